@@ -1,0 +1,171 @@
+"""Forgetting attention with adaptive computation pruning (Sections 2 and 3): one call.
+
+    from acp_repro.attention import forgetting_attention
+
+`reference` is the equations, `blockwise` skips blocks on a CPU, `triton` on a GPU. They share one
+signature, one threshold and one boundary, and none imports another.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import warnings
+
+import torch
+from torch import Tensor
+
+from . import boundary as _boundary
+from . import reference as _reference
+from .checks import check_arguments, check_values, threshold_tensor
+from .decay import cumulative_log_fgate
+from .op import forgetting_attention_op, implementation_module
+from .threshold import (
+    logit_bound_from_norms,
+    logit_bound_from_qk_norm,
+    pruning_threshold,
+)
+
+__all__ = [
+    "choose_implementation",
+    "forgetting_attention",
+    "logit_bound_from_norms",
+    "logit_bound_from_qk_norm",
+    "pruning_grid",
+    "pruning_threshold",
+]
+
+
+def choose_implementation(device: torch.device) -> str:
+    """What ``implementation="auto"`` takes on ``device``: triton on a GPU, blockwise elsewhere."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is not None:
+            return "triton"
+        warnings.warn(
+            "triton is not installed, so forgetting_attention runs the slow blockwise path on the "
+            "GPU; `pip install triton` brings the kernels",
+            stacklevel=3,
+        )
+    return "blockwise"
+
+
+def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """(block_q, block_k) of the grid that ``implementation`` prunes on; the reference takes blockwise's."""
+    name = "blockwise" if implementation == "reference" else implementation
+    return implementation_module(name).block_sizes(head_dim, dtype)
+
+
+def forgetting_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_fgate: Tensor,
+    *,
+    head_first: bool = False,
+    seq_start: Tensor | None = None,
+    sm_scale: float | None = None,
+    adaptive_threshold: None | float | str | Tensor = None,
+    return_start_index: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``softmax(Q K^T sm_scale + D) V`` with ``D_ij = sum_{l=j+1}^{i} log f_l``, causal (Equation 2).
+
+    With ``adaptive_threshold`` every block of scores whose decay lies wholly under it is skipped, in
+    the forward and in the backward pass (Equation 3 at block level).
+
+    Args:
+        q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with
+            ``head_first``. bfloat16, float16 or float32; float64 in the reference. Any strides.
+        k, v: the same with seqlen_k >= seqlen_q; the queries are the last seqlen_q positions.
+        log_fgate: (batch, seqlen_k, heads), or (batch, heads, seqlen_k) with ``head_first``. float32,
+            at most 0: ``logsigmoid(fgate_logit.float())``. Minus infinity, a gate of 0, is allowed.
+        seq_start: (batch,) int64, the first real token of left-padded sequences. Keys before it get no
+            attention; queries before it give 0.
+        sm_scale: default ``1 / sqrt(head_dim)``.
+        adaptive_threshold: delta. None is exact attention; a number or a tensor broadcastable to
+            (batch, heads), at most 0, see :func:`pruning_threshold`; ``"auto"`` takes U from the float32
+            norms of q and k and log epsilon = -10.
+        return_start_index: also return the first visited key block of every query block.
+        implementation: ``"auto"``, ``"reference"``, ``"blockwise"`` or ``"triton"``.
+
+    Returns:
+        out, shaped and typed like q. With ``return_start_index`` also an int32 tensor (batch, heads,
+        query blocks), in key blocks of the grid :func:`pruning_grid`.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it and what is right. Values
+            (gates above 0, NaN) are checked on the CPU; on a GPU the check would wait for the
+            stream, so it runs only under ``torch.autograd.set_detect_anomaly(True)``.
+    """
+    check_arguments(
+        q, k, v, log_fgate,
+        head_first=head_first, seq_start=seq_start, sm_scale=sm_scale, implementation=implementation,
+    )  # fmt: skip
+    if implementation == "auto":
+        implementation = choose_implementation(q.device)
+    if implementation == "triton":
+        _check_triton(q.device)
+    if not head_first:
+        q, k, v, log_fgate = (x.transpose(1, 2) for x in (q, k, v, log_fgate))
+    sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else float(sm_scale)
+    threshold = _resolve_threshold(adaptive_threshold, q, k, sm_scale)
+
+    if q.numel() == 0:
+        # Nothing to attend from. Every input stays in the graph, with gradients of zero.
+        out = q + (k.sum() + v.sum() + log_fgate.sum()).to(q.dtype) * 0
+        start_index = torch.zeros((*q.shape[:2], 0), dtype=torch.int32, device=q.device)
+    elif implementation == "reference":
+        out, start_index = _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale)
+    else:
+        out, _, _, start_index = forgetting_attention_op(
+            q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation
+        )
+    out = out if head_first else out.transpose(1, 2)
+    return (out, start_index) if return_start_index else out
+
+
+def _resolve_threshold(adaptive_threshold, q: Tensor, k: Tensor, sm_scale: float) -> Tensor | None:
+    """`adaptive_threshold` as (B, H) float32, or None for exact attention. q, k are head-first."""
+    if adaptive_threshold is None:
+        return None
+    if isinstance(adaptive_threshold, str):
+        if adaptive_threshold != "auto":
+            raise ValueError(
+                "adaptive_threshold must be None, a number <= 0, a tensor, or 'auto', "
+                f"got {adaptive_threshold!r}"
+            )
+        if q.numel() == 0:
+            return None
+        return pruning_threshold(logit_bound_from_norms(q, k, sm_scale), k.shape[2])
+    return threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
+
+
+def _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale):
+    """The reference on the grid that `blockwise` prunes on."""
+    check_values(log_fgate, threshold, seq_start)
+    block_q, block_k = pruning_grid("reference", q.shape[-1], q.dtype)
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    start_index = _boundary.find_boundary(
+        cumulative_log_fgate(log_fgate.detach()), threshold, seqlen_q, block_q, block_k, seq_start
+    )
+    kept = None
+    if threshold is not None:
+        kept = _reference.kept_entries(start_index, seqlen_q, seqlen_k, block_q, block_k)
+    out, _ = _reference.forgetting_attention(
+        q, k, v, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept
+    )
+    return out, start_index
+
+
+def _check_triton(device: torch.device) -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise ImportError(
+            "implementation='triton' needs triton: `pip install triton`, or take "
+            "implementation='blockwise'"
+        )
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(
+            "implementation='triton' needs tensors on a GPU (or TRITON_INTERPRET=1 in the "
+            "environment, a slow interpreter for tests); on a CPU take implementation='blockwise'"
+        )

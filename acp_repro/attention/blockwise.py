@@ -1,0 +1,181 @@
+"""Forgetting attention that really skips pruned blocks on a CPU: plain PyTorch, forward and backward.
+
+A *task* is one query block of one head with its window of keys, from the boundary to the block's last
+query. Tasks whose windows are equally wide are stacked and run as one batched matrix product, whatever
+head or position they come from: a local head gives one wide stack, a global head one member to each
+width. So the number of Python steps grows with the number of different widths and never with the
+number of blocks. Windows end at the block's last query, so one triangular mask serves every task.
+
+The softmax of Equation 2 ignores a shift of the row, so only ``-c_j`` (relative to the task's first
+query) is added to the scores, inside the matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Scores held at once, in elements: two cores' level-2 caches hold about this many float32.
+_CHUNK_ELEMENTS = 1 << 19
+
+
+def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """(block_q, block_k), the pruning grid (docs/lab-notebook.md compares sizes)."""
+    return 64, 64
+
+
+class _Chunk(NamedTuple):
+    """Tasks with windows of one width, gathered."""
+
+    rows: Tensor  # (G, block_q) rows of the flat query tensor
+    keys: Tensor  # (G, width) rows of the flat key tensor
+    bias: Tensor  # (G, 1, width) -c_j relative to the task's first query; -inf before seq_start
+    dead: Tensor | None  # (G, block_q, 1) rows that lie before seq_start
+
+
+class _Problem:
+    """Inputs flattened over batch and heads, padded to whole query blocks, and cut into chunks."""
+
+    def __init__(self, q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k):
+        self.shape_q, self.shape_k = q.shape, k.shape
+        batch, heads, self.seqlen_q, head_dim = q.shape
+        self.seqlen_k = k.shape[2]
+        self.block_q, self.sm_scale = block_q, sm_scale
+        self.compute_dtype = torch.promote_types(q.dtype, torch.float32)
+        num_blocks = boundary.shape[-1]
+        self.padding = num_blocks * block_q - self.seqlen_q
+        self.q, self.k, self.v = (self.flatten(x) for x in (q, k, v))
+        self.c = torch.nn.functional.pad(c.flatten(0, 1), (0, self.padding), mode="replicate")
+        self.length_q = self.seqlen_q + self.padding
+        self.length_k = self.seqlen_k + self.padding
+        offset = self.seqlen_k - self.seqlen_q
+        self.first = torch.arange(num_blocks, device=q.device) * block_q + offset
+        start = boundary.flatten(0, 1).long() * block_k  # (BH, M)
+        self.width = self.first + block_q - start
+        self.start = start
+        self.offset = offset
+        self.seq_start = None if seq_start is None else seq_start.repeat_interleave(heads)
+        self.mask = torch.full(
+            (block_q, block_q), float("-inf"), dtype=self.compute_dtype, device=q.device
+        ).triu_(1)
+
+    def flatten(self, x: Tensor) -> Tensor:
+        """(B, H, T, D) -> (B*H*(T + padding), D) contiguous in the compute dtype."""
+        x = x.to(self.compute_dtype)
+        if self.padding:
+            x = torch.nn.functional.pad(x, (0, 0, 0, self.padding))
+        return x.reshape(-1, x.shape[-1])
+
+    def unflatten(self, flat: Tensor, like: Tensor) -> Tensor:
+        """Back to the shape, dtype and memory layout of ``like``."""
+        batch, heads, length, head_dim = like.shape
+        out = torch.empty_like(like)
+        return out.copy_(flat.view(batch, heads, -1, head_dim)[:, :, :length])
+
+    def chunks(self) -> Iterator[_Chunk]:
+        """Tasks sorted by width, and cut so that one chunk's scores stay in the cache."""
+        width = self.width.flatten()
+        order = width.argsort(stable=True)
+        widths, counts = width[order].unique_consecutive(return_counts=True)
+        blocks = self.width.shape[1]
+        position = 0
+        in_block = torch.arange(self.block_q, device=width.device)
+        for one_width, count in zip(widths.tolist(), counts.tolist(), strict=True):
+            size = max(1, _CHUNK_ELEMENTS // (one_width * self.block_q))
+            in_window = torch.arange(one_width, device=width.device)
+            for tasks in order[position : position + count].split(size):
+                head, block = tasks // blocks, tasks % blocks
+                rows = (head * self.length_q + block * self.block_q)[:, None] + in_block
+                start = self.start.flatten()[tasks]
+                keys = (head * self.length_k + start)[:, None] + in_window
+                base = self.c.flatten()[head * self.length_k + self.first[block]]
+                bias = (base[:, None] - self.c.flatten()[keys]).to(self.compute_dtype)
+                dead = None
+                if self.seq_start is not None:
+                    limit = self.seq_start[head][:, None]
+                    bias = bias.masked_fill(start[:, None] + in_window < limit, float("-inf"))
+                    dead = (self.first[block][:, None] + in_block < limit)[..., None]
+                yield _Chunk(rows, keys, bias[:, None], dead)
+            position += count
+
+    def weights(self, q: Tensor, k: Tensor, chunk: _Chunk) -> Tensor:
+        """(G, block_q, width) softmax weights of one chunk."""
+        scores = torch.baddbmm(chunk.bias, q, k.mT, alpha=self.sm_scale)
+        scores[..., -self.block_q :] += self.mask
+        weights = torch.softmax(scores, -1)
+        if chunk.dead is not None:
+            weights.masked_fill_(chunk.dead, 0.0)
+        return weights
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    c: Tensor,
+    boundary: Tensor,
+    seq_start: Tensor | None,
+    sm_scale: float,
+    block_q: int,
+    block_k: int,
+) -> tuple[Tensor, Tensor]:
+    """Equation 3 at block level.
+
+    Args:
+        q: (B, H, Tq, D). k, v: (B, H, Tk, D). c: (B, H, Tk) float64. boundary: (B, H, M) int32.
+        seq_start: (B,) int64 or None.
+
+    Returns:
+        out (B, H, Tq, D) like q, and an empty tensor: the backward pass takes its softmax anew, which
+        costs less here than storing and applying the row sums.
+    """
+    problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k)
+    out = torch.empty_like(problem.q)
+    for chunk in problem.chunks():
+        weights = problem.weights(problem.q[chunk.rows], problem.k[chunk.keys], chunk)
+        out[chunk.rows] = weights @ problem.v[chunk.keys]
+    return problem.unflatten(out, q), c.new_empty(0, dtype=torch.float32)
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    c: Tensor,
+    boundary: Tensor,
+    seq_start: Tensor | None,
+    sm_scale: float,
+    block_q: int,
+    block_k: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of :func:`forward` with respect to q, k, v and c.
+
+    ``dS = P (dP - delta)`` with delta taken from P and dP themselves, so the row sums of dS vanish up
+    to rounding; row and column sums come from the same entries.
+
+    Returns:
+        dq, dk, dv like q, k, v, and dc (B, H, Tk) in the compute dtype.
+    """
+    problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k)
+    dout = problem.flatten(dout)
+    dq, dk, dv = (torch.zeros_like(x) for x in (problem.q, problem.k, problem.v))
+    dc = torch.zeros(dk.shape[0], dtype=dk.dtype, device=dk.device)
+    for chunk in problem.chunks():
+        q_rows, k_rows = problem.q[chunk.rows], problem.k[chunk.keys]
+        dout_rows, keys = dout[chunk.rows], chunk.keys.flatten()
+        weights = problem.weights(q_rows, k_rows, chunk)
+        dweights = dout_rows @ problem.v[chunk.keys].mT
+        dscores = torch.ops.aten._softmax_backward_data(dweights, weights, -1, weights.dtype)
+        dv.index_add_(0, keys, (weights.mT @ dout_rows).flatten(0, 1))
+        dk.index_add_(0, keys, (dscores.mT @ q_rows).flatten(0, 1), alpha=sm_scale)
+        dq[chunk.rows] = (dscores @ k_rows).mul_(sm_scale)
+        dc.index_add_(0, keys, dscores.sum(1).flatten(), alpha=-1.0)
+        dc.index_add_(0, chunk.keys[:, -block_q:].flatten(), dscores.sum(2).flatten())
+    dc = dc.view(*c.shape[:2], -1)[..., : c.shape[-1]]
+    return (*(problem.unflatten(g, x) for g, x in ((dq, q), (dk, k), (dv, v))), dc)

@@ -1,0 +1,158 @@
+"""Where each row of blocks starts (Section 3, Algorithm 1), and what the skipped blocks save.
+
+Conventions shared by every implementation. Query i sits at absolute position ``i + Tk - Tq``. Query
+block m holds queries ``m * block_q ...``, key block l holds keys ``l * block_k ...``. Block (m, l) is
+pruned if its largest decay, ``c[first position of m] - c[last position of l]``, is under delta. NaN
+prunes nothing. ``boundary`` is n_m, the first kept key block of query block m; it never passes the
+block that holds the first query's own position, whose decay is 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def _first_positions(seqlen_q: int, seqlen_k: int, block_q: int, device=None) -> Tensor:
+    """(M,) absolute position of the first query of each query block."""
+    return torch.arange(0, seqlen_q, block_q, device=device) + (seqlen_k - seqlen_q)
+
+
+def _last_positions(seqlen_k: int, block_k: int, device=None) -> Tensor:
+    """(N,) last key position of each key block; the last block may be short."""
+    starts = torch.arange(0, seqlen_k, block_k, device=device)
+    return (starts + (block_k - 1)).clamp_(max=seqlen_k - 1)
+
+
+def find_boundary_serial(
+    c: Tensor, threshold: Tensor, seqlen_q: int, block_q: int, block_k: int
+) -> Tensor:
+    """Algorithm 1 of the paper, mended: n_m is the block that passed the test, not the one after it.
+
+    The serial scan over blocks, one (batch, head) at a time; the oracle of :func:`find_boundary`.
+
+    Args:
+        c: (B, H, Tk) float64 running sum of the log forget gates.
+        threshold: (B, H) delta.
+
+    Returns:
+        (B, H, M) int32.
+    """
+    batch, heads, seqlen_k = c.shape
+    first = _first_positions(seqlen_q, seqlen_k, block_q).tolist()
+    last = _last_positions(seqlen_k, block_k).tolist()
+    boundary = torch.empty(batch, heads, len(first), dtype=torch.int32)
+    for b in range(batch):
+        for h in range(heads):
+            decay, delta, column = c[b, h].tolist(), float(threshold[b, h]), 0
+            for m, position in enumerate(first):
+                diagonal = position // block_k
+                while column < diagonal and decay[position] - decay[last[column]] < delta:
+                    column += 1
+                boundary[b, h, m] = column
+    return boundary.to(c.device)
+
+
+def find_boundary(
+    c: Tensor,
+    threshold: Tensor,
+    seqlen_q: int,
+    block_q: int,
+    block_k: int,
+    seq_start: Tensor | None = None,
+) -> Tensor:
+    """The boundary of every query block at once: one binary search per row.
+
+    c is non-increasing and floating-point subtraction is monotone, so along a row "pruned" is true up
+    to some block and false after it. Each step halves the range of all rows together.
+
+    Args:
+        c: (B, H, Tk) float64.
+        threshold: (B, H) delta, or None to prune nothing.
+        seq_start: (B,) int64; key blocks that lie wholly before it hold padding and are skipped too.
+
+    Returns:
+        (B, H, M) int32, equal to :func:`find_boundary_serial` where ``seq_start`` is None.
+    """
+    batch, heads, seqlen_k = c.shape
+    first = _first_positions(seqlen_q, seqlen_k, block_q, c.device)
+    diagonal = (first // block_k).expand(batch, heads, -1)
+    if threshold is None:
+        low = torch.zeros_like(diagonal)
+    else:
+        row = c[..., first]
+        column = c[..., _last_positions(seqlen_k, block_k, c.device)]
+        delta = threshold.to(c.dtype)[..., None]
+        low, high = torch.zeros_like(diagonal), diagonal.clone()
+        for _ in range(((seqlen_k - 1) // block_k).bit_length()):
+            middle = (low + high) >> 1
+            pruned = row - column.gather(-1, middle) < delta
+            open_ = low < high
+            low = torch.where(pruned & open_, middle + 1, low)
+            high = torch.where(~pruned & open_, middle, high)
+    if seq_start is not None:
+        low = torch.maximum(low, (seq_start // block_k)[:, None, None])
+    return torch.minimum(low, diagonal).to(torch.int32)
+
+
+class BlockCount(NamedTuple):
+    """Blocks of the causal grid of one (batch, head), or sums of them."""
+
+    pruned: Tensor  # (B, H) int64
+    causal: int  # blocks of one head's grid
+
+    @property
+    def pruned_ratio(self) -> Tensor:
+        """(B, H) float64, the saving in FLOPs and memory accesses that Figure 2 shows."""
+        return self.pruned.double() / self.causal
+
+
+def causal_blocks(seqlen_q: int, seqlen_k: int, block_q: int, block_k: int) -> int:
+    """Blocks (m, l) of the grid that hold at least one entry on or under the diagonal."""
+    first = _first_positions(seqlen_q, seqlen_k, block_q)
+    last_of_row = (first + (block_q - 1)).clamp_(max=seqlen_k - 1)
+    return int((last_of_row // block_k + 1).sum())
+
+
+def count_blocks(
+    boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, block_k: int
+) -> BlockCount:
+    """Pruned and causal blocks: ``sum_m n_m`` of ``sum_m (last block of row m + 1)``.
+
+    Args:
+        boundary: (B, H, M) int32.
+    """
+    return BlockCount(
+        boundary.sum(-1, dtype=torch.int64), causal_blocks(seqlen_q, seqlen_k, block_q, block_k)
+    )
+
+
+def token_level_pruned_ratio(c: Tensor, threshold: Tensor) -> Tensor:
+    """The share of entries (i, j <= i) with ``D_ij < delta``: what blocks of size 1 would save.
+
+    Args:
+        c: (B, H, T) float64. threshold: (B, H).
+
+    Returns:
+        (B, H) float64.
+    """
+    boundary = find_boundary(c, threshold, c.shape[-1], 1, 1)
+    return count_blocks(boundary, c.shape[-1], c.shape[-1], 1, 1).pruned_ratio
+
+
+def attention_flops(
+    blocks: int | Tensor, block_q: int, block_k: int, head_dim: int, backward: bool
+):
+    """Multiply-adds (2 FLOPs each) of the matrix products in ``blocks`` blocks.
+
+    The forward pass has two products (QK^T, PV), the backward pass five (QK^T again, dO V^T, P^T dO,
+    dS K, dS^T Q), as FlashAttention counts them.
+    """
+    return blocks * (2 * block_q * block_k * head_dim) * (5 if backward else 2)
+
+
+def attention_bytes(blocks: int | Tensor, block_k: int, head_dim: int, itemsize: int):
+    """Bytes of K and V that the forward pass loads for ``blocks`` blocks."""
+    return blocks * (2 * block_k * head_dim * itemsize)

@@ -1,0 +1,130 @@
+"""What `forgetting_attention` refuses, each in one sentence that names the argument and what is right."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+IMPLEMENTATIONS = ("auto", "reference", "blockwise", "triton")
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, implementation) -> None:
+    """Shapes, dtypes and devices: everything that can be told without reading a value.
+
+    Raises:
+        TypeError: an argument is no tensor, or has the wrong dtype.
+        ValueError: a shape, device or option is wrong.
+    """
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
+    layout = "(batch, heads, time, head_dim)" if head_first else "(batch, time, heads, head_dim)"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        if x.dim() != 4:
+            raise ValueError(f"{name} must have 4 dimensions {layout}, got shape {tuple(x.shape)}")
+    if not isinstance(log_fgate, Tensor):
+        raise TypeError(f"log_fgate must be a torch.Tensor, got {type(log_fgate).__name__}")
+
+    allowed = (*_DTYPES, torch.float64) if implementation == "reference" else _DTYPES
+    if q.dtype not in allowed:
+        hint = " (float64: implementation='reference')" if q.dtype == torch.float64 else ""
+        raise TypeError(f"q must be bfloat16, float16 or float32, got {q.dtype}{hint}")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} must have the dtype of q, {q.dtype}, got {x.dtype}")
+    if log_fgate.dtype != torch.float32 and not (
+        implementation == "reference" and log_fgate.dtype == torch.float64
+    ):
+        raise TypeError(
+            f"log_fgate must be float32 (logsigmoid(logits.float())), got {log_fgate.dtype}"
+        )
+    for name, x in (("k", k), ("v", v), ("log_fgate", log_fgate)):
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+
+    time, heads = (2, 1) if head_first else (1, 2)
+    if v.shape != k.shape:
+        raise ValueError(f"v must have the shape of k, {tuple(k.shape)}, got {tuple(v.shape)}")
+    for axis, what in ((0, "batch size"), (heads, "number of heads"), (3, "head_dim")):
+        if k.shape[axis] != q.shape[axis]:
+            raise ValueError(
+                f"k must have the {what} of q, {q.shape[axis]}, got {k.shape[axis]} in "
+                f"{tuple(k.shape)}; the layout is {layout} (head_first={head_first})"
+            )
+    if q.shape[time] > k.shape[time]:
+        raise ValueError(
+            f"seqlen_q must be at most seqlen_k (queries are the last positions), got q with "
+            f"{q.shape[time]} and k with {k.shape[time]} time steps"
+        )
+    if not 16 <= q.shape[3] <= 256:
+        raise ValueError(f"head_dim must be from 16 to 256, got {q.shape[3]}")
+    expected = k.shape[:3]
+    if log_fgate.shape != expected:
+        raise ValueError(
+            f"log_fgate must have shape {tuple(expected)}, one gate per key and head "
+            f"(head_first={head_first}), got {tuple(log_fgate.shape)}"
+        )
+    if seq_start is not None:
+        if not isinstance(seq_start, Tensor) or seq_start.dtype not in (torch.int32, torch.int64):
+            raise TypeError("seq_start must be an int64 tensor of shape (batch,)")
+        if seq_start.shape != q.shape[:1]:
+            raise ValueError(
+                f"seq_start must have shape ({q.shape[0]},), got {tuple(seq_start.shape)}"
+            )
+        if seq_start.device != q.device:
+            raise ValueError(f"seq_start must be on the device of q, {q.device}")
+    if sm_scale is not None and not (
+        isinstance(sm_scale, (int, float)) and math.isfinite(sm_scale) and sm_scale > 0
+    ):
+        raise ValueError(f"sm_scale must be a positive finite number or None, got {sm_scale!r}")
+
+
+def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tensor:
+    """A float or tensor `adaptive_threshold` as a (batch, heads) float32 tensor on ``device``."""
+    rule = f"adaptive_threshold must be None, a number <= 0, 'auto', or a tensor broadcastable to \
+({batch}, {heads})"
+    if isinstance(adaptive_threshold, Tensor):
+        if not adaptive_threshold.is_floating_point():
+            raise TypeError(f"{rule}; got dtype {adaptive_threshold.dtype}")
+        try:
+            expanded = adaptive_threshold.detach().to(device, torch.float32).expand(batch, heads)
+        except RuntimeError:
+            raise ValueError(f"{rule}; got shape {tuple(adaptive_threshold.shape)}") from None
+        return expanded.contiguous()
+    if isinstance(adaptive_threshold, bool) or not isinstance(adaptive_threshold, (int, float)):
+        raise TypeError(f"{rule}; got {adaptive_threshold!r}")
+    if not adaptive_threshold <= 0:
+        raise ValueError(f"{rule}; got {adaptive_threshold}")
+    return torch.full((batch, heads), float(adaptive_threshold), device=device)
+
+
+def check_values(log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor | None) -> None:
+    """Values that no shape can tell. Reads the tensors, so on a GPU it would wait for the stream:
+    there it runs only under ``torch.autograd.set_detect_anomaly(True)``.
+
+    Raises:
+        ValueError: a gate above 0 or NaN, a positive or NaN threshold, a seq_start out of range.
+    """
+    if log_fgate.device.type != "cpu" and not torch.is_anomaly_enabled():
+        return
+    if not bool((log_fgate <= 0).all()):
+        what = "NaN" if bool(log_fgate.isnan().any()) else f"{log_fgate.max().item():g}"
+        raise ValueError(
+            "log_fgate must hold logarithms of gates in (0, 1], so values at most 0 "
+            f"(logsigmoid of the gate's logits), got {what}"
+        )
+    if threshold is not None and not bool((threshold <= 0).all()):
+        raise ValueError(
+            "adaptive_threshold must be at most 0: it bounds a sum of log gates from below "
+            f"(delta = -2U - log L + log epsilon), got {threshold.max().item():g}"
+        )
+    if seq_start is not None and not bool(
+        ((seq_start >= 0) & (seq_start < log_fgate.shape[2])).all()
+    ):
+        raise ValueError(
+            f"seq_start must lie in [0, seqlen_k = {log_fgate.shape[2]}), got {seq_start.tolist()}"
+        )

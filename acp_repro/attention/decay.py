@@ -1,0 +1,43 @@
+"""The decay: running sums of log forget gates, and their adjoint (Section 2).
+
+``c`` is the one form in which every implementation sees the gates. It is float64: at 128k tokens with
+strong gates ``c`` reaches -1e6, where float32 has a spacing of 0.06, so that the differences
+``D_ij = c_i - c_j`` that matter (small ones, near the diagonal) would be lost. Kernels subtract in
+float64 relative to a base of the tile and only then go on in float32.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+# exp(-1e4) is 0 in every floating-point format, so a gate of exactly 0 (log = -inf: "forget all")
+# can be written as this value without changing any weight, and sums of it stay finite.
+LOG_FGATE_FLOOR = -1.0e4
+
+
+def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
+    """``c_i = sum_{l <= i} log f_l`` along the last dimension.
+
+    Args:
+        log_fgate: (B, H, T) log forget gates, at most 0; ``-inf`` counts as :data:`LOG_FGATE_FLOOR`.
+
+    Returns:
+        (B, H, T) float64, non-increasing along T.
+    """
+    return log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1)
+
+
+def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
+    """The adjoint of :func:`cumulative_log_fgate`: ``d log f_l = sum_{i >= l} dc_i``.
+
+    Args:
+        dc: (B, H, T) gradient with respect to ``c``.
+        log_fgate: (B, H, T) the gates; those under the floor get no gradient.
+
+    Returns:
+        (B, H, T) in the dtype of ``log_fgate``. Summed in float64: it is a running sum over thousands
+        of residues that nearly cancel.
+    """
+    dc = dc.double()
+    grad = dc.sum(-1, keepdim=True) - dc.cumsum(-1) + dc
+    return grad.to(log_fgate.dtype).masked_fill_(log_fgate < LOG_FGATE_FLOOR, 0.0)

@@ -1,0 +1,118 @@
+"""The custom operator: one forward and one backward, whichever implementation runs them.
+
+`torch.compile` sees two opaque operators with known output shapes, so no graph breaks, and the running
+sum and the boundary are found once and shared by both passes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from . import boundary as boundary_module
+from .checks import check_values
+from .decay import cumulative_log_fgate, log_fgate_grad
+
+
+def implementation_module(name: str) -> ModuleType:
+    """``blockwise`` or ``triton``; imported when first used, so that neither needs the other's libraries."""
+    return importlib.import_module(f".{name}", __package__)
+
+
+def _num_query_blocks(q: Tensor, implementation: str) -> int:
+    block_q, _ = implementation_module(implementation).block_sizes(q.shape[-1], q.dtype)
+    return -(-q.shape[2] // block_q)
+
+
+@torch.library.custom_op("acp_repro::forgetting_attention", mutates_args=())
+def forgetting_attention_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_fgate: Tensor,
+    threshold: Tensor | None,
+    seq_start: Tensor | None,
+    sm_scale: float,
+    implementation: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q (B, H, Tq, D), k, v (B, H, Tk, D), log_fgate (B, H, Tk), threshold (B, H) or None.
+
+    Returns:
+        out like q; the implementation's saved row sums; c (B, H, Tk) float64; boundary (B, H, M) int32.
+    """
+    check_values(log_fgate, threshold, seq_start)
+    module = implementation_module(implementation)
+    block_q, block_k = module.block_sizes(q.shape[-1], q.dtype)
+    c = cumulative_log_fgate(log_fgate)
+    search = getattr(module, "find_boundary", boundary_module.find_boundary)
+    if threshold is None and seq_start is None:
+        boundary = c.new_zeros((*c.shape[:2], -(-q.shape[2] // block_q)), dtype=torch.int32)
+    else:
+        boundary = search(c, threshold, q.shape[2], block_q, block_k, seq_start)
+    out, lse = module.forward(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k)
+    return out, lse, c, boundary
+
+
+@forgetting_attention_op.register_fake
+def _(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation):
+    rows = q.shape[:3] if implementation == "triton" else (0,)
+    blocks = _num_query_blocks(q, implementation)
+    return (
+        torch.empty_like(q),
+        q.new_empty(rows, dtype=torch.float32),
+        log_fgate.new_empty(log_fgate.shape, dtype=torch.float64),
+        log_fgate.new_empty((*log_fgate.shape[:2], blocks), dtype=torch.int32),
+    )
+
+
+@torch.library.custom_op("acp_repro::forgetting_attention_backward", mutates_args=())
+def forgetting_attention_backward_op(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_fgate: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    c: Tensor,
+    boundary: Tensor,
+    seq_start: Tensor | None,
+    sm_scale: float,
+    implementation: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of :func:`forgetting_attention_op` with respect to q, k, v and log_fgate."""
+    module = implementation_module(implementation)
+    block_q, block_k = module.block_sizes(q.shape[-1], q.dtype)
+    dq, dk, dv, dc = module.backward(
+        dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k
+    )
+    return dq, dk, dv, log_fgate_grad(dc, log_fgate)
+
+
+@forgetting_attention_backward_op.register_fake
+def _(dout, q, k, v, log_fgate, *_):
+    return (
+        torch.empty_like(q),
+        torch.empty_like(k),
+        torch.empty_like(v),
+        log_fgate.new_empty(log_fgate.shape),
+    )
+
+
+def _setup_context(ctx, inputs, output):
+    q, k, v, log_fgate, _, seq_start, ctx.sm_scale, ctx.implementation = inputs
+    ctx.save_for_backward(q, k, v, log_fgate, *output, seq_start)
+
+
+def _backward(ctx, dout, *_):
+    q, k, v, log_fgate, out, lse, c, boundary, seq_start = ctx.saved_tensors
+    grads = forgetting_attention_backward_op(
+        dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, ctx.sm_scale, ctx.implementation
+    )
+    return (*grads, None, None, None, None)
+
+
+forgetting_attention_op.register_autograd(_backward, setup_context=_setup_context)

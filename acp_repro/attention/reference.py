@@ -1,0 +1,108 @@
+"""Equations 1 to 3 as they stand: dense, differentiable by autograd, in any dtype. The oracle.
+
+Nothing here is fast, and nothing else in the project may be used to check itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .decay import cumulative_log_fgate
+
+
+def decay_bias(log_fgate: Tensor, seqlen_q: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """D of Equation 1: ``D_ij = c_i - c_j`` for the last ``seqlen_q`` rows, ``-inf`` above the diagonal.
+
+    Args:
+        log_fgate: (B, H, Tk).
+
+    Returns:
+        (B, H, Tq, Tk) in ``dtype``; the differences are taken in float64.
+    """
+    c = cumulative_log_fgate(log_fgate)
+    seqlen_k = c.shape[-1]
+    bias = (c[..., seqlen_k - seqlen_q :, None] - c[..., None, :]).to(dtype)
+    causal = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=c.device).tril_(
+        seqlen_k - seqlen_q
+    )
+    return bias.masked_fill(~causal, float("-inf"))
+
+
+def kept_entries(
+    boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, block_k: int
+) -> Tensor:
+    """(B, H, Tq, Tk) bool: True where the entry's block is at or right of the boundary."""
+    rows = torch.arange(seqlen_q, device=boundary.device) // block_q
+    columns = torch.arange(seqlen_k, device=boundary.device) // block_k
+    return columns >= boundary[..., rows, None]
+
+
+def attention_scores(
+    q: Tensor,
+    k: Tensor,
+    log_fgate: Tensor,
+    *,
+    seq_start: Tensor | None = None,
+    sm_scale: float,
+    kept: Tensor | None = None,
+) -> Tensor:
+    """``S = sm_scale Q K^T + D`` with every excluded entry at ``-inf``; (B, H, Tq, Tk).
+
+    Args:
+        kept: broadcastable to (B, H, Tq, Tk) bool, entries that are not pruned (Equation 3).
+    """
+    bias = decay_bias(log_fgate, q.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32))
+    scores = (q @ k.mT * sm_scale).to(bias.dtype) + bias
+    if seq_start is not None:
+        keys = torch.arange(k.shape[-2], device=k.device)
+        scores = scores.masked_fill(keys < seq_start[:, None, None, None], float("-inf"))
+    if kept is not None:
+        scores = scores.masked_fill(~kept, float("-inf"))
+    return scores
+
+
+def forgetting_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_fgate: Tensor,
+    *,
+    seq_start: Tensor | None = None,
+    sm_scale: float,
+    kept: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Forgetting attention, dense (Equation 2; with ``kept``, Equation 3 at block level).
+
+    Args:
+        q: (B, H, Tq, D). k, v: (B, H, Tk, D). log_fgate: (B, H, Tk). Softmax is taken in float32, or
+            in float64 for float64 inputs.
+
+    Returns:
+        out (B, H, Tq, D) in the dtype of q, and lse (B, H, Tq), the log of each row's sum. A row with
+        no key left (before ``seq_start``) gives 0 and ``-inf``.
+    """
+    scores = attention_scores(q, k, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept)
+    empty = (scores == float("-inf")).all(-1, keepdim=True)
+    weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    return weights.to(v.dtype) @ v, scores.detach().logsumexp(-1)
+
+
+def pruned_mass(
+    q: Tensor,
+    k: Tensor,
+    log_fgate: Tensor,
+    kept: Tensor,
+    *,
+    seq_start: Tensor | None = None,
+    sm_scale: float,
+) -> Tensor:
+    """``sum_j 1{pruned} A_ij`` of every row under the exact weights A, what Appendix A bounds.
+
+    Returns:
+        (B, H, Tq) in float64.
+    """
+    scores = attention_scores(
+        q.double(), k.double(), log_fgate, seq_start=seq_start, sm_scale=sm_scale
+    )
+    return scores.softmax(-1).nan_to_num(0.0).masked_fill(kept, 0.0).sum(-1)

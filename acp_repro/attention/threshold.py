@@ -1,0 +1,121 @@
+"""The pruning threshold delta and the bounds it needs (Sections 3, Appendices A and E).
+
+``delta = -2 U - log L + log epsilon`` makes the pruned weights of every row sum to less than epsilon,
+if ``U >= |s_ij|`` for the scores that are really computed. Both bounds below therefore cover rounding:
+a norm taken in bfloat16, or a weight bound that forgets that q was rounded after the norm, can come
+out below the true value.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+DEFAULT_LOG_PRUNING_TOLERANCE = -10.0
+
+# Unit roundoff of a value rounded to nearest in each dtype.
+_UNIT_ROUNDOFF = {
+    torch.bfloat16: 2.0**-8,
+    torch.float16: 2.0**-11,
+    torch.float32: 2.0**-24,
+    torch.float64: 2.0**-53,
+}
+
+
+def _dot_margin(head_dim: int) -> float:
+    """Factor by which a float32 sum of ``head_dim`` products can leave its exact value, with room."""
+    return 1.0 + (head_dim + 8) * 2.0**-23
+
+
+def pruning_threshold(
+    logit_bound: Tensor | float,
+    seqlen: int,
+    log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE,
+) -> Tensor:
+    """``delta = -2 U - log L + log epsilon`` (Section 3; proof in Appendix A).
+
+    Args:
+        logit_bound: U, any shape, an upper bound of ``|q.k| * sm_scale``.
+        seqlen: L, the number of keys.
+        log_pruning_tolerance: log epsilon, negative.
+
+    Returns:
+        float32 tensor of the shape of ``logit_bound``.
+
+    Raises:
+        ValueError: if ``seqlen < 1`` or ``log_pruning_tolerance`` is not a negative finite number.
+    """
+    if seqlen < 1:
+        raise ValueError(f"seqlen must be at least 1, got {seqlen}")
+    if not -math.inf < log_pruning_tolerance < 0:
+        raise ValueError(
+            "log_pruning_tolerance is log(epsilon) and must be negative and finite "
+            f"(the paper uses -10), got {log_pruning_tolerance}"
+        )
+    bound = torch.as_tensor(logit_bound, dtype=torch.float32)
+    delta = -2.0 * bound - (math.log(seqlen) - log_pruning_tolerance)
+    # Three float32 roundings happen above; one step outwards each keeps the proof's inequality.
+    return delta * (1.0 + 2.0**-22)
+
+
+def logit_bound_from_qk_norm(
+    q_weight: Tensor,
+    k_weight: Tensor,
+    num_heads: int,
+    head_dim: int,
+    sm_scale: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """U from the weights of the two RMSNorms of QK-norm (Appendix E): ``gamma_q gamma_k d sm_scale``.
+
+    RMSNorm gives ``||q|| <= max|gamma_q| sqrt(d)`` in exact arithmetic. The factor added here covers
+    three roundings to ``dtype`` (of the normalised value, of the weight, of their product) and the
+    float32 sums of the norm and of the dot product.
+
+    Args:
+        q_weight, k_weight: (head_dim,) shared by the heads, or (num_heads * head_dim,).
+        sm_scale: score scale, default ``1 / sqrt(head_dim)``.
+        dtype: the dtype in which q and k are multiplied.
+
+    Returns:
+        (num_heads,) float32 on the weights' device, without a host synchronisation.
+
+    Raises:
+        ValueError: if a weight has another shape.
+    """
+    sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
+    gammas = []
+    for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
+        if weight.shape not in ((head_dim,), (num_heads * head_dim,)):
+            raise ValueError(
+                f"{name} must have shape ({head_dim},) or ({num_heads * head_dim},), "
+                f"got {tuple(weight.shape)}"
+            )
+        gammas.append(weight.detach().float().view(-1, head_dim).abs().amax(-1))
+    rounding = (1.0 + _UNIT_ROUNDOFF[dtype]) ** 6 * _dot_margin(head_dim) ** 2
+    bound = gammas[0] * gammas[1] * (head_dim * abs(sm_scale) * rounding)
+    return bound.expand(num_heads)
+
+
+def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) -> Tensor:
+    """U from the norms themselves (Section 3): ``max_i ||q_i|| max_j ||k_j|| sm_scale``.
+
+    Norms are taken in float32 whatever the dtype of q and k (the products of bfloat16 and float16
+    values are exact there) and rounded up by the largest error of such a sum.
+
+    Args:
+        q: (B, H, Tq, D). k: (B, H, Tk, D). Any floating dtype.
+
+    Returns:
+        (B, H) float32.
+    """
+    head_dim = q.shape[-1]
+    sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
+    accumulate = torch.promote_types(q.dtype, torch.float32)
+    norms = [
+        torch.linalg.vector_norm(x.detach(), dim=-1, dtype=accumulate).amax(-1).float()
+        for x in (q, k)
+    ]
+    return norms[0] * norms[1] * (abs(sm_scale) * _dot_margin(head_dim) ** 3)

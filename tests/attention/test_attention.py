@@ -1,0 +1,258 @@
+"""`forgetting_attention`: blockwise against the reference, every output and gradient, and its errors."""
+
+import math
+
+import pytest
+import torch
+
+from acp_repro.attention import forgetting_attention, pruning_grid
+from acp_repro.attention.boundary import find_boundary_serial
+from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.attention.op import forgetting_attention_op
+
+NAMES = ("out", "dq", "dk", "dv", "dlog_fgate")
+
+
+def make_inputs(seqlen_q, seqlen_k, head_dim=32, batch=2, heads=2, dtype=torch.float32, seed=0):
+    """Head 0 is local (strong gates), head 1 global."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (
+        torch.randn(batch, n, heads, head_dim, generator=generator).to(dtype)
+        for n in (seqlen_q, seqlen_k, seqlen_k)
+    )
+    mean = torch.tensor([1.0, 1e-3]).repeat(heads)[:heads]
+    log_fgate = -torch.rand(batch, seqlen_k, heads, generator=generator) * mean
+    return [x.requires_grad_() for x in (q, k, v, log_fgate)]
+
+
+def run(inputs, implementation, dtype=None, **options):
+    """Output and all gradients, for a fixed upstream gradient (rounded to the inputs' dtype), in
+    float64."""
+    rounded = inputs[0].dtype
+    inputs = [x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]
+    if dtype != torch.float64:
+        inputs[3] = inputs[3].detach().float().requires_grad_()
+    out = forgetting_attention(*inputs, implementation=implementation, **options)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(rounded)
+    grads = torch.autograd.grad(out, inputs, dout.to(out.dtype))
+    return [x.detach().double() for x in (out, *grads)]
+
+
+def relative_error(actual, expected):
+    assert actual.isfinite().all()
+    return ((actual - expected).norm() / expected.norm().clamp(min=1e-6)).item()
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k"),
+    [(1, 1), (63, 63), (65, 65), (129, 129), (1000, 1000), (65, 129), (7, 300)],
+)
+@pytest.mark.parametrize("threshold", [None, -20.0, "auto"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_blockwise_against_reference(seqlen_q, seqlen_k, threshold, padded):
+    inputs = make_inputs(seqlen_q, seqlen_k)
+    options = {
+        "adaptive_threshold": threshold,
+        "seq_start": torch.tensor([0, min(70, seqlen_k - 1)]) if padded else None,
+    }
+    expected = run(inputs, "reference", torch.float64, **options)
+    actual = run(inputs, "blockwise", **options)
+    eager = run(inputs, "reference", torch.float32, **options)
+    for name, a, e, g in zip(NAMES, actual, expected, eager, strict=True):
+        budget = 2 * relative_error(g, e) + 1e-6
+        assert relative_error(a, e) <= budget, name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [16, 80, 256])
+def test_blockwise_low_precision_is_no_worse_than_eager(dtype, head_dim):
+    inputs = make_inputs(130, 130, head_dim, dtype=dtype)
+    expected = run(inputs, "reference", torch.float64, adaptive_threshold=-40.0)
+    actual = run(inputs, "blockwise", adaptive_threshold=-40.0)
+    eager = run(inputs, "reference", adaptive_threshold=-40.0)
+    for name, a, e, g in zip(NAMES, actual, expected, eager, strict=True):
+        assert relative_error(a, e) <= 1.05 * relative_error(g, e) + 1e-6, name
+
+
+def test_every_output_element_is_written(monkeypatch):
+    """Uninitialised memory is poisoned with NaN; `run` refuses any that is left."""
+
+    def poison(original):
+        def allocate(*args, **kwargs):
+            x = original(*args, **kwargs)
+            return x.fill_(torch.nan) if x.is_floating_point() else x
+
+        return allocate
+
+    inputs = make_inputs(129, 193)
+    expected = run(inputs, "reference", torch.float64, adaptive_threshold=-20.0)
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, poison(getattr(torch, name)))
+    actual = run(inputs, "blockwise", adaptive_threshold=-20.0)
+    assert all(relative_error(a, e) < 1e-5 for a, e in zip(actual, expected, strict=True))
+
+
+def test_pruning_changes_the_output_by_no_more_than_appendix_a_proves():
+    """The pruned output is within 2 epsilon max|v| of the dense one, and something was pruned."""
+    q, k, v, log_fgate = make_inputs(1000, 1000, 16)
+    q, k = q * 0.3, k * 0.3
+    pruned, start = forgetting_attention(
+        q, k, v, log_fgate, adaptive_threshold="auto", return_start_index=True
+    )
+    dense = forgetting_attention(q, k, v, log_fgate, implementation="reference")
+    assert start[:, 0].max() > 0
+    assert (pruned - dense).abs().max() <= 2 * math.exp(-10) * v.abs().max() + 1e-5
+
+
+def test_64k_tokens_with_strong_gates():
+    """The last rows of a 64k sequence equal a dense computation over the keys in their reach."""
+    seqlen, window, rows = 65_536, 512, 64
+    q, k, v, _ = make_inputs(seqlen, seqlen, 16, batch=1, heads=2)
+    log_fgate = -torch.rand(1, seqlen, 2) * torch.tensor([20.0, 1.0])
+    log_fgate[:, -rows - 1] = -80.0  # nothing before the last rows is seen by them
+    inputs = [x.detach().requires_grad_() for x in (q, k, v, log_fgate)]
+    dout = torch.zeros(1, seqlen, 2, 16)
+    dout[:, -rows + 1 :] = torch.randn(1, rows - 1, 2, 16)
+    out = forgetting_attention(*inputs, adaptive_threshold=-60.0)
+    grads = torch.autograd.grad(out, inputs, dout)
+
+    short = [x.detach()[:, -window:].double().requires_grad_() for x in inputs]
+    expected = forgetting_attention(*short, implementation="reference")
+    short_grads = torch.autograd.grad(expected, short, dout[:, -window:].double())
+    for name, a, e in zip(NAMES, (out, *grads), (expected, *short_grads), strict=True):
+        a, e = a[:, -rows + 1 :].double(), e[:, -rows + 1 :]
+        # Decays inside one block are float32: 64 steps of -10 on average, half a unit of rounding.
+        assert relative_error(a, e) < 640 * 2**-24, name
+
+
+def test_gates_at_zero_cut_the_sequence():
+    """A gate of exactly 0 (log -inf) is a document boundary, with finite gradients."""
+    q, k, v, log_fgate = (x.detach() for x in make_inputs(100, 100))
+    log_fgate[:, 40] = -torch.inf
+    inputs = [x.requires_grad_() for x in (q, k, v, log_fgate)]
+    out = forgetting_attention(*inputs, adaptive_threshold=-50.0)
+    tail = forgetting_attention(
+        *(x[:, 40:] for x in (q, k, v, log_fgate)), implementation="reference"
+    )
+    torch.testing.assert_close(out[:, 40:], tail, rtol=1e-3, atol=1e-3)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), inputs))
+
+
+@pytest.mark.parametrize("implementation", ["blockwise", "reference"])
+def test_layouts_and_start_index(implementation):
+    inputs = make_inputs(130, 200)
+    out, start = forgetting_attention(
+        *inputs, adaptive_threshold=-20.0, return_start_index=True, implementation=implementation
+    )
+    heads_first = [x.transpose(1, 2) for x in inputs]
+    other, same = forgetting_attention(
+        *heads_first, adaptive_threshold=torch.tensor([-20.0]), head_first=True,
+        return_start_index=True, implementation=implementation,
+    )  # fmt: skip
+    assert torch.equal(out, other.transpose(1, 2)) and torch.equal(start, same)
+    block_q, block_k = pruning_grid(implementation, 32, torch.float32)
+    c = cumulative_log_fgate(heads_first[3].detach())
+    expected = find_boundary_serial(c, torch.full((2, 2), -20.0), 130, block_q, block_k)
+    assert torch.equal(start, expected) and start.dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    "threshold",
+    [
+        torch.tensor(-20.0),
+        torch.full((2,), -20.0),
+        torch.full((2, 2), -20.0, dtype=torch.float64),
+        -20,
+    ],
+)
+def test_thresholds_broadcast(threshold):
+    inputs = make_inputs(130, 130)
+    expected = forgetting_attention(*inputs, adaptive_threshold=-20.0)
+    assert torch.equal(forgetting_attention(*inputs, adaptive_threshold=threshold), expected)
+
+
+def test_operator_is_registered_soundly_and_compiles_without_breaks():
+    inputs = [x.detach().transpose(1, 2).clone().requires_grad_() for x in make_inputs(65, 65)]
+    for threshold in (None, torch.full((2, 2), -20.0)):
+        torch.library.opcheck(forgetting_attention_op, (*inputs, threshold, None, 0.2, "blockwise"))
+
+    def attend(q, k, v, log_fgate):
+        return forgetting_attention(q, k, v, log_fgate, adaptive_threshold="auto", head_first=True)
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*inputs), attend(*inputs))
+    grads = [torch.autograd.grad(f(*inputs).sum(), inputs) for f in (compiled, attend)]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_second_derivatives_are_refused():
+    inputs = make_inputs(8, 8)
+    out = forgetting_attention(*inputs)
+    (grad,) = torch.autograd.grad(out.sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("implementation", ["auto", "reference"])
+def test_empty_inputs_give_empty_outputs(implementation):
+    for batch, seqlen_q, seqlen_k in ((0, 5, 5), (2, 0, 0), (2, 0, 7)):
+        q_shape, k_shape = (batch, seqlen_q, 2, 16), (batch, seqlen_k, 2, 16)
+        q = torch.randn(q_shape, requires_grad=True)
+        k, v = (torch.randn(k_shape, requires_grad=True) for _ in range(2))
+        log_fgate = (-torch.rand(k_shape[:3])).requires_grad_()
+        out = forgetting_attention(
+            q, k, v, log_fgate, adaptive_threshold="auto", implementation=implementation
+        )
+        assert out.shape == q_shape
+        out.sum().backward()
+        assert all(not x.grad.any() for x in (q, k, v, log_fgate))
+
+
+def _wrong(**changes):
+    q, k, v, log_fgate = make_inputs(6, 8, 16)
+    arguments = {"q": q, "k": k, "v": v, "log_fgate": log_fgate}
+    return {**{n: x.detach() for n, x in arguments.items()}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"q": torch.randn(6, 2, 16)}, ValueError, "q must have 4 dimensions"),
+        ({"q": [1.0]}, TypeError, "q must be a torch.Tensor"),
+        ({"q": torch.randn(2, 6, 2, 16).double()}, TypeError, "q must be bfloat16, float16 or float32"),
+        ({"k": torch.randn(2, 8, 2, 16).half()}, TypeError, "k must have the dtype of q"),
+        ({"k": torch.randn(2, 8, 3, 16), "v": torch.randn(2, 8, 3, 16)}, ValueError, "number of heads"),
+        ({"v": torch.randn(2, 9, 2, 16)}, ValueError, "v must have the shape of k"),
+        ({"q": torch.randn(2, 9, 2, 16)}, ValueError, "seqlen_q must be at most seqlen_k"),
+        ({"k": torch.randn(2, 8, 2, 16, device="meta")}, ValueError, "k must be on the device of q"),
+        ({"log_fgate": -torch.rand(2, 2, 8)}, ValueError, r"log_fgate must have shape \(2, 8, 2\)"),
+        ({"log_fgate": -torch.rand(2, 8, 2).bfloat16()}, TypeError, "log_fgate must be float32"),
+        ({"log_fgate": torch.rand(2, 8, 2)}, ValueError, "values at most 0"),
+        ({"log_fgate": torch.full((2, 8, 2), torch.nan)}, ValueError, "got NaN"),
+        ({"adaptive_threshold": 3.0}, ValueError, "adaptive_threshold must be None, a number <= 0"),
+        ({"adaptive_threshold": torch.tensor([1.0])}, ValueError, "adaptive_threshold must be at most 0"),
+        ({"adaptive_threshold": torch.zeros(3)}, ValueError, r"broadcastable to \(2, 2\).*\(3,\)"),
+        ({"adaptive_threshold": "always"}, ValueError, "'auto', got 'always'"),
+        ({"adaptive_threshold": float("nan")}, ValueError, "a number <= 0"),
+        ({"seq_start": torch.tensor([0, 8])}, ValueError, r"seq_start must lie in \[0, seqlen_k = 8\)"),
+        ({"seq_start": torch.tensor([0])}, ValueError, r"seq_start must have shape \(2,\)"),
+        ({"seq_start": torch.tensor([0.0, 1.0])}, TypeError, "seq_start must be an int64"),
+        ({"sm_scale": -1.0}, ValueError, "sm_scale must be a positive"),
+        ({"implementation": "cuda"}, ValueError, "implementation must be one of"),
+        ({"implementation": "reference", "log_fgate": torch.rand(2, 8, 2)}, ValueError, "at most 0"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named(changes, error, message):
+    with pytest.raises(error, match=message):
+        forgetting_attention(**_wrong(**changes))
+
+
+def test_the_official_example_runs_with_only_the_import_changed():
+    """Shapes and threshold as in the authors' example: a (heads,) threshold from QK-norm weights."""
+    batch, heads, seqlen, head_dim = 2, 3, 130, 64
+    q, k, v = (torch.randn(batch, seqlen, heads, head_dim, dtype=torch.bfloat16) for _ in range(3))
+    log_fgate = torch.nn.functional.logsigmoid(torch.randn(batch, seqlen, heads))
+    bound = torch.ones(heads) * head_dim / math.sqrt(head_dim)
+    threshold = -(2 * bound + math.log(seqlen)) - 10
+    out = forgetting_attention(q, k, v, log_fgate, adaptive_threshold=threshold)
+    assert out.shape == (batch, seqlen, heads, head_dim) and out.dtype == torch.bfloat16

@@ -1,0 +1,131 @@
+"""Appendix A and E: the bounds hold for the numbers that are multiplied, and pruning stays under epsilon."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acp_repro.attention import (
+    logit_bound_from_norms,
+    logit_bound_from_qk_norm,
+    pruning_threshold,
+    reference,
+)
+from acp_repro.attention.boundary import find_boundary
+from acp_repro.attention.decay import cumulative_log_fgate
+
+
+def adversarial_inputs(seed, seqlen, head_dim, scale, mean_gate, aligned):
+    """q, k (1, 2, T, D) and gates. ``aligned`` makes the pruned keys the best match of every query and
+    the query's own key the worst, the case in which Appendix A's inequality is nearly met."""
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(1, 2, seqlen, head_dim, generator=generator)
+    k = torch.randn(1, 2, seqlen, head_dim, generator=generator)
+    log_fgate = -torch.rand(1, 2, seqlen, generator=generator) * mean_gate
+    if aligned:
+        direction = torch.nn.functional.normalize(torch.randn(head_dim, generator=generator), dim=0)
+        q = direction.expand(1, 2, seqlen, head_dim).clone()
+        k = q.clone()
+        k[..., seqlen // 2 :, :] *= -1
+        log_fgate.zero_()
+        log_fgate[..., seqlen // 2] = -2.2 * scale**2 * math.sqrt(head_dim) - 2 * mean_gate
+    return q * scale * math.sqrt(head_dim), k * scale, log_fgate
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    seqlen=st.integers(2, 70),
+    head_dim=st.sampled_from([16, 24]),
+    scale=st.floats(0.1, 4.0),
+    mean_gate=st.floats(0.0, 30.0),
+    aligned=st.booleans(),
+    log_epsilon=st.sampled_from([-0.5, -1.0, -10.0]),
+    block=st.sampled_from([1, 3, 8]),
+    low_precision=st.booleans(),
+)
+def test_pruned_weights_of_every_row_sum_below_epsilon(
+    seed, seqlen, head_dim, scale, mean_gate, aligned, log_epsilon, block, low_precision
+):
+    q, k, log_fgate = adversarial_inputs(seed, seqlen, head_dim, scale, mean_gate, aligned)
+    if low_precision:
+        q, k = q.bfloat16(), k.bfloat16()
+    sm_scale = 1 / math.sqrt(head_dim)
+    threshold = pruning_threshold(logit_bound_from_norms(q, k, sm_scale), seqlen, log_epsilon)
+    boundary = find_boundary(cumulative_log_fgate(log_fgate), threshold, seqlen, block, block)
+    kept = reference.kept_entries(boundary, seqlen, seqlen, block, block)
+    mass = reference.pruned_mass(q, k, log_fgate, kept, sm_scale=sm_scale)
+    assert mass.max() < math.exp(log_epsilon)
+
+
+def test_the_bound_is_nearly_met_so_the_property_can_fail():
+    """With epsilon counted 20 times too large, the adversarial case breaks the bound."""
+    seqlen, scale, sm_scale = 64, 1.5, 0.25
+    q, k, log_fgate = adversarial_inputs(0, seqlen, 16, scale, 0.0, aligned=True)
+    bound = logit_bound_from_norms(q, k, sm_scale)
+    log_fgate[..., seqlen // 2] = (pruning_threshold(bound, seqlen, -1.0) - 1e-3)[..., :1]
+    mass = {}
+    for log_epsilon in (-1.0, -1.0 + math.log(20)):
+        threshold = -2 * bound - math.log(seqlen) + log_epsilon
+        boundary = find_boundary(cumulative_log_fgate(log_fgate), threshold, seqlen, 1, 1)
+        kept = reference.kept_entries(boundary, seqlen, seqlen, 1, 1)
+        mass[log_epsilon] = reference.pruned_mass(q, k, log_fgate, kept, sm_scale=sm_scale).max()
+    assert math.exp(-1) / 20 < mass[-1.0] < math.exp(-1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
+    shared=st.booleans(),
+    gain=st.floats(0.05, 8.0),
+)
+def test_qk_norm_bound_covers_the_rounded_products(seed, dtype, shared, gain):
+    heads, head_dim, seqlen = 3, 16, 12
+    generator = torch.Generator().manual_seed(seed)
+    size = head_dim if shared else heads * head_dim
+    weights = [torch.randn(size, generator=generator) * gain for _ in range(2)]
+    scores = []
+    for weight in weights:
+        x = torch.randn(seqlen, heads, head_dim, generator=generator)
+        # One-hot rows in the direction of the largest weight: the bound's equality case.
+        per_head = weight.view(-1, head_dim).expand(heads, head_dim)
+        x[0] = torch.nn.functional.one_hot(per_head.abs().argmax(-1), head_dim) * 7.3
+        x = x.to(dtype).float()
+        x = (x / x.square().mean(-1, keepdim=True).sqrt()).to(dtype)
+        scores.append((x * per_head.to(dtype)).double())
+    largest = torch.einsum("ihd,jhd->hij", *scores).abs().amax((1, 2)) / math.sqrt(head_dim)
+    bound = logit_bound_from_qk_norm(*weights, heads, head_dim, dtype=dtype)
+    assert bound.shape == (heads,) and bound.dtype == torch.float32
+    assert (bound.double() >= largest).all()
+    assert (
+        bound.double() <= largest * 1.05
+    ).all()  # a bound that is never close would prune little
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
+    head_dim=st.sampled_from([16, 64, 256]),
+)
+def test_norm_bound_covers_every_score(seed, dtype, head_dim):
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(2, 3, 9, head_dim, generator=generator).to(dtype)
+    k = q.clone()  # q.k = ||q||^2, the equality case of Cauchy-Schwarz
+    bound = logit_bound_from_norms(q, k)
+    scores = (q.double() @ k.double().mT).abs().amax((2, 3)) / math.sqrt(head_dim)
+    assert (bound.double() >= scores).all() and (bound.double() <= scores * 1.001).all()
+
+
+def test_threshold_formula_and_errors():
+    delta = pruning_threshold(torch.tensor([2.0, 0.0]), 4096, -10.0)
+    torch.testing.assert_close(delta, torch.tensor([-4.0, 0.0]) - math.log(4096) - 10.0)
+    with pytest.raises(ValueError, match="log_pruning_tolerance .* negative"):
+        pruning_threshold(1.0, 10, 0.5)
+    with pytest.raises(ValueError, match="seqlen must be at least 1"):
+        pruning_threshold(1.0, 0)
+    with pytest.raises(ValueError, match=r"q_weight must have shape \(16,\) or \(48,\)"):
+        logit_bound_from_qk_norm(torch.ones(5), torch.ones(16), 3, 16)
