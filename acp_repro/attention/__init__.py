@@ -152,9 +152,10 @@ def _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale):
     kept = None
     if threshold is not None:
         kept = _reference.kept_entries(start_index, seqlen_q, seqlen_k, block_q, block_k)
-    out, _ = _reference.forgetting_attention(
-        q, k, v, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept
-    )
+    with torch.autocast(q.device.type, enabled=False):
+        out, _ = _reference.forgetting_attention(
+            q, k, v, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept
+        )
     return out, start_index
 
 

@@ -46,6 +46,18 @@ def forgetting_attention_op(
     check_values(log_fgate, threshold, seq_start)
     module = implementation_module(implementation)
     block_q, block_k = module.block_sizes(q.shape[-1], q.dtype)
+    with _as_given(q):
+        return _forward(
+            module, q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k
+        )
+
+
+def _as_given(q: Tensor):
+    """No autocast inside: the products are taken in the dtypes that the implementation chose."""
+    return torch.autocast(q.device.type, enabled=False)
+
+
+def _forward(module, q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k):
     c = cumulative_log_fgate(log_fgate)
     search = getattr(module, "find_boundary", boundary_module.find_boundary)
     if threshold is None and seq_start is None:
@@ -86,10 +98,11 @@ def forgetting_attention_backward_op(
     """Gradients of :func:`forgetting_attention_op` with respect to q, k, v and log_fgate."""
     module = implementation_module(implementation)
     block_q, block_k = module.block_sizes(q.shape[-1], q.dtype)
-    dq, dk, dv, dc = module.backward(
-        dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k
-    )
-    return dq, dk, dv, log_fgate_grad(dc, log_fgate)
+    with _as_given(q):
+        dq, dk, dv, dc = module.backward(
+            dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k
+        )
+        return dq, dk, dv, log_fgate_grad(dc, log_fgate)
 
 
 @forgetting_attention_backward_op.register_fake

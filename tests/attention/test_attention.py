@@ -185,6 +185,18 @@ def test_operator_is_registered_soundly_and_compiles_without_breaks():
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+@pytest.mark.parametrize("implementation", ["blockwise", "reference"])
+def test_autocast_changes_nothing_inside(implementation):
+    inputs = make_inputs(65, 65)
+    expected = run(inputs, implementation, adaptive_threshold=-20.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = run(inputs, implementation, adaptive_threshold=-20.0)
+    for a, e in zip(
+        actual[:1] if implementation == "reference" else actual, expected, strict=False
+    ):
+        assert torch.equal(a, e)
+
+
 def test_second_derivatives_are_refused():
     inputs = make_inputs(8, 8)
     out = forgetting_attention(*inputs)

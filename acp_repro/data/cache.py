@@ -1,0 +1,183 @@
+"""A cache entry: a folder of flat files that is either whole and checked, or not there.
+
+It is built under another name, synced to disk and renamed, so a build that is killed leaves no
+half entry. ``meta.json`` records the size, the SHA-256 and the time of change of every file.
+Opening looks at sizes and times only, and hashes again a file whose time has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+_log = logging.getLogger(__name__)
+
+
+class CorruptEntry(Exception):
+    """A cache entry that must be built again; the message says what is wrong with it."""
+
+
+class EntryWriter:
+    """What a build writes its files with: appended to, hashed on the way, synced at the end."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._open: dict[str, tuple] = {}
+        self._closing = contextlib.ExitStack()
+
+    def append(self, name: str, data: bytes | np.ndarray) -> None:
+        """Append bytes, or an array's elements in memory order, to the file ``name``."""
+        if name not in self._open:
+            path = self._folder / name
+            file = self._closing.enter_context(open(path, "wb"))  # noqa: SIM115  see close()
+            self._open[name] = (file, hashlib.sha256())
+        file, digest = self._open[name]
+        data = data.tobytes() if isinstance(data, np.ndarray) else data
+        file.write(data)
+        digest.update(data)
+
+    def finish(self) -> dict[str, dict]:
+        """Sync and close every file; gives {name: {size, sha256, mtime_ns}}."""
+        record = {}
+        for name, (file, digest) in self._open.items():
+            file.flush()
+            os.fsync(file.fileno())
+            stat = os.fstat(file.fileno())
+            record[name] = {
+                "size": stat.st_size,
+                "sha256": digest.hexdigest(),
+                "mtime_ns": stat.st_mtime_ns,
+            }
+        self.close()
+        return record
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+class Entry:
+    """An entry that has been checked. ``facts`` is what its builder returned.
+
+    Raises:
+        CorruptEntry: it is incomplete, changed, or of another key.
+    """
+
+    def __init__(self, folder: Path, key: str):
+        self.folder = folder
+        try:
+            meta = json.loads((folder / "meta.json").read_bytes())
+            if meta["key"] != key:
+                raise CorruptEntry(f"it was made for the key {meta['key']}, not {key}")
+            self.key, self.facts, self.files = key, meta["facts"], meta["files"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorruptEntry(f"meta.json is missing or damaged ({error})") from error
+        self._check(everything=False)
+
+    def verify(self) -> None:
+        """Hash every file again. Raises `CorruptEntry` if one differs from its record."""
+        self._check(everything=True)
+
+    def array(self, name: str, dtype: str) -> np.ndarray:
+        """The file ``name`` as a read-only, memory-mapped vector of ``dtype``."""
+        if self.files[name]["size"] == 0:  # nothing cannot be mapped
+            return np.empty(0, dtype)
+        return np.memmap(self.folder / name, dtype=dtype, mode="r")
+
+    def _check(self, everything: bool) -> None:
+        moved = False
+        for name, record in self.files.items():
+            path = self.folder / name
+            try:
+                stat = path.stat()
+                if stat.st_size != record["size"]:
+                    raise CorruptEntry(f"{name} has {stat.st_size} bytes, not {record['size']}")
+                if everything or stat.st_mtime_ns != record["mtime_ns"]:
+                    with open(path, "rb") as file:
+                        if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
+                            raise CorruptEntry(f"the content of {name} has changed")
+                    moved |= stat.st_mtime_ns != record["mtime_ns"]
+                    record["mtime_ns"] = stat.st_mtime_ns
+            except OSError as error:
+                raise CorruptEntry(f"{name} cannot be read ({error})") from error
+        if moved:  # copied from elsewhere, and sound: remember it, so as to hash it only once
+            with contextlib.suppress(OSError):  # a read-only cache will do
+                _write_meta(self.folder, self.key, self.facts, self.files)
+
+
+def open_or_build(folder: Path, key: str, build: Callable[[EntryWriter], dict]) -> Entry:
+    """The entry at ``folder``, built now if it is missing or damaged.
+
+    ``build`` writes the files and returns the entry's facts (of JSON's types). Of several
+    processes that ask at once, one builds and the others wait for it.
+    """
+    with contextlib.suppress(CorruptEntry, FileNotFoundError):
+        return _open_existing(folder, key)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.with_name(folder.name + ".lock")):
+        try:
+            return _open_existing(folder, key)  # another process may just have made it
+        except FileNotFoundError:
+            pass
+        except CorruptEntry as error:
+            _log.warning("the cache entry %s is corrupt: %s; building it again", folder, error)
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)  # what a killed build left
+        partial.mkdir()
+        writer = EntryWriter(partial)
+        try:
+            facts = build(writer)
+            _write_meta(partial, key, facts, writer.finish())
+            if folder.exists():
+                shutil.rmtree(folder)
+            partial.rename(folder)
+            _sync_folder(folder.parent)
+        except BaseException:
+            writer.close()
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return Entry(folder, key)
+
+
+def _open_existing(folder: Path, key: str) -> Entry:
+    if not folder.exists():
+        raise FileNotFoundError(folder)
+    return Entry(folder, key)
+
+
+def _write_meta(folder: Path, key: str, facts: dict, files: dict) -> None:
+    new = folder / f"meta.json.{os.getpid()}"
+    with open(new, "w", encoding="utf-8") as file:
+        json.dump({"key": key, "facts": facts, "files": files}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, folder / "meta.json")
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "posix":  # elsewhere a folder cannot be opened, nor need it be
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # no such lock on Windows: two builders at once would do the work twice
+        yield
+        return
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,252 @@
+"""`prepare` a corpus once, then open it in no time: text -> tokens in a cache -> sequences."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from acp_repro.data.cache import Entry, EntryWriter, open_or_build
+from acp_repro.data.config import DataConfig
+from acp_repro.data.files import DataError
+from acp_repro.data.sequences import TokenSequences
+from acp_repro.data.sources import Document, StdlibSource, TextSource, is_heldout
+from acp_repro.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, train_bpe
+
+FORMAT = 1  # raise it when the same text would give other files
+SPLITS = ("train", "heldout")
+
+
+class Corpus:
+    """A prepared corpus: its tokens on disk, its tokeniser, and sequences of any length.
+
+    Attributes:
+        config: the `DataConfig` that it was made of.
+        folder: where it is cached.
+        tokenizer: encodes and decodes; ``vocab_size`` and ``bos_id`` are its own.
+    """
+
+    def __init__(self, config: DataConfig, entry: Entry):
+        self.config, self.folder = config, entry.folder
+        self._entry = entry
+        self.tokenizer: Tokenizer = ByteTokenizer()
+        if config.bpe_size:
+            self.tokenizer = BPETokenizer((entry.folder / "tokenizer.json").read_text("utf-8"))
+        self.vocab_size, self.bos_id = self.tokenizer.vocab_size, self.tokenizer.bos_id
+
+    def tokens(self, split: str) -> np.ndarray:
+        """The split's tokens, memory-mapped: (tokens,) uint16, or uint32 if ids need it."""
+        return self._entry.array(f"{_known(split)}.tokens", _token_dtype(self.config))
+
+    def offsets(self, split: str) -> np.ndarray:
+        """Where documents start in `tokens`, and the end: (documents + 1,) int64."""
+        return self._entry.array(f"{_known(split)}.offsets", "<i8")
+
+    def names(self, split: str) -> list[str]:
+        """The documents' names, in the order of `offsets`."""
+        return self._names[_known(split)]
+
+    @functools.cached_property
+    def _names(self) -> dict[str, list[str]]:
+        return json.loads((self.folder / "names.json").read_bytes())
+
+    def sequences(self, split: str, context_length: int, seed: int = 0) -> TokenSequences:
+        """The split's sequences of ``context_length`` tokens; see `TokenSequences`."""
+        return TokenSequences(
+            self.tokens(split),
+            self.offsets(split),
+            context_length,
+            split,
+            seed,
+            bos_id=self.bos_id,
+            name_of=lambda document: self.names(split)[document],
+        )
+
+    def describe(self, context_length: int | None = None) -> dict[str, Any]:
+        """What there is, for provenance, in JSON's types.
+
+        ``hash`` stands for text, split and tokeniser together; a split's ``sha256`` is that of
+        its tokens. A ``context_length`` adds, to each split, the number of its sequences and the
+        share (0 to 1) of tokens that falls in them.
+        """
+        if context_length is not None and context_length < 1:
+            raise DataError(f"context_length: {context_length} is no length; use 1 or more")
+        facts = {
+            "corpus": self.config.corpus,
+            "identity": self._entry.facts["identity"],
+            "hash": self._entry.key,
+            "tokenizer": self.tokenizer.name,
+            "vocab_size": self.vocab_size,
+            "splits": {
+                name: {
+                    **self._entry.facts["splits"][name],
+                    "sha256": self._entry.files[f"{name}.tokens"]["sha256"],
+                }
+                for name in SPLITS
+            },
+        }
+        if context_length is not None:
+            for name, split in facts["splits"].items():
+                used = np.diff(self.offsets(name)) // context_length
+                split["sequences"] = int(used.sum())
+                # an empty split has no share, and nothing of it is used
+                split["share_used"] = split["sequences"] * context_length / (split["tokens"] or 1)
+        return facts
+
+    def verify(self) -> None:
+        """Hash every cached file again; raises `CorruptEntry` if one has changed."""
+        self._entry.verify()
+
+
+def prepare(config: DataConfig | Mapping[str, Any], cache_dir: str | Path | None = None) -> Corpus:
+    """The corpus of ``config``, tokenised now unless the cache has it.
+
+    ``config`` is a `DataConfig` or a mapping with its keys. ``cache_dir`` defaults to the
+    environment's ``ACP_REPRO_CACHE``, else to ``cache/`` in the project folder. The entry's key
+    is a hash of the text, so a changed file makes a new entry. Of several processes that call at
+    once (torchrun), one builds while the others wait.
+
+    Raises:
+        DataError: the settings, the text or the tokeniser cannot be used.
+    """
+    config = DataConfig.from_dict(config)
+    reader = _Reader(config)
+    key = _hash(
+        {
+            "format": FORMAT,
+            "identity": reader.identity,
+            "heldout": "paths" if config.heldout_paths else float(config.heldout),
+            "bpe": config.bpe_size,
+        }
+    )
+    folder = default_cache() if cache_dir is None else Path(cache_dir).expanduser()
+    tokens = f"bpe{config.bpe_size}" if config.bpe_size else "bytes"
+    try:
+        entry = open_or_build(
+            folder / f"{config.corpus}-{tokens}-{key[:16]}",
+            key,
+            functools.partial(_build, config, reader),
+        )
+    except OSError as error:
+        raise DataError(
+            f"the cache folder {folder} cannot be used ({error}); point cache_dir or "
+            "ACP_REPRO_CACHE to a folder with room that you may write to"
+        ) from error
+    return Corpus(config, entry)
+
+
+def default_cache() -> Path:
+    """``$ACP_REPRO_CACHE``, or ``cache/`` beside the nearest pyproject.toml (else here)."""
+    if given := os.environ.get("ACP_REPRO_CACHE"):
+        return Path(given).expanduser()
+    here = Path.cwd()
+    project = next((p for p in (here, *here.parents) if (p / "pyproject.toml").exists()), here)
+    return project / "cache"
+
+
+class _Reader:
+    """Reads a config's documents, each with its split."""
+
+    def __init__(self, config: DataConfig):
+        self._share = 0.0 if config.heldout_paths else config.heldout
+        self._heldout = None
+        if config.corpus == "stdlib":
+            self._source = StdlibSource()
+        else:
+            if config.heldout_paths:
+                self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
+            self._source = TextSource([config.path], config.text_field, config.heldout_paths)
+        sources = [self._source] + ([self._heldout] if self._heldout else [])
+        self._size = sum(source.size for source in sources)
+        self.identity = _hash([source.identity for source in sources])
+
+    def documents(self, doing: str) -> Iterator[tuple[str, Document]]:
+        """Give (split, document), behind a progress bar that says ``doing``."""
+        with tqdm(
+            total=self._size, desc=doing, unit="B", unit_scale=True, leave=False, disable=None
+        ) as bar:
+            for document in self._source.documents(bar.update):
+                yield SPLITS[is_heldout(document, self._share)], document
+            if self._heldout:
+                for document in self._heldout.documents(bar.update):
+                    yield "heldout", document
+
+
+def _build(config: DataConfig, reader: _Reader, writer: EntryWriter) -> dict[str, Any]:
+    """Write tokens, offsets, names and tokeniser; gives the entry's facts."""
+    tokenizer: Tokenizer = ByteTokenizer()
+    if config.bpe_size:
+        training = (d for split, d in reader.documents("learning BPE") if split == "train")
+        json_text = train_bpe(training, config.bpe_size)
+        tokenizer = BPETokenizer(json_text)
+        writer.append("tokenizer.json", json_text.encode())
+    splits = {name: {"documents": 0, "bytes": 0, "tokens": 0, "longest": 0} for name in SPLITS}
+    names: dict[str, list[str]] = {name: [] for name in SPLITS}
+    dtype = _token_dtype(config)
+    for name in SPLITS:
+        writer.append(f"{name}.tokens", b"")  # a split may stay empty; its files are there
+        writer.append(f"{name}.offsets", np.zeros(1, "<i8"))
+    for split, document, ids in _tokenise(reader.documents("tokenising"), tokenizer):
+        facts = splits[split]
+        facts["documents"] += 1
+        facts["bytes"] += len(document.data)
+        facts["tokens"] += len(ids)
+        facts["longest"] = max(facts["longest"], len(ids))
+        names[split].append(document.name)
+        writer.append(f"{split}.tokens", ids.astype(dtype))
+        writer.append(f"{split}.offsets", np.array([facts["tokens"]], "<i8"))
+    _check_splits(config, splits)
+    writer.append("names.json", json.dumps(names).encode())
+    return {"identity": reader.identity, "splits": splits}
+
+
+def _tokenise(
+    labelled: Iterable[tuple[str, Document]], tokenizer: Tokenizer
+) -> Iterator[tuple[str, Document, np.ndarray]]:
+    """(split, document, ids) in order; the tokeniser may read some documents ahead."""
+    ahead: list[tuple[str, Document]] = []
+
+    def documents() -> Iterator[Document]:
+        for pair in labelled:
+            ahead.append(pair)
+            yield pair[1]
+
+    for ids in tokenizer.encode_all(documents()):
+        yield *ahead.pop(0), ids
+
+
+def _check_splits(config: DataConfig, splits: dict[str, dict[str, int]]) -> None:
+    train, heldout = (splits[name]["documents"] for name in SPLITS)
+    if not train + heldout:
+        raise DataError(f"path: {config.path} holds no text, only blank documents")
+    if config.heldout and not heldout:
+        raise DataError(
+            f"heldout: {config.heldout} leaves no held-out document of {train}; use a "
+            "larger share, name files (heldout: PATH), or set 0 to hold out none"
+        )
+    if not train:
+        raise DataError(
+            f"heldout: {config.heldout} leaves no training document of {heldout}; use "
+            "a smaller share, or more documents"
+        )
+
+
+def _token_dtype(config: DataConfig) -> str:
+    return "<u4" if (config.bpe_size or 0) > 65536 else "<u2"
+
+
+def _known(split: str) -> str:
+    if split not in SPLITS:
+        raise DataError(f"split: {split!r} is not known; use train or heldout")
+    return split
+
+
+def _hash(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,268 @@
+"""Where the documents come from: the standard library's own text, or files on disk.
+
+A source gives documents in a fixed order and an ``identity``, a SHA-256 that changes when, and
+only when, the text that it would give changes. Nothing here imports torch or numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from acp_repro.data.files import DataError, is_jsonl, open_plain
+
+
+class Document(NamedTuple):
+    """One text. ``data`` is valid, non-blank UTF-8."""
+
+    name: str
+    data: bytes
+    split_key: bytes  # what the held-out split hashes, see `is_heldout`
+
+
+def is_heldout(document: Document, fraction: float) -> bool:
+    """Whether a document belongs to the held-out split of size ``fraction`` (0 to 1).
+
+    Each document decides alone, by its own hash, so adding documents moves no other one.
+    """
+    digest = hashlib.sha256(document.split_key).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+# ---- the standard library ------------------------------------------------------------------
+
+# Test suites are mostly data and repetition, and often not installed. `encodings` is a hundred
+# near-copies of one generated character table; `pydoc_data` is read below, topic by topic.
+_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
+# Generated tables of code points, more digits than words.
+_SKIPPED_FILES = {"stringprep.py", "html/entities.py", "re/_casefix.py"}
+
+
+class StdlibSource:
+    """The sources of the running Python's standard library and the topics of its ``help()``.
+
+    A module is one document, a help topic another. Line ends are normalised, so the bytes depend
+    on the Python version alone; a distribution that patches or splits the library (Debian does)
+    gives other bytes, and the identity says so. The order is by a hash of the name: any prefix
+    is a fair sample. Held-out documents are chosen by name, so they are the same ones in the
+    next Python version.
+
+    ``root`` is the library's folder (default: the running interpreter's); ``topics`` maps a
+    topic to its text (default: ``pydoc_data.topics``).
+    """
+
+    def __init__(self, root: Path | None = None, topics: dict[str, str] | None = None):
+        root = Path(sysconfig.get_path("stdlib")) if root is None else root
+        texts = {name: _read_module(path) for name, path in _stdlib_modules(root)}
+        texts |= {f"help/{name}": text for name, text in _help_topics(topics).items()}
+        texts = {name: text for name, text in texts.items() if text.strip()}
+        if not texts:
+            raise DataError(
+                f"{root}: no module of the standard library here (stripped to byte code, or in a "
+                "zip file?); install a Python with its sources, or use `corpus: text` with a path"
+            )
+        by_hash = sorted(texts, key=lambda name: (hashlib.sha256(name.encode()).digest(), name))
+        self._documents = [Document(name, texts[name].encode(), name.encode()) for name in by_hash]
+        self.size = sum(len(d.data) for d in self._documents)
+        digest = hashlib.sha256(b"stdlib")
+        for document in self._documents:
+            digest.update(
+                b"%d %s %d " % (len(document.name), document.split_key, len(document.data))
+            )
+            digest.update(document.data)
+        self.identity = digest.hexdigest()
+
+    def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
+        """Give the documents; ``advance`` is told the bytes read since it was last called."""
+        for document in self._documents:
+            yield document
+            advance(len(document.data))
+
+
+def _stdlib_modules(root: Path) -> Iterator[tuple[str, Path]]:
+    for path in root.rglob("*.py"):
+        relative = path.relative_to(root)
+        # The list of module names keeps out whatever else was put in that folder: site-packages,
+        # sitecustomize.py, and the build's own settings (_sysconfigdata, config-3.x).
+        if (
+            Path(relative.parts[0]).stem in sys.stdlib_module_names
+            and not _SKIPPED_FOLDERS.intersection(relative.parts[:-1])
+            and relative.as_posix() not in _SKIPPED_FILES
+        ):
+            yield relative.as_posix(), path
+
+
+def _read_module(path: Path) -> str:
+    try:
+        with tokenize.open(path) as file:  # follows a coding line; gives "\n" for every line end
+            return file.read()
+    except (SyntaxError, UnicodeDecodeError, OSError) as error:
+        raise DataError(
+            f"{path}: cannot be read as Python source ({error}); reinstall Python, or "
+            "use `corpus: text`"
+        ) from error
+
+
+def _help_topics(topics: dict[str, str] | None) -> dict[str, str]:
+    if topics is None:
+        try:
+            topics = importlib.import_module("pydoc_data.topics").topics
+        except ImportError:  # some distributions leave the topics out; the identity shows it
+            topics = {}
+    return topics
+
+
+# ---- files ---------------------------------------------------------------------------------
+
+
+class TextSource:
+    """Text from a file or a folder (recursive), in the order of the paths.
+
+    A ``.jsonl`` file holds one document a line, in the field ``text_field``; any other file is
+    one document of UTF-8 text. Each may be compressed as ``.xz``, ``.zst`` or ``.gz``. Hidden
+    files are left out, and so is every file under ``exclude``. The held-out split hashes the
+    text itself: a document keeps its side when files are renamed or re-sharded, and copies of a
+    document fall on one side.
+
+    Raises:
+        DataError: a path is missing, or holds no file. While documents are read: a bad line, a
+            missing field, text that is no UTF-8, a damaged file.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str | Path],
+        text_field: str = "text",
+        exclude: Iterable[str | Path] = (),
+        key: str = "path",
+    ):
+        left_out = {path.resolve() for _, path in _expand(exclude, key)}
+        self._text_field = text_field
+        self._files = [
+            (name, path) for name, path in _expand(paths, key) if path.resolve() not in left_out
+        ]
+        if not self._files:
+            raise DataError(
+                f"{key}: every file under {', '.join(map(str, paths))} is held out; "
+                "leave at least one for training"
+            )
+        self.size = sum(path.stat().st_size for _, path in self._files)
+        # The files' own bytes stand for the text: a compressed corpus is hashed in a moment.
+        digest = hashlib.sha256(b"text")
+        for _, path in self._files:
+            form = f"jsonl {text_field}" if is_jsonl(path) else "plain"
+            digest.update(f"{len(form)} {form} {path.suffix}".encode())
+            with open(path, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        self.identity = digest.hexdigest()
+
+    def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
+        """Give the documents; ``advance`` is told the bytes of file read since the last call."""
+        for name, path in self._files:
+            done = 0
+            with open_plain(path) as (stream, position):
+                if is_jsonl(path):
+                    texts = (
+                        (f"{name}:{line}", _field(text, self._text_field, f"{path}:{line}"))
+                        for line, text in enumerate(stream, 1)
+                    )
+                else:
+                    texts = ((name, _checked(text, str(path))) for text in [stream.read()])
+                for document_name, data in texts:
+                    if data.strip():
+                        yield Document(document_name, data, data)
+                    advance(position() - done)
+                    done = position()
+
+
+def _expand(paths: Iterable[str | Path], key: str) -> list[tuple[str, Path]]:
+    """(name, path) of every file under ``paths``; names are relative to the path given."""
+    found = []
+    for given in map(Path, paths):
+        given = given.expanduser()
+        if given.is_file():
+            found.append((given.name, given))
+        elif given.is_dir():
+            below = ((path.relative_to(given), path) for path in given.rglob("*"))
+            files = sorted(
+                (relative.as_posix(), path)
+                for relative, path in below
+                if path.is_file() and not any(part.startswith(".") for part in relative.parts)
+            )
+            if not files:
+                raise DataError(
+                    f"{key}: {given} is a folder without files; put text (any name) "
+                    "or JSON lines (.jsonl) there, plain or as .xz, .zst, .gz"
+                )
+            found += files
+        else:
+            raise DataError(f"{key}: {given} does not exist; relative paths start at {Path.cwd()}")
+    return found
+
+
+def _checked(data: bytes, where: str) -> bytes:
+    """``data`` without a byte-order mark, after a check that it is text."""
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        data.decode()
+        bad = data.find(b"\0")  # valid UTF-8, but no text has it: an archive, an array, an image
+        reason = "a zero byte, so this is not text"
+    except UnicodeDecodeError as error:
+        bad, reason = error.start, f"byte 0x{data[error.start]:02x} is not UTF-8"
+    if bad >= 0:
+        line = data.count(b"\n", 0, bad) + 1
+        raise DataError(
+            f"{where}:{line}: {reason}; convert the file to UTF-8 text, or keep it "
+            "out of the folder"
+        )
+    return data
+
+
+def _field(line: bytes, field: str, where: str) -> bytes:
+    """The UTF-8 text in one line of JSON; empty for a blank line."""
+    if not line.strip():
+        return b""
+    try:
+        record = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}: byte 0x{line[error.start]:02x} is not UTF-8; convert the file to UTF-8"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where}: not JSON ({error.msg} at column {error.colno}); a .jsonl file "
+            "holds one JSON object a line, and other text needs another suffix"
+        ) from error
+    if not isinstance(record, dict):
+        raise DataError(
+            f"{where}: a JSON {type(record).__name__}, not an object with a field "
+            f'{field!r}; write {{"{field}": "..."}} on each line'
+        )
+    if field not in record:
+        raise DataError(
+            f"{where}: no field {field!r}; set text_field to the one that holds the "
+            f"text (this line has: {', '.join(record) or 'none'})"
+        )
+    if not isinstance(record[field], str):
+        raise DataError(
+            f"{where}: the field {field!r} holds {type(record[field]).__name__}, not "
+            "text; set text_field to the one that holds the text"
+        )
+    try:
+        return record[field].encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair, written as \udXXX
+        raise DataError(
+            f"{where}: {error.reason} in the field {field!r}; this line's text is no "
+            "valid Unicode, repair or drop the line"
+        ) from error

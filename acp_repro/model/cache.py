@@ -1,0 +1,176 @@
+"""What generation remembers: keys, values, log forget gates and the token shift's last inputs.
+
+Buffers grow by doubling, so T tokens cost O(T) copying in all; a length known beforehand is allocated
+once. Nothing is evicted: eviction is for ever, and a threshold that depends on the length so far
+moves (Appendix F).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .fox import FoXForCausalLM
+
+_FIRST_CAPACITY = 64
+
+
+class LayerCache:
+    """The memory of one attention layer. Filled by the layer; empty until its first call.
+
+    Attributes:
+        length: tokens held.
+        k_shift, v_shift: (B, 1, H, D), the token shift's last input, or None.
+        logit_bound: U from the QK-norm weights, kept here by the layer, or None.
+    """
+
+    def __init__(self, max_length: int | None = None):
+        self.length = 0
+        self.k_shift: Tensor | None = None
+        self.v_shift: Tensor | None = None
+        self.logit_bound: Tensor | None = None
+        self._max_length = max_length
+        self._buffers: tuple[Tensor, Tensor, Tensor] | None = None
+        self._longest_key: Tensor | None = None
+        self._longest_of = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit before the buffers have to grow."""
+        return 0 if self._buffers is None else self._buffers[0].shape[2]
+
+    def append(self, k: Tensor, v: Tensor, log_fgate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Add T tokens; return all that is held, as views that the next call may overwrite.
+
+        Args:
+            k, v: (B, H, T, D).
+            log_fgate: (B, H, T) float32.
+
+        Returns:
+            k, v: (B, H, length, D), log_fgate: (B, H, length).
+
+        Raises:
+            RuntimeError: when gradients are being recorded; a cache holds values, no graph.
+            ValueError: when batch, heads, head_dim or dtype differ from what is held.
+        """
+        new = (k, v, log_fgate)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in new):
+            raise RuntimeError(
+                "a FoXCache holds no gradients: call the model under torch.no_grad()"
+            )
+        start, end = self.length, self.length + k.shape[2]
+        self._reserve(end, new)
+        for buffer, x in zip(self._buffers, new, strict=True):
+            buffer[:, :, start:end] = x
+        self.length = end
+        k, v, log_fgate = (buffer[:, :, :end] for buffer in self._buffers)
+        return k, v, log_fgate
+
+    def longest_key(self, k: Tensor) -> Tensor:
+        """(B, H, 1, D), per head the key of largest norm among those held.
+
+        Only keys added since the last call are looked at.
+
+        Args:
+            k: (B, H, length, D), as ``append`` returned it.
+        """
+        candidates = k[:, :, self._longest_of :]
+        if self._longest_key is not None:
+            candidates = torch.cat((self._longest_key, candidates), dim=2)
+        norms = torch.linalg.vector_norm(candidates, dim=-1, keepdim=True, dtype=torch.float32)
+        index = norms.argmax(dim=2, keepdim=True).expand(-1, -1, 1, k.shape[-1])
+        self._longest_key = candidates.gather(2, index)
+        self._longest_of = k.shape[2]
+        return self._longest_key
+
+    def _reserve(self, length: int, new: tuple[Tensor, Tensor, Tensor]) -> None:
+        if self._buffers is not None:
+            for buffer, x in zip(self._buffers, new, strict=True):
+                held, given = _signature(buffer), _signature(x)
+                if held != given:
+                    raise ValueError(
+                        f"this cache holds (batch, heads, head_dim, dtype) {held}, got {given}:"
+                        " continue with the same batch and dtype, or start a new FoXCache"
+                    )
+            if length <= self.capacity:
+                return
+        capacity = max(length, 2 * self.capacity, _FIRST_CAPACITY)
+        if self._max_length is not None and length <= self._max_length:
+            capacity = self._max_length
+        grown = tuple(x.new_empty(*x.shape[:2], capacity, *x.shape[3:]) for x in new)
+        for old, buffer in zip(self._buffers or (), grown, strict=False):
+            buffer[:, :, : self.length] = old[:, :, : self.length]
+        self._buffers = grown
+
+
+def _signature(x: Tensor) -> tuple:
+    return (*x.shape[:2], *x.shape[3:], x.dtype)
+
+
+class FoXCache:
+    """One ``LayerCache`` a layer; pass it to every call of a model to go on where the last ended.
+
+    Args:
+        num_layers: attention layers of the model.
+        max_length: tokens to allocate for at once; None starts small and doubles.
+    """
+
+    def __init__(self, num_layers: int, max_length: int | None = None):
+        self.layers = [LayerCache(max_length) for _ in range(num_layers)]
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+        return self.layers[-1].length
+
+
+@torch.no_grad()
+def generate(
+    model: FoXForCausalLM,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Continue each row of ``input_ids``: one prefill, then one token at a time from the cache.
+
+    Args:
+        input_ids: (B, T) integer, all rows of one length.
+        max_new_tokens: tokens to add.
+        temperature: 0 takes the likeliest token; above 0 samples from softmax(logits / temperature).
+        generator: source of randomness for sampling, on the device of the model.
+
+    Returns:
+        (B, T + max_new_tokens) int64, the prompt first.
+
+    Raises:
+        ValueError: for a negative max_new_tokens or temperature, or input_ids of another shape.
+    """
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be 0 or more, got {max_new_tokens}")
+    if not temperature >= 0:
+        raise ValueError(f"temperature must be 0 (greedy) or above, got {temperature}")
+    model.check_input_ids(input_ids)
+    batch, prompt = input_ids.shape
+    tokens = input_ids.new_empty(batch, prompt + max_new_tokens, dtype=torch.int64)
+    tokens[:, :prompt] = input_ids
+    # The last token is answered, never fed, so it needs no room.
+    cache = FoXCache(model.config.num_hidden_layers, max_length=prompt + max_new_tokens - 1)
+    fed = 0
+    for end in range(prompt, prompt + max_new_tokens):
+        hidden = model(tokens[:, fed:end], cache=cache, return_hidden=True)
+        logits = model.lm_head(hidden[:, -1]).float()
+        tokens[:, end] = _choose(logits, temperature, generator)
+        fed = end
+    return tokens
+
+
+def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """(B, vocab) float32 -> (B,) int64."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    probabilities = torch.softmax(logits / temperature, dim=-1)
+    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)

@@ -1,0 +1,220 @@
+"""The shape of a FoX model, validated once, with the numbers that follow from it.
+
+Argument names are the official ones, so that a published ``config.json`` and our YAML say the same
+words. This file imports no torch: planning a suite must not cost the start of a tensor library.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+# SwiGLU widths are rounded up to a multiple of this.
+MLP_WIDTH_MULTIPLE = 256
+# What ``forgetting_attention`` accepts; said here too so that a wrong suite fails before it starts.
+HEAD_DIM_RANGE = (16, 256)
+
+_PRO = {
+    "hidden_ratio": 3.5,
+    "qk_norm": True,
+    "use_k_shift": True,
+    "use_v_shift": True,
+    "use_output_gate": True,
+    "use_output_norm": True,
+}
+_LLAMA = {
+    "hidden_ratio": 4.0,
+    "qk_norm": False,
+    "use_k_shift": False,
+    "use_v_shift": False,
+    "use_output_gate": False,
+    "use_output_norm": False,
+}
+_FLAGS = (
+    "qk_norm",
+    "qk_norm_share_param_across_head",
+    "use_k_shift",
+    "use_v_shift",
+    "use_output_gate",
+    "use_output_norm",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoXConfig:
+    """A Forgetting Transformer without position embedding. The defaults are FoX (Pro), 125M.
+
+    Args:
+        vocab_size: tokens in the vocabulary (50257: the GPT-2 ids of LongCrawl64).
+        hidden_size: width of the residual stream; a multiple of ``num_heads``, 16 to 256 times it.
+        num_hidden_layers: blocks; each is one attention layer and one SwiGLU layer (Table 2).
+        num_heads: attention heads, all with their own keys and values.
+        hidden_ratio: SwiGLU width over ``hidden_size``, before the factor 2/3 and rounding up.
+        intermediate_size: the SwiGLU width itself; None computes it from ``hidden_ratio``.
+        norm_eps: epsilon of every RMSNorm but the QK-norm (whose epsilon is fixed at 1e-5).
+        initializer_range: standard deviation of all weight matrices at the start (Appendix B).
+        qk_norm: RMSNorm per head on queries and keys; gives the pruning bound of Appendix E.
+        qk_norm_share_param_across_head: one head_dim weight for all heads, as in the public
+            checkpoints; False gives each head its own.
+        use_k_shift, use_v_shift: data-dependent token shift on keys, on values.
+        use_output_gate: multiply the heads' outputs by sigmoid(W_g x).
+        use_output_norm: RMSNorm per head on the heads' outputs.
+        log_pruning_tolerance: log epsilon of Section 3, the logarithm of the largest total
+            attention weight that may be pruned; None computes exactly, without pruning.
+        max_position_embeddings: carried for the checkpoint format only. Nothing here has positions.
+
+    Raises:
+        ValueError: for any value out of range or of the wrong type; names the argument.
+    """
+
+    vocab_size: int = 50257
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_heads: int = 12
+    hidden_ratio: float = 3.5
+    intermediate_size: int | None = None
+    norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    qk_norm: bool = True
+    qk_norm_share_param_across_head: bool = False
+    use_k_shift: bool = True
+    use_v_shift: bool = True
+    use_output_gate: bool = True
+    use_output_norm: bool = True
+    log_pruning_tolerance: float | None = -10.0
+    max_position_embeddings: int = 2048
+
+    @classmethod
+    def pro(cls, **arguments: Any) -> Self:
+        """FoX (Pro), Section 4.1: token shift, QK-norm, output gate and norm, hidden_ratio 3.5.
+
+        An argument given here wins over the preset.
+        """
+        return cls(**{**_PRO, **arguments})
+
+    @classmethod
+    def llama(cls, **arguments: Any) -> Self:
+        """FoX (LLaMA), Appendix C.2: none of the Pro components, hidden_ratio 4.
+
+        An argument given here wins over the preset.
+        """
+        return cls(**{**_LLAMA, **arguments})
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_heads",
+            "max_position_embeddings",
+        ):
+            _check_positive_int(name, getattr(self, name))
+        if self.intermediate_size is not None:
+            _check_positive_int("intermediate_size", self.intermediate_size, "or None")
+        for name in ("hidden_ratio", "norm_eps", "initializer_range"):
+            value = getattr(self, name)
+            if not _is_finite_number(value) or value <= 0:
+                raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+        for name in _FLAGS:
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
+        tolerance = self.log_pruning_tolerance
+        if tolerance is not None and (not _is_finite_number(tolerance) or tolerance >= 0):
+            raise ValueError(
+                "log_pruning_tolerance must be a finite number below 0 (the logarithm of an epsilon"
+                f" below 1; the paper uses -10), or None for exact attention, got {tolerance!r}"
+            )
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size must be divisible by num_heads, got hidden_size={self.hidden_size}"
+                f" and num_heads={self.num_heads}"
+            )
+        low, high = HEAD_DIM_RANGE
+        if not low <= self.head_dim <= high:
+            raise ValueError(
+                f"hidden_size / num_heads, the head dimension, must be from {low} to {high},"
+                f" got {self.hidden_size} / {self.num_heads} = {self.head_dim}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def mlp_width(self) -> int:
+        """``intermediate_size``, or what it is computed to when that is None."""
+        if self.intermediate_size is not None:
+            return self.intermediate_size
+        width = int(self.hidden_size * self.hidden_ratio * 2 / 3)
+        return MLP_WIDTH_MULTIPLE * math.ceil(width / MLP_WIDTH_MULTIPLE)
+
+    def num_parameters(self, non_embedding: bool = True) -> int:
+        """Trainable numbers in the model.
+
+        Args:
+            non_embedding: leave out the input embedding, which is looked up and never multiplied.
+                The head is untied, is multiplied, and always counts: the paper's names (125M,
+                360M, 760M) are this number.
+        """
+        hidden, heads = self.hidden_size, self.num_heads
+        norm = hidden
+        qk_norm = 2 * (self.head_dim if self.qk_norm_share_param_across_head else hidden)
+        block = (
+            self._matrix_parameters_per_block()
+            + heads  # the bias of the forget gate, the only one
+            + 2 * norm
+            + (qk_norm if self.qk_norm else 0)
+            + (norm if self.use_output_norm else 0)
+        )
+        total = self.num_hidden_layers * block + norm + self.vocab_size * hidden
+        return total if non_embedding else total + self.vocab_size * hidden
+
+    def flops_per_token(
+        self, context_length: int, kept_ratio: float = 1.0, *, backward: bool = True
+    ) -> float:
+        """Floating-point operations per token that the algorithm needs (a multiply-add is two).
+
+        Matrix products only. Attention counts the causal half of the scores, (L + 1) / 2 keys a
+        query on average, times ``kept_ratio``; the backward pass counts twice the forward one.
+        Recomputation (activation checkpointing, FlashAttention's scores) is overhead of an
+        implementation and is not counted.
+
+        Args:
+            context_length: L, the sequence length.
+            kept_ratio: 1 - pruned ratio, the share of the causal blocks that are computed.
+            backward: count a training step; False counts the forward pass alone.
+
+        Raises:
+            ValueError: for a context_length below 1 or a kept_ratio outside 0 to 1.
+        """
+        _check_positive_int("context_length", context_length)
+        if not _is_finite_number(kept_ratio) or not 0 <= kept_ratio <= 1:
+            raise ValueError(f"kept_ratio must be between 0 and 1, got {kept_ratio!r}")
+        matrices = (
+            self.num_hidden_layers * self._matrix_parameters_per_block()
+            + self.vocab_size * self.hidden_size
+        )
+        # Scores and weighted sum: two products of hidden_size multiply-adds per (query, key) pair.
+        pairs = kept_ratio * (context_length + 1) / 2
+        attention = self.num_hidden_layers * 4 * self.hidden_size * pairs
+        return (3 if backward else 1) * (2 * matrices + attention)
+
+    def _matrix_parameters_per_block(self) -> int:
+        hidden, heads = self.hidden_size, self.num_heads
+        square = 4 + self.use_output_gate  # q, k, v, o, and the output gate
+        per_head = 1 + self.use_k_shift + self.use_v_shift  # forget gate, token shifts
+        return square * hidden**2 + per_head * heads * hidden + 3 * hidden * self.mlp_width
+
+
+def _is_finite_number(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
+def _check_positive_int(name: str, value: object, alternative: str = "") -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        wanted = f"a whole number of at least 1 {alternative}".rstrip()
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")

@@ -1,0 +1,195 @@
+"""The FoX language model: pre-norm blocks, a final RMSNorm, an untied head, no positions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .cache import FoXCache, LayerCache, generate
+from .config import FoXConfig
+from .layers import ForgettingAttentionLayer, Linear, RMSNorm, SwiGLU
+from .loss import linear_cross_entropy
+
+
+class FoXBlock(nn.Module):
+    """x + attention(norm(x)), then x + SwiGLU(norm(x))."""
+
+    def __init__(self, config: FoXConfig):
+        super().__init__()
+        self.attn_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attn = ForgettingAttentionLayer(config)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, config.mlp_width, config.initializer_range)
+
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """(B, T, hidden) -> (B, T, hidden)."""
+        x = x + self.attn(self.attn_norm(x), cache)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Embedding(nn.Embedding):
+    """nn.Embedding that starts as N(0, std^2) (Appendix B)."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, std: float):
+        self.std = std  # before nn.Embedding.__init__, which calls reset_parameters
+        super().__init__(num_embeddings, embedding_dim)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+
+
+class FoXModel(nn.Module):
+    """Embedding, blocks and the final norm.
+
+    Attributes:
+        gradient_checkpointing: keep only each block's input for the backward pass and compute the
+            block again there; the same gradients for less memory and about a third more work.
+    """
+
+    def __init__(self, config: FoXConfig):
+        super().__init__()
+        self.config = config
+        self.gradient_checkpointing = False
+        self.embeddings = Embedding(config.vocab_size, config.hidden_size, config.initializer_range)
+        self.layers = nn.ModuleList(FoXBlock(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def forward(self, input_ids: Tensor, cache: FoXCache | None = None) -> Tensor:
+        """(B, T) integer -> (B, T, hidden), after the final norm.
+
+        Args:
+            cache: continue after what it holds, and extend it in place.
+
+        Raises:
+            ValueError: if the cache was made for another number of layers.
+        """
+        if cache is not None and len(cache.layers) != len(self.layers):
+            raise ValueError(
+                f"cache has {len(cache.layers)} layers, the model has {len(self.layers)}:"
+                " make it with FoXCache(config.num_hidden_layers)"
+            )
+        x = self.embeddings(input_ids)
+        recompute = self.gradient_checkpointing and cache is None and torch.is_grad_enabled()
+        for index, block in enumerate(self.layers):
+            if recompute:
+                # No dropout here, so there is no random state to save and restore.
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, None if cache is None else cache.layers[index])
+        return self.norm(x)
+
+
+class FoXForCausalLM(nn.Module):
+    """FoX with its language-model head.
+
+    Weights are float32 and start as Appendix B says, the same for the same ``torch.manual_seed``.
+    Run it under ``torch.autocast(device_type, torch.bfloat16)`` for the paper's mixed precision.
+
+    Args:
+        config: the model's shape.
+        gradient_checkpointing: see ``FoXModel``; can be set later.
+    """
+
+    def __init__(self, config: FoXConfig, gradient_checkpointing: bool = False):
+        super().__init__()
+        self.config = config
+        self.model = FoXModel(config)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, config.initializer_range)
+        self.gradient_checkpointing = gradient_checkpointing
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether blocks are computed again in the backward pass instead of kept."""
+        return self.model.gradient_checkpointing
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, value: bool) -> None:
+        self.model.gradient_checkpointing = value
+
+    def init_weights(self) -> None:
+        """Draw all weights anew, in the order of the modules; for a model made on ``meta`` and
+        then given memory by ``to_empty``. A model made directly is already initialised."""
+        for module in self.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+
+    def set_log_pruning_tolerance(self, value: float | None) -> None:
+        """Change log epsilon of every layer (None: exact), as if the config had said so.
+
+        Raises:
+            ValueError: for a value that ``FoXConfig`` refuses.
+        """
+        self.config = dataclasses.replace(self.config, log_pruning_tolerance=value)
+        self.model.config = self.config
+        for block in self.model.layers:
+            block.attn.log_pruning_tolerance = value
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        cache: FoXCache | None = None,
+        return_hidden: bool = False,
+        labels: Tensor | None = None,
+    ) -> Tensor:
+        """Logits, or what the other arguments ask for instead.
+
+        Args:
+            input_ids: (B, T) integer.
+            cache: continue after what it holds, and extend it in place; needs torch.no_grad().
+            return_hidden: return (B, T, hidden), what the head would be applied to.
+            labels: (B, T) integer; return the loss of each token, see ``loss_per_token``. It is an
+                argument of ``forward`` so that wrappers that hook forward (FSDP, DDP) see it.
+
+        Returns:
+            (B, T, vocab) logits in the dtype of the head's product (bfloat16 under autocast).
+
+        Raises:
+            ValueError: for input_ids or labels of another shape or dtype, or a cache of another
+                number of layers.
+        """
+        self.check_input_ids(input_ids)
+        if labels is not None and (labels.shape != input_ids.shape or labels.is_floating_point()):
+            raise ValueError(
+                f"labels must be integers of the shape of input_ids {tuple(input_ids.shape)},"
+                f" got {labels.dtype} {tuple(labels.shape)}"
+            )
+        hidden = self.model(input_ids, cache)
+        if labels is not None:
+            return linear_cross_entropy(hidden, self.lm_head.weight, labels)
+        return hidden if return_hidden else self.lm_head(hidden)
+
+    def loss_per_token(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of every token, in nats.
+
+        Args:
+            input_ids: (B, T) integer.
+            labels: (B, T) integer, the token that should follow each; -100 gives loss 0.
+
+        Returns:
+            (B, T) float32. The logits are held once, in the dtype of the head's product; float32
+            copies exist for a chunk of tokens at a time, in both directions.
+        """
+        return self(input_ids, labels=labels)
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continue each row of ``input_ids``; see ``acp_repro.model.cache.generate``."""
+        return generate(self, input_ids, max_new_tokens, temperature, generator)
+
+    @staticmethod
+    def check_input_ids(input_ids: Tensor) -> None:
+        """ValueError unless ``input_ids`` is (B, T) integer with at least one token a row."""
+        integer = not (input_ids.is_floating_point() or input_ids.dtype == torch.bool)
+        if input_ids.dim() != 2 or input_ids.numel() == 0 or not integer:
+            raise ValueError(
+                "input_ids must be integers of shape (batch, time), at least one token each,"
+                f" got {input_ids.dtype} {tuple(input_ids.shape)}"
+            )

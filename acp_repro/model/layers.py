@@ -1,0 +1,279 @@
+"""The parts of a FoX block (Section 2; the Pro components of Section 4.1).
+
+Shapes: x is (B, T, hidden) between modules; q, k, v are (B, H, T, D) where attention is computed.
+Parameter names are those of the official checkpoints, so a state dict needs no translation.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from acp_repro.attention import forgetting_attention
+from acp_repro.attention.threshold import (
+    logit_bound_from_norms,
+    logit_bound_from_qk_norm,
+    pruning_threshold,
+)
+
+from .cache import LayerCache
+from .config import FoXConfig
+
+# The QK-norm of the official models has its own epsilon, whatever norm_eps is.
+QK_NORM_EPS = 1e-5
+
+
+class Linear(nn.Linear):
+    """nn.Linear that starts as the paper's models do (Appendix B): N(0, std^2), bias 0."""
+
+    def __init__(self, in_features: int, out_features: int, std: float, bias: bool = False):
+        self.std = std  # before nn.Linear.__init__, which calls reset_parameters
+        super().__init__(in_features, out_features, bias=bias)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+
+    Computed in float32 and returned in the dtype of x: under autocast the residual stream stays
+    float32 and so does what this returns.
+
+    Args:
+        dim: size of the last dimension.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, dim: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., dim), any floating dtype -> the same shape and dtype."""
+        weight = self.weight.float()
+        return F.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
+
+
+class HeadRMSNorm(nn.Module):
+    """RMSNorm of each head on its own: QK-norm, and the output norm of FoX (Pro).
+
+    Args:
+        num_heads, head_dim: the last two dimensions of the input.
+        eps: added to the mean square.
+        share_across_heads: one weight of (head_dim,) for all heads; else (num_heads * head_dim,).
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, eps: float, share_across_heads: bool = False):
+        super().__init__()
+        self.head_dim = head_dim
+        self.eps = eps
+        size = head_dim if share_across_heads else num_heads * head_dim
+        self.weight = nn.Parameter(torch.empty(size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """(B, T, H, D) -> the same shape and dtype.
+
+        Args:
+            gate: (B, T, H, D), multiplies the result by sigmoid(gate) before the one rounding to
+                the dtype of x; the output gate of FoX (Pro).
+        """
+        y = F.rms_norm(x.float(), (self.head_dim,), eps=self.eps)
+        y = y * self.weight.float().view(-1, self.head_dim)
+        if gate is not None:
+            y = y * torch.sigmoid(gate.float())
+        return y.to(x.dtype)
+
+
+def token_shift(z: Tensor, shift_logit: Tensor, previous: Tensor | None = None) -> Tensor:
+    """Data-dependent token shift: y_t = a_t z_{t-1} + (1 - a_t) z_t with a = sigmoid(shift_logit).
+
+    Computed in float32, returned in the dtype of z.
+
+    Args:
+        z: (B, T, H, D).
+        shift_logit: (B, T, H), one mixing weight per head and token.
+        previous: (B, 1, H, D), z just before the first token; None is zero, the sequence's start.
+
+    Returns:
+        (B, T, H, D).
+    """
+    if previous is None:
+        before = F.pad(z[:, :-1], (0, 0, 0, 0, 1, 0))
+    else:
+        before = torch.cat((previous, z[:, :-1]), dim=1)
+    a = torch.sigmoid(shift_logit.float()).unsqueeze(-1)
+    return torch.lerp(z.float(), before.float(), a).to(z.dtype)
+
+
+class ShiftedLinear(nn.Module):
+    """A projection to heads followed by the token shift, for keys or values of FoX (Pro)."""
+
+    def __init__(self, hidden_size: int, num_heads: int, std: float):
+        super().__init__()
+        self.num_heads = num_heads
+        self.linear = Linear(hidden_size, hidden_size, std)
+        self.shift_proj = Linear(hidden_size, num_heads, std)
+
+    def forward(self, x: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(B, T, hidden) -> y (B, T, H, D), and the last z (B, 1, H, D) to pass as the next call's
+        ``previous``: it is all that decoding has to remember."""
+        z = self.linear(x).unflatten(-1, (self.num_heads, -1))
+        return token_shift(z, self.shift_proj(x), previous), z[:, -1:]
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate) * up); one matrix holds the rows of gate, then those of up."""
+
+    def __init__(self, hidden_size: int, width: int, std: float):
+        super().__init__()
+        self.gate_proj = Linear(hidden_size, 2 * width, std)
+        self.down_proj = Linear(width, hidden_size, std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, hidden) -> (B, T, hidden)."""
+        gate, up = self.gate_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class ForgettingAttentionCore(nn.Module):
+    """The attention itself, without parameters: the one place where a model computes it.
+
+    It is a module so that measuring code can watch its inputs and outputs with forward hooks.
+    Its ``implementation`` can be set to pin one implementation; see ``forgetting_attention``.
+    """
+
+    def __init__(self, implementation: str = "auto"):
+        super().__init__()
+        self.implementation = implementation
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_fgate: Tensor,
+        adaptive_threshold: Tensor | None,
+    ) -> Tensor:
+        """Equation 1, or 3 where there is a threshold.
+
+        Args:
+            q: (B, H, Tq, D). k, v: (B, H, Tk, D), Tk >= Tq while decoding.
+            log_fgate: (B, H, Tk) float32.
+            adaptive_threshold: delta, broadcastable to (B, H); None computes exactly.
+
+        Returns:
+            (B, H, Tq, D).
+        """
+        return forgetting_attention(
+            q,
+            k,
+            v,
+            log_fgate,
+            head_first=True,
+            adaptive_threshold=adaptive_threshold,
+            implementation=self.implementation,
+        )
+
+
+class ForgettingAttentionLayer(nn.Module):
+    """Projections, token shift, QK-norm, forget gate, attention, output norm and gate."""
+
+    def __init__(self, config: FoXConfig):
+        super().__init__()
+        hidden, heads, std = config.hidden_size, config.num_heads, config.initializer_range
+        self.num_heads = heads
+        self.head_dim = config.head_dim
+        self.log_pruning_tolerance = config.log_pruning_tolerance
+
+        def kv_proj(shifted: bool) -> nn.Module:
+            return ShiftedLinear(hidden, heads, std) if shifted else Linear(hidden, hidden, std)
+
+        def qk_norm() -> nn.Module | None:
+            share = config.qk_norm_share_param_across_head
+            norm = HeadRMSNorm(heads, config.head_dim, QK_NORM_EPS, share)
+            return norm if config.qk_norm else None
+
+        self.q_proj = Linear(hidden, hidden, std)
+        self.k_proj = kv_proj(config.use_k_shift)
+        self.v_proj = kv_proj(config.use_v_shift)
+        self.o_proj = Linear(hidden, hidden, std)
+        self.fgate_proj = Linear(hidden, heads, std, bias=True)
+        self.ogate_proj = Linear(hidden, hidden, std) if config.use_output_gate else None
+        self.q_norm, self.k_norm = qk_norm(), qk_norm()
+        self.output_norm = (
+            HeadRMSNorm(heads, config.head_dim, config.norm_eps) if config.use_output_norm else None
+        )
+        self.core = ForgettingAttentionCore()
+
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """(B, T, hidden) -> (B, T, hidden); with a cache, x holds the tokens after the cached ones
+        and the cache is extended in place."""
+        q = self._heads(self.q_proj(x))
+        k = self._project_kv(self.k_proj, x, cache, "k_shift")
+        v = self._project_kv(self.v_proj, x, cache, "v_shift")
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        # float32 from here on: gates are summed over thousands of tokens.
+        log_fgate = F.logsigmoid(self.fgate_proj(x).float())
+
+        q, k, v, log_fgate = (t.transpose(1, 2) for t in (q, k, v, log_fgate))
+        if cache is not None:
+            k, v, log_fgate = cache.append(k, v, log_fgate)
+        threshold = self._threshold(q, k, cache)
+        out = self.core(q, k, v, log_fgate, threshold).transpose(1, 2)
+
+        gate = None if self.ogate_proj is None else self._heads(self.ogate_proj(x))
+        if self.output_norm is not None:
+            out = self.output_norm(out, gate)
+        elif gate is not None:
+            out = out * torch.sigmoid(gate)
+        return self.o_proj(out.flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, self.head_dim))
+
+    def _project_kv(
+        self, proj: nn.Module, x: Tensor, cache: LayerCache | None, state: str
+    ) -> Tensor:
+        if not isinstance(proj, ShiftedLinear):
+            return self._heads(proj(x))
+        y, last = proj(x, None if cache is None else getattr(cache, state))
+        if cache is not None:
+            setattr(cache, state, last)
+        return y
+
+    @torch.no_grad()
+    def _threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
+        """delta of Section 3 for this call, with L the number of keys; (H,), (B, H) or None."""
+        if self.log_pruning_tolerance is None:
+            return None
+        if self.q_norm is not None:
+            # From weights (Appendix E): they stand still while a cache is in use, so once is enough.
+            bound = None if cache is None else cache.logit_bound
+            if bound is None:
+                bound = logit_bound_from_qk_norm(
+                    self.q_norm.weight,
+                    self.k_norm.weight,
+                    self.num_heads,
+                    self.head_dim,
+                    dtype=q.dtype,
+                )
+            if cache is not None:
+                cache.logit_bound = bound
+        else:
+            # The longest key of the past bounds them all: no need to read every key each token.
+            bound = logit_bound_from_norms(q, k if cache is None else cache.longest_key(k))
+        return pruning_threshold(bound, k.shape[-2], self.log_pruning_tolerance)

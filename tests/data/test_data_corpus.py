@@ -1,0 +1,307 @@
+"""Settings, `prepare` from end to end, and the command."""
+
+import itertools
+import json
+import logging
+import lzma
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from acp_repro.data import CorruptEntry, DataConfig, DataError, default_cache, prepare
+from acp_repro.data import corpus as module
+from acp_repro.data.__main__ import main
+
+BOOKS = Path(__file__).parents[2] / ".." / "shared" / "data" / "books"
+TEXTS = [f"document {i}: " + f"some words of number {i} and {i * i}; " * (i + 3) for i in range(40)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Forty documents of different lengths in one file."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
+    return folder
+
+
+def text(folder, **settings):
+    return {"corpus": "text", "path": str(folder), "heldout": 0.2, **settings}
+
+
+def decoded(corpus, split):
+    tokens, offsets = corpus.tokens(split), corpus.offsets(split)
+    return [corpus.tokenizer.decode(tokens[a:b]) for a, b in itertools.pairwise(offsets)]
+
+
+# ---- settings ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["stdlib"], r"data: \['stdlib'\] is not a mapping; write `corpus: stdlib`"),
+        ({"tokeniser": "bytes"}, "tokeniser: unknown key; did you mean tokenizer.*keys are corpus"),
+        ({"xyz": 1}, r"xyz: unknown key \(the keys are corpus"),
+        ({"corpus": "books"}, "corpus: 'books' is not known; use stdlib or text"),
+        ({"corpus": "text"}, "path: None, but `corpus: text` needs the path of a file or a folder"),
+        ({"corpus": "text", "path": 3}, "path: 3, but `corpus: text` needs"),
+        ({"path": "x"}, "path: `corpus: stdlib` takes none; remove it, or set corpus: text"),
+        ({"text_field": ""}, "text_field: '' is not the name of a field"),
+        ({"heldout": 1}, "heldout: 1 is no share; use 0 to less than 1"),
+        ({"heldout": -0.1}, "heldout: -0.1 is no share"),
+        ({"heldout": float("nan")}, "heldout: nan is no share"),
+        ({"heldout": True}, "heldout: True is neither a share such as 0.05 nor a path"),
+        ({"heldout": None}, "heldout: None is neither"),
+        ({"heldout": "x"}, "heldout: `corpus: stdlib` takes a share such as 0.05, not paths"),
+        ({"corpus": "text", "path": "x", "heldout": []}, "heldout: .* is not a list of paths"),
+        ({"corpus": "text", "path": "x", "heldout": ["a", 1]}, "heldout: .* not a list of paths"),
+        ({"tokenizer": "gpt2"}, r"tokenizer: 'gpt2' is not known; use bytes, or \{bpe: 4096\}"),
+        ({"tokenizer": {"bpe": 4096, "x": 1}}, "tokenizer: .* is not known"),
+        ({"tokenizer": {"bpe": "4096"}}, "tokenizer: bpe: '4096' is not a whole number"),
+        ({"tokenizer": {"bpe": True}}, "tokenizer: bpe: True is not a whole number"),
+        ({"tokenizer": {"bpe": 257}}, "tokenizer: bpe: 257 ids cannot be; use 258"),
+    ],
+)
+def test_settings_errors(settings, message):
+    with pytest.raises(DataError, match=message):
+        DataConfig.from_dict(settings)
+
+
+def test_settings_defaults():
+    config = DataConfig.from_dict({})
+    assert config == DataConfig("stdlib", None, "text", 0.05, "bytes")
+    assert DataConfig.from_dict(config) is config
+    paths = DataConfig("text", "x", heldout=["a", "b"])
+    assert paths.heldout == paths.heldout_paths == ("a", "b")
+    assert DataConfig("text", "x", heldout="a").heldout_paths == ("a",)
+
+
+def test_default_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACP_REPRO_CACHE", str(tmp_path / "elsewhere"))
+    assert default_cache() == tmp_path / "elsewhere"
+    monkeypatch.delenv("ACP_REPRO_CACHE")
+    (tmp_path / "project" / "notebooks").mkdir(parents=True)
+    (tmp_path / "project" / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path / "project" / "notebooks")
+    assert default_cache() == tmp_path / "project" / "cache"
+
+
+# ---- prepare -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", {"bpe": 300}])
+def test_text_end_to_end(folder, tmp_path, tokenizer, monkeypatch):
+    if tokenizer != "bytes":
+        pytest.importorskip("tokenizers")
+    corpus = prepare(text(folder, tokenizer=tokenizer), tmp_path / "cache")
+    train, heldout = decoded(corpus, "train"), decoded(corpus, "heldout")
+    assert sorted(train + heldout) == sorted(TEXTS) and heldout
+    assert [t for t in TEXTS if t in train] == train  # the order of the file
+    assert corpus.tokens("train").dtype == np.uint16
+    first = TEXTS.index(heldout[0])
+    assert corpus.names("heldout")[0] == f"a.jsonl:{first + 1}"
+
+    facts = corpus.describe(64)
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["vocab_size"] == corpus.vocab_size == corpus.bos_id + 1
+    split = facts["splits"]["train"]
+    assert split["documents"] == len(train)
+    assert split["bytes"] == sum(len(t.encode()) for t in train)
+    assert split["tokens"] == len(corpus.tokens("train"))
+    sequences = corpus.sequences("train", 64, seed=3)
+    assert (split["sequences"], split["share_used"]) == (len(sequences), sequences.share_used)
+    assert "sequences" not in corpus.describe()["splits"]["train"]
+
+    inputs, labels = sequences.batch(0, 2)
+    assert inputs[0, 0] == corpus.bos_id
+    d, s = sequences.epoch_order(0)[0]
+    ids = corpus.tokens("train")[corpus.offsets("train")[d] :][: 64 * (s + 1)]
+    assert labels[0].tolist() == ids[64 * s :].tolist()
+
+    def never(*_):
+        raise AssertionError("tokenised again")
+
+    monkeypatch.setattr(module, "_build", never)
+    again = prepare(DataConfig(**text(folder, tokenizer=tokenizer)), tmp_path / "cache")
+    assert again.describe() == corpus.describe()
+    again.verify()
+
+
+def test_two_builds_give_the_same_bytes(folder, tmp_path):
+    pytest.importorskip("tokenizers")
+    a, b = (prepare(text(folder, tokenizer={"bpe": 300}), tmp_path / n).folder for n in "ab")
+    assert a.name == b.name
+    for path in a.iterdir():
+        if path.name != "meta.json":  # holds times
+            assert path.read_bytes() == (b / path.name).read_bytes()
+
+
+def test_what_changes_the_key(folder, tmp_path):
+    def key(**settings):
+        return prepare(text(folder, **settings), tmp_path / "cache").folder.name
+
+    keys = [key(), key(heldout=0.3), key(heldout=0)]
+    with open(folder / "a.jsonl", "a") as file:
+        file.write('{"text": "one more"}\n')
+    keys.append(key())
+    assert len(set(keys)) == 4
+    assert key(path=str(folder / "a.jsonl")) == keys[-1]  # the same text by another path
+
+
+def test_explicit_heldout_files(folder, tmp_path):
+    with lzma.open(folder / "held.jsonl.xz", "wt") as file:
+        file.write('{"text": "held out"}\n')
+    (tmp_path / "other.txt").write_text("another")
+    held = [str(folder / "held.jsonl.xz"), str(tmp_path / "other.txt")]
+    corpus = prepare(text(folder, heldout=held), tmp_path / "cache")
+    assert decoded(corpus, "train") == TEXTS
+    assert decoded(corpus, "heldout") == ["held out", "another"]
+    one = prepare(text(folder, heldout=held[0]), tmp_path / "cache")
+    assert decoded(one, "heldout") == ["held out"]
+
+
+def test_bpe_never_sees_heldout_text(tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "train.txt").write_text("abc " * 500)
+    (tmp_path / "held.txt").write_text("xyz " * 5000)
+    config = text(
+        tmp_path / "train.txt", heldout=str(tmp_path / "held.txt"), tokenizer={"bpe": 259}
+    )
+    corpus = prepare(config, tmp_path / "cache")
+    assert len(corpus.tokenizer.encode("xyz ")) == 4
+    assert len(corpus.tokenizer.encode("abc ")) < 4
+
+
+def test_no_heldout_is_possible(folder, tmp_path):
+    corpus = prepare(text(folder, heldout=0), tmp_path / "cache")
+    assert corpus.tokens("heldout").shape == (0,) and corpus.offsets("heldout").tolist() == [0]
+    assert corpus.describe(8)["splits"]["heldout"]["share_used"] == 0
+    with pytest.raises(DataError, match="heldout split has no document"):
+        corpus.sequences("heldout", 8)
+
+
+def test_large_vocabulary_needs_32_bits():
+    assert module._token_dtype(DataConfig(tokenizer={"bpe": 65536})) == "<u2"
+    assert module._token_dtype(DataConfig(tokenizer={"bpe": 65537})) == "<u4"
+
+
+def test_corrupt_cache_is_rebuilt(folder, tmp_path, caplog):
+    corpus = prepare(text(folder), tmp_path / "cache")
+    path = corpus.folder / "train.tokens"
+    sound = path.read_bytes()
+    path.write_bytes(b"\1" + sound[1:])
+    with pytest.raises(CorruptEntry, match=r"train\.tokens has changed"):
+        corpus.verify()
+    with caplog.at_level(logging.WARNING):
+        again = prepare(text(folder), tmp_path / "cache")
+    assert "is corrupt" in caplog.text and path.read_bytes() == sound
+    again.verify()
+
+
+def test_a_failure_in_the_middle_leaves_no_entry(folder, tmp_path, monkeypatch):
+    with open(folder / "a.jsonl", "a") as file:
+        file.write("{broken\n")
+    with pytest.raises(DataError, match=r"a\.jsonl:41: not JSON"):
+        prepare(text(folder), tmp_path / "cache")
+    assert [p.suffix for p in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_prepare_errors(folder, tmp_path):
+    def fails(message, cache=tmp_path / "cache", **settings):
+        with pytest.raises(DataError, match=message):
+            prepare(text(folder, **settings), cache)
+
+    fails("path: .* does not exist", path=str(tmp_path / "nowhere"))
+    fails("heldout: .* does not exist", heldout="nowhere")
+    fails("heldout: 1e-09 leaves no held-out document of 40; use a larger share", heldout=1e-9)
+    fails("heldout: 0.999999 leaves no training document of 40; use a sm", heldout=0.999999)
+    fails("every file under .* is held out", heldout=str(folder))
+    fails("no field 'body'; set text_field", text_field="body")
+    (tmp_path / "file").touch()
+    fails("the cache folder .*file cannot be used .*ACP_REPRO_CACHE", cache=tmp_path / "file")
+    fails("holds no text, only blank documents", path=str(tmp_path / "file"))
+    with pytest.raises(DataError, match="split: 'test' is not known; use train or heldout"):
+        prepare(text(folder), tmp_path / "cache").tokens("test")
+    with pytest.raises(DataError, match="context_length: 0 is no length"):
+        prepare(text(folder), tmp_path / "cache").describe(0)
+    longest = r"the longest of \d+, 'a\.jsonl:\d+', has \d+; use a context_length of at most"
+    with pytest.raises(DataError, match=longest):
+        prepare(text(folder), tmp_path / "cache").sequences("train", 10**6)
+
+
+def test_stdlib_end_to_end(tmp_path):
+    corpus = prepare({"corpus": "stdlib"}, tmp_path)
+    facts = corpus.describe(1024)
+    assert facts["splits"]["train"]["sequences"] > 5000
+    assert facts["splits"]["heldout"]["documents"] > 10
+    assert {"argparse.py", "typing.py"} <= {*corpus.names("train"), *corpus.names("heldout")}
+    inputs, labels = next(corpus.sequences("heldout", 1024).iter_batches(2))
+    assert inputs.shape == (2, 1024) and labels.max() < 256
+
+
+def test_a_shard_of_books(tmp_path):
+    shards = sorted(BOOKS.glob("*.jsonl.xz"))
+    if not shards:
+        pytest.skip("the development corpus ../shared/data/books is not here")
+    few = tmp_path / "few.jsonl"
+    with lzma.open(shards[0]) as file:
+        few.write_bytes(b"".join(itertools.islice(file, 6)))
+    corpus = prepare(text(few, heldout=0.4), tmp_path / "cache")
+    facts = corpus.describe(4096)["splits"]
+    assert facts["train"]["documents"] + facts["heldout"]["documents"] == 6
+    assert facts["train"]["share_used"] > 0.9
+    _, labels = corpus.sequences("train", 4096).batch(0, 1)
+    assert " the " in corpus.tokenizer.decode(labels[0])
+
+
+# ---- the command ---------------------------------------------------------------------------
+
+
+def test_command(folder, tmp_path, capsys):
+    args = [
+        "--corpus",
+        "text",
+        "--path",
+        str(folder),
+        "--heldout",
+        "0.2",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--context-length",
+        "64",
+        "--verify",
+    ]
+    assert main(args) == 0
+    out = capsys.readouterr().out
+    for word in ("257 ids", "documents", "tokens", "heldout", "sequences of 64", "(verified)"):
+        assert word in out
+    assert main([*args, "--heldout", str(folder / "a.jsonl")]) == 1
+    assert capsys.readouterr().err.startswith("error: path: every file under")
+    assert main([*args, "--tokenizer", "gpt2"]) == 1
+    assert "tokenizer: 'gpt2'" in capsys.readouterr().err
+
+
+def test_command_bpe_and_help(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert (
+        main(
+            [
+                "--corpus",
+                "text",
+                "--path",
+                str(folder),
+                "--tokenizer",
+                "bpe:300",
+                "--cache-dir",
+                str(tmp_path),
+            ]
+        )
+        == 1
+    )
+    assert "pip install 'acp_repro[bpe]'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "examples:" in capsys.readouterr().out

@@ -1,0 +1,258 @@
+"""Documents: which ones, in which order, with what identity, and every error on the way."""
+
+import gzip
+import json
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from acp_repro.data.files import DataError
+from acp_repro.data.sources import Document, StdlibSource, TextSource, is_heldout
+
+PACK = {
+    "": lambda data: data,
+    ".xz": lzma.compress,
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+TEXTS = ["naïve café\n" * 3, "second\r\nline", "third " * 50_000, "日本語 🐍"]
+
+
+def texts(source):
+    return [document.data.decode() for document in source.documents()]
+
+
+def as_jsonl(field="text"):
+    return "".join(json.dumps({"id": i, field: t}) + "\n" for i, t in enumerate(TEXTS)).encode()
+
+
+# ---- the standard library ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stdlib():
+    return StdlibSource()
+
+
+def test_stdlib_is_library_text_and_help(stdlib):
+    documents = list(stdlib.documents())
+    names = [document.name for document in documents]
+    assert {"argparse.py", "json/decoder.py", "asyncio/base_events.py"} <= set(names)
+    assert len(names) == len(set(names)) > 300
+    assert sum(len(d.data) for d in documents) == stdlib.size > 5_000_000
+    for name in names:
+        parts = set(name.split("/"))
+        assert not parts & {"site-packages", "test", "tests", "idle_test", "encodings", "numpy"}
+        assert not name.startswith(("_sysconfigdata", "sitecustomize", "config-"))
+    assert all(d.data.strip() and b"\r" not in d.data for d in documents)
+    # the help topics come from one module; where a distribution ships it, they are documents
+    pytest.importorskip("pydoc_data.topics")
+    assert "help/assert" in names
+
+
+def test_stdlib_identity_survives_processes_and_hash_seeds(stdlib):
+    code = (
+        "from acp_repro.data.sources import StdlibSource as S; import sys\n"
+        "print(S().identity, any(m in sys.modules for m in ('torch', 'numpy')))"
+    )
+    identity, heavy = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            # the sources by themselves, so that what they import is seen
+            "import sys, types; p = types.ModuleType('acp_repro.data');"
+            f"p.__path__ = [{str(Path(sys.modules[StdlibSource.__module__].__file__).parent)!r}];"
+            f"sys.modules[p.__name__] = p\n{code}",
+        ],
+        env={"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert identity == stdlib.identity
+    assert heavy == "False"
+
+
+def library(root, **files):
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("DOT", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+    return root
+
+
+def test_stdlib_leaves_out_tests_tables_and_strangers(tmp_path):
+    root = library(
+        tmp_path,
+        **{
+            "jsonDOTpy": b"import this\r\n",
+            "json__toolDOTpy": b"x = 1\n",
+            "emptyDOTpy": b"",
+            "abcDOTpy": b" \n",
+            "test__test_jsonDOTpy": b"no",
+            "json__tests__test_aDOTpy": b"no",
+            "site-packages__jsonDOTpy": b"no",
+            "strangerDOTpy": b"no",
+            "encodings__cp037DOTpy": b"no",
+            "html__entitiesDOTpy": b"no",
+            "_sysconfigdata_linuxDOTpy": b"no",
+            "json__dataDOTtxt": b"no",
+        },
+    )
+    source = StdlibSource(root, topics={"for": "The for statement"})
+    assert {d.name: d.data for d in source.documents()} == {
+        "json.py": b"import this\n",
+        "json/tool.py": b"x = 1\n",
+        "help/for": b"The for statement",
+    }
+    unix = library(tmp_path / "b", jsonDOTpy=b"import this\n", json__toolDOTpy=b"x = 1\n")
+    assert StdlibSource(unix, {"for": "The for statement"}).identity == source.identity
+    assert StdlibSource(unix, {"for": "The for"}).identity != source.identity
+    assert StdlibSource(unix, {"FOR": "The for statement"}).identity != source.identity
+
+
+def test_stdlib_follows_coding_lines(tmp_path):
+    root = library(tmp_path, jsonDOTpy=b"# coding: latin-1\n# \xe9\n")
+    assert texts(StdlibSource(root, {})) == ["# coding: latin-1\n# é\n"]
+    library(tmp_path, jsonDOTpy=b"# \xe9\n")
+    with pytest.raises(DataError, match=r"json\.py: cannot be read as Python.*reinstall Python"):
+        StdlibSource(root, {})
+
+
+def test_stdlib_without_sources(tmp_path):
+    with pytest.raises(DataError, match="no module of the standard library.*corpus: text"):
+        StdlibSource(tmp_path, {})
+
+
+# ---- files ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_plain_text_round_trip(tmp_path, suffix):
+    for i, text in enumerate(TEXTS):
+        (tmp_path / f"{i}.txt{suffix}").write_bytes(PACK[suffix](text.encode()))
+    assert texts(TextSource([tmp_path])) == TEXTS
+    assert texts(TextSource([tmp_path / f"2.txt{suffix}"])) == TEXTS[2:3]
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_jsonl_round_trip(tmp_path, suffix):
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(PACK[suffix](as_jsonl("body")))
+    source = TextSource([path], "body")
+    assert texts(source) == TEXTS
+    assert [d.name for d in source.documents()] == [f"{path.name}:{i}" for i in (1, 2, 3, 4)]
+    advanced = []
+    list(source.documents(advanced.append))
+    assert sum(advanced) == source.size == path.stat().st_size
+
+
+def test_several_zstd_and_xz_frames_are_one_file(tmp_path):
+    for suffix in (".zst", ".xz", ".gz"):
+        path = tmp_path / f"a.txt{suffix}"
+        path.write_bytes(PACK[suffix](b"one ") + PACK[suffix](b"two"))
+        assert texts(TextSource([path])) == ["one two"]
+
+
+def test_folder_is_recursive_ordered_and_skips_hidden_and_blank(tmp_path):
+    for name, text in {
+        "b/2.txt": "B2",
+        "a.md": "A",
+        "b/1": "B1",
+        ".git/config": "no",
+        "c/.hidden": "no",
+        "blank": " \n",
+        "bom": "\ufeffmark",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert [d.name for d in TextSource([tmp_path]).documents()] == ["a.md", "b/1", "b/2.txt", "bom"]
+    assert texts(TextSource([tmp_path])) == ["A", "B1", "B2", "mark"]
+    left = TextSource([tmp_path], exclude=[tmp_path / "b", tmp_path / "bom"])
+    assert texts(left) == ["A"]
+
+
+def test_blank_lines_of_jsonl_are_no_documents(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('\ufeff{"text": "one"}\n\n{"text": " "}\n{"text": "two"}', encoding="utf-8")
+    assert texts(TextSource([path])) == ["one", "two"]
+
+
+def test_identity_follows_the_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(as_jsonl())
+    first = TextSource([path]).identity
+    moved = path.rename(tmp_path / "b.jsonl")
+    assert TextSource([moved]).identity == first  # a name is no text
+    assert TextSource([moved], "body").identity != first
+    moved.write_bytes(as_jsonl() + b"\n")
+    assert TextSource([moved]).identity != first
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl:2: not JSON .*one JSON object a"),
+        ("a.jsonl", b'{"text": "x"}\n\n[1]\n', r"a\.jsonl:3: a JSON list, not an object"),
+        ("a.jsonl", b'{"body": "x"}', r"a\.jsonl:1: no field 'text'; set text_field .*has: body"),
+        ("a.jsonl", b'{"text": 3}', r"a\.jsonl:1: the field 'text' holds int, not text; set text_"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a\.jsonl:2: byte 0xff is not UTF-8; con"),
+        ("a.jsonl", rb'{"text": "\ud800"}', r"a\.jsonl:1: surrogates not allowed.*repair or drop"),
+        ("a.txt", b"fine\nfine\ncaf\xe9\n", r"a\.txt:3: byte 0xe9 is not UTF-8; convert the file"),
+        ("a.npy", b"fine\n\0\0\n", r"a\.npy:2: a zero byte, so this is not text; .*keep it out"),
+        ("a.txt.xz", b"no xz", r"a\.txt\.xz: cannot be read .*copy it again"),
+        ("a.txt.gz", b"no gz", r"a\.txt\.gz: cannot be read .*copy it again"),
+        ("a.txt.zst", b"no zstd at all", r"a\.txt\.zst: cannot be read .*copy it again"),
+        ("a.txt.xz", PACK[".xz"](as_jsonl())[:-30], r"a\.txt\.xz: cannot be read .*cut short"),
+        ("a.txt.gz", PACK[".gz"](as_jsonl())[:-30], r"a\.txt\.gz: cannot be read .*cut short"),
+        ("a.jsonl.zst", PACK[".zst"](as_jsonl())[:-9], r"a\.jsonl\.zst: cannot be read .*middle"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(TextSource([tmp_path]).documents())
+
+
+def test_bad_paths(tmp_path):
+    with pytest.raises(DataError, match=r"path: .*missing does not exist; relative paths start"):
+        TextSource([tmp_path / "missing"])
+    with pytest.raises(DataError, match=r"heldout: .* is a folder without files; put text"):
+        TextSource([tmp_path], key="heldout")
+    (tmp_path / "a").write_text("A")
+    with pytest.raises(DataError, match="every file under .* is held out; leave at least one"):
+        TextSource([tmp_path], exclude=[tmp_path / "a"])
+
+
+# ---- the split -----------------------------------------------------------------------------
+
+
+def test_split_is_stable_and_has_its_share():
+    documents = [Document(str(i), b"", str(i).encode()) for i in range(4000)]
+    held = {d.name for d in documents if is_heldout(d, 0.1)}
+    assert 300 < len(held) < 500
+    assert held >= {d.name for d in documents if is_heldout(d, 0.05)}  # a larger share adds only
+    assert not any(is_heldout(d, 0) for d in documents)
+
+
+def test_added_renamed_and_resharded_documents_move_none(tmp_path):
+    def heldout(folder):
+        return {d.data for d in TextSource([folder]).documents() if is_heldout(d, 0.3)}
+
+    lines = [json.dumps({"text": f"text {i}"}) for i in range(60)]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.jsonl").write_text("\n".join(lines[:40]))
+    before = heldout(tmp_path / "one")
+    assert before
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "x.jsonl").write_text("\n".join(lines[30:]))
+    (tmp_path / "two" / "y.jsonl").write_text("\n".join(lines[:30]))
+    after = heldout(tmp_path / "two")
+    old = {f"text {i}".encode() for i in range(40)}
+    assert after & old == before
+    assert after - before  # and new ones are held out too

@@ -1,0 +1,48 @@
+"""Fixtures for the tests of ``acp_repro.model``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from model_helpers import SMALL, with_strong_gates
+
+from acp_repro.model import FoXConfig, FoXForCausalLM
+
+REPO_ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def official_pro() -> Path:
+    """Folder of the random-weight model of the authors' code, with its answers."""
+    folder = REPO_ROOT.parent / "shared" / "fixtures" / "official_pro"
+    if not (folder / "expected.safetensors").is_file():
+        pytest.skip(
+            "the recorded answers of the official model are not part of this repository: put"
+            " official_pro/ (config.json, model.safetensors, expected.safetensors) in"
+            " ../shared/fixtures beside the clone to run this test"
+        )
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["pro", "llama"])
+def small_config(request: pytest.FixtureRequest) -> FoXConfig:
+    return getattr(FoXConfig, request.param)(**SMALL)
+
+
+@pytest.fixture
+def small_model(small_config: FoXConfig) -> FoXForCausalLM:
+    torch.manual_seed(0)
+    return with_strong_gates(FoXForCausalLM(small_config))
+
+
+@pytest.fixture
+def small_ids() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, SMALL["vocab_size"], (2, 150), generator=generator)

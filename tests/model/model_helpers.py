@@ -1,0 +1,30 @@
+"""What several tests of ``acp_repro.model`` share."""
+
+from __future__ import annotations
+
+import torch
+
+from acp_repro.model import FoXForCausalLM
+
+SMALL = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 4}
+
+
+def with_strong_gates(model: FoXForCausalLM) -> FoXForCausalLM:
+    """Half of the heads forget fast and half slowly, and norms are not 1, as after training."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("fgate_proj.bias"):
+                local = torch.arange(len(parameter)) % 2 == 0
+                parameter.copy_(torch.where(local, -3.0, 6.0))
+            elif name.endswith("norm.weight"):
+                parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=generator))
+            elif parameter.dim() == 2:
+                parameter.mul_(4.0)
+    return model
+
+
+def relative_error(value: torch.Tensor, right: torch.Tensor) -> float:
+    """Norm of the difference over the norm of what is right."""
+    value, right = value.detach().double(), right.detach().double()
+    return ((value - right).norm() / right.norm()).item()

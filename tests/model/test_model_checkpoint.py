@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import torch
+from model_helpers import SMALL, with_strong_gates
+from safetensors.torch import load, save_file
+
+from acp_repro.model import (
+    FoXConfig,
+    FoXForCausalLM,
+    checkpoint,
+    load_config,
+    load_pretrained,
+    save_pretrained,
+)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint folder to spoil."""
+    torch.manual_seed(0)
+    save_pretrained(FoXForCausalLM(FoXConfig.pro(**SMALL)), tmp_path / "ck")
+    return tmp_path / "ck"
+
+
+def read_tensors(folder):
+    """In memory, not mapped from the file: these tests overwrite the file."""
+    return load((folder / "model.safetensors").read_bytes())
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("preset", ["pro", "llama"])
+def test_round_trip(tmp_path, preset, share, small_ids):
+    config = getattr(FoXConfig, preset)(
+        **SMALL, qk_norm_share_param_across_head=share, log_pruning_tolerance=-7.5, norm_eps=1e-5
+    )
+    torch.manual_seed(0)
+    model = with_strong_gates(FoXForCausalLM(config))
+    save_pretrained(model, tmp_path / "deep" / "folder")
+    again = load_pretrained(tmp_path / "deep" / "folder")
+    assert again.config == config
+    for (name, one), (name_again, two) in zip(
+        model.named_parameters(), again.named_parameters(), strict=True
+    ):
+        assert name == name_again and torch.equal(one, two)
+        assert two.requires_grad and two.device.type == "cpu" and two.dtype == torch.float32
+    with torch.no_grad():
+        assert torch.equal(model(small_ids), again(small_ids))
+    assert sorted(p.name for p in (tmp_path / "deep" / "folder").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_a_loaded_model_trains_and_the_file_stays(saved, small_ids):
+    before = (saved / "model.safetensors").read_bytes()
+    model = load_pretrained(saved)
+    model.loss_per_token(small_ids, small_ids).mean().backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    assert (saved / "model.safetensors").read_bytes() == before
+
+
+def test_overrides_win(saved):
+    model = load_pretrained(saved, log_pruning_tolerance=None)
+    assert model.config.log_pruning_tolerance is None
+    assert model.model.layers[0].attn.log_pruning_tolerance is None
+    with pytest.raises(ValueError, match="log_prunning_tolerance: no such field of FoXConfig"):
+        load_pretrained(saved, log_prunning_tolerance=None)
+    with pytest.raises(ValueError, match="log_pruning_tolerance must be a finite number below 0"):
+        load_pretrained(saved, log_pruning_tolerance=3)
+
+
+def test_dtypes(saved):
+    assert load_pretrained(saved, dtype=torch.bfloat16).lm_head.weight.dtype == torch.bfloat16
+    halves = {n: t.bfloat16() for n, t in read_tensors(saved).items()}
+    save_file(halves, saved / "model.safetensors")
+    weight = load_pretrained(saved).lm_head.weight
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, halves["lm_head.weight"].float())
+
+
+def test_the_written_config_is_the_authors(saved, official_pro):
+    """What decides the computation is under the same keys and of the same types as theirs."""
+    ours = json.loads((saved / "config.json").read_text())
+    theirs = json.loads((official_pro / "config.json").read_text())
+    assert ours["model_type"] == "forgetting_transformer-project_fox"
+    assert set(ours) <= set(theirs)
+    sizes = {"vocab_size", "hidden_size", "num_hidden_layers", "num_heads"}
+    assert {k: v for k, v in ours.items() if k not in sizes} == {
+        k: theirs[k] for k in ours if k not in sizes
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "supported"),
+    [
+        ("use_rope", True, "only false is"),
+        ("use_rope", 0, "only false is"),
+        ("window_size", 1024, "only null is"),
+        ("tie_word_embeddings", True, "only false is"),
+        ("num_kv_heads", 2, "only null or the same as num_heads is"),
+        ("model_type", "llama", "only 'forgetting_transformer-project_fox' is"),
+        ("model_type", ..., "only 'forgetting_transformer-project_fox' is"),
+        ("fgate_type", "data_independent", 'only "full" is'),
+        ("attention_bias", True, "only false is"),
+        ("elementwise_affine", False, "only true is"),
+        ("hidden_act", "gelu", 'only "swish" or "silu" is'),
+        ("ogate_act", "silu", 'only "sigmoid" is'),
+    ],
+)
+def test_unsupported_features_are_named(saved, key, value, supported):
+    edit_config(saved, **{key: value})
+    with pytest.raises(ValueError, match=f"config.json: {key} .* is not supported, {supported}"):
+        load_pretrained(saved)
+
+
+def test_keys_that_change_nothing_are_accepted(saved):
+    edit_config(saved, num_kv_heads=4, hidden_act="silu", use_cache=True, window_size=...)
+    assert load_config(saved) == FoXConfig.pro(**SMALL)
+
+
+def test_missing_and_wrong_fields_are_named(saved):
+    edit_config(saved, hidden_size=..., qk_norm=...)
+    with pytest.raises(ValueError, match=r"config\.json lacks hidden_size, qk_norm"):
+        load_config(saved)
+    edit_config(saved, hidden_size="64", qk_norm=True)
+    with pytest.raises(ValueError, match=r"config\.json: hidden_size must be a whole number"):
+        load_config(saved)
+
+
+@pytest.mark.parametrize("text", ["", '{"vocab_size": 9', "\x00"])
+def test_broken_json(saved, text):
+    (saved / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        load_pretrained(saved)
+
+
+def test_json_that_is_no_object_or_no_text(saved):
+    (saved / "config.json").write_text("[1, 2]")
+    with pytest.raises(ValueError, match=r"config\.json must hold a JSON object, got list"):
+        load_pretrained(saved)
+    (saved / "config.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        load_pretrained(saved)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_missing_files(saved, name):
+    (saved / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+        load_pretrained(saved)
+    shutil.rmtree(saved)
+    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
+        load_pretrained(saved)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 0.5, 0.999])
+def test_truncated_weights(saved, keep):
+    path = saved / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[: keep if isinstance(keep, int) else int(keep * len(data))])
+    with pytest.raises(ValueError, match="is not a complete safetensors file"):
+        load_pretrained(saved)
+
+
+def test_a_pickle_is_not_opened(saved):
+    path = saved / "model.safetensors"
+    torch.save(read_tensors(saved), path)
+    with pytest.raises(ValueError, match="is not a complete safetensors file"):
+        load_pretrained(saved)
+
+
+def test_tensors_that_do_not_fit_are_listed_together(saved):
+    path = saved / "model.safetensors"
+    tensors = read_tensors(saved)
+    del tensors["model.norm.weight"]
+    tensors["model.layers.1.attn.rope.weight"] = torch.zeros(3)
+    tensors["lm_head.weight"] = torch.zeros(97, 65)
+    tensors["model.layers.0.attn_norm.weight"] = torch.zeros(64, dtype=torch.int32)
+    save_file(tensors, path)
+    with pytest.raises(ValueError) as raised:
+        load_pretrained(saved)
+    message = str(raised.value)
+    assert str(path) in message
+    assert "missing model.norm.weight (64,)" in message
+    assert "unexpected model.layers.1.attn.rope.weight (3,)" in message
+    assert "lm_head.weight has shape (97, 65), should be (97, 64)" in message
+    assert "model.layers.0.attn_norm.weight does not hold floating-point numbers" in message
+
+
+def test_a_shared_norm_does_not_load_as_an_unshared_one(saved):
+    with pytest.raises(ValueError, match=r"q_norm.weight has shape \(64,\), should be \(16,\)"):
+        load_pretrained(saved, qk_norm_share_param_across_head=True)
+
+
+def test_absurd_sizes_cost_nothing(saved):
+    edit_config(saved, num_hidden_layers=10**9)
+    with pytest.raises(ValueError, match="too few for num_hidden_layers=1000000000"):
+        load_pretrained(saved)
+    edit_config(saved, num_hidden_layers=2, vocab_size=10**12)
+    with pytest.raises(ValueError, match=r"lm_head.weight has shape \(97, 64\), should be"):
+        load_pretrained(saved)
+
+
+def test_long_lists_are_cut(saved):
+    with pytest.raises(ValueError, match=r"and \d+ more$"):
+        load_pretrained(saved, num_hidden_layers=30)
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(saved, monkeypatch):
+    before = {p.name: p.read_bytes() for p in saved.iterdir()}
+
+    def fail(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", fail)
+    torch.manual_seed(9)
+    with pytest.raises(OSError, match="no space"):
+        save_pretrained(FoXForCausalLM(FoXConfig.pro(**SMALL)), saved)
+    assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
+
+
+def test_saving_over_an_old_checkpoint(saved):
+    torch.manual_seed(9)
+    new = FoXForCausalLM(FoXConfig.pro(**SMALL))
+    old = load_pretrained(saved)
+    save_pretrained(new, saved)
+    assert torch.equal(load_pretrained(saved).lm_head.weight, new.lm_head.weight)
+    assert not torch.equal(old.lm_head.weight, new.lm_head.weight)
+    assert (saved / "model.safetensors").stat().st_mode & 0o444 == (
+        (saved / "config.json").stat().st_mode & 0o444
+    )
+
+
+def test_saving_given_tensors_and_compiled_models(tmp_path):
+    model = FoXForCausalLM(FoXConfig.pro(**SMALL))
+    state = {name: torch.full_like(t, 0.5) for name, t in model.state_dict().items()}
+    save_pretrained(torch.compile(model), tmp_path, state_dict=state)
+    assert (load_pretrained(tmp_path).lm_head.weight == 0.5).all()
+    del state["lm_head.weight"]
+    with pytest.raises(ValueError, match=r"state_dict does not fit its config: missing lm_head"):
+        save_pretrained(model, tmp_path, state_dict=state)
+
+
+def test_load_config_alone_reads_the_fields(saved):
+    edit_config(saved, hidden_ratio=4, max_position_embeddings=..., intermediate_size=...)
+    config = load_config(saved)
+    assert config == dataclasses.replace(FoXConfig.pro(**SMALL), hidden_ratio=4)

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_helpers import relative_error, with_strong_gates
+
+from acp_repro.attention import threshold as attention_threshold
+from acp_repro.model import FoXConfig, FoXForCausalLM
+from acp_repro.model.layers import (
+    QK_NORM_EPS,
+    ForgettingAttentionCore,
+    ForgettingAttentionLayer,
+    HeadRMSNorm,
+    RMSNorm,
+    ShiftedLinear,
+    SwiGLU,
+    token_shift,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    batch=st.integers(1, 3), time=st.integers(1, 9), heads=st.integers(1, 3),
+    cut=st.integers(0, 9), seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_token_shift_is_the_naive_loop_whole_and_in_two_parts(batch, time, heads, cut, seed):
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(batch, time, heads, 4, generator=generator)
+    logit = torch.randn(batch, time, heads, generator=generator)
+
+    expected = torch.empty_like(z)
+    for b in range(batch):
+        for h in range(heads):
+            before = torch.zeros(4)
+            for t in range(time):
+                a = 1 / (1 + math.exp(-logit[b, t, h].item()))
+                expected[b, t, h] = a * before + (1 - a) * z[b, t, h]
+                before = z[b, t, h]
+
+    # Three float32 roundings of numbers no larger than max |z|.
+    budget = 4 * 2.0**-24 * z.abs().max().item()
+    whole = token_shift(z, logit)
+    torch.testing.assert_close(whole, expected, rtol=0, atol=budget)
+
+    cut = min(cut, time)
+    if 0 < cut < time:
+        parts = (
+            token_shift(z[:, :cut], logit[:, :cut]),
+            token_shift(z[:, cut:], logit[:, cut:], previous=z[:, cut - 1 : cut]),
+        )
+        # Not bit by bit: the CPU's sigmoid takes another path for the ends of short tensors.
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=budget)
+
+
+def test_token_shift_rounds_once():
+    z = torch.randn(2, 33, 3, 16).bfloat16()
+    logit = torch.randn(2, 33, 3).bfloat16()
+    assert torch.equal(token_shift(z, logit), token_shift(z.float(), logit).bfloat16())
+
+
+def test_shifted_linear_state_continues_the_sequence():
+    torch.manual_seed(0)
+    layer = ShiftedLinear(32, 2, std=0.2)
+    x = torch.randn(2, 10, 32)
+    whole, last = layer(x)
+    assert whole.shape == (2, 10, 2, 16) and last.shape == (2, 1, 2, 16)
+    state, parts = None, []
+    for start, end in ((0, 4), (4, 5), (5, 10)):
+        y, state = layer(x[:, start:end], state)
+        parts.append(y)
+    # Matrix products of other row counts may sum in another order: 32 float32 terms.
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=32 * 2.0**-24)
+    torch.testing.assert_close(state, last, rtol=1e-5, atol=32 * 2.0**-24)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm(dtype):
+    norm = RMSNorm(48, eps=1e-6)
+    torch.nn.init.normal_(norm.weight)
+    x = (3 * torch.randn(5, 7, 48)).to(dtype)
+    x[0, 0] = 0  # eps keeps an all-zero row at zero
+    y = norm(x)
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight.double()
+    assert y.dtype == dtype and y.shape == x.shape
+    # Rounding of the result, and a few float32 ones before it.
+    unit = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-24
+    assert ((y - expected).abs() <= expected.abs() * (unit + 8 * 2.0**-24)).all()
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_head_norm_is_per_head_with_shared_or_own_weights(share):
+    heads, dim = 3, 20
+    norm = HeadRMSNorm(heads, dim, eps=1e-5, share_across_heads=share)
+    assert norm.weight.shape == ((dim,) if share else (heads * dim,))
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(2, 5, heads, dim)
+    weight = norm.weight.repeat(heads) if share else norm.weight
+    gate = torch.randn(2, 5, heads, dim)
+    for h in range(heads):
+        one = RMSNorm(dim, eps=1e-5)
+        one.weight.data.copy_(weight[h * dim : (h + 1) * dim])
+        torch.testing.assert_close(norm(x)[:, :, h], one(x[:, :, h]))
+        gated = one(x[:, :, h]) * torch.sigmoid(gate[:, :, h])
+        torch.testing.assert_close(norm(x, gate)[:, :, h], gated)
+
+
+def test_swiglu_takes_gate_rows_first():
+    torch.manual_seed(0)
+    mlp = SwiGLU(16, 24, std=0.3)
+    x = torch.randn(2, 3, 16)
+    gate, up = mlp.gate_proj.weight[:24], mlp.gate_proj.weight[24:]
+    expected = (F.silu(x @ gate.T) * (x @ up.T)) @ mlp.down_proj.weight.T
+    torch.testing.assert_close(mlp(x), expected)
+
+
+def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torch.Tensor:
+    """The Pro layer in float64, one step after the other, dense (Section 2)."""
+    weights = {name: p.detach().double() for name, p in layer.named_parameters()}
+    batch, time, hidden = x.shape
+    heads, dim = layer.num_heads, layer.head_dim
+    x = x.double()
+
+    def split(y):
+        return y.view(batch, time, heads, dim)
+
+    def shifted(name):
+        z = split(x @ weights[f"{name}.linear.weight"].T)
+        a = torch.sigmoid(x @ weights[f"{name}.shift_proj.weight"].T)[..., None]
+        before = torch.cat((torch.zeros_like(z[:, :1]), z[:, :-1]), 1)
+        return a * before + (1 - a) * z
+
+    def norm(y, name, eps):
+        y = y / (y.square().mean(-1, keepdim=True) + eps).sqrt()
+        return y * weights[f"{name}.weight"].view(-1, dim)
+
+    q = norm(split(x @ weights["q_proj.weight"].T), "q_norm", QK_NORM_EPS)
+    k = norm(shifted("k_proj"), "k_norm", QK_NORM_EPS)
+    v = shifted("v_proj")
+    gate = F.logsigmoid(x @ weights["fgate_proj.weight"].T + weights["fgate_proj.bias"])
+    c = gate.cumsum(1).transpose(1, 2)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(dim)
+    scores = scores + c[..., :, None] - c[..., None, :]
+    mask = torch.ones(time, time, dtype=torch.bool).triu(1)
+    attention = scores.masked_fill(mask, -math.inf).softmax(-1)
+    out = torch.einsum("bhij,bjhd->bihd", attention, v)
+    out = norm(out, "output_norm", 1e-6).flatten(2) * torch.sigmoid(
+        x @ weights["ogate_proj.weight"].T
+    )
+    return out @ weights["o_proj.weight"].T
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("time", [1, 63, 129])
+def test_attention_layer_is_the_equations(share, time):
+    torch.manual_seed(time)
+    config = FoXConfig.pro(
+        vocab_size=7, hidden_size=64, num_hidden_layers=1, num_heads=2,
+        qk_norm_share_param_across_head=share, log_pruning_tolerance=None,
+    )  # fmt: skip
+    layer = with_strong_gates(FoXForCausalLM(config)).model.layers[0].attn
+    x = torch.randn(2, time, 64)
+    expected = straight_attention(layer, x)
+    # float32 roundings grow as the square root of some hundred operations along the way.
+    assert relative_error(layer(x), expected) < 16 * 2.0**-24 * math.sqrt(64)
+
+
+def record_core(layer: ForgettingAttentionLayer) -> list:
+    calls = []
+    layer.core.register_forward_hook(lambda module, args, out: calls.append((args, out)))
+    return calls
+
+
+def test_all_attention_goes_through_the_core(small_model, small_ids):
+    """Measuring code hooks the core; its arguments are what the docstring says."""
+    calls = [record_core(block.attn) for block in small_model.model.layers]
+    small_model(small_ids)
+    for (call,) in calls:
+        (q, k, v, log_fgate, threshold), out = call
+        assert q.shape == k.shape == v.shape == out.shape == (2, 4, 150, 16)
+        assert log_fgate.shape == (2, 4, 150) and log_fgate.dtype == torch.float32
+        assert torch.broadcast_shapes(threshold.shape, (2, 4)) == (2, 4)
+        assert not threshold.requires_grad
+
+
+def test_core_adds_no_parameters_and_can_pin_an_implementation(small_model, small_ids):
+    core = small_model.model.layers[0].attn.core
+    assert not list(core.parameters()) and not core.state_dict()
+    core.implementation = "nonsense"
+    with pytest.raises(ValueError, match="implementation"):
+        small_model(small_ids)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_threshold_with_qk_norm_comes_from_its_weights(share):
+    config = FoXConfig.pro(
+        vocab_size=7, hidden_size=64, num_hidden_layers=1, num_heads=4,
+        qk_norm_share_param_across_head=share,
+    )  # fmt: skip
+    layer = ForgettingAttentionLayer(config)
+    torch.nn.init.normal_(layer.q_norm.weight)
+    torch.nn.init.normal_(layer.k_norm.weight)
+    calls = record_core(layer)
+    layer(torch.randn(1, 77, 64))
+    (args, _), = calls  # fmt: skip
+    gammas = [
+        norm.weight.view(-1, 16).abs().amax(-1).expand(4) for norm in (layer.q_norm, layer.k_norm)
+    ]
+    plain = -2 * gammas[0] * gammas[1] * math.sqrt(16) - math.log(77) - 10.0
+    threshold = args[-1].expand(1, 4)[0]
+    # At most the plain value of Appendix E, and lower only by what covers float32 rounding.
+    assert (threshold <= plain).all() and (threshold >= plain * (1 + 1e-4)).all()
+
+
+def test_threshold_without_qk_norm_bounds_the_scores():
+    config = FoXConfig.llama(vocab_size=7, hidden_size=64, num_hidden_layers=1, num_heads=4)
+    layer = ForgettingAttentionLayer(config)
+    calls = record_core(layer)
+    layer(torch.randn(2, 77, 64))
+    ((q, k, _, _, threshold), _), = calls  # fmt: skip
+    bound = attention_threshold.logit_bound_from_norms(q, k)
+    assert (bound >= (q @ k.mT / 4).abs().amax((-2, -1))).all()
+    assert torch.equal(threshold, attention_threshold.pruning_threshold(bound, 77, -10.0))
+
+
+def test_exact_is_a_setting(small_model, small_ids):
+    calls = record_core(small_model.model.layers[0].attn)
+    pruned = small_model(small_ids)
+    small_model.set_log_pruning_tolerance(None)
+    exact = small_model(small_ids)
+    assert calls[0][0][-1] is not None and calls[1][0][-1] is None
+    assert small_model.config.log_pruning_tolerance is None
+    assert relative_error(pruned, exact) < math.exp(-10)
+    with pytest.raises(ValueError, match="log_pruning_tolerance"):
+        small_model.set_log_pruning_tolerance(1.0)
+    assert small_model.model.layers[0].attn.log_pruning_tolerance is None
+
+
+def test_gates_are_float32_under_autocast(small_model, small_ids):
+    calls = record_core(small_model.model.layers[1].attn)
+    with torch.autocast("cpu", torch.bfloat16):
+        small_model(small_ids)
+    (q, k, v, log_fgate, _), out = calls[0]
+    assert q.dtype == k.dtype == v.dtype == out.dtype == torch.bfloat16
+    assert log_fgate.dtype == torch.float32
+
+
+@pytest.mark.parametrize("implementation", ["reference", "blockwise"])
+def test_autocast_does_not_reach_into_the_core(implementation):
+    core = ForgettingAttentionCore(implementation)
+    q, k, v = torch.randn(3, 1, 2, 70, 16).bfloat16()
+    log_fgate = F.logsigmoid(torch.randn(1, 2, 70))
+    for dtype in (torch.bfloat16, torch.float32):
+        args = (q.to(dtype), k.to(dtype), v.to(dtype), log_fgate, None)
+        plain = core(*args)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(core(*args), plain)
+        assert plain.dtype == dtype
