@@ -1,0 +1,73 @@
+"""Measures trained runs: ``python -m acp_repro.measure QUANTITY --suite cpu [--run NAME]``.
+
+Writes results/SUITE/RUN/QUANTITY.csv. A record newer than the weights is kept, unless ``--again``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from ..records import QUANTITIES, RecordError, path_of, write_records
+from ..suite import Run, SuiteError, load_suite
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.measure", description=__doc__.split("\n\n")[0]
+    )
+    parser.add_argument("quantity", choices=QUANTITIES, help="what to measure")
+    parser.add_argument("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
+    parser.add_argument("--run", action="append", metavar="NAME",
+                        help="only this run (repeatable; default: all runs trained with ACP)")  # fmt: skip
+    parser.add_argument("--device", help="cpu, cuda (default: a GPU if there is one)")
+    parser.add_argument("--again", action="store_true", help="measure anew what is up to date")
+    options = parser.parse_args(arguments)
+    try:
+        suite = load_suite(options.suite)
+        names = options.run or [run.name for run in suite.select(acp=True)]
+        runs = [suite.run(name) for name in names]
+    except SuiteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    stale = [run for run in runs if options.again or not _is_current(run, options.quantity)]
+    for run in runs:
+        if run not in stale:
+            print(f"{path_of(run.suite, run.name, options.quantity)}: up to date")
+    if not stale:
+        return 0
+
+    import torch
+
+    from ..data import DataError
+    from ..training.loop import TrainingError
+    from .trained import TrainedRun
+
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    measure = importlib.import_module(f".{options.quantity}", __package__).measure
+    try:
+        for run in stale:
+            trained = TrainedRun.load(run, suite.measure, device)
+            path = write_records(
+                run, options.quantity, measure(trained),
+                device=trained.device_name, dtype=run.training.dtype,
+                trained_tokens=trained.trained_tokens, uses_gpu=device.type == "cuda",
+            )  # fmt: skip
+            print(path)
+    except (TrainingError, RecordError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _is_current(run: Run, quantity: str) -> bool:
+    weights = run.folder / "model" / "model.safetensors"
+    record = path_of(run.suite, run.name, quantity)
+    return (
+        record.exists() and weights.exists() and record.stat().st_mtime >= weights.stat().st_mtime
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Training throughput with and without ACP, from a trained model's weights (Figure 2, bottom)."""
+
+from __future__ import annotations
+
+import itertools
+from statistics import median
+from typing import Any
+
+from tqdm import tqdm
+
+from ..attention import choose_implementation
+from ..training.loop import train_step
+from ..training.optimizer import make_optimizer
+from .timing import elapsed_ms
+from .trained import TrainedRun
+
+
+def measure(trained: TrainedRun) -> list[dict[str, Any]]:
+    """One record a method: tokens a second of whole training steps, optimiser included.
+
+    The final weights are used because throughput drops while gates open and then stands still
+    (Section 4.1); a learning rate of 0 keeps them where they are. Both methods take turns.
+    """
+    run, config = trained.run, trained.run.training
+    rows = max(1, config.micro_batch_tokens // run.context_length)
+    batches = list(trained.heldout_batches(trained.measure.timing_tokens, rows))
+    tokens = sum(input_ids.numel() for input_ids, _ in batches)
+    optimizer = make_optimizer(trained.model, config, learning_rate=0.0)
+    repeats = trained.measure.timing_repeats
+    times: dict[str, list[float]] = {"acp": [], "exact": []}
+    tolerance = trained.model.config.log_pruning_tolerance
+    progress = tqdm(total=2 * (repeats + 1), desc=f"{run.name}: training throughput", unit="pass")
+    with progress:
+        for repeat, method in itertools.product(range(repeats + 1), times):
+            trained.model.set_log_pruning_tolerance(tolerance if method == "acp" else None)
+
+            def steps():
+                for batch in batches:
+                    train_step(
+                        trained.model, optimizer, iter([batch]), 1,
+                        max_grad_norm=config.max_grad_norm, dtype=config.dtype,
+                    )  # fmt: skip
+
+            milliseconds, _ = elapsed_ms(steps, trained.device)
+            if repeat:  # the first pass warms up
+                times[method].append(milliseconds)
+            progress.update()
+    trained.model.set_log_pruning_tolerance(tolerance)
+    return [
+        {
+            "implementation": choose_implementation(trained.device),
+            "method": method,
+            "measured_tokens": tokens,
+            "repeats": repeats,
+            "throughput_tokens_per_s": tokens / (median(values) / 1e3),
+        }
+        for method, values in times.items()
+    ]

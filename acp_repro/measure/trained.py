@@ -1,0 +1,56 @@
+"""A trained run, loaded for measuring: weights, held-out text, device and dtype."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data import prepare
+from ..model import FoXForCausalLM, load_pretrained
+from ..records import processor_name
+from ..suite import MeasureConfig, Run
+from ..training.loop import TrainingError, is_done
+
+
+@dataclass
+class TrainedRun:
+    run: Run
+    measure: MeasureConfig
+    model: FoXForCausalLM
+    device: torch.device
+    trained_tokens: int
+
+    @classmethod
+    def load(cls, run: Run, measure: MeasureConfig, device: torch.device) -> TrainedRun:
+        """The weights in the run's folder.
+
+        Raises:
+            TrainingError: the run is not trained, or with other settings; names the command.
+        """
+        if not is_done(run):
+            raise TrainingError(
+                f"{run.folder} holds no finished weights of these settings; train them with "
+                f"`python -m acp_repro.train --suite {run.suite} --run {run.name}`"
+            )
+        model = load_pretrained(run.folder / "model").to(device)
+        tokens = json.loads((run.folder / "done.json").read_text())["tokens"]
+        return cls(run, measure, model, device, tokens)
+
+    @property
+    def device_name(self) -> str:
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return processor_name()
+
+    def heldout_batches(
+        self, tokens: int, rows: int, same_text_as: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """(input_ids, labels) of ``rows`` held-out sequences each, ``tokens`` tokens at most."""
+        tokens = max(tokens, self.run.context_length)
+        sequences = prepare(self.run.data).sequences("heldout", self.run.context_length)
+        for batch in sequences.iter_batches(rows, tokens, same_text_as):
+            yield tuple(x.to(self.device) for x in batch)

@@ -1,0 +1,207 @@
+"""Records: what a measure found, as tidy CSV with its whole provenance. The only reader and writer.
+
+    runs/SUITE/RUN  ->  results/SUITE/RUN/QUANTITY.csv  ->  figures/SUITE/...
+
+Every row carries where it comes from, and every measured column names its unit. A value that is
+missing stays missing; nothing is filled in. This module needs no torch, so that `analysis` can read
+records on a machine that has none.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+    from .suite import Run
+
+RESULTS = Path("results")
+
+# Columns of every record: what was run, then on what.
+_RUN_COLUMNS = (
+    "suite", "run", "architecture", "size", "context_length_tokens", "log_pruning_tolerance",
+    "seed", "trained_tokens",
+)  # fmt: skip
+_ORIGIN_COLUMNS = (
+    "origin", "device", "dtype", "torch_version", "triton_version", "ptxas_version",
+    "python_version", "commit",
+)  # fmt: skip
+
+# The measured columns of each quantity. A unit ends the name; counts and ratios name themselves.
+QUANTITIES: dict[str, tuple[str, ...]] = {
+    "pruned_ratio": (
+        "layer", "head", "measured_tokens", "block_q_tokens", "block_k_tokens",
+        "pruned_blocks", "causal_blocks", "pruned_ratio",
+    ),
+    "attention_time": (
+        "implementation", "method", "measured_tokens", "repeats",
+        "forward_ms", "backward_ms", "boundary_search_ms",
+    ),
+    "throughput": (
+        "implementation", "method", "measured_tokens", "repeats", "throughput_tokens_per_s",
+    ),
+}  # fmt: skip
+
+
+class RecordError(RuntimeError):
+    """Records are missing or not of the schema; the message names the command that makes them."""
+
+
+def columns(quantity: str) -> tuple[str, ...]:
+    """All columns of a quantity's CSV, in order."""
+    return (*_RUN_COLUMNS, *QUANTITIES[quantity], *_ORIGIN_COLUMNS)
+
+
+def path_of(suite: str, run: str, quantity: str) -> Path:
+    return RESULTS / suite / run / f"{quantity}.csv"
+
+
+def write_records(
+    run: Run,
+    quantity: str,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    device: str,
+    dtype: str,
+    trained_tokens: int,
+    uses_gpu: bool = False,
+) -> Path:
+    """Writes ``results/SUITE/RUN/QUANTITY.csv`` whole, or not at all.
+
+    Args:
+        rows: measured columns of :data:`QUANTITIES`, all of them in each row.
+        device: the name of the processor or accelerator.
+        uses_gpu: also record the versions of triton and ptxas that made the kernels.
+
+    Raises:
+        RecordError: a row lacks a column or has one too many, or there is no row.
+    """
+    shared = {
+        "suite": run.suite,
+        "run": run.name,
+        "architecture": run.architecture,
+        "size": run.size_name,
+        "context_length_tokens": run.context_length,
+        "log_pruning_tolerance": run.log_pruning_tolerance,
+        "seed": run.seed,
+        "trained_tokens": trained_tokens,
+        "origin": "measured",
+        "device": device,
+        "dtype": dtype,
+        "python_version": platform.python_version(),
+        "commit": commit(),
+        "torch_version": _version("torch"),
+        "triton_version": _version("triton") if uses_gpu else None,
+        "ptxas_version": _ptxas_version() if uses_gpu else None,
+    }
+    expected = set(QUANTITIES[quantity])
+    complete = []
+    for row in rows:
+        if set(row) != expected:
+            raise RecordError(
+                f"{quantity}: a record must have the columns {sorted(expected)}, got {sorted(row)}"
+            )
+        complete.append({**shared, **row})
+    if not complete:
+        raise RecordError(f"{quantity}: nothing was measured for {run.name}")
+    path = path_of(run.suite, run.name, quantity)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns(quantity), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(complete)
+    temporary.replace(path)
+    return path
+
+
+def read_records(suite: str, quantity: str, **wanted: Any) -> pandas.DataFrame:
+    """All records of a quantity in a suite, from every run that has them.
+
+    Args:
+        wanted: column = value pairs that rows must match, e.g. ``architecture="pro"``.
+
+    Raises:
+        RecordError: no record matches; the message names the command that makes them.
+    """
+    import pandas
+
+    files = sorted((RESULTS / suite).glob(f"*/{quantity}.csv"))
+    frames = [pandas.read_csv(file, dtype={"size": str, "commit": str}) for file in files]
+    for file, frame in zip(files, frames, strict=True):
+        if tuple(frame.columns) != columns(quantity):
+            raise RecordError(
+                f"{file}: not the columns of this version; delete it and run "
+                f"`python -m acp_repro.measure {quantity} --suite {suite}`"
+            )
+    table = pandas.concat([f.dropna(axis="columns", how="all") for f in frames]) if frames else None
+    for column, value in wanted.items():
+        if table is not None:
+            table = table[table[column] == value]
+    if table is None or table.empty:
+        which = " with " + ", ".join(f"{k} = {v}" for k, v in wanted.items()) if wanted else ""
+        raise RecordError(
+            f"no records of {quantity} in results/{suite}{which}; make them with "
+            f"`python -m acp_repro.measure {quantity} --suite {suite}`"
+        )
+    return table.reindex(columns=list(columns(quantity))).reset_index(drop=True)
+
+
+@functools.cache
+def commit() -> str | None:
+    """The project's commit, with ``-dirty`` where tracked files differ; None outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ("git", "-C", str(root), *arguments), capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + (
+            "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def _ptxas_version() -> str | None:
+    """The ptxas that triton calls; two of its versions were reported to give wrong numbers."""
+    try:
+        import triton
+
+        ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+        text = subprocess.run((ptxas, "--version"), capture_output=True, text=True).stdout
+    except (ImportError, OSError):
+        return None
+    found = re.search(r"V(\d+(?:\.\d+)+)", text)
+    return found.group(1) if found else None
+
+
+def processor_name() -> str:
+    """The CPU's model name, for the ``device`` column."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

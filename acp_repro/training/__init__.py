@@ -1,0 +1,1 @@
+"""Training: optimiser and schedule (Appendix B), checkpoints that survive, and the loop."""
