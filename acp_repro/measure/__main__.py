@@ -1,4 +1,4 @@
-"""Measures trained runs: ``python -m acp_repro.measure QUANTITY --suite cpu [--run NAME]``.
+"""Measures trained runs: ``python -m acp_repro.measure QUANTITY... --suite cpu [--run NAME]``.
 
 Writes results/SUITE/RUN/QUANTITY.csv. A record newer than the weights is kept, unless ``--again``.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import sys
 
 from ..records import QUANTITIES, RecordError, path_of, write_records
@@ -17,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m acp_repro.measure", description=__doc__.split("\n\n")[0]
     )
-    parser.add_argument("quantity", choices=QUANTITIES, help="what to measure")
+    parser.add_argument("quantity", nargs="+", choices=QUANTITIES, help="what to measure")
     parser.add_argument("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
     parser.add_argument("--run", action="append", metavar="NAME",
                         help="only this run (repeatable; default: all runs trained with ACP)")  # fmt: skip
@@ -31,10 +32,13 @@ def main(arguments: list[str] | None = None) -> int:
     except SuiteError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    stale = [run for run in runs if options.again or not _is_current(run, options.quantity)]
+    stale = []
     for run in runs:
-        if run not in stale:
-            print(f"{path_of(run.suite, run.name, options.quantity)}: up to date")
+        for quantity in options.quantity:
+            if options.again or not _is_current(run, quantity):
+                stale.append((run, quantity))
+            else:
+                print(f"{path_of(run.suite, run.name, quantity)}: up to date")
     if not stale:
         return 0
 
@@ -45,16 +49,17 @@ def main(arguments: list[str] | None = None) -> int:
     from .trained import TrainedRun
 
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    measure = importlib.import_module(f".{options.quantity}", __package__).measure
     try:
-        for run in stale:
+        for run, group in itertools.groupby(stale, key=lambda pair: pair[0]):
             trained = TrainedRun.load(run, suite.measure, device)
-            path = write_records(
-                run, options.quantity, measure(trained),
-                device=trained.device_name, dtype=run.training.dtype,
-                trained_tokens=trained.trained_tokens, uses_gpu=device.type == "cuda",
-            )  # fmt: skip
-            print(path)
+            for _, quantity in group:
+                measure = importlib.import_module(f".{quantity}", __package__).measure
+                path = write_records(
+                    run, quantity, measure(trained),
+                    device=trained.device_name, dtype=run.training.dtype,
+                    trained_tokens=trained.trained_tokens, uses_gpu=device.type == "cuda",
+                )  # fmt: skip
+                print(path)
     except (TrainingError, RecordError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,0 +1,140 @@
+"""The chain on a tiny suite: weights -> records -> figure, and what it says when a link is missing."""
+
+import os
+
+import matplotlib.image
+import pandas as pd
+import pytest
+import torch
+
+from acp_repro import train as train_command
+from acp_repro.attention.boundary import find_boundary_serial
+from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.measure.__main__ import main as measure
+from acp_repro.measure.capture import attention_inputs, watch_attention
+from acp_repro.measure.trained import TrainedRun
+from acp_repro.records import QUANTITIES, RecordError, columns, read_records, write_records
+from acp_repro.suite import load_suite
+from analysis import figure2, statistics, style
+from tests.suites import write_suite
+
+RUN = "pro-tiny-128-acp"
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    """A working folder with one trained and measured run."""
+    folder = tmp_path_factory.mktemp("chain")
+    before = os.getcwd()
+    os.chdir(folder)
+    write_suite(folder)
+    try:
+        assert train_command.main(["--suite", "mini", "--run", RUN]) == 0
+        for quantity in figure2.QUANTITIES:
+            assert measure([quantity, "--suite", "mini"]) == 0
+        yield folder
+    finally:
+        os.chdir(before)
+
+
+def test_records_carry_their_whole_provenance(chain):
+    for quantity in figure2.QUANTITIES:
+        records = read_records("mini", quantity)
+        assert tuple(records.columns) == columns(quantity)
+        assert (records["origin"] == "measured").all() and (records["run"] == RUN).all()
+        assert (records["trained_tokens"] == 1536).all()
+        for column in ("device", "dtype", "torch_version", "python_version"):
+            assert records[column].notna().all()
+        # No GPU took part, so there is no ptxas to name: missing, not zero.
+        assert records["ptxas_version"].isna().all()
+
+
+def test_pruned_ratio_is_the_serial_count_over_the_heldout_text(chain):
+    run = load_suite("mini").run(RUN)
+    trained = TrainedRun.load(run, load_suite("mini").measure, torch.device("cpu"))
+    records = read_records("mini", "pruned_ratio").set_index(["layer", "head"])
+    expected = torch.zeros(2, 2, dtype=torch.int64)
+    for input_ids, _ in trained.heldout_batches(256, 2):
+        for layer, inputs in enumerate(attention_inputs(trained.model, input_ids)):
+            c = cumulative_log_fgate(inputs.log_fgate)
+            threshold = inputs.threshold.expand(c.shape[:2])
+            expected[layer] += find_boundary_serial(c, threshold, 128, 64, 64).sum((0, 2))
+    for layer in range(2):
+        for head in range(2):
+            row = records.loc[(layer, head)]
+            assert row["pruned_blocks"] == expected[layer, head]
+            assert row["causal_blocks"] == 3 * 2  # two sequences of two blocks a side
+    assert (records["measured_tokens"] == 256).all()
+
+
+def test_watching_leaves_the_model_as_it_was(chain):
+    run = load_suite("mini").run(RUN)
+    trained = TrainedRun.load(run, load_suite("mini").measure, torch.device("cpu"))
+    ids = torch.randint(0, 257, (1, 64))
+    before, seen = trained.model(ids), []
+    with watch_attention(trained.model, lambda layer, _: seen.append(layer)):
+        assert torch.equal(trained.model(ids), before)
+    trained.model(ids)
+    assert seen == [0, 1]
+
+
+def test_a_current_record_is_kept_and_a_stale_one_replaced(chain, capsys):
+    path = chain / "results" / "mini" / RUN / "throughput.csv"
+    before = path.stat().st_mtime_ns
+    assert measure(["throughput", "--suite", "mini", "--run", RUN]) == 0
+    assert "up to date" in capsys.readouterr().out and path.stat().st_mtime_ns == before
+    os.utime(path, (0, 0))
+    assert measure(["throughput", "--suite", "mini", "--run", RUN]) == 0
+    assert path.stat().st_mtime_ns > before
+
+
+def test_figure2_is_drawn_from_records_alone(chain, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["figure2", "--suite", "mini"])
+    style.main("figure2", "", figure2.make)
+    folder = chain / "figures" / "mini"
+    assert str(folder / "figure2.png") in capsys.readouterr().out
+    assert matplotlib.image.imread(folder / "figure2.png").shape[1] > 1500
+    assert (folder / "figure2.pdf").stat().st_size > 5000
+    caption = (folder / "figure2.md").read_text()
+    assert "suite mini" in caption and "1,536 tokens" in caption
+
+
+def test_missing_links_name_the_command_that_makes_them(chain, capsys, monkeypatch):
+    assert measure(["throughput", "--suite", "mini", "--run", "pro-tiny-128-exact"]) == 1
+    error = capsys.readouterr().err
+    assert "python -m acp_repro.train --suite mini --run pro-tiny-128-exact" in error
+    with pytest.raises(
+        RecordError, match=r"architecture = llama; make them with `python -m acp_rep"
+    ):
+        read_records("mini", "throughput", architecture="llama")
+    monkeypatch.setattr("sys.argv", ["figure2", "--suite", "cpu"])
+    with pytest.raises(SystemExit, match="python -m acp_repro.measure pruned_ratio --suite cpu"):
+        style.main("figure2", "", figure2.make)
+
+
+def test_a_record_off_the_schema_is_refused(chain):
+    run = load_suite("mini").run(RUN)
+    facts = {"device": "x", "dtype": "float32", "trained_tokens": 1}
+    with pytest.raises(RecordError, match="must have the columns"):
+        write_records(run, "throughput", [{"speed": 3}], **facts)
+    with pytest.raises(RecordError, match="nothing was measured"):
+        write_records(run, "throughput", [], **facts)
+    assert all(column == column.lower() for names in QUANTITIES.values() for column in names)
+
+
+def test_statistics_by_hand():
+    run = {"architecture": "pro", "size": "a", "context_length_tokens": 128, "seed": 0}
+    blocks = pd.DataFrame([{**run, "pruned_blocks": p, "causal_blocks": 10} for p in (4, 9)])
+    assert statistics.pruned_percent(blocks)["percent"].tolist() == [65.0]
+    times = pd.DataFrame(
+        [{**run, "method": "acp", "forward_ms": 1.0, "backward_ms": 2.0},
+         {**run, "method": "exact", "forward_ms": 4.0, "backward_ms": 8.0}]
+    )  # fmt: skip
+    assert statistics.time_reduction(times)["percent"].tolist() == [75.0]
+    speed = pd.DataFrame(
+        [{**run, "method": "acp", "throughput_tokens_per_s": 150.0},
+         {**run, "method": "exact", "throughput_tokens_per_s": 100.0}]
+    )  # fmt: skip
+    assert statistics.throughput_gain(speed)["percent"].tolist() == pytest.approx([50.0])
+    with pytest.raises(ValueError, match="one with exact"):
+        statistics.throughput_gain(speed[:1])
