@@ -15,7 +15,8 @@ FIGURES := figures/$(SUITE)
 INSTALLED := $(VENV)/installed
 
 .DELETE_ON_ERROR:
-.SECONDARY:
+# A record is enough to draw from: weights that are gone are not trained again for their own sake.
+.PRECIOUS: runs/$(SUITE)/%/model/model.safetensors
 .PHONY: help setup test test-gpu check train clean figure2
 .DEFAULT_GOAL := help
 
