@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import csv
 import functools
+import gzip
 import importlib.metadata
+import io
 import os
 import platform
 import re
@@ -37,7 +39,8 @@ _ORIGIN_COLUMNS = (
     "python_version", "commit",
 )  # fmt: skip
 
-# The measured columns of each quantity. A unit ends the name; counts and ratios name themselves.
+# The measured columns of each quantity. A unit ends the name; counts, ratios and indices name
+# themselves. "decay" is c of Section 2; masses are sums of attention weights, between 0 and 1.
 QUANTITIES: dict[str, tuple[str, ...]] = {
     "pruned_ratio": (
         "layer", "head", "measured_tokens", "block_q_tokens", "block_k_tokens",
@@ -50,7 +53,30 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "throughput": (
         "implementation", "method", "measured_tokens", "repeats", "throughput_tokens_per_s",
     ),
+    "loss_curve": ("position", "window_tokens", "measured_tokens", "loss_nats"),
+    "loss": ("measured_tokens", "loss_nats"),
+    "decay": (
+        "layer", "head", "pruned_ratio", "position", "cumulative_log_fgate_nats",
+        "threshold_nats", "block_q_tokens", "block_k_tokens", "first_kept_key_position",
+    ),
+    "attention_weights": (
+        "layer", "head", "query_position", "key_position", "attention_weight",
+    ),
+    "epsilon_sweep": (
+        "swept_log_pruning_tolerance", "block_pruned_ratio", "token_pruned_ratio",
+        "loss_nats", "largest_pruned_mass", "measured_tokens",
+    ),
+    "pruned_mass": (
+        "layer", "head", "measured_rows", "rows_with_pruning", "threshold_nats", "pruned_ratio",
+        "largest_pruned_mass", "q99_pruned_mass", "q90_pruned_mass", "median_pruned_mass",
+        "threshold_slack_nats",
+    ),
+    "block_size": ("block_tokens", "measured_tokens", "pruned_ratio"),
+    "long_context": ("evaluated_length_tokens", "measured_tokens", "pruned_ratio", "loss_nats"),
 }  # fmt: skip
+
+# Thousands of rows that share one provenance: written gzipped.
+_LARGE = {"loss_curve", "decay", "attention_weights"}
 
 
 class RecordError(RuntimeError):
@@ -63,7 +89,8 @@ def columns(quantity: str) -> tuple[str, ...]:
 
 
 def path_of(suite: str, run: str, quantity: str) -> Path:
-    return RESULTS / suite / run / f"{quantity}.csv"
+    """``results/SUITE/RUN/QUANTITY.csv``, or ``.csv.gz`` for the quantities with thousands of rows."""
+    return RESULTS / suite / run / f"{quantity}.csv{'.gz' if quantity in _LARGE else ''}"
 
 
 def write_records(
@@ -117,10 +144,13 @@ def write_records(
     path = path_of(run.suite, run.name, quantity)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns(quantity), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(complete)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns(quantity), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(complete)
+    content = text.getvalue().encode()
+    # No time stamp inside, so that the same records give the same bytes.
+    temporary.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     temporary.replace(path)
     return path
 
@@ -136,7 +166,7 @@ def read_records(suite: str, quantity: str, **wanted: Any) -> pandas.DataFrame:
     """
     import pandas
 
-    files = sorted((RESULTS / suite).glob(f"*/{quantity}.csv"))
+    files = sorted((RESULTS / suite).glob(f"*/{path_of(suite, '', quantity).name}"))
     frames = [pandas.read_csv(file, dtype={"size": str, "commit": str}) for file in files]
     for file, frame in zip(files, frames, strict=True):
         if tuple(frame.columns) != columns(quantity):

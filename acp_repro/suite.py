@@ -13,23 +13,15 @@ import argparse
 import dataclasses
 import difflib
 import itertools
-import re
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from .data.config import DataConfig
 from .model.config import FoXConfig
+from .strict_yaml import SuiteError, load_as
 
 EXPERIMENTS = Path("experiments")
-
-
-class SuiteError(ValueError):
-    """A suite file is wrong; the message is one line with file, key and the fix."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +88,26 @@ class MeasureConfig:
     timing_tokens: int = 32 * 2**20
     timing_repeats: int = 1
     loss_tokens: int = 2 * 10**9
+    sweep_tokens: int = 32 * 2**20
+    sweep_log_pruning_tolerances: list[float] = field(
+        default_factory=lambda: [-1.0, -5.0, -10.0, -20.0, -40.0]
+    )
+    long_context_lengths: list[int] = field(default_factory=list)  # past the training length
+    heads_run: str | None = (
+        None  # Figures 1, 4, 5, 6; default: the largest ACP run, shortest context
+    )
+    sweep_run: str | None = None  # Figure 7 and what else looks at one model; default: heads_run
 
     def __post_init__(self):
-        _positive(self, *(f.name for f in dataclasses.fields(self)))
+        _positive(
+            self, "pruned_ratio_tokens", "timing_tokens", "timing_repeats", "loss_tokens",
+            "sweep_tokens",
+        )  # fmt: skip
+        if not all(value < 0 for value in self.sweep_log_pruning_tolerances):
+            raise ValueError(
+                "sweep_log_pruning_tolerances: each is log(epsilon), negative; got "
+                f"{self.sweep_log_pruning_tolerances}"
+            )
 
 
 @dataclass(frozen=True)
@@ -202,6 +211,24 @@ class Suite:
         hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
         raise SuiteError(f"suite {self.name} has no run {name!r}; {hint}")
 
+    @property
+    def heads_run(self) -> Run:
+        """The run whose heads are looked at (Figures 1, 4, 5, 6)."""
+        if self.measure.heads_run is not None:
+            return self.run(self.measure.heads_run)
+        runs = self.select(architecture="pro", acp=True) or list(self.runs)
+        largest = max(run.size.hidden_size * run.size.num_hidden_layers for run in runs)
+        return min(
+            (r for r in runs if r.size.hidden_size * r.size.num_hidden_layers == largest),
+            key=lambda run: run.context_length,
+        )
+
+    @property
+    def sweep_run(self) -> Run:
+        """The run on which epsilon, block size and context length are varied (Figure 7)."""
+        name = self.measure.sweep_run
+        return self.heads_run if name is None else self.run(name)
+
     def select(self, **wanted) -> list[Run]:
         """Runs whose attributes equal ``wanted``, e.g. ``architecture="pro"``; ``acp=True`` for ACP."""
         acp = wanted.pop("acp", None)
@@ -238,11 +265,7 @@ def load_suite(name: str) -> Suite:
             f"{path}: no such suite; there are {', '.join(known) or 'none here'} "
             "(run from the project's folder)"
         )
-    try:
-        content = yaml.load(path.read_text(), Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise SuiteError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    file = _build(_SuiteFile, content, str(path), "")
+    file = load_as(_SuiteFile, path)
     runs = []
     for index, grid in enumerate(file.grid):
         for size_name in grid.size:
@@ -267,88 +290,21 @@ def load_suite(name: str) -> Suite:
             if any(run.name == other.name for other in runs):
                 raise SuiteError(f"{path}: grid[{index}]: makes the run {run.name} a second time")
             runs.append(run)
-    return Suite(
+    suite = Suite(
         path.stem, file.description, file.data, file.sizes, tuple(runs), file.training, file.measure
     )
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads 2e-3 as a number (as YAML 1.2 does) and refuses a key given twice."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)  # fmt: skip
+    for key in ("heads_run", "sweep_run"):
+        try:
+            getattr(suite, key)
+        except SuiteError as error:
+            raise SuiteError(f"{path}: measure.{key}: {error}") from None
+    return suite
 
 
 def _positive(config, *names: str) -> None:
     for name in names:
         if getattr(config, name) <= 0:
             raise ValueError(f"{name}: must be positive, got {getattr(config, name)}")
-
-
-def _build(cls, content: Any, file: str, where: str):
-    """``content`` as an instance of the dataclass ``cls``, every key and type checked."""
-    label = f"{file}: {where}" if where else file
-    if not isinstance(content, dict):
-        raise SuiteError(f"{label}: must be a mapping of keys, got {_shown(content)}")
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    prefix = f"{where}." if where else ""
-    for key in content:
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(fields)}"
-            raise SuiteError(f"{file}: {prefix}{key}: unknown key; {hint}")
-    values = {}
-    for name, one in fields.items():
-        if name in content:
-            values[name] = _convert(hints[name], content[name], file, prefix + name)
-        elif one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
-            raise SuiteError(f"{file}: {prefix}{name}: missing; it has no default")
-    try:
-        return cls(**values)
-    except ValueError as error:
-        raise SuiteError(f"{file}: {prefix}{error}") from None
-
-
-def _convert(hint, value, file: str, where: str):
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if dataclasses.is_dataclass(hint):
-        return _build(hint, value, file, where)
-    if origin is list and isinstance(value, list):
-        return [_convert(arguments[0], x, file, f"{where}[{i}]") for i, x in enumerate(value)]
-    if origin is dict and isinstance(value, dict):
-        return {str(k): _convert(arguments[1], x, file, f"{where}.{k}") for k, x in value.items()}
-    options = arguments if origin in (typing.Union, types.UnionType) else (hint,)
-    for option in options:
-        option = typing.get_origin(option) or option
-        if option is tuple and isinstance(value, list):
-            return tuple(value)
-        if option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        if isinstance(value, option) and (option is bool or not isinstance(value, bool)):
-            return value
-    names = " or ".join(
-        "null" if o is type(None) else getattr(o, "__name__", str(o)) for o in options
-    )
-    raise SuiteError(f"{file}: {where}: must be {names}, got {_shown(value)}")
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r} ({type(value).__name__})"
 
 
 def main() -> None:
@@ -380,9 +336,9 @@ def make_rules(suite: Suite) -> str:
         for kind in ("acp", "exact")
         for architecture in ("pro", "llama")
     }
-    return "\n".join(
-        f"RUNS_{name} := {' '.join(r.name for r in runs)}" for name, runs in groups.items()
-    )
+    lines = [f"RUNS_{name} := {' '.join(r.name for r in runs)}" for name, runs in groups.items()]
+    lines += [f"HEADS_RUN := {suite.heads_run.name}", f"SWEEP_RUN := {suite.sweep_run.name}"]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
