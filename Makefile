@@ -14,15 +14,18 @@ RESULTS := results/$(SUITE)
 FIGURES := figures/$(SUITE)
 INSTALLED := $(VENV)/installed
 
+FIGURE_TARGETS := $(addprefix figure,1 2 3 4 5 6 7 8 10 11 A1 A2 A3)
+TABLE_TARGETS := table2 table4
+
 .DELETE_ON_ERROR:
 # A record is enough to draw from: weights that are gone are not trained again for their own sake.
 .PRECIOUS: runs/$(SUITE)/%/model/model.safetensors
-.PHONY: help setup test test-gpu check train clean figure2
+.PHONY: help setup test test-gpu check train clean figures tables report all $(FIGURE_TARGETS) $(TABLE_TARGETS)
 .DEFAULT_GOAL := help
 
 help: ## list every target
-	@grep -hE '^[a-z0-9%-]+:.*?## ' $(firstword $(MAKEFILE_LIST)) | \
-	  sed -E 's/^([a-z0-9%-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-zA-Z0-9%-]+:.*?## ' $(firstword $(MAKEFILE_LIST)) | \
+	  sed -E 's/^([a-zA-Z0-9%-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 	@echo "  SUITE=$(SUITE) is the suite at hand; choose another with SUITE=name (experiments/name.yaml)"
 
 setup: $(INSTALLED) ## install everything into .venv
@@ -54,7 +57,7 @@ train: $(INSTALLED) ## train every run of SUITE, or RUN=name
 # --- experiments/SUITE.yaml -> runs -> results -> figures -----------------------------------------
 # The list of runs comes from the suite's file; make reads it anew when that file changes.
 RULES := .make/$(SUITE).mk
-ifneq (,$(filter figure% table% all report,$(MAKECMDGOALS)))
+ifneq (,$(filter figure% table% tables report all,$(MAKECMDGOALS)))
 -include $(RULES)
 endif
 
@@ -67,17 +70,69 @@ $(RUNS_DIR)/%/model/model.safetensors: experiments/$(SUITE).yaml | $(INSTALLED)
 
 records = $(foreach run,$(1),$(foreach quantity,$(2),$(RESULTS)/$(run)/$(quantity).csv))
 
-SAVINGS := pruned_ratio attention_time throughput
-$(foreach quantity,$(SAVINGS),$(RESULTS)/%/$(quantity).csv): $(RUNS_DIR)/%/model/model.safetensors
-	$(RUN) acp_repro.measure $(SAVINGS) --suite $(SUITE) --run $*
+# One call of the measure command for what is needed together: loading a model takes longer than some measures.
+define measured_together
+$(foreach quantity,$(1),$(RESULTS)/%/$(quantity)): $(RUNS_DIR)/%/model/model.safetensors
+	$$(RUN) acp_repro.measure $(foreach quantity,$(1),$(firstword $(subst ., ,$(quantity)))) --suite $(SUITE) --run $$*
+endef
+SAVINGS := pruned_ratio.csv attention_time.csv throughput.csv
+LOSSES := loss.csv loss_curve.csv.gz
+HEADS := decay.csv.gz attention_weights.csv.gz
+$(foreach group,SAVINGS LOSSES HEADS,$(eval $(call measured_together,$($(group)))))
+$(foreach one,epsilon_sweep.csv pruned_mass.csv block_size.csv long_context.csv,$(eval $(call measured_together,$(one))))
 
-figure2: $(FIGURES)/figure2.png ## Figure 2: FLOPs, attention time and throughput saved by ACP
+# $(call records,RUNS,FILES): every file of every run
+records = $(foreach run,$(1),$(addprefix $(RESULTS)/$(run)/,$(2)))
+
+figure1_needs := $(call records,$(HEADS_RUN),$(HEADS))
+figure2_needs := $(call records,$(RUNS_ACP_PRO),$(SAVINGS))
+figure3_needs := $(call records,$(TWINS_PRO_LARGEST),$(LOSSES))
+figure4_needs := $(call records,$(HEADS_RUN),$(SAVINGS))
+figure5_needs := $(figure4_needs)
+figure6_needs := $(figure1_needs)
+figure7_needs := $(call records,$(SWEEP_RUN),epsilon_sweep.csv)
+figure8_needs := $(call records,$(TWINS_PRO_OTHER),$(LOSSES))
+figure10_needs := $(call records,$(RUNS_ACP_LLAMA),$(SAVINGS))
+figure11_needs := $(call records,$(TWINS_LLAMA),$(LOSSES))
+figureA1_needs := $(call records,$(SWEEP_RUN),pruned_mass.csv)
+figureA2_needs := $(call records,$(SWEEP_RUN),block_size.csv)
+figureA3_needs := $(call records,$(SWEEP_RUN),long_context.csv)
+table2_needs := experiments/$(SUITE).yaml
+table4_needs := $(figure2_needs)
+
+# A suite draws what its grid has runs for.
+FIGURE_NAMES := 1 2 $(if $(TWINS_PRO_LARGEST),3) 4 5 6 7 $(if $(TWINS_PRO_OTHER),8) \
+  $(if $(RUNS_ACP_LLAMA),10) $(if $(TWINS_LLAMA),11) A1 A2 A3
+ALL_FIGURES := $(FIGURE_NAMES:%=$(FIGURES)/figure%.png)
+ALL_TABLES := $(FIGURES)/table2.md $(FIGURES)/table4.md
+
+figure1: ## the grid of blocks, with and without ACP, from a real head
+figure2: ## FLOPs, attention time and throughput saved by ACP (FoX Pro)
+figure3: ## loss against position with and without ACP (figure8: other sizes, figure11: LLaMA)
+figure4: ## how savings are spread over the heads (figure5: within each layer)
+figure6: ## decay and attention of three heads
+figure7: ## savings against epsilon
+figure10: ## Figure 2 for FoX (LLaMA)
+figureA1: ## ours: the pruned mass of every row against epsilon (A2: block size, A3: long contexts)
+table2: ## the sizes of the suite (table4: share of time spent on the boundary search)
+$(FIGURE_TARGETS): figure%: $(FIGURES)/figure%.png
 	@echo "figure: $(abspath $<)"
+$(TABLE_TARGETS): table%: $(FIGURES)/table%.md
+	@cat $<
 
-$(FIGURES)/figure2.png: analysis/figure2.py analysis/style.py analysis/statistics.py \
-  analysis/paper_values.csv \
-  $(call records,$(RUNS_ACP_PRO),$(SAVINGS))
-	@$(RUN) analysis.figure2 --suite $(SUITE)
+.SECONDEXPANSION:
+$(FIGURES)/figure%.png: analysis/figure%.py analysis/style.py analysis/statistics.py analysis/paper_values.csv $$(figure$$*_needs)
+	@$(RUN) analysis.figure$* --suite $(SUITE)
+$(FIGURES)/table%.md: analysis/table%.py analysis/style.py analysis/paper_values.csv $$(table$$*_needs)
+	@$(RUN) analysis.table$* --suite $(SUITE)
+
+figures: $(ALL_FIGURES) ## every figure that the suite has runs for
+tables: $(ALL_TABLES) ## every table
+report: $(FIGURES)/report.html ## one page with every figure, table and claim, checked
+	@echo "report: $(abspath $<)"
+$(FIGURES)/report.html: $(ALL_FIGURES) $(ALL_TABLES) $(wildcard analysis/report*) analysis/criteria.py
+	@$(RUN) analysis.report --suite $(SUITE)
+all: report ## everything: train, measure, figures, tables, report
 
 clean: ## delete what SUITE made: runs, results and figures
 	rm -rf $(RUNS_DIR) $(RESULTS) $(FIGURES) $(RULES)

@@ -45,6 +45,11 @@ class SizeConfig:
     def num_heads(self) -> int:
         return self.hidden_size // self.head_dim
 
+    @property
+    def non_embedding(self) -> int:
+        """About the number of weights of the blocks, to order sizes by."""
+        return 12 * self.num_hidden_layers * self.hidden_size**2
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -217,9 +222,9 @@ class Suite:
         if self.measure.heads_run is not None:
             return self.run(self.measure.heads_run)
         runs = self.select(architecture="pro", acp=True) or list(self.runs)
-        largest = max(run.size.hidden_size * run.size.num_hidden_layers for run in runs)
+        largest = max(run.size.non_embedding for run in runs)
         return min(
-            (r for r in runs if r.size.hidden_size * r.size.num_hidden_layers == largest),
+            (run for run in runs if run.size.non_embedding == largest),
             key=lambda run: run.context_length,
         )
 
@@ -228,6 +233,13 @@ class Suite:
         """The run on which epsilon, block size and context length are varied (Figure 7)."""
         name = self.measure.sweep_run
         return self.heads_run if name is None else self.run(name)
+
+    def twins(self, architecture: str) -> list[Run]:
+        """Runs that exist both with ACP (log epsilon = -10) and exact, all else equal (Figure 3)."""
+        runs = [r for r in self.select(architecture=architecture)
+                if r.log_pruning_tolerance in (-10.0, None)]  # fmt: skip
+        keys = [(run.size_name, run.context_length, run.seed) for run in runs]
+        return [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
 
     def select(self, **wanted) -> list[Run]:
         """Runs whose attributes equal ``wanted``, e.g. ``architecture="pro"``; ``acp=True`` for ACP."""
@@ -328,17 +340,19 @@ def main() -> None:
 
 
 def make_rules(suite: Suite) -> str:
-    """Variables that name the files each kind of run gives, for the Makefile to include."""
-    groups = {
-        f"{kind.upper()}_{architecture.upper()}": suite.select(
-            architecture=architecture, acp=kind == "acp"
-        )
-        for kind in ("acp", "exact")
-        for architecture in ("pro", "llama")
+    """Variables that name the runs behind each figure, for the Makefile to include."""
+    pro, llama = suite.twins("pro"), suite.twins("llama")
+    largest = max((run.size.non_embedding for run in pro), default=0)
+    names = {
+        "RUNS_ACP_PRO": suite.select(architecture="pro", acp=True),
+        "RUNS_ACP_LLAMA": suite.select(architecture="llama", acp=True),
+        "TWINS_PRO_LARGEST": [run for run in pro if run.size.non_embedding == largest],
+        "TWINS_PRO_OTHER": [run for run in pro if run.size.non_embedding != largest],
+        "TWINS_LLAMA": llama,
+        "HEADS_RUN": [suite.heads_run],
+        "SWEEP_RUN": [suite.sweep_run],
     }
-    lines = [f"RUNS_{name} := {' '.join(r.name for r in runs)}" for name, runs in groups.items()]
-    lines += [f"HEADS_RUN := {suite.heads_run.name}", f"SWEEP_RUN := {suite.sweep_run.name}"]
-    return "\n".join(lines)
+    return "\n".join(f"{k} := {' '.join(run.name for run in runs)}" for k, runs in names.items())
 
 
 if __name__ == "__main__":

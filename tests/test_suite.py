@@ -28,7 +28,10 @@ def test_the_grid_makes_the_runs_and_twins_differ_in_one_key(load):
     assert [key for key in before if before[key] != after[key]] == ["log_pruning_tolerance"]
     assert acp.model_config(257).num_heads == 2 and acp.model_config(257).qk_norm
     assert suite.select(acp=True) == [acp] and suite.select(architecture="llama") == []
-    assert make_rules(suite).splitlines()[0] == "RUNS_ACP_PRO := pro-tiny-128-acp"
+    rules = make_rules(suite).splitlines()
+    assert rules[0] == "RUNS_ACP_PRO := pro-tiny-128-acp"
+    assert "TWINS_PRO_LARGEST := pro-tiny-128-acp pro-tiny-128-exact" in rules
+    assert suite.twins("pro") == [acp, exact] and suite.heads_run == suite.sweep_run == acp
 
 
 def test_names_tell_length_tolerance_and_seed(load):
