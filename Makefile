@@ -20,7 +20,7 @@ TABLE_TARGETS := table2 table4
 .DELETE_ON_ERROR:
 # A record is enough to draw from: weights that are gone are not trained again for their own sake.
 .PRECIOUS: runs/$(SUITE)/%/model/model.safetensors
-.PHONY: help setup test test-gpu check train clean figures tables report all $(FIGURE_TARGETS) $(TABLE_TARGETS)
+.PHONY: help setup test test-gpu check train clean records figures tables report all $(FIGURE_TARGETS) $(TABLE_TARGETS)
 .DEFAULT_GOAL := help
 
 help: ## list every target
@@ -57,7 +57,7 @@ train: $(INSTALLED) ## train every run of SUITE, or RUN=name
 # --- experiments/SUITE.yaml -> runs -> results -> figures -----------------------------------------
 # The list of runs comes from the suite's file; make reads it anew when that file changes.
 RULES := .make/$(SUITE).mk
-ifneq (,$(filter figure% table% tables report all,$(MAKECMDGOALS)))
+ifneq (,$(filter figure% table% tables records report all,$(MAKECMDGOALS)))
 -include $(RULES)
 endif
 
@@ -126,6 +126,7 @@ $(FIGURES)/figure%.png: analysis/figure%.py analysis/style.py analysis/statistic
 $(FIGURES)/table%.md: analysis/table%.py analysis/style.py analysis/paper_values.csv $$(table$$*_needs)
 	@$(RUN) analysis.table$* --suite $(SUITE)
 
+records: $(foreach name,$(FIGURE_NAMES),$(figure$(name)_needs)) ## every record that the figures need
 figures: $(ALL_FIGURES) ## every figure that the suite has runs for
 tables: $(ALL_TABLES) ## every table
 report: $(FIGURES)/report.html ## one page with every figure, table and claim, checked

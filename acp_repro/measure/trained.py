@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from ..records import processor_name
 from ..suite import MeasureConfig, Run
 from ..training.loop import TrainingError, is_done
 
+T = TypeVar("T")
+
 
 @dataclass
 class TrainedRun:
@@ -23,10 +26,21 @@ class TrainedRun:
     model: FoXForCausalLM
     device: torch.device
     trained_tokens: int
+    longest_length: int | None = None  # the longest context of the suite; None: of this run
+    _once: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def load(cls, run: Run, measure: MeasureConfig, device: torch.device) -> TrainedRun:
+    def load(
+        cls,
+        run: Run,
+        measure: MeasureConfig,
+        device: torch.device,
+        longest_length: int | None = None,
+    ) -> TrainedRun:
         """The weights in the run's folder.
+
+        Args:
+            longest_length: the longest context with which the run is compared on the same text.
 
         Raises:
             TrainingError: the run is not trained, or with other settings; names the command.
@@ -38,13 +52,20 @@ class TrainedRun:
             )
         model = load_pretrained(run.folder / "model").to(device)
         tokens = json.loads((run.folder / "done.json").read_text())["tokens"]
-        return cls(run, measure, model, device, tokens)
+        return cls(run, measure, model, device, tokens, longest_length)
 
     @property
     def device_name(self) -> str:
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return processor_name()
+
+    def once(self, compute: Callable[[TrainedRun], T]) -> T:
+        """``compute(self)``, done once: what several quantities of one command share."""
+        name = f"{compute.__module__}.{compute.__qualname__}"
+        if name not in self._once:
+            self._once[name] = compute(self)
+        return self._once[name]
 
     def heldout_batches(
         self, tokens: int, rows: int, same_text_as: int | None = None
