@@ -61,7 +61,7 @@ ifneq (,$(filter figure% table% tables records report all,$(MAKECMDGOALS)))
 -include $(RULES)
 endif
 
-.make/%.mk: experiments/%.yaml $(INSTALLED)
+.make/%.mk: experiments/%.yaml acp_repro/suite.py $(INSTALLED)
 	@mkdir -p .make
 	@$(RUN) acp_repro.suite $* --make > $@.new && mv $@.new $@
 

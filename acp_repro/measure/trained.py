@@ -26,7 +26,7 @@ class TrainedRun:
     model: FoXForCausalLM
     device: torch.device
     trained_tokens: int
-    longest_length: int | None = None  # the longest context of the suite; None: of this run
+    common_length: int | None = None  # what every context length of the suite divides
     _once: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -35,12 +35,13 @@ class TrainedRun:
         run: Run,
         measure: MeasureConfig,
         device: torch.device,
-        longest_length: int | None = None,
+        common_length: int | None = None,
     ) -> TrainedRun:
         """The weights in the run's folder.
 
         Args:
-            longest_length: the longest context with which the run is compared on the same text.
+            common_length: a length that is a multiple of all context lengths that are compared on
+                the same text; None takes the run alone.
 
         Raises:
             TrainingError: the run is not trained, or with other settings; names the command.
@@ -52,7 +53,7 @@ class TrainedRun:
             )
         model = load_pretrained(run.folder / "model").to(device)
         tokens = json.loads((run.folder / "done.json").read_text())["tokens"]
-        return cls(run, measure, model, device, tokens, longest_length)
+        return cls(run, measure, model, device, tokens, common_length)
 
     @property
     def device_name(self) -> str:
