@@ -1,0 +1,214 @@
+"""The forward kernel: one program per query tile, over its kept key tiles (Equations 1 and 3)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .decay import decay_terms, load_pair, unpack
+from .tiles import (
+    COUNTS,
+    GROUP,
+    LN2,
+    LOG2E,
+    Tile,
+    addressable,
+    can_stream,
+    empty_rows_like,
+    head_of,
+    load_rows,
+    on_device_of,
+    padded_head_dim,
+    product,
+    share_of_work,
+    store_rows,
+    stream_rows,
+    streamed,
+    tiles_for,
+)
+
+
+@triton.jit
+def _masked_tiles(
+    q_tile, k, v, pairs, b, h, k_t, v_t, first, seqlen_k, earliest, scale, begin, end,
+    COLUMNS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """Key tiles ``begin .. end`` with every mask, exact differences of c and a running maximum."""
+    ROWS: tl.constexpr = q_tile.shape[0]
+    position = first + tl.arange(0, ROWS)
+    high_i, low_i = load_pair(pairs, position, position < seqlen_k)
+    top = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    acc = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
+    for n in tl.range(begin, end):
+        column = n * COLUMNS
+        j = column + tl.arange(0, COLUMNS)
+        k_tile = stream_rows(k, b, h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, True, DESCRIPTORS)
+        v_tile = stream_rows(v, b, h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, True, DESCRIPTORS)
+        high_j, low_j = load_pair(pairs, j, j < seqlen_k)
+        s = product(q_tile, tl.trans(k_tile), None) * scale
+        s += low_i[:, None] - low_j[None, :]
+        s += high_i[:, None] - high_j[None, :]
+        kept = position[:, None] >= j[None, :]
+        if HAS_START:
+            kept = kept & (j >= earliest)[None, :]
+        s = tl.where(kept, s, float("-inf"))
+        new_top = tl.maximum(top, tl.max(s, 1))
+        # A row with no key so far: any finite number will do, every exponent is -inf.
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+        p = tl.math.exp2(s - finite_top[:, None])
+        shrink = tl.math.exp2(top - finite_top)
+        total = total * shrink + tl.sum(p, 1)
+        acc = product(p.to(v_tile.dtype), v_tile, acc * shrink[:, None])
+        top = new_top
+    return acc, total, top
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def _forward_kernel(
+    q, k, v, out, lse, pairs, tail, boundary, seq_start,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
+    batch_heads, heads, group, seqlen_q, seqlen_k, row_tiles, row_blocks, scale,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_BOUNDARY: tl.constexpr, HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    bh, tile = share_of_work(batch_heads, row_tiles, group)
+    row = (row_tiles - 1 - tile) * ROWS  # the longest rows first
+    b = bh // heads
+    h = bh % heads
+    q = head_of(q, b, h, q_b, q_h, False)
+    k = head_of(k, b, h, k_b, k_h, DESCRIPTORS)
+    v = head_of(v, b, h, v_b, v_h, DESCRIPTORS)
+    out = head_of(out, b, h, o_b, o_h, False)
+    bh = bh.to(tl.int64)
+    pairs += bh * seqlen_k
+    tail += bh * seqlen_k
+
+    first = row + seqlen_k - seqlen_q  # absolute position of the tile's first query
+    position = first + tl.arange(0, ROWS)
+    inside = position < seqlen_k
+    start = 0
+    earliest = 0
+    if HAS_BOUNDARY:
+        start = tl.load(boundary + bh * row_blocks + row // BLOCK_Q) * (BLOCK_K // COLUMNS)
+    if HAS_START:
+        earliest = tl.minimum(tl.load(seq_start + b), seqlen_k).to(tl.int32)
+        start = tl.maximum(start, earliest // COLUMNS)
+    diagonal = tl.maximum((first + 1) // COLUMNS, start)  # tiles before it end at or before `first`
+    end = tl.cdiv(tl.minimum(first + ROWS, seqlen_k), COLUMNS)
+
+    q_tile = load_rows(q, row, q_t, seqlen_q, ROWS, D, BLOCK_D, True)
+    # First the tiles on the diagonal: a row's own key has no decay, so they tell how large its
+    # scores are.
+    acc, total, top = _masked_tiles(
+        q_tile, k, v, pairs, b, h, k_t, v_t, first, seqlen_k, earliest, scale,
+        diagonal, end, COLUMNS, D, BLOCK_D, HAS_START, DESCRIPTORS,
+    )  # fmt: skip
+
+    # Then the decayed rest, against that fixed level: no running maximum, no rescaling. Scores
+    # leave out c_i - c[first], the same for a whole row, and so does the level.
+    high_base, low_base = unpack(tl.load(pairs + first))
+    high_i, low_i = load_pair(pairs, position, inside)
+    level = top - ((high_i - high_base) + (low_i - low_base))
+    parts = tl.zeros([ROWS, 8], dtype=tl.float32)  # of the sum; a thread's own, so no exchange
+    # What a tile needs of c is loaded one tile ahead; `tail` has room for the one past the end.
+    bias = tl.load(tail + start * COLUMNS + tl.arange(0, COLUMNS))
+    pair_end = tl.load(pairs + tl.minimum(start * COLUMNS + (COLUMNS - 1), seqlen_k - 1))
+    for n in tl.range(start, diagonal):
+        column = n * COLUMNS
+        k_tile = stream_rows(
+            k, b, h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
+        )
+        v_tile = stream_rows(
+            v, b, h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
+        )
+        high_end, low_end = unpack(pair_end)
+        gap = (high_base - high_end) + (low_base - low_end)
+        pair_end = tl.load(pairs + tl.minimum(column + (2 * COLUMNS - 1), seqlen_k - 1))
+        s = product(q_tile, tl.trans(k_tile), None)
+        p = tl.math.exp2(s * scale + bias[None, :] - (level - gap)[:, None])
+        bias = tl.load(tail + (column + COLUMNS) + tl.arange(0, COLUMNS))
+        parts += tl.sum(tl.reshape(p, [ROWS, COLUMNS // 8, 8]), 1)
+        acc = product(p.to(v_tile.dtype), v_tile, acc)
+    total += tl.sum(parts, 1)
+    # A score so far above all of the diagonal's that its weight overflows is rare, and then the row
+    # is done again. (Up to the limit, bfloat16 and float32 lose nothing; float16 ends at 65504.)
+    LIMIT: tl.constexpr = 32768.0 if q_tile.dtype == tl.float16 else 1e18
+    if tl.max(tl.where(total < LIMIT, 0, 1), 0) > 0:
+        acc, total, top = _masked_tiles(
+            q_tile, k, v, pairs, b, h, k_t, v_t, first, seqlen_k, earliest, scale,
+            start, end, COLUMNS, D, BLOCK_D, HAS_START, DESCRIPTORS,
+        )  # fmt: skip
+
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    store_rows(out, acc, row, o_t, seqlen_q, ROWS, D, BLOCK_D)
+    i = row + tl.arange(0, ROWS)
+    tl.store(lse + bh * seqlen_q + i, (top + tl.math.log2(total)) * LN2, mask=inside)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    c: Tensor,
+    boundary: Tensor | None,
+    seq_start: Tensor | None,
+    sm_scale: float,
+    block_q: int,
+    block_k: int,
+) -> tuple[Tensor, Tensor]:
+    """``O = softmax(sm_scale Q K^T + D) V`` over the kept blocks of the causal grid.
+
+    Args:
+        q: (B, H, Tq, D), bfloat16, float16 or float32. Query i sits at position ``i + Tk - Tq``.
+        k, v: (B, H, Tk, D) in the dtype of q. Any strides.
+        c: (B, H, Tk) float64, running sum of the log forget gates.
+        boundary: (B, H, ceil(Tq / block_q)) int32, first kept key block of each query block, not
+            falling from one query block to the next; or None, every block.
+        seq_start: (B,) int64, keys before it get no attention; or None.
+        sm_scale: factor of the scores.
+        block_q, block_k: the pruning grid, multiples of 16.
+
+    Returns:
+        out like q, and lse (B, H, Tq) float32, the natural log of each row's sum. A row with no key
+        left has out 0 and lse -inf.
+    """
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    tile = tiles_for(q, block_q, block_k).forward
+    q, k, v = (addressable(x) for x in (q, k, v))
+    c = c.contiguous()
+    boundary = None if boundary is None else boundary.contiguous()
+    rows = empty_rows_like(out)
+    launch_forward(q, k, v, rows, lse, c, boundary, seq_start, sm_scale, block_q, block_k, tile)
+    if rows is not out:
+        out.copy_(rows)
+    return out, lse
+
+
+def launch_forward(
+    q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, tile: Tile,
+    descriptors: bool | None = None,
+) -> None:  # fmt: skip
+    """:func:`forward` into given tensors with a given tile; the last dimensions are contiguous."""
+    batch, heads, seqlen_q, head_dim = q.shape
+    row_tiles = triton.cdiv(seqlen_q, tile.rows)
+    terms = decay_terms(c, seq_start, tile.columns)
+    if descriptors is None:
+        descriptors = can_stream(k, v)
+    with on_device_of(q):
+        _forward_kernel[(row_tiles * batch * heads,)](
+            q, streamed(k, tile.columns, descriptors), streamed(v, tile.columns, descriptors),
+            out, lse, *terms, boundary, seq_start,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+            batch * heads, heads, GROUP, seqlen_q, k.shape[2], row_tiles,
+            triton.cdiv(seqlen_q, block_q), sm_scale * LOG2E.value,
+            BLOCK_Q=block_q, BLOCK_K=block_k, ROWS=tile.rows, COLUMNS=tile.columns,
+            D=head_dim, BLOCK_D=padded_head_dim(head_dim),
+            HAS_BOUNDARY=boundary is not None, HAS_START=seq_start is not None,
+            DESCRIPTORS=descriptors, **tile.options(q.device),
+        )  # fmt: skip

@@ -1,0 +1,231 @@
+"""What the kernels share: tile sizes, launch helpers, and the loads of one tile.
+
+Two sizes must be kept apart. The *grid* ``(block_q, block_k)`` says which entries are pruned; it is
+a fact about the result, the same in both passes and on every device. A *tile* is what one step of a
+kernel computes; it divides the grid's block and is a matter of speed alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+# Scores are kept in units of log 2, because the GPU has an exp2 and no exp.
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+# Arguments that no address's alignment depends on: one compiled kernel serves all their values.
+COUNTS = ["batch_heads", "heads", "group", "row_tiles", "row_blocks", "key_rows", "chunks", "tile"]
+# Heads whose tiles are launched together (`share_of_work`). On an H100, forward and backward over
+# 192 heads of 4,096 positions took 2.8 ms with all of them together, and 2.0 ms with 12 or 24.
+GROUP = 12
+
+
+class Tile(NamedTuple):
+    """One kernel's step: ``rows`` queries by ``columns`` keys, and how it is launched."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    registers: int | None = None  # a cap per thread; more programs then share a multiprocessor
+
+    def options(self, device: torch.device) -> dict[str, int]:
+        """The launch options of a kernel that runs this tile."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        if self.registers and device.type == "cuda" and torch.version.hip is None:
+            options["maxnreg"] = self.registers
+        return options
+
+
+class Tiles(NamedTuple):
+    forward: Tile
+    query_side: Tile
+    key_side: Tile
+
+
+# By padded head dimension; for devices with 220 KB of shared memory a block (Hopper and on).
+_LARGE = {
+    64: Tiles(Tile(128, 64, 4, 3), Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 3)),
+    128: Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(32, 64, 4, 3)),
+    256: Tiles(Tile(128, 64, 8, 2), Tile(128, 32, 8, 2), Tile(64, 64, 8, 2)),
+}
+# For the rest, down to 64 KB a block (float32 of 256 dimensions: 66 KB).
+_SMALL = {
+    64: Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    128: Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 1), Tile(32, 64, 4, 1)),
+    256: Tiles(Tile(32, 32, 4, 1), Tile(32, 16, 4, 1), Tile(16, 32, 4, 1)),
+}
+# float32 products run on the ordinary multipliers and spill early.
+_FLOAT32 = {
+    64: Tiles(Tile(64, 32, 4, 2), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    128: Tiles(Tile(32, 32, 4, 1), Tile(32, 16, 4, 1), Tile(16, 32, 4, 1)),
+    256: Tiles(Tile(16, 16, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
+}
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """The power of two, at least 16, that a tile's second axis spans."""
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """The pruning grid ``(block_q, block_k)``, the same on every device.
+
+    Args:
+        head_dim: 16 to 256.
+        dtype: of q, k and v.
+    """
+    if not 16 <= head_dim <= 256:
+        raise ValueError(f"head_dim must be from 16 to 256, got {head_dim}")
+    return (128, 64) if dtype.itemsize == 2 else (64, 64)
+
+
+def tiles_for(q: Tensor, block_q: int, block_k: int) -> Tiles:
+    """The tiles for these inputs, shrunk until each divides the grid's block."""
+    if block_q % 16 or block_k % 16:
+        raise ValueError(
+            "block_q and block_k must be multiples of 16 (the least that tl.dot takes), got "
+            f"{block_q}, {block_k}"
+        )
+    table = _LARGE if _shared_memory(q.device) >= 220_000 else _SMALL
+    if q.dtype == torch.float32:
+        table = _FLOAT32
+    tiles = table[max(64, padded_head_dim(q.shape[-1]))]
+    return Tiles(
+        *(t._replace(rows=_fit(t.rows, block_q), columns=_fit(t.columns, block_k)) for t in tiles)
+    )
+
+
+def _fit(tile: int, block: int) -> int:
+    while block % tile:
+        tile //= 2
+    return tile
+
+
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", 64 * 1024)
+
+
+def can_stream(*tensors: Tensor) -> bool:
+    """Whether the bulk copy engine (Hopper and later) can read these: alignment, strides, type."""
+    x = tensors[0]
+    if x.device.type != "cuda" or torch.version.hip is not None:
+        return False
+    if torch.cuda.get_device_capability(x.device)[0] < 9 or x.dtype.itemsize != 2:
+        return False
+    return x.shape[-1] == padded_head_dim(x.shape[-1]) and all(
+        t.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in _strides(t)) for t in tensors
+    )
+
+
+def _strides(x: Tensor) -> list[int]:
+    """The strides of all but the last dimension; that of a dimension of size 1 has no meaning."""
+    return [8 if n == 1 else s for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
+
+
+def streamed(x: Tensor, rows: int, descriptors: bool):
+    """What a kernel takes for a matrix that it reads tile after tile of ``rows``."""
+    if not descriptors:
+        return x
+    return TensorDescriptor(x, list(x.shape), [*_strides(x), 1], [1, 1, rows, x.shape[-1]])
+
+
+def on_device_of(x: Tensor):
+    """Triton launches on the current device, which need not be that of the inputs."""
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else contextlib.nullcontext()
+
+
+def addressable(x: Tensor) -> Tensor:
+    """``x`` as the kernels read it: any strides but the last, which is 1, and offsets inside a tile
+    that fit int32."""
+    return x if x.stride(-1) == 1 and x.stride(2) < 2**23 else x.contiguous()
+
+
+def empty_rows_like(x: Tensor) -> Tensor:
+    """What a kernel may write in place of ``x``: ``x``, if its last dimension is contiguous."""
+    return x if x.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@triton.jit
+def load_rows(x, row, stride, count, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+              MASKED: tl.constexpr):  # fmt: skip
+    """Rows ``row .. row + ROWS`` of a (count, D) matrix as (ROWS, BLOCK_D); 0 past D, and past
+    ``count`` where MASKED. The row's offset is int64, the offset inside the tile is int32."""
+    r = tl.arange(0, ROWS)
+    d = tl.arange(0, BLOCK_D)
+    pointers = x + tl.cast(row, tl.int64) * stride + (r[:, None] * stride + d[None, :])
+    if MASKED:
+        if D == BLOCK_D:
+            return tl.load(pointers, mask=(r < count - row)[:, None], other=0.0)
+        else:
+            inside = (r < count - row)[:, None] & (d < D)[None, :]
+            return tl.load(pointers, mask=inside, other=0.0)
+    elif D == BLOCK_D:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, mask=(d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def share_of_work(batch_heads, tiles, group):
+    """(head, tile) of this program. Tile by tile, so that the heaviest start first, but only over
+    ``group`` heads at a time: the programs that run together then read few heads, and each head's
+    rows several times while they are in the L2 cache."""
+    pid = tl.program_id(0)
+    first = pid // (group * tiles) * group
+    size = tl.minimum(batch_heads - first, group)
+    pid -= first * tiles
+    return first + pid % size, pid // size
+
+
+@triton.jit
+def head_of(x, b, h, stride_b, stride_h, DESCRIPTOR: tl.constexpr):
+    """The start of one head's rows; a descriptor stays as it is."""
+    if DESCRIPTOR:
+        return x
+    else:
+        return x + (b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
+
+
+@triton.jit
+def stream_rows(x, b, h, row, stride, count, ROWS: tl.constexpr, D: tl.constexpr,
+                BLOCK_D: tl.constexpr, MASKED: tl.constexpr, DESCRIPTOR: tl.constexpr):  # fmt: skip
+    """:func:`load_rows` inside a loop, by the bulk copy engine where ``x`` is a descriptor: its
+    addresses cost no registers, and rows past the end come as 0."""
+    if DESCRIPTOR:
+        return x.load([b, h, row, 0]).reshape([ROWS, BLOCK_D])
+    else:
+        return load_rows(x, row, stride, count, ROWS, D, BLOCK_D, MASKED)
+
+
+@triton.jit
+def store_rows(x, value, row, stride, count, ROWS: tl.constexpr, D: tl.constexpr,
+               BLOCK_D: tl.constexpr):  # fmt: skip
+    """The inverse of :func:`load_rows`; nothing is written past ``count`` or D."""
+    r = tl.arange(0, ROWS)
+    d = tl.arange(0, BLOCK_D)
+    pointers = x + tl.cast(row, tl.int64) * stride + (r[:, None] * stride + d[None, :])
+    inside = (r < count - row)[:, None] & (d < D)[None, :]
+    tl.store(pointers, value.to(x.dtype.element_ty), mask=inside)
+
+
+# Triton's interpreter multiplies bfloat16 tiles as if they were integers; it is given float32.
+UPCAST = tl.constexpr(not isinstance(load_rows, triton.JITFunction))
+
+
+@triton.jit
+def product(x, y, acc):
+    """``x @ y + acc`` in float32; float32 operands are multiplied as such, never as TF32."""
+    if UPCAST:
+        x = x.to(tl.float32)
+        y = y.to(tl.float32)
+    return tl.dot(x, y, acc, input_precision="ieee")

@@ -1,0 +1,350 @@
+"""The Triton kernels against the equations in float64, with the same boundary.
+
+Without a GPU the same tests run in Triton's interpreter, at small sizes. The error budget of every
+output is the error of eager PyTorch in the same dtype on the same inputs (`attend` with ``dtype``:
+products in the dtype, softmax in float32), a tenth more, and 1e-6. The error of a gate gradient is
+a sum of rounding errors with random signs, one draw of which is compared with another: twice, and
+3e-6. The interpreter cuts float32 off to bfloat16 where a GPU rounds, which doubles the error of a
+conversion: twice again.
+"""
+
+import math
+
+import pytest
+import torch
+
+from acp_repro.attention.boundary import find_boundary, find_boundary_serial
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from acp_repro.attention import triton as kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+NAMES = ("out", "dq", "dk", "dv", "dc")
+
+
+def attend(inputs, boundary, seq_start, sm_scale, block_q, block_k, dtype=torch.float64):
+    """Forward and backward by the formulas, some rows at a time.
+
+    inputs are (dout, q, k, v, c). In float64: the truth. In another dtype: what eager PyTorch does.
+    Returns out, dq, dk, dv, dc, lse.
+    """
+    dout, q, k, v = (x.to(dtype) for x in inputs[:4])
+    c = inputs[4]
+    wide = torch.promote_types(dtype, torch.float32)
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    shift = seqlen_k - seqlen_q
+    keys = torch.arange(seqlen_k, device=q.device)
+    out, dq = torch.zeros_like(q), torch.zeros_like(q)
+    dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
+    dc = torch.zeros_like(c, dtype=wide)
+    lse = torch.zeros(q.shape[:3], dtype=wide, device=q.device)
+    step = max(1, 2**25 // (seqlen_k * q.shape[0] * q.shape[1]))
+    for first in range(0, seqlen_q, step):
+        rows = torch.arange(first, min(first + step, seqlen_q), device=q.device)
+        kept = keys <= rows[:, None] + shift
+        kept = kept & (keys // block_k >= boundary[:, :, rows // block_q, None])
+        if seq_start is not None:
+            kept = kept & (keys >= seq_start[:, None, None, None])
+        decay = (c[:, :, rows + shift, None] - c[:, :, None, :]).to(wide)
+        scores = (q[:, :, rows] @ k.mT * sm_scale).to(wide) + decay
+        scores = scores.masked_fill(~kept, -math.inf)
+        lse[:, :, rows] = scores.logsumexp(-1)
+        finite = lse[:, :, rows].nan_to_num(neginf=0.0)
+        p = torch.exp(scores - finite[..., None])
+        out[:, :, rows] = p.to(dtype) @ v
+        dp = (dout[:, :, rows] @ v.mT).to(wide)
+        delta = (dout[:, :, rows].to(wide) * out[:, :, rows].to(wide)).sum(-1, keepdim=True)
+        ds = p * (dp - delta)
+        dq[:, :, rows] = ds.to(dtype) @ k * sm_scale
+        dk += ds.to(dtype).mT @ q[:, :, rows] * sm_scale
+        dv += p.to(dtype).mT @ dout[:, :, rows]
+        dc[:, :, rows + shift] += ds.sum(-1)
+        dc -= ds.sum(-2)
+    return out, dq, dk.to(dtype), dv.to(dtype), dc, lse
+
+
+def run(inputs, boundary, seq_start, sm_scale, block_q, block_k):
+    """The kernels; returns as `attend`."""
+    dout, q, k, v, c = inputs
+    grid = (boundary, seq_start, sm_scale, block_q, block_k)
+    out, lse = kernels.forward(q, k, v, c, *grid)
+    dq, dk, dv, dc = kernels.backward(dout, q, k, v, out, lse, c, *grid)
+    return out, dq, dk, dv, dc, lse
+
+
+def make_inputs(seqlen_q, seqlen_k, head_dim, dtype, batch=2, heads=2, strength=1.0, seed=0):
+    """(dout, q, k, v, c) in the public layout, transposed; even heads local, odd ones global."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+
+    def draw(length):
+        shape = (batch, length, heads, head_dim)
+        x = torch.randn(shape, generator=generator, device=DEVICE)
+        return x.to(dtype).transpose(1, 2)
+
+    mean = torch.where(torch.arange(heads, device=DEVICE) % 2 == 0, 0.3, 1e-4) * strength
+    log_fgate = torch.empty(batch, heads, seqlen_k, device=DEVICE).exponential_(generator=generator)
+    c = (log_fgate * -mean[:, None]).double().clamp(min=-1e4).cumsum(-1)
+    return [draw(seqlen_q), draw(seqlen_q), draw(seqlen_k), draw(seqlen_k), c]
+
+
+def boundary_for(c, seqlen_q, block_q, block_k, seq_start=None, delta=-12.0):
+    threshold = torch.full(c.shape[:2], delta, device=c.device)
+    return kernels.find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start)
+
+
+def error(actual, expected):
+    actual, expected = actual.double(), expected.double()
+    assert actual.isfinite().all()
+    return ((actual - expected).norm() / expected.norm().clamp(min=1e-30)).item()
+
+
+def gate_gradient(dc):
+    """dL / d log f_l = sum_{i >= l} dc_i."""
+    return dc.double().flip(-1).cumsum(-1).flip(-1)
+
+
+def check(inputs, boundary, seq_start, sm_scale, block_q, block_k, actual=None):
+    """Every output, every gradient and every head's gate gradient, within the budget."""
+    grid = (boundary, seq_start, sm_scale, block_q, block_k)
+    dtype = inputs[0].dtype
+    actual = run(inputs, *grid) if actual is None else actual
+    truth = attend(inputs, *grid)
+    eager = attend(inputs, *grid, dtype=dtype)
+    loose = 2.0 if DEVICE == "cpu" and dtype == torch.bfloat16 else 1.0
+
+    def judge(name, a, t, e, more=1.1, least=1e-6):
+        budget = loose * more * error(e, t) + least
+        assert error(a, t) <= budget, f"{name}: {error(a, t):.2e} over {budget:.2e}"
+
+    for name, a, t, e in zip(NAMES, actual, truth, eager, strict=False):
+        judge(name, a, t, e)
+    for head in range(inputs[4].shape[1]):
+        judge(
+            f"dlog_fgate of head {head}",
+            *(gate_gradient(x[4][:, head]) for x in (actual, truth, eager)),
+            more=2.0,
+            least=3e-6,
+        )
+    lse, expected = actual[5], truth[5]
+    empty = expected == -math.inf
+    assert torch.equal(lse == -math.inf, empty)
+    torch.testing.assert_close(lse[~empty].double(), expected[~empty], atol=2e-5, rtol=1e-6)
+    for x in actual[:2]:
+        assert (x[empty] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "head_dim", "dtype"),
+    [
+        (1, 1, 16, torch.float32),
+        (63, 63, 48, torch.float32),
+        (65, 65, 64, torch.bfloat16),
+        (129, 129, 64, torch.float16),
+        (129, 129, 128, torch.bfloat16),
+        (65, 200, 16, torch.bfloat16),
+        (1, 129, 64, torch.float32),
+        (130, 333, 20, torch.float32),
+        (64, 64, 256, torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_every_output_and_gradient(seqlen_q, seqlen_k, head_dim, dtype, padded):
+    inputs = make_inputs(seqlen_q, seqlen_k, head_dim, dtype)
+    grid = kernels.block_sizes(head_dim, dtype)
+    seq_start = None
+    if padded:
+        seq_start = torch.tensor([0, min(77, seqlen_k - 1)], device=DEVICE)
+    boundary = boundary_for(inputs[4], seqlen_q, *grid, seq_start)
+    check(inputs, boundary, seq_start, head_dim**-0.5, *grid)
+
+
+@pytest.mark.parametrize("grid", [(16, 16), (32, 64), (64, 16), (128, 128), (48, 80)])
+def test_the_grid_is_whatever_is_asked(grid):
+    inputs = make_inputs(150, 190, 32, torch.float32, batch=1)
+    boundary = boundary_for(inputs[4], 150, *grid, delta=-1.0)
+    assert boundary.max() > 0
+    check(inputs, boundary, None, 0.2, *grid)
+
+
+def test_no_boundary_is_a_boundary_of_zeros():
+    inputs = make_inputs(100, 150, 32, torch.float32, batch=1)
+    zeros = torch.zeros(1, 2, 2, dtype=torch.int32, device=DEVICE)
+    for a, b in zip(
+        run(inputs, None, None, 0.2, 64, 64), run(inputs, zeros, None, 0.2, 64, 64), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def test_a_row_before_its_sequence_gives_nothing():
+    inputs = make_inputs(150, 150, 16, torch.float32)
+    seq_start = torch.tensor([70, 149], device=DEVICE)
+    grid = (64, 64)
+    boundary = boundary_for(inputs[4], 150, *grid, seq_start)
+    out, dq, dk, dv, dc, lse = actual = run(inputs, boundary, seq_start, 0.25, *grid)
+    check(inputs, boundary, seq_start, 0.25, *grid, actual=actual)
+    for b, start in enumerate(seq_start.tolist()):
+        assert (lse[b, :, :start] == -math.inf).all()
+        for x in (out, dq, dk, dv):
+            assert (x[b, :, :start] == 0).all()
+        assert (dc[b, :, :start] == 0).all()
+
+
+def layouts(x):
+    """The same values in other strides."""
+    batch, heads, length, head_dim = x.shape
+    yield x.contiguous()
+    wide = x.new_zeros(batch, heads, length, head_dim + 8)
+    wide[..., :head_dim] = x
+    yield wide[..., :head_dim]
+    yield x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+
+
+def test_strides_do_not_matter():
+    inputs = make_inputs(70, 100, 16, torch.float32)
+    expected = run(inputs, None, None, 0.25, 64, 64)
+    for views in zip(*(layouts(x) for x in inputs[:4]), strict=True):
+        actual = run([*views, inputs[4]], None, None, 0.25, 64, 64)
+        for x, like in zip(actual[:4], (*views[1:2], *views[1:]), strict=True):
+            assert x.stride() == torch.empty_like(like).stride()
+        for a, b in zip(actual, expected, strict=True):
+            assert torch.equal(a, b)
+    summed = [inputs[0].sum((2, 3), keepdim=True).expand_as(inputs[0]), *inputs[1:]]
+    dense = [summed[0].contiguous(), *inputs[1:]]
+    for a, b in zip(
+        run(summed, None, None, 0.25, 64, 64), run(dense, None, None, 0.25, 64, 64), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def test_poisoned_memory_and_bits_that_repeat(monkeypatch):
+    """Every element of every output and buffer is written before it is read."""
+    inputs = make_inputs(129, 200, 48, torch.float16, batch=2)
+    seq_start = torch.tensor([0, 90], device=DEVICE)
+    boundary = boundary_for(inputs[4], 129, 64, 64, seq_start)
+    expected = run(inputs, boundary, seq_start, 0.15, 64, 64)
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(x):
+        return x.fill_(
+            math.nan if x.is_floating_point() else 0x7FC000007FC00000 >> (64 - 8 * x.itemsize)
+        )
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+    again = boundary_for(inputs[4], 129, 64, 64, seq_start)
+    actual = run(inputs, again, seq_start, 0.15, 64, 64)
+    assert torch.equal(again, boundary)
+    for a, b in zip(actual, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("offset", [0.0, -1.3e5, -1.3e9])
+@pytest.mark.parametrize("strength", [3.0, 1e3, 1e6])
+def test_small_differences_of_a_large_sum(offset, strength):
+    """c as at the end of 128k tokens with gates of mean -1, and at the floor of -1e4 each."""
+    inputs = make_inputs(100, 171, 16, torch.float32, batch=1, strength=strength)
+    dout, q, k, v, c = inputs
+    grid = (boundary_for(c, 100, 64, 64), None, 0.25, 64, 64)
+    expected = attend(inputs, *grid)
+    actual = run([dout, q, k, v, c + offset], *grid)
+    close = 1e-6 if offset > -1e6 else 1e-4
+    for name, a, t in zip(NAMES, actual, expected, strict=False):
+        # All gradients are sums over weights; those of a head that sees one key are tiny.
+        scale = t.norm() if name in ("out", "dv") else inputs[0].norm()
+        assert ((a - t).norm() / scale).item() < 5 * close, name
+    assert (actual[5] - expected[5]).abs().max() < 10 * close
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("large", [6.0, 40.0])
+def test_a_far_score_above_all_of_the_diagonal(dtype, large):
+    """The forward kernel takes its level from the diagonal; a far score may lie far above it."""
+    inputs = make_inputs(256, 256, 16, dtype, batch=1, strength=1e-3)
+    dout, q, k, v, c = inputs
+    q[:, :, 200:] = large
+    k[:, :, 3] = large
+    k[:, :, 100] = -large
+    grid = (torch.zeros(1, 2, 4, dtype=torch.int32, device=DEVICE), None, 0.25, 64, 64)
+    truth = attend(inputs, *grid)
+    out, lse = kernels.forward(q, k, v, c, *grid)
+    assert error(out, truth[0]) < 1.1 * error(attend(inputs, *grid, dtype=dtype)[0], truth[0]) + (
+        4e-3 if dtype == torch.bfloat16 else 1e-6
+    )
+    torch.testing.assert_close(lse.double(), truth[5], atol=2e-4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("grid", [(64, 64), (128, 64), (32, 80), (16, 128)])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 700), (513, 513), (300, 1111)])
+def test_boundary_is_the_serial_scan(grid, seqlen_q, seqlen_k):
+    c = make_inputs(1, seqlen_k, 16, torch.float32, batch=2, heads=3)[4]
+    threshold = torch.tensor([[-0.0, -3.0, -40.0], [-1e9, -10.0, -1e-3]], device=DEVICE)
+    actual = kernels.find_boundary(c, threshold, seqlen_q, *grid)
+    assert actual.dtype == torch.int32
+    assert torch.equal(actual, find_boundary_serial(c, threshold, seqlen_q, *grid))
+    assert (actual.diff(dim=-1) >= 0).all()
+    seq_start = torch.tensor([0, seqlen_k // 2], device=DEVICE)
+    for delta in (threshold, None):
+        assert torch.equal(
+            kernels.find_boundary(c, delta, seqlen_q, *grid, seq_start),
+            find_boundary(c, delta, seqlen_q, *grid, seq_start),
+        )
+
+
+def test_boundary_at_ties_and_without_a_number():
+    """c[first] - c[last] == delta is kept; a threshold that is NaN prunes nothing."""
+    c = -torch.arange(512, dtype=torch.float64, device=DEVICE).expand(1, 3, -1).contiguous()
+    threshold = torch.tensor([[-65.0, -64.99, math.nan]], device=DEVICE)
+    actual = kernels.find_boundary(c, threshold, 512, 64, 64)
+    assert torch.equal(actual, find_boundary_serial(c, threshold, 512, 64, 64))
+    assert (actual[0, 0] != actual[0, 1]).any()
+    assert (actual[0, 2] == 0).all()
+
+
+def test_bad_sizes_are_refused():
+    with pytest.raises(ValueError, match="head_dim"):
+        kernels.block_sizes(8, torch.float32)
+    inputs = make_inputs(8, 8, 16, torch.float32)
+    with pytest.raises(ValueError, match="multiples of 16"):
+        kernels.forward(*inputs[1:], None, None, 0.25, 24, 64)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(
+    ("seqlen", "head_dim", "dtype"),
+    [
+        (4096, 64, torch.bfloat16),
+        (4097, 64, torch.float16),
+        (4096, 128, torch.bfloat16),
+        (2049, 256, torch.bfloat16),
+        (2048, 64, torch.float32),
+        (16384, 64, torch.bfloat16),
+        (65536, 64, torch.bfloat16),
+    ],
+)
+def test_long_sequences(seqlen, head_dim, dtype):
+    """Local and global heads; the gate gradient is a sum over the whole sequence."""
+    inputs = make_inputs(seqlen, seqlen, head_dim, dtype, batch=1)
+    grid = kernels.block_sizes(head_dim, dtype)
+    delta = -2.0 * head_dim**0.5 - math.log(seqlen) - 10.0
+    boundary = boundary_for(inputs[4], seqlen, *grid, delta=delta)
+    assert boundary[:, 0].max() > 0
+    check(inputs, boundary, None, head_dim**-0.5, *grid)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_more_than_two_to_the_31_elements():
+    seqlen, stride = 65536, 40960
+    buffer = torch.empty(seqlen, stride, dtype=torch.bfloat16, device=DEVICE)
+    buffer[:, :256] = torch.randn(seqlen, 256, device=DEVICE)
+    views = [buffer[:, 64 * n : 64 * n + 64][None, None] for n in range(4)]
+    c = make_inputs(1, seqlen, 64, torch.bfloat16, batch=1, heads=1)[4]
+    boundary = boundary_for(c, seqlen, 128, 64)
+    actual = run([*views, c], boundary, None, 0.125, 128, 64)
+    dense = [x.contiguous() for x in views]
+    for a, b in zip(actual, run([*dense, c], boundary, None, 0.125, 128, 64), strict=True):
+        assert torch.equal(a, b)
