@@ -86,14 +86,14 @@ records = $(foreach run,$(1),$(addprefix $(RESULTS)/$(run)/,$(2)))
 
 figure1_needs := $(call records,$(HEADS_RUN),$(HEADS))
 figure2_needs := $(call records,$(RUNS_ACP_PRO),$(SAVINGS))
-figure3_needs := $(call records,$(TWINS_PRO_LARGEST),$(LOSSES))
+figure3_needs := analysis/loss_curves.py $(call records,$(TWINS_PRO_LARGEST),$(LOSSES))
 figure4_needs := $(call records,$(HEADS_RUN),$(SAVINGS))
-figure5_needs := $(figure4_needs)
+figure5_needs := analysis/figure4.py $(figure4_needs)
 figure6_needs := $(figure1_needs)
 figure7_needs := $(call records,$(SWEEP_RUN),epsilon_sweep.csv)
-figure8_needs := $(call records,$(TWINS_PRO_OTHER),$(LOSSES))
+figure8_needs := analysis/loss_curves.py $(call records,$(TWINS_PRO_OTHER),$(LOSSES))
 figure10_needs := $(call records,$(RUNS_ACP_LLAMA),$(SAVINGS))
-figure11_needs := $(call records,$(TWINS_LLAMA),$(LOSSES))
+figure11_needs := analysis/loss_curves.py $(call records,$(TWINS_LLAMA),$(LOSSES))
 figureA1_needs := $(call records,$(SWEEP_RUN),pruned_mass.csv)
 figureA2_needs := $(call records,$(SWEEP_RUN),block_size.csv)
 figureA3_needs := $(call records,$(SWEEP_RUN),long_context.csv)
@@ -126,7 +126,7 @@ $(FIGURES)/figure%.png: analysis/figure%.py analysis/style.py analysis/statistic
 $(FIGURES)/table%.md: analysis/table%.py analysis/style.py analysis/paper_values.csv $$(table$$*_needs)
 	@$(RUN) analysis.table$* --suite $(SUITE)
 
-records: $(foreach name,$(FIGURE_NAMES),$(figure$(name)_needs)) ## every record that the figures need
+records: $(filter $(RESULTS)/%,$(foreach name,$(FIGURE_NAMES),$(figure$(name)_needs))) ## every record that the figures need
 figures: $(ALL_FIGURES) ## every figure that the suite has runs for
 tables: $(ALL_TABLES) ## every table
 report: $(FIGURES)/report.html ## one page with every figure, table and claim, checked

@@ -13,6 +13,7 @@ from acp_repro.records import read_records
 from . import statistics, style
 
 QUANTITIES = ("pruned_ratio", "attention_time", "throughput")
+QK_NORM = "Delta comes from the weights of QK-norm (Appendix E) at no cost."
 
 
 def draw(records: dict[str, pd.DataFrame], item: str = "figure2") -> Figure:
@@ -33,18 +34,15 @@ def draw(records: dict[str, pd.DataFrame], item: str = "figure2") -> Figure:
     figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.5), layout="constrained")
     for ax, (title, quantity, table, unit) in zip(axes, panels, strict=True):
         _bars(ax, table, unit)
-        _paper_bar(
-            ax, len(table["context_length_tokens"].unique()), *style.paper_range(item, quantity)
-        )
+        _paper_bar(ax, table["context_length_tokens"].nunique(), *style.paper_range(item, quantity))
         ax.set_title(title)
         ax.set_xlabel("context length $L$ (tokens)")
     sizes = list(dict.fromkeys(panels[0][2]["size"]))
     handles = [
         Patch(color=c, label=f"{s} parameters") for s, c in zip(sizes, style.SIZES, strict=False)
     ]
-    handles.append(
-        Patch(facecolor="white", edgecolor=style.PAPER, hatch="////", label="range in the paper")
-    )
+    paper = Patch(fc="white", ec=style.PAPER, hatch="////", label="range in the paper")
+    handles.append(paper)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
@@ -64,10 +62,11 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None) -> None:
                         textcoords="offset points", fontsize=7)  # fmt: skip
             if unit is not None:
                 inside = row.percent > 0.55 * top
-                ax.annotate(f"{_short(row.acp)} / {_short(row.exact)} {unit}",
-                            (x, 0 if inside else max(row.percent, 0)), (0, 4 if inside else 11),
-                            textcoords="offset points", rotation=90, ha="center", va="bottom",
-                            fontsize=5.5, color="white" if inside else "0.25")  # fmt: skip
+                both = " / ".join(map(style.count_label, (row.acp, row.exact)))
+                ink = ("white" if index == 0 else "0.1") if inside else "0.25"
+                ax.annotate(f"{both} {unit}", (x, 0 if inside else max(row.percent, 0)), rotation=90,
+                            xytext=(0, 4 if inside else 11), textcoords="offset points", ha="center",
+                            va="bottom", fontsize=5.5, color=ink)  # fmt: skip
     ax.set_xticks([*range(len(lengths)), len(lengths)])
     ax.set_xticklabels([*map(style.length_label, lengths), "paper"])
     ax.tick_params(axis="x", length=0)
@@ -82,23 +81,18 @@ def _paper_bar(ax: Axes, x: float, low: float, high: float) -> None:
                 textcoords="offset points", fontsize=7, color="0.35")  # fmt: skip
 
 
-def _short(value: float) -> str:
-    """1234 -> "1.2k", 12345 -> "12k": labels inside bars have little room."""
-    if value < 1000:
-        return f"{value:.0f}"
-    return f"{value / 1000:.1f}k" if value < 10_000 else f"{value / 1000:.0f}k"
-
-
-def make(suite: str) -> tuple[Figure, str]:
-    records = {q: read_records(suite, q, architecture="pro") for q in QUANTITIES}
+def make(suite: str, item="figure2", architecture="pro", threshold=QK_NORM) -> tuple[Figure, str]:
+    """Figure and caption; ``threshold`` says where delta comes from in the architecture."""
+    records = {q: read_records(suite, q, architecture=architecture) for q in QUANTITIES}
     tokens = records["attention_time"]["measured_tokens"].unique()
-    caption = f"""**Figure 2.** What adaptive computation pruning saves in FoX (Pro), by model size and
-context length. Left: share of pruned blocks on held-out text. Middle: attention time, forward and
-backward, boundary search included; in the bars, milliseconds with / without ACP for
-{", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput; in the bars, tokens a second
-with / without ACP. Hatched: the range that the paper prints for 125M to 760M parameters and 4k to 16k
-tokens on other hardware, so compare percentages only. {style.provenance(*records.values())}"""
-    return draw(records), caption
+    caption = f"""**Figure {item.removeprefix("figure")}.** What adaptive computation pruning saves in
+{style.ARCHITECTURES[architecture]}, by model size and context length. Left: share of pruned blocks on
+held-out text. Middle: attention time, forward and backward, boundary search included; in the bars,
+milliseconds with / without ACP for {", ".join(f"{t:,}" for t in tokens)} tokens. Right: training
+throughput; in the bars, tokens a second with / without ACP. {threshold}
+Hatched: the range that the paper prints for 125M to 760M parameters and 4k to 16k tokens on other
+hardware, so compare percentages only. {style.provenance(*records.values())}"""
+    return draw(records, item), caption
 
 
 if __name__ == "__main__":

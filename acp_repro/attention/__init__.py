@@ -37,10 +37,14 @@ __all__ = [
 ]
 
 
+# Asked once, at import: a traced function may not look for packages.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
 def choose_implementation(device: torch.device) -> str:
     """What ``implementation="auto"`` takes on ``device``: triton on a GPU, blockwise elsewhere."""
     if device.type == "cuda":
-        if importlib.util.find_spec("triton") is not None:
+        if _HAS_TRITON:
             return "triton"
         warnings.warn(
             "triton is not installed, so forgetting_attention runs the slow blockwise path on the "
@@ -160,7 +164,7 @@ def _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale):
 
 
 def _check_triton(device: torch.device) -> None:
-    if importlib.util.find_spec("triton") is None:
+    if not _HAS_TRITON:
         raise ImportError(
             "implementation='triton' needs triton: `pip install triton`, or take "
             "implementation='blockwise'"

@@ -1,0 +1,46 @@
+"""The result of an epsilon sweep for a person: an aligned table, and CSV where there is no run."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HEADER = (
+    "log epsilon", "blocks pruned", "entries pruned", "loss (nats)", "largest pruned mass",
+    "bound epsilon",
+)  # fmt: skip
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Records of ``epsilon_sweep`` as aligned text; the mass is ``-`` where nothing was pruned."""
+    lines = [HEADER]
+    for row in rows:
+        value, mass = row["swept_log_pruning_tolerance"], row["largest_pruned_mass"]
+        lines.append(
+            (
+                f"{value:g}",
+                f"{100 * row['block_pruned_ratio']:.1f} %",
+                f"{100 * row['token_pruned_ratio']:.1f} %",
+                f"{row['loss_nats']:.5f}",
+                "-" if mass is None or math.isnan(mass) else f"{mass:.1e}",
+                f"{math.exp(value):.1e}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], origin: Mapping[str, Any]) -> Path:
+    """Writes ``rows``, each followed by the same columns of ``origin``; for checkpoints without a run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], *origin], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**row, **origin} for row in rows)
+    return path

@@ -1,0 +1,92 @@
+"""Figure 1: the blocks that attention visits without and with ACP, on a real head's decay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+
+from acp_repro.records import RecordError, read_records
+from acp_repro.suite import load_suite
+
+from . import statistics, style
+
+MOST_BLOCKS = 16  # a side: arrows in more rows would be too small to see
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """Two panels, attention without and with ACP, over the first blocks of one head's sequence.
+
+    Args:
+        records: ``decay`` records of one run; the head is :func:`statistics.illustrative_head`'s.
+    """
+    head = statistics.illustrative_head(records, MOST_BLOCKS)
+    grid = statistics.block_grid(head, MOST_BLOCKS)
+    delta = float(head["threshold_nats"].iloc[0])
+    figure, axes = plt.subplots(1, 2, figsize=(style.PAGE_INCHES * 0.8, 2.75), layout="constrained")
+    mesh = _panel(axes[0], grid, np.zeros_like(grid.first_kept), delta)
+    axes[0].set_title("without ACP")
+    _panel(axes[1], grid, grid.first_kept, delta)
+    axes[1].set_title(f"with ACP: {grid.first_kept.sum()} of {(grid.last + 1).sum()} blocks pruned")
+    rows = np.repeat(np.arange(len(grid.first_kept) + 1), 2)[1:-1] * grid.block_q
+    axes[1].plot(np.repeat(grid.first_kept, 2) * grid.block_k, rows, color=style.BOUNDARY, lw=2.2,
+                 solid_capstyle="butt", solid_joinstyle="miter", clip_on=False)  # fmt: skip
+    bar = figure.colorbar(mesh, ax=axes, shrink=0.8, aspect=25, pad=0.02, extend="min",
+                          ticks=[0, delta, 2 * delta])  # fmt: skip
+    bar.ax.set_yticklabels(["0", f"δ = −{-delta:.1f}", f"2δ = −{-2 * delta:.1f}"])
+    bar.set_label("largest $D_{ij}$ of the block (nats)")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _panel(ax: Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float) -> QuadMesh:
+    """The causal blocks in their decay's colour, and an arrow over those that each row visits."""
+    rows, columns = grid.largest_decay.shape
+    # Past twice delta all is equally gone; delta itself is then the middle of the colours.
+    mesh = ax.pcolormesh(np.arange(columns + 1) * grid.block_k, np.arange(rows + 1) * grid.block_q,
+                         grid.largest_decay, cmap=style.DECAY_MAP, vmin=2 * delta, vmax=0,
+                         edgecolors="white", linewidth=0.8)  # fmt: skip
+    for row, (first, last) in enumerate(zip(start, grid.last, strict=True)):
+        y = (row + 0.5) * grid.block_q
+        tail, tip = (first + 0.12) * grid.block_k, (last + 0.88) * grid.block_k
+        ax.annotate("", (tip, y), (tail, y), arrowprops={
+            "arrowstyle": "-|>,head_length=0.25,head_width=0.12", "color": "0.1", "lw": 0.8,
+            "shrinkA": 0, "shrinkB": 0,
+            "path_effects": [withStroke(linewidth=1.8, foreground="white")],
+        })  # fmt: skip
+    ax.set(xticks=[], yticks=[], aspect="equal")
+    ax.invert_yaxis()
+    ax.set_xlabel(f"key blocks of {grid.block_k} tokens")
+    ax.set_ylabel(f"query blocks of {grid.block_q} tokens")
+    ax.spines[:].set_visible(False)
+    return mesh
+
+
+def make(suite: str) -> tuple[Figure, str]:
+    run = load_suite(suite).heads_run
+    records = read_records(run.suite, "decay", run=run.name)
+    if records["threshold_nats"].isna().any():
+        raise RecordError(
+            f"figure1 shows pruning, and {run.name} is exact: name a run with ACP as measure.heads_run"
+        )
+    head = statistics.illustrative_head(records, MOST_BLOCKS)
+    grid = statistics.block_grid(head, MOST_BLOCKS)
+    one, shown = head.iloc[0], min(len(head), len(grid.first_kept) * grid.block_q)
+    part = "a held-out sequence" if shown == len(head) else f"a held-out sequence of {len(head):,}"
+    which = "all" if shown == len(head) else "the first"
+    caption = f"""**Figure 1.** Forgetting attention without and with ACP, with the decay of a real head:
+layer {one["layer"]}, head {one["head"]} (counted from 0) of {run.name}, {which} {shown:,} tokens of
+{part}. Each cell is a block of {grid.block_q} queries by {grid.block_k} keys, as the code
+computes them; darker is a more negative decay. Arrows: the blocks visited, in this order, in each row
+from the boundary (orange) that the code found to the diagonal. Pruned are the blocks whose largest
+$D_{{ij}}$ is under delta = {one["threshold_nats"]:.2f}. Of the recorded heads, the one is shown that prunes
+nearest to half of what this grid allows. {style.provenance(records)}"""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    style.main("figure1", __doc__, make)

@@ -1,0 +1,58 @@
+"""Figure 5: how the savings are spread over the heads of each layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from acp_repro.records import read_records
+from acp_repro.suite import load_suite
+
+from . import statistics, style
+from .figure4 import AT_LIMIT, BINS, EDGES, KINDS, LIMIT_LINE, WORDS, describe, stacks
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """A column a layer: Figure 4 turned, the bars of a layer growing to the right.
+
+    Args:
+        records: ``pruned_ratio`` records of one run.
+    """
+    layers = sorted(records["layer"].unique())
+    limit, _ = statistics.grid_limit(records)
+    wide = style.PAGE_INCHES if len(layers) > 8 else style.COLUMN_INCHES
+    figure, ax = plt.subplots(figsize=(wide, 2.5), layout="constrained")
+    for column, layer in enumerate(layers):
+        for shares, left, colours in stacks(records[records["layer"] == layer]):
+            # No white edges: one head of 24 is a sliver that they would hide.
+            ax.barh(EDGES + 0.3, 0.94 * shares, 100 / BINS - 0.6, column + 0.94 * left,
+                    align="edge", color=colours, lw=0)  # fmt: skip
+        ax.axvline(column, color="0.75", lw=0.6, zorder=0)
+    ax.axhline(100 * limit, **LIMIT_LINE)
+    ax.set(xlim=(0, len(layers)), ylim=(0, 100), yticks=range(0, 101, 20))
+    ax.set_xticks(np.arange(len(layers)) + 0.5, layers)
+    ax.tick_params(axis="x", length=0)
+    ax.set_xlabel("layer (each column: 0 to 100 % of its heads)")
+    ax.set_ylabel("pruned share of blocks (%)")
+    handles = [Patch(color=colour, label=WORDS[kind]) for kind, colour in KINDS.items()]
+    handles += [Patch(color=AT_LIMIT, label="at the grid's limit"),
+                Line2D([], [], label="the grid's limit", **LIMIT_LINE)]  # fmt: skip
+    figure.legend(handles=handles, loc="outside upper center", handlelength=1.3, columnspacing=1.2,
+                  handletextpad=0.5, ncols=5 if wide == style.PAGE_INCHES else 3)  # fmt: skip
+    return figure
+
+
+def make(suite: str) -> tuple[Figure, str]:
+    run = load_suite(suite).heads_run
+    records = read_records(run.suite, "pruned_ratio", run=run.name)
+    caption = """**Figure 5.** Savings of single heads within each layer (counted from 0): each column is
+Figure 4, turned, for the heads of one layer. """
+    return draw(records), caption + describe(records)
+
+
+if __name__ == "__main__":
+    style.main("figure5", __doc__, make)

@@ -1,0 +1,91 @@
+"""Figure 6: decay, pruning boundary and attention weights of three heads on one sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from acp_repro.records import read_records
+from acp_repro.suite import load_suite
+
+from . import statistics, style
+
+QUANTITIES = ("decay", "attention_weights")
+MOST_PIXELS = 700  # of a side of D: what a page can show, where 16k tokens would take 2 GB
+
+
+def draw(records: dict[str, pd.DataFrame]) -> Figure:
+    """A column a head, in the order of the records: D with the boundary, and the large entries of A.
+
+    Args:
+        records: the records of :data:`QUANTITIES`, of one run.
+    """
+    decay, weights = (records[name] for name in QUANTITIES)
+    heads = list(decay.groupby(["layer", "head"], sort=False))
+    low = 1.5 * decay["threshold_nats"].min()  # NaN for exact attention: the scale is then D's own
+    low = low if np.isfinite(low) else decay["cumulative_log_fgate_nats"].min()
+    width = style.PAGE_INCHES * len(heads) / 3
+    figure, axes = plt.subplots(2, len(heads), figsize=(width, 4.5), squeeze=False, sharex=True,
+                                sharey=True, layout="constrained")  # fmt: skip
+    for (top, bottom), ((layer, head), of_head) in zip(axes.T, heads, strict=True):
+        image = _decay(top, of_head, low)
+        top.set_title(
+            f"layer {layer}, head {head}: {100 * of_head['pruned_ratio'].iloc[0]:.0f} % saved"
+        )
+        entries = weights[(weights["layer"] == layer) & (weights["head"] == head)]
+        dots = bottom.scatter(entries["key_position"], entries["query_position"], marker="s", lw=0,
+                              s=max(0.6, (90 / len(of_head)) ** 2 * 8), c=entries["attention_weight"],
+                              cmap="viridis_r", vmin=-0.3, vmax=1, rasterized=True)  # fmt: skip
+        bottom.plot([0, len(of_head)], [0, len(of_head)], color="0.8", lw=0.5, zorder=0)
+        bottom.set_xlabel("key position")
+    for ax in axes.flat:
+        for axis in (ax.xaxis, ax.yaxis):
+            style.token_axis(axis, len(of_head))
+        ax.invert_yaxis()
+        ax.set_aspect("equal")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("query position")
+    for row, mappable, label in ((axes[0], image, "decay $D_{ij}$ (nats)"),
+                                 (axes[1], dots, "weight $A_{ij}$ over 0.1")):  # fmt: skip
+        extend = "min" if mappable is image else "neither"
+        bar = figure.colorbar(mappable, ax=row, shrink=0.9, aspect=22, pad=0.015, extend=extend)
+        bar.set_label(label)
+        bar.outline.set_visible(False)
+    bar.ax.set_ylim(0.1, 1)  # the last bar: the palest colours of its map are left out
+    return figure
+
+
+def _decay(ax: Axes, head: pd.DataFrame, low: float):
+    """D as an image over token positions, and the boundary as a staircase."""
+    length = len(head)
+    shown = np.unique(np.linspace(0, length - 1, min(length, MOST_PIXELS)).round().astype(int))
+    c = head["cumulative_log_fgate_nats"].to_numpy()[shown]
+    bias = np.where(shown[:, None] >= shown, c[:, None] - c, np.nan)
+    image = ax.imshow(bias, cmap=style.DECAY_MAP, vmin=low, vmax=0, extent=(0, length, length, 0),
+                      interpolation="nearest")  # fmt: skip
+    if head["threshold_nats"].notna().all():
+        x, y = statistics.staircase(head["first_kept_key_position"].to_numpy())
+        ax.plot(
+            x, y, color=style.BOUNDARY, lw=1.3, solid_joinstyle="miter", clip_on=False, zorder=4
+        )
+    return image
+
+
+def make(suite: str) -> tuple[Figure, str]:
+    run = load_suite(suite).heads_run
+    records = {name: read_records(run.suite, name, run=run.name) for name in QUANTITIES}
+    length = int(records["decay"]["position"].max()) + 1
+    caption = f"""**Figure 6.** Decay matrices D (top) and attention weights A (bottom) of heads of {run.name}
+on the first held-out sequence, {length:,} tokens. Unless named by hand, the heads are the one with the
+largest savings over the held-out text, the one nearest halfway, and the one with the smallest; titles
+count layers and heads from 0 and give the savings on this one sequence. Orange: the boundary that the
+code found; blocks left of it are pruned. The colours of D end at 1.5 times the lowest delta. Of A, which
+is very sparse, only entries over 0.1 are shown. {style.provenance(*records.values())}"""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    style.main("figure6", __doc__, make)

@@ -1,0 +1,99 @@
+"""Figure A1: the attention weight that every head really loses, beside the bound of Appendix A."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from acp_repro.records import read_records
+from acp_repro.suite import load_suite
+
+from . import style, sweeps
+
+SET, REACHED = style.SIZES[:2]
+BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 3, "handletextpad": 0.2}
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """Left: pruned mass of each head. Right: delta of each head, and where epsilon would be reached.
+
+    Args:
+        records: ``pruned_mass`` records of one run.
+    """
+    heads = records.sort_values("largest_pruned_mass", ascending=False, na_position="last")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(style.PAGE_INCHES, 2.8), layout="constrained"
+    )
+    _masses(left, heads)
+    _slack(right, heads)
+    for ax in (left, right):
+        ax.set_xlabel("heads, by the most that a row loses")
+        ax.set_xlim(0.2, len(heads) + 0.8)
+        ax.xaxis.set_major_locator(MaxNLocator(min(len(heads), 9), integer=True))
+    return figure
+
+
+def _masses(ax: Axes, heads: pd.DataFrame) -> None:
+    """The exponents fill orders of magnitude themselves, so the axis is logarithmic in them."""
+    x, size = np.arange(1, len(heads) + 1), 4 if len(heads) <= 50 else 2
+    # A weight that float64 cannot tell from 0 stands at the smallest number that it can.
+    digits = {
+        name: -np.log10(heads[f"{name}_pruned_mass"].clip(lower=np.finfo(float).smallest_subnormal))
+        for name in ("largest", "q99", "median")
+    }
+    ax.vlines(x, digits["largest"], digits["median"], color=SET, linewidth=size / 3, alpha=0.5)
+    for name, marker, label in (
+        ("largest", "o", "largest of all rows"),
+        ("q99", "_", "99 % quantile"),
+        ("median", "v", "median"),
+    ):
+        ax.plot(x, digits[name], marker, color=SET, markersize=size, label=label,
+                markerfacecolor="white" if name == "median" else SET)  # fmt: skip
+    bound = -heads["log_pruning_tolerance"].iloc[0] / np.log(10)
+    ax.axhline(bound, color="0.25")
+    ax.axhspan(1, bound, color="0.92", linewidth=0, zorder=0)
+    ax.annotate(r"excluded by the proof: $\epsilon$ or more", (0.5, bound), (0, 4),
+                xycoords=("axes fraction", "data"), textcoords="offset points", ha="center",
+                fontsize=7)  # fmt: skip
+    ax.set_yscale("log")
+    ax.set_ylim(max(30.0, 1.3 * np.nanmax([*digits["median"], 0])), 2.5)
+    ticks = [t for t in (3, 5, 10, 20, 50, 100, 200, 300) if t < ax.get_ylim()[0]]
+    ax.set_yticks(ticks, [sweeps.power_of_ten(10.0**-t) for t in ticks])
+    ax.minorticks_off()
+    ax.set_title("Attention weight that a row loses")
+    ax.legend(**BELOW)
+
+
+def _slack(ax: Axes, heads: pd.DataFrame) -> None:
+    x, size = np.arange(1, len(heads) + 1), 4 if len(heads) <= 50 else 2
+    delta = heads["threshold_nats"]
+    reached = delta + heads["threshold_slack_nats"]
+    ax.vlines(x, delta, reached, color="0.75", linewidth=size / 2)
+    ax.plot(x, reached, "s", color=REACHED, markersize=size, label=r"where $\epsilon$ is reached")
+    ax.plot(x, delta, "o", color=SET, markersize=size, label=r"$\delta$ as the proof sets it")
+    ax.set_ylim(1.15 * delta.min(), 0)
+    ax.set_title("Threshold (nats)")
+    ax.legend(**BELOW)
+
+
+def make(suite: str) -> tuple[Figure, str]:
+    records = read_records(suite, "pruned_mass", run=load_suite(suite).sweep_run.name)
+    first, slack = records.iloc[0], records["threshold_slack_nats"]
+    idle = int(records["largest_pruned_mass"].isna().sum())
+    caption = f"""**Figure A1.** How conservative the bound of Appendix A is, head by head, in {first["run"]}
+with log ε = {first["log_pruning_tolerance"]:g}. Left: exact attention weight of the pruned blocks in each of
+{first["measured_rows"]:,} rows of held-out text, by the dense float64 reference, over the rows that have a
+pruned block (heads without such a row: {idle}); the axis is logarithmic in the exponent.
+{sweeps.closest(sweeps.head_margins(records))} Right: each head's δ, and how far it could be raised on this
+text, on the code's grid, before a row loses ε: by {slack.min():.1f} to {slack.max():.1f} nats,
+{100 * sweeps.slack_shares(records).median():.0f} % of -δ in the median head. Only the proof's δ is safe on
+any text. {style.provenance(records)}"""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    style.main("figureA1", __doc__, make)

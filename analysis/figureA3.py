@@ -1,0 +1,62 @@
+"""Figure A3: one model far past the context length that it was trained with."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from acp_repro.records import read_records
+from acp_repro.suite import load_suite
+
+from . import style, sweeps
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """Pruned share and mean loss against the length of the context that is evaluated.
+
+    Args:
+        records: ``long_context`` records of one run.
+    """
+    records = records.sort_values("evaluated_length_tokens")
+    lengths = records["evaluated_length_tokens"]
+    trained = records["context_length_tokens"].iloc[0]
+    figure, axes = plt.subplots(
+        2, 1, figsize=(style.COLUMN_INCHES, 3.2), layout="constrained", sharex=True
+    )
+    for ax, values, form, color, title in zip(
+        axes,
+        (100 * records["pruned_ratio"], records["loss_nats"]),
+        ("{:.1f}", "{:.4f}"),
+        style.SIZES,
+        ("Attention pruned (%)", "Loss (nats a token)"),
+        strict=False,
+    ):
+        ax.axvline(trained, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
+        ax.plot(lengths, values, "o-", color=color, markersize=4)
+        for x, y in zip(lengths, values, strict=True):
+            ax.annotate(form.format(y), (x, y), (0, 6), textcoords="offset points", ha="center",
+                        fontsize=7, bbox=sweeps.CLEAR, zorder=1.5)  # fmt: skip
+        ax.set_title(title)
+        ax.margins(x=0.1, y=0.3)
+    axes[0].annotate("trained", (trained, 0), (3, 3), xycoords=("data", "axes fraction"),
+                     textcoords="offset points", fontsize=7, color="0.35")  # fmt: skip
+    axes[1].set_xscale("log", base=2)
+    axes[1].set_xticks(lengths, [style.length_label(x) for x in lengths])
+    axes[1].minorticks_off()
+    axes[1].set_xlabel("context length evaluated (tokens)")
+    return figure
+
+
+def make(suite: str) -> tuple[Figure, str]:
+    records = read_records(suite, "long_context", run=load_suite(suite).sweep_run.name)
+    first = records.iloc[0]
+    caption = f"""**Figure A3.** {first["run"]}, trained with contexts of
+{first["context_length_tokens"]:,} tokens (dotted), evaluated with longer ones: share of pruned blocks, and
+mean loss over all positions. Every length reads the same {first["measured_tokens"]:,} held-out tokens, so
+only the context differs. δ follows the length evaluated. {style.provenance(records)}"""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    style.main("figureA3", __doc__, make)

@@ -1,0 +1,119 @@
+"""Held-out loss at each position with and without ACP: what Figures 3, 8 and 11 share."""
+
+from __future__ import annotations
+
+import pandas as pd
+import seaborn as sns
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from acp_repro.records import read_records
+from acp_repro.suite import Run, SuiteError, load_suite
+
+from . import statistics, style
+
+NAMES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)"}
+ACP, EXACT = {"lw": 2.2, "alpha": 0.45}, {"lw": 0.9, "ls": (0, (4, 2))}
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """A column for each size: the curves, a colour a context length, and below them ACP minus exact.
+
+    Args:
+        records: ``loss_curve`` records of runs with ACP and of their exact twins.
+
+    Raises:
+        ValueError: a run lacks its twin.
+    """
+    curves = statistics.loss_differences(records)
+    sizes = list(dict.fromkeys(curves["size"]))
+    lengths = sorted(curves["context_length_tokens"].unique())
+    colours = dict(zip(lengths, sns.color_palette("viridis", len(lengths) + 1), strict=False))
+    width = min(style.PAGE_INCHES, style.COLUMN_INCHES * len(sizes))
+    figure, axes = plt.subplots(2, len(sizes), figsize=(width, 3.2), sharex="col", sharey="row",
+                                squeeze=False, height_ratios=(3, 1.3), layout="constrained")  # fmt: skip
+    for (top, bottom), size in zip(axes.T, sizes, strict=True):
+        _column(top, bottom, curves[curves["size"] == size], colours)
+        top.set_title(f"{size} parameters")
+    widest = 1.1 * curves["difference"].abs().max() or 1e-6
+    axes[1, 0].set_ylim(-widest, widest)
+    axes[0, 0].set_ylabel("loss (nats)")
+    axes[1, 0].set_ylabel("ACP − exact")
+    handles = [
+        Line2D([], [], color=c, lw=2, label=style.length_label(n)) for n, c in colours.items()
+    ]
+    handles[0].set_label(f"$L$ = {handles[0].get_label()}")
+    for label, line in (("ACP", ACP), ("exact", EXACT)):
+        handles.append(Line2D([], [], color="0.3", label=label, **line))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), handlelength=1.5,
+                  columnspacing=1.2, handletextpad=0.5)  # fmt: skip
+    return figure
+
+
+def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> None:
+    for length, curve in curves.groupby("context_length_tokens"):
+        top.plot(curve["position"], curve["acp"], color=colours[length], **ACP)
+        top.plot(curve["position"], curve["exact"], color=colours[length], **EXACT)
+        bottom.plot(curve["position"], curve["difference"], color=colours[length], lw=0.9)
+    bottom.axhline(0, color="0.6", lw=0.6, zorder=0)
+    style.token_axis(top.xaxis, int(curves["context_length_tokens"].max()))
+    bottom.set_xlabel("token position")
+    # The largest gap of each length, in its colour, over the differences.
+    gaps = statistics.largest_gaps(curves).sort_values("context_length_tokens")
+    bottom.legend(
+        handles=[Line2D([], [], alpha=0, label="largest gap:")]
+        + [Line2D([], [], alpha=0, label=f"{gap:.3f}") for gap in gaps["gap_nats"]],
+        labelcolor=["0.3", *(colours[n] for n in gaps["context_length_tokens"])], loc="lower left",
+        bbox_to_anchor=(0.02, 0.97), ncols=len(gaps) + 1, handlelength=0, handletextpad=0,
+        columnspacing=1.0, borderpad=0, borderaxespad=0,
+    )  # fmt: skip
+
+
+def make(suite: str, item: str, architecture: str, largest: bool | None) -> tuple[Figure, str]:
+    """The figure and its caption; for ``largest`` see :func:`twins`."""
+    runs = twins(suite, architecture, largest)
+    curves = [read_records(run.suite, "loss_curve", run=run.name) for run in runs]
+    records = pd.concat(curves, ignore_index=True)
+    gaps = statistics.largest_gaps(statistics.loss_differences(records))
+    numbers = "; ".join(
+        f"{row.size}, {style.length_label(row.context_length_tokens)}: {row.gap_nats:.3f} at "
+        f"{row.position}" for row in gaps.itertuples()
+    )  # fmt: skip
+    noise = statistics.seed_gap(records)
+    noise = "" if noise is None else f" Two seeds of one setting differ by up to {noise:.3f}."
+    tokens, windows = (
+        ", ".join(f"{n:,}" for n in records[column].unique())
+        for column in ("measured_tokens", "window_tokens")
+    )
+    caption = f"""**Figure {item}.** Held-out loss at each position of the context for {NAMES[architecture]},
+trained and evaluated with ACP (wide, pale) and without (dashed), by context length $L$; below, their
+difference. Each point is the mean over a window of {windows} positions centred there, whole windows
+only, of {tokens} held-out tokens, the same text at every context length. Twins differ in that one
+setting and are trained apart. Their largest absolute difference in nats, and where: {numbers}.{noise}
+{style.provenance(records)}"""
+    return draw(records), caption
+
+
+def twins(name: str, architecture: str, largest: bool | None) -> list[Run]:
+    """The runs to draw, each with its twin: of the largest size, of all others (False), or all (None).
+
+    Raises:
+        SuiteError: the grid lacks them; the message says what is missing.
+    """
+    suite = load_suite(name)
+    paired = suite.twins(architecture)
+    top = max((run.size.non_embedding for run in paired), default=0)
+    runs = [r for r in paired if largest is None or (r.size.non_embedding == top) == largest]
+    if runs:
+        return runs
+    complete = {run.size_name for run in paired}
+    alone = [r.name for r in suite.select(architecture=architecture) if r.size_name not in complete]
+    grid = "has one size with twins" if paired else "has no such run"
+    if alone:
+        grid = f"lacks the twins of {', '.join(alone)}"
+    raise SuiteError(
+        f"suite {name} has no {'second size' if paired else 'run'} of {NAMES[architecture]} both with "
+        f"ACP (log_pruning_tolerance -10) and exact (null); its grid {grid}"
+    )

@@ -1,0 +1,58 @@
+"""Table 2: the sizes that a suite trains, beside the paper's."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from acp_repro.suite import Suite, load_suite
+
+from . import style
+
+# Columns of paper_values.csv and fields of SizeConfig -> headers.
+COLUMNS = {
+    "num_hidden_layers": "layers",
+    "hidden_size": "d_model",
+    "head_dim": "d_head",
+    "learning_rate": "peak learning rate",
+    "tokens": "tokens",
+}
+
+
+def tabulate(suite: Suite) -> style.Table:
+    """One row a size of the suite, then one row a size of the paper."""
+    ours = pd.DataFrame(
+        [
+            {"source": f"suite {suite.name}", "size": name}
+            | {column: getattr(size, column) for column in COLUMNS}
+            for name, size in suite.sizes.items()
+        ]
+    )
+    table = style.paper_values().query("item == 'table2' and size.notna()")
+    paper = table.pivot_table(index="size", columns="quantity", values="low", sort=False)
+    paper = paper.reset_index().assign(source="paper", tokens=paper["tokens"].to_numpy() * 1e9)
+    values = pd.concat([ours, paper], ignore_index=True)[["source", "size", *COLUMNS]]
+    shown = pd.DataFrame(
+        {
+            "size": values["size"] + " (" + values["source"] + ")",
+            **{COLUMNS[name]: values[name].map("{:.0f}".format) for name in list(COLUMNS)[:3]},
+            COLUMNS["learning_rate"]: values["learning_rate"].map("{:g}".format),
+            COLUMNS["tokens"]: values["tokens"].map(style.count_label),
+        }
+    )
+    return style.Table(shown, values)
+
+
+def make(name: str) -> tuple[style.Table, str]:
+    suite = load_suite(name)
+    lengths = sorted({run.context_length for run in suite.runs})
+    training = suite.training
+    caption = f"""**Table 2.** Settings of the sizes of suite {suite.name} and of the paper. Each layer is an
+attention layer and a SwiGLU layer. Here, contexts of {", ".join(map(style.length_label, lengths))} tokens,
+batches of {style.count_label(training.batch_tokens)} and a warm-up over
+{style.count_label(training.warmup_tokens)}; in the paper, contexts of 4k, 8k and 16k, batches of 524k and a
+warm-up over 268M."""
+    return tabulate(suite), caption
+
+
+if __name__ == "__main__":
+    style.main("table2", __doc__, make, style.save_table)

@@ -1,0 +1,311 @@
+"""Figures 1, 3 to 6, 8 and 11 and their statistics, from records written by hand; no torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pandas as pd
+import pytest
+
+from acp_repro.records import read_records, write_records
+from acp_repro.suite import load_suite
+from analysis import (
+    figure1,
+    figure3,
+    figure4,
+    figure5,
+    figure6,
+    figure8,
+    figure11,
+    loss_curves,
+    statistics,
+    style,
+)  # fmt: skip
+from tests.suites import YAML, write_suite
+
+SUITE = YAML
+for before, after in (
+    ("sizes:\n", "sizes:\n  big: {num_hidden_layers: 2, hidden_size: 64, head_dim: 16, tokens: 9, "
+                 "learning_rate: 1}\n"),
+    ("size: [tiny], context_length: [128]", "size: [tiny, big], context_length: [256, 512]"),
+    ("batch_tokens: 256, micro_batch_tokens: 128", "batch_tokens: 512, micro_batch_tokens: 512"),
+):  # fmt: skip
+    assert before in SUITE
+    SUITE = SUITE.replace(before, after)
+HEADS_RUN = "pro-big-256-acp"
+
+
+def record(name: str, quantity: str, rows: list[dict]) -> None:
+    facts = {"device": "a machine", "dtype": "float32", "trained_tokens": 1536}
+    write_records(load_suite("mini").run(name), quantity, rows, **facts)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with the suite and no record."""
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path, SUITE)
+    return tmp_path
+
+
+def write_curves(names: list[str]) -> None:
+    """A straight line for ACP; exact lies 0.01 lower, and 0.03 at position 60."""
+    for name in names:
+        length, exact = int(name.split("-")[2]), name.endswith("exact")
+        record(name, "loss_curve", [
+            {"position": p, "window_tokens": 101, "measured_tokens": 512,
+             "loss_nats": 3 - p / 1000 - exact * (0.03 if p == 60 else 0.01)}
+            for p in range(50, length - 50, 2)
+        ])  # fmt: skip
+
+
+def decay_rows(step: float, layer: int, head: int, block_q: int = 64) -> list[dict]:
+    """256 tokens with the same gate; delta is -10 and key blocks are 64."""
+    c = -step * np.arange(1, 257)
+    first = np.arange(0, 256, block_q)
+    kept = [sum(c[f] - c[k * 64 + 63] < -10 for k in range(f // 64)) for f in first]
+    causal = sum((f + block_q - 1) // 64 + 1 for f in first)
+    return [
+        {"layer": layer, "head": head, "pruned_ratio": sum(kept) / causal, "position": p,
+         "cumulative_log_fgate_nats": c[p], "threshold_nats": -10.0, "block_q_tokens": block_q,
+         "block_k_tokens": 64, "first_kept_key_position": 64 * kept[p // block_q]}
+        for p in range(256)
+    ]  # fmt: skip
+
+
+def write_heads() -> None:
+    record(
+        HEADS_RUN, "decay", decay_rows(1, 0, 2) + decay_rows(0.1, 1, 0) + decay_rows(0.001, 1, 3)
+    )
+    record(HEADS_RUN, "attention_weights", [
+        {"layer": layer, "head": head, "query_position": q, "key_position": q // 2,
+         "attention_weight": 0.5}
+        for layer, head in ((0, 2), (1, 0), (1, 3)) for q in range(256)
+    ])  # fmt: skip
+    # On a grid of 4 by 4 blocks the most is 3 of 10: rows 2 and 3 prune 1 and 2.
+    record(HEADS_RUN, "pruned_ratio", [
+        {"layer": i // 4, "head": i % 4, "measured_tokens": 512, "block_q_tokens": 64,
+         "block_k_tokens": 64, "pruned_blocks": pruned, "causal_blocks": 20,
+         "pruned_ratio": pruned / 20}
+        for i, pruned in enumerate((6, 6, 6, 0, 6, 3, 0, 1))
+    ])  # fmt: skip
+
+
+def make(name: str, monkeypatch) -> str:
+    """Runs ``python -m analysis.NAME --suite mini``; the caption in one line."""
+    module = {f.__name__.split(".")[1]: f for f in FIGURES}[name]
+    monkeypatch.setattr("sys.argv", [name, "--suite", "mini"])
+    style.main(name, "", module.make)
+    picture = Path("figures/mini") / f"{name}.png"
+    assert matplotlib.image.imread(picture).shape[0] > 300
+    assert picture.with_suffix(".pdf").stat().st_size > 5000
+    return " ".join(picture.with_suffix(".md").read_text().split())
+
+
+FIGURES = (figure1, figure3, figure4, figure5, figure6, figure8, figure11)
+
+
+# --- statistics, by hand
+
+
+def test_savings_fall_into_the_papers_bins():
+    # 5 % opens the second bin, 95 % the last, and 100 % is in the last.
+    shares = statistics.savings_shares([0, 1, 19, 20, 10], [20, 20, 20, 20, 20])
+    assert shares[[0, 1, 10, 19]].tolist() == [0.2, 0.2, 0.2, 0.4] and shares.sum() == 1
+    kinds = statistics.head_kinds(shares)
+    assert kinds == {"global": 0.2, "between": 0.4, "local": 0.4}
+    with pytest.raises(ValueError, match="no head"):
+        statistics.savings_shares([], [])
+
+
+@pytest.mark.parametrize(
+    ("length", "block_q", "block_k", "share"),
+    [
+        (512, 64, 64, 21 / 36),  # 0 + 0 + 1 + ... + 6 of 1 + ... + 8
+        (256, 128, 64, 1 / 6),  # two rows of 2 and 4 blocks; the second keeps blocks 1, 2 and 3
+        (64, 64, 64, 0.0),
+        (
+            100,
+            64,
+            64,
+            0.0,
+        ),  # the last row is short; its two blocks are the diagonal and its neighbour
+    ],
+)
+def test_the_grid_sets_a_limit(length, block_q, block_k, share):
+    assert statistics.largest_prunable_share(length, block_q, block_k) == pytest.approx(share)
+
+
+def test_the_limit_is_what_strong_gates_reach_and_do_not_pass():
+    head = pd.DataFrame(decay_rows(5, 0, 0))
+    assert head["pruned_ratio"].iloc[0] == statistics.largest_prunable_share(256, 64, 64) == 0.3
+
+
+def test_heads_at_the_limit_are_found():
+    table = pd.DataFrame({"context_length_tokens": 512, "block_q_tokens": 64, "block_k_tokens": 64,
+                          "pruned_ratio": [0.5834, 0.575, 0.57, 0.0]})  # fmt: skip
+    limit, there = statistics.grid_limit(table)
+    assert limit == pytest.approx(0.58333, abs=1e-4) and there.tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    table.loc[0, "block_q_tokens"] = 128
+    with pytest.raises(ValueError, match="2 grids"):
+        statistics.grid_limit(table)
+
+
+def curve(tolerance, losses, length=256, seed=0):
+    return pd.DataFrame({
+        "architecture": "pro", "size": "big", "context_length_tokens": length, "seed": seed,
+        "log_pruning_tolerance": tolerance, "position": range(len(losses)), "loss_nats": losses,
+    })  # fmt: skip
+
+
+def test_curves_are_paired_position_by_position():
+    table = pd.concat([curve(-10.0, [3.0, 2.0, 1.0]), curve(None, [3.1, 2.0, 1.2])])
+    differences = statistics.loss_differences(table)
+    assert differences["difference"].tolist() == pytest.approx([-0.1, 0.0, -0.2])
+    (gap,) = statistics.largest_gaps(differences).itertuples()
+    assert (gap.context_length_tokens, gap.position) == (256, 2)
+    assert gap.gap_nats == pytest.approx(0.2)
+    assert statistics.seed_gap(table) is None
+    more = pd.concat([table, curve(None, [3.1, 2.5, 1.2], seed=1)])
+    assert statistics.seed_gap(more) == pytest.approx(0.5)
+    # Seeds are averaged: exact at position 1 is now 2.25.
+    assert statistics.loss_differences(more)["difference"].tolist() == pytest.approx(
+        [-0.1, -0.25, -0.2]
+    )
+    for half in (table[:3], table[:-1]):
+        with pytest.raises(ValueError, match="exact twin"):
+            statistics.loss_differences(half)
+
+
+@pytest.mark.parametrize("block_q", [64, 128])
+def test_the_grid_of_figure_1_is_the_codes(block_q):
+    head = pd.DataFrame(decay_rows(0.1, 0, 0, block_q))
+    grid = statistics.block_grid(head, 16)
+    c = head["cumulative_log_fgate_nats"].to_numpy()
+    bias = np.where(np.tri(256, dtype=bool), c[:, None] - c, -np.inf)
+    blocks = bias.reshape(256 // block_q, block_q, 4, 64).max((1, 3))
+    causal = np.isfinite(blocks)
+    assert np.array_equal(causal, ~np.isnan(grid.largest_decay))
+    assert np.allclose(grid.largest_decay[causal], blocks[causal])
+    assert grid.last.tolist() == (causal.sum(1) - 1).tolist()
+    # What is left of the boundary is under delta, and the block at the boundary is not.
+    for row, first in enumerate(grid.first_kept):
+        assert (blocks[row, :first] < -10).all() and blocks[row, first] >= -10
+
+
+def test_a_long_sequence_shows_its_first_blocks_and_a_head_that_prunes_there():
+    grid = statistics.block_grid(pd.DataFrame(decay_rows(0.1, 0, 0, block_q=128)), 2)
+    assert grid.largest_decay.shape == (1, 2)  # two key blocks a side, so one query block
+    # Shares 0.3, 0.3, 0.1 and 0: the limit is 0.3, and 0.1 is nearest to its half.
+    heads = [decay_rows(step, 0, i) for i, step in enumerate((5.0, 1.0, 0.1, 0.001))]
+    table = pd.DataFrame([row for head in heads for row in head])
+    assert table.groupby("head")["pruned_ratio"].first().tolist() == [0.3, 0.3, 0.1, 0.0]
+    assert set(statistics.illustrative_head(table, 16)["head"]) == {2}
+
+
+def test_the_boundary_is_a_staircase_in_token_coordinates():
+    x, y = statistics.staircase(np.array([0, 0, 0, 2, 2, 4]))
+    assert list(zip(x, y, strict=True)) == [(0, 0), (0, 3), (2, 3), (2, 5), (4, 5), (4, 6)]
+
+
+# --- figures
+
+
+def test_heads_figures_say_what_was_measured(folder, monkeypatch):
+    write_heads()
+    caption = make("figure1", monkeypatch)
+    # 0.1 a token: 1 of 10 blocks is pruned, the nearest to half of the limit, 1.5.
+    assert "layer 1, head 0 (counted from 0) of pro-big-256-acp, all 256 tokens" in caption
+    assert "delta = -10.00" in caption and "block of 64 queries by 64 keys" in caption
+    for name in ("figure4", "figure5"):
+        caption = make(name, monkeypatch)
+        assert "Of the 8 heads of pro-big-256-acp, 0 % are local" in caption
+        assert "25 % global (under 5 %) and 75 % between" in caption
+        assert "save more than 30.0 %" in caption and "4 heads are within" in caption
+    assert "suite mini on a machine" in caption
+    caption = make("figure6", monkeypatch)
+    assert "first held-out sequence, 256 tokens" in caption
+    figure = figure6.draw({q: read_records("mini", q) for q in figure6.QUANTITIES})
+    titles = [ax.get_title() for ax in figure.axes[:3]]
+    assert titles == ["layer 0, head 2: 30 % saved", "layer 1, head 0: 10 % saved",
+                      "layer 1, head 3: 0 % saved"]  # fmt: skip
+
+
+def test_bars_of_figure_4_stack_to_the_distribution(folder):
+    write_heads()
+    records = read_records("mini", "pruned_ratio")
+    at_limit, rest = figure4.stacks(records)
+    whole = statistics.savings_shares(records["pruned_blocks"], records["causal_blocks"])
+    assert np.allclose(at_limit[0] + rest[0], whole) and at_limit[0].sum() == 0.5
+    assert np.array_equal(rest[1], at_limit[0])  # one lies on the other
+
+
+def test_loss_figures_take_their_sizes_and_print_the_gap(folder, monkeypatch):
+    write_curves([run.name for run in load_suite("mini").runs])
+    for name, size in (("figure3", "big"), ("figure8", "tiny")):
+        caption = make(name, monkeypatch)
+        assert f"{size}, 256: 0.030 at 60; {size}, 512: 0.030 at 60." in caption
+        assert "FoX (Pro)" in caption and "Two seeds" not in caption
+    assert "**Figure 8.**" in caption and "big" not in caption
+    figure = loss_curves.draw(read_records("mini", "loss_curve"))
+    words = [
+        t.get_text() for ax in figure.axes for t in (ax.get_legend() or figure.legends[0]).texts
+    ]
+    assert words.count("0.030") == 4  # two sizes of two lengths
+    assert {line.get_linestyle() for line in figure.axes[0].lines} == {"-", "--"}
+
+
+def test_a_missing_record_of_one_run_names_its_command(folder, monkeypatch):
+    write_curves([r.name for r in load_suite("mini").runs if r.name != "pro-big-512-exact"])
+    with pytest.raises(SystemExit, match="loss_curve in results/mini with run = pro-big-512-exact"):
+        make("figure3", monkeypatch)
+    with pytest.raises(SystemExit, match="python -m acp_repro.measure pruned_ratio --suite mini"):
+        make("figure4", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "message"),
+    [
+        ("figure11", "", "", r"no run of FoX \(LLaMA\) both .* grid has no such run"),
+        (
+            "figure3",
+            "[-10, null]",
+            "[-10]",
+            "lacks the twins of pro-tiny-256-acp, pro-tiny-512-acp",
+        ),
+        (
+            "figure8",
+            "[tiny, big]",
+            "[tiny]",
+            r"no second size of FoX \(Pro\).*grid has one size with twins",
+        ),
+    ],
+)
+def test_a_grid_without_the_runs_is_told_so(folder, monkeypatch, name, before, after, message):
+    write_suite(folder, SUITE.replace(before, after) if before else SUITE)
+    with pytest.raises(SystemExit, match=message):
+        make(name, monkeypatch)
+
+
+def test_exact_heads_have_no_boundary_and_no_figure_1(folder, monkeypatch):
+    write_heads()
+    exact = [{**row, "threshold_nats": None, "first_kept_key_position": 0, "pruned_ratio": 0.0}
+             for row in decay_rows(0.1, 0, 0)]  # fmt: skip
+    record(HEADS_RUN, "decay", exact)
+    with pytest.raises(SystemExit, match="figure1 shows pruning, and pro-big-256-acp is exact"):
+        make("figure1", monkeypatch)
+    figure = figure6.draw({q: read_records("mini", q) for q in figure6.QUANTITIES})
+    assert not figure.axes[0].lines
+
+
+def test_figures_need_no_torch():
+    names = ", ".join(f.__name__ for f in FIGURES)
+    code = f"import sys; sys.modules['torch'] = None; import {names}"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

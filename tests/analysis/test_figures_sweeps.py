@@ -1,0 +1,174 @@
+"""Figures 7, A1, A2 and A3 from records written by hand, and the numbers that their captions tell."""
+
+import math
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+
+from acp_repro.records import RecordError, columns, read_records, write_records
+from acp_repro.suite import load_suite
+from analysis import figure7, figureA1, figureA2, figureA3, style, sweeps
+from tests.suites import write_suite
+
+RUN = "pro-tiny-128-acp"
+SWEEP = [
+    {"swept_log_pruning_tolerance": value, "block_pruned_ratio": ratio, "measured_tokens": 256,
+     "token_pruned_ratio": ratio + 0.1, "loss_nats": loss, "largest_pruned_mass": mass}
+    for value, ratio, loss, mass in (
+        (-10.0, 0.5, 3.1, math.exp(-10) / 4000), (-1.0, 0.6, 3.1005, 1e-4), (-40.0, 0.0, 3.1, None),
+    )
+]  # fmt: skip
+MASS = [
+    {"layer": 0, "head": head, "measured_rows": 256, "rows_with_pruning": 100 if largest else 0,
+     "threshold_nats": -20.0, "pruned_ratio": 0.5 if largest else 0.0, "largest_pruned_mass": largest,
+     "q99_pruned_mass": median, "q90_pruned_mass": median, "median_pruned_mass": median,
+     "threshold_slack_nats": slack}
+    for head, (largest, median, slack) in enumerate(
+        [(1e-30, 0.0, 20.0), (math.exp(-10) / 300, 1e-9, 5.0), (None, None, 2.0)]
+    )
+]  # fmt: skip
+BLOCKS = [
+    {"block_tokens": block, "measured_tokens": 256, "pruned_ratio": ratio}
+    for block, ratio in ((1, 0.9), (64, 0.25), (16, 0.7))
+]
+LONG = [
+    {"evaluated_length_tokens": 128 * n, "measured_tokens": 512, "pruned_ratio": 1 - 0.5 / n,
+     "loss_nats": 3 + 0.1 / n} for n in (1, 2, 4)
+]  # fmt: skip
+FIGURES = {
+    "figure7": (figure7, "epsilon_sweep", SWEEP),
+    "figureA1": (figureA1, "pruned_mass", MASS),
+    "figureA2": (figureA2, "block_size", BLOCKS),
+    "figureA3": (figureA3, "long_context", LONG),
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    yield tmp_path
+    plt.close("all")
+
+
+def records_of(quantity: str, rows: list[dict]) -> pd.DataFrame:
+    """``rows`` written and read back as records of the suite's run."""
+    run = load_suite("mini").run(RUN)
+    write_records(run, quantity, rows, device="a chip", dtype="float32", trained_tokens=1536)
+    return read_records("mini", quantity)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_each_is_drawn_from_records_alone(name, monkeypatch):
+    module, quantity, rows = FIGURES[name]
+    monkeypatch.setattr("sys.argv", [name, "--suite", "mini"])
+    with pytest.raises(SystemExit, match=f"python -m acp_repro.measure {quantity} --suite mini"):
+        style.main(name, "", module.make)
+    assert tuple(records_of(quantity, rows).columns) == columns(quantity)
+    style.main(name, "", module.make)
+    figures = Path("figures/mini")
+    image = matplotlib.image.imread(figures / f"{name}.png")
+    wide = style.PAGE_INCHES if name in ("figure7", "figureA1") else style.COLUMN_INCHES
+    assert image.shape[1] == pytest.approx(300 * wide, rel=0.05)
+    caption = (figures / f"{name}.md").read_text()
+    assert "a chip" in caption and RUN in caption and "nan" not in caption
+
+
+def test_figure7_shows_savings_losses_and_masses_in_order_of_epsilon():
+    left, right = figure7.draw(records_of("epsilon_sweep", SWEEP)).axes
+    entries, blocks = (line for line in left.lines if len(line.get_xdata()) == 3)
+    assert blocks.get_xdata().tolist() == [-40, -10, -1]
+    assert blocks.get_ydata().tolist() == [0, 50, 60]
+    assert entries.get_ydata().tolist() == pytest.approx([10, 60, 70])
+    assert [text.get_text() for text in left.texts] == ["3.100", "3.100", "3.100"]
+    assert left.get_xticklabels()[1].get_text() == "−10\n(default)"
+    bound, mass = (line for line in right.lines if len(line.get_xdata()) == 3)
+    assert bound.get_ydata().tolist() == pytest.approx(np.exp([-40, -10, -1]).tolist())
+    assert np.isnan(mass.get_ydata()[0]) and mass.get_ydata()[2] == 1e-4
+    assert "4·10³×" in [text.get_text() for text in right.texts]
+    assert "a factor of 4·10³" in figure7.make("mini")[1]
+
+
+def test_figure7_without_the_default_or_any_mass():
+    rows = [{**SWEEP[2], "swept_log_pruning_tolerance": value} for value in (-30.0, -20.0)]
+    records_of("epsilon_sweep", rows)
+    _, caption = figure7.make("mini")
+    assert "No row has a pruned block." in caption
+
+
+def test_figureA1_sorts_heads_by_their_largest_mass():
+    left, right = figureA1.draw(records_of("pruned_mass", MASS)).axes
+    largest = left.lines[0].get_ydata()
+    assert largest[:2].tolist() == pytest.approx([(10 + math.log(300)) / math.log(10), 30])
+    assert np.isnan(largest[2])
+    # A mass of 0 in float64 stands at the smallest number that float64 has.
+    assert left.lines[2].get_ydata()[1] == pytest.approx(323.3, abs=0.1)
+    reached, delta = (line.get_ydata().tolist() for line in right.lines)
+    assert delta == [-20, -20, -20] and reached == [-15, 0, -18]
+    caption = figureA1.make("mini")[1]
+    assert "heads without such a row: 1" in caption and "a factor of 3·10²" in caption
+    assert "by 2.0 to 20.0 nats" in caption
+    assert "25 % of -δ in the median head" in caption
+
+
+def test_figureA2_shows_the_most_that_each_grid_allows():
+    most, measured = figureA2.draw(records_of("block_size", BLOCKS)).axes[0].lines
+    assert measured.get_xdata().tolist() == [1, 16, 64]
+    assert measured.get_ydata().tolist() == pytest.approx([90, 70, 25])
+    # 128 tokens in blocks of 16: 36 causal blocks, of which 8 + 7 stay.
+    assert most.get_ydata()[1] == pytest.approx(100 * 21 / 36) and most.get_ydata()[2] == 0
+
+
+def test_figureA3_shows_savings_over_loss():
+    top, bottom = figureA3.draw(records_of("long_context", LONG)).axes
+    assert top.lines[1].get_ydata().tolist() == pytest.approx([50, 75, 87.5])
+    assert bottom.lines[1].get_ydata().tolist() == pytest.approx([3.1, 3.05, 3.025])
+    assert top.lines[0].get_xdata() == [128, 128]  # the training length
+
+
+def test_only_the_records_of_the_sweep_run_are_drawn():
+    other = load_suite("mini").run("pro-tiny-128-exact")
+    write_records(other, "block_size", BLOCKS, device="x", dtype="float32", trained_tokens=1)
+    with pytest.raises(RecordError, match=f"run = {RUN}; make them with"):
+        figureA2.make("mini")
+
+
+def test_numbers_by_hand():
+    sweep = pd.DataFrame(
+        {"swept_log_pruning_tolerance": [-1.0, -2.0], "largest_pruned_mass": [np.exp(-3), np.nan]}
+    )
+    assert sweeps.bound_margins(sweep).iloc[0] == pytest.approx(math.exp(2))
+    assert sweeps.bound_margins(sweep).isna().tolist() == [False, True]
+    heads = pd.DataFrame(
+        {"log_pruning_tolerance": -1.0, "largest_pruned_mass": [np.exp(-3), np.exp(-2)],
+         "threshold_nats": [-20.0, -10.0], "threshold_slack_nats": [5.0, 10.0]}
+    )  # fmt: skip
+    assert sweeps.head_margins(heads).tolist() == pytest.approx([math.exp(2), math.e])
+    assert sweeps.slack_shares(heads).tolist() == [0.25, 1.0]
+    assert sweeps.closest(sweeps.head_margins(heads)).endswith("a factor of 2.7.")
+    assert sweeps.closest(pd.Series([np.nan])) == "No row has a pruned block."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (8123456, "8·10⁶"),
+        (1e-12, "10⁻¹²"),
+        (1.26, "1.3"),
+        (99.6, "10²"),
+        (9.6e-4, "10⁻³"),
+        (5e-324, "5·10⁻³²⁴"),
+    ],
+)
+def test_powers_of_ten(value, text):
+    assert sweeps.power_of_ten(value) == text
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_no_power_of_ten(value):
+    with pytest.raises(ValueError, match="positive finite"):
+        sweeps.power_of_ten(value)

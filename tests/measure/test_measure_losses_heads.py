@@ -1,0 +1,201 @@
+"""Losses, decay and attention weights of tiny trained runs, against plain formulas."""
+
+import math
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas
+import pytest
+import torch
+import torch.nn.functional as F
+
+from acp_repro import train as train_command
+from acp_repro.attention.boundary import find_boundary_serial
+from acp_repro.measure import attention_weights, decay, loss_curve, pruned_ratio
+from acp_repro.measure.__main__ import main as measure
+from acp_repro.measure.capture import AttentionInputs, attention_inputs
+from acp_repro.measure.decay import Head, choose_heads
+from acp_repro.measure.selection import select
+from acp_repro.measure.trained import TrainedRun
+from acp_repro.records import RecordError, read_records
+from acp_repro.suite import load_suite
+from tests.suites import YAML, write_suite
+
+ACP, EXACT, LONG = "pro-tiny-128-acp", "pro-tiny-128-exact", "pro-tiny-256-acp"
+SUITE = (
+    YAML.replace("context_length: [128]", "context_length: [128, 256]")
+    .replace("micro_batch_tokens: 128", "micro_batch_tokens: 256")
+    .replace("loss_tokens: 256", "loss_tokens: 700")
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def chain(tmp_path_factory):
+    """A working folder with two runs that are twins, one at twice their length, and their records."""
+    folder, before = tmp_path_factory.mktemp("heads"), os.getcwd()
+    os.chdir(folder)
+    write_suite(folder, SUITE)
+    try:
+        names = [word for name in (ACP, EXACT, LONG) for word in ("--run", name)]
+        assert train_command.main(["--suite", "mini", *names]) == 0
+        assert measure(["loss", "loss_curve", "--suite", "mini", *names]) == 0
+        yield folder
+    finally:
+        os.chdir(before)
+
+
+def load(name: str) -> TrainedRun:
+    suite = load_suite("mini")
+    return TrainedRun.load(suite.run(name), suite.measure, torch.device("cpu"), 256)
+
+
+@pytest.mark.parametrize("name", [ACP, EXACT, LONG])
+def test_losses_are_plain_cross_entropy_of_the_same_text_at_every_length(name):
+    trained = load(name)
+    assert (trained.model.config.log_pruning_tolerance is None) == (name == EXACT)
+    length = trained.run.context_length
+    # 700 tokens are two whole pieces of 256, at either length: the first 512 bytes of the document.
+    text = list(Path("heldout.txt").read_bytes()[:512])
+    labels = torch.tensor(text).view(-1, length)
+    bos = torch.full((len(labels), 1), trained.model.config.vocab_size - 1)
+    with torch.no_grad():
+        logits = trained.model(torch.cat((bos, labels[:, :-1]), 1)).double()
+    losses = F.cross_entropy(logits.mT, labels, reduction="none").mean(0)
+    record = read_records("mini", "loss", run=name)
+    assert record["measured_tokens"].tolist() == [512]
+    assert record["loss_nats"].tolist() == pytest.approx([losses.mean().item()], rel=1e-5)
+    curve = read_records("mini", "loss_curve", run=name)
+    assert curve["position"].tolist() == list(range(50, length - 50))
+    assert (curve["window_tokens"] == 101).all() and (curve["measured_tokens"] == 512).all()
+    for position, value in zip(curve["position"], curve["loss_nats"], strict=True):
+        assert value == pytest.approx(losses[position - 50 : position + 51].mean().item(), rel=1e-5)
+
+
+def test_one_command_makes_one_pass_over_the_text(monkeypatch):
+    passes = []
+    batches = TrainedRun.heldout_batches
+    monkeypatch.setattr(
+        TrainedRun, "heldout_batches", lambda *a, **k: passes.append(1) or batches(*a, **k)
+    )
+    assert measure(["loss", "loss_curve", "--suite", "mini", "--run", ACP, "--again"]) == 0
+    assert len(passes) == 1
+
+
+def test_a_long_curve_is_thinned_and_a_short_context_refused():
+    def stand_in(length):
+        losses = torch.arange(length, dtype=torch.float64)
+        return SimpleNamespace(once=lambda _: (losses, 7), run=SimpleNamespace(name="a-run"))
+
+    rows = loss_curve.measure(stand_in(16384))
+    positions = [row["position"] for row in rows]
+    assert positions[:2] == [50, 66] and positions[-1] <= 16384 - 51 and len(rows) <= 1024
+    # The mean of a window of a straight line is its middle.
+    assert [row["loss_nats"] for row in rows] == positions
+    with pytest.raises(RecordError, match=r"a-run has a context of 100 tokens.*window of 101"):
+        loss_curve.measure(stand_in(100))
+    assert loss_curve.moving_average(torch.tensor([1.0, 2.0, 6.0]), 2).tolist() == [1.5, 4.0]
+
+
+def test_heads_are_chosen_by_savings():
+    savings = {
+        Head(0, 0): 0.9,
+        Head(0, 1): 0.95,
+        Head(1, 0): 0.05,
+        Head(1, 1): 0.4,
+        Head(2, 0): 0.1,
+    }
+    # Halfway between 0.95 and 0.05 is 0.5.
+    assert choose_heads(savings) == [Head(0, 1), Head(1, 1), Head(1, 0)]
+    assert choose_heads({Head(0, 0): 0.2, Head(0, 1): 0.2}) == [Head(0, 0), Head(0, 1)]
+    assert choose_heads({Head(0, 0): 0.2}) == [Head(0, 0)]
+
+
+def test_decay_and_weights_are_those_of_the_model():
+    trained = load(LONG)
+    for block in trained.model.model.layers:  # so that one head of each layer forgets at once
+        torch.nn.init.constant_(block.attn.fgate_proj.bias[:1], -3.0)
+    ratios = {Head(r["layer"], r["head"]): r["pruned_ratio"] for r in pruned_ratio.measure(trained)}
+    table = pandas.DataFrame(decay.measure(trained))
+    weights = pandas.DataFrame(attention_weights.measure(trained))
+    chosen = list(dict.fromkeys(zip(table["layer"], table["head"], strict=True)))
+    assert chosen == choose_heads(ratios) and table["pruned_ratio"].iloc[0] > 0.2
+
+    ((input_ids, _),) = trained.heldout_batches(256, 1)
+    layers = attention_inputs(trained.model, input_ids)
+    for (layer, head), rows in table.groupby(["layer", "head"]):
+        inputs = layers[layer]
+        c = inputs.log_fgate[:, head].double().cumsum(-1)
+        assert rows["position"].tolist() == list(range(256))
+        assert rows["cumulative_log_fgate_nats"].tolist() == pytest.approx(c[0].tolist(), abs=1e-9)
+        delta = float(inputs.threshold.expand(1, 2)[0, head])
+        assert rows["threshold_nats"].unique().tolist() == [delta]
+        block = int(rows["block_q_tokens"].iloc[0])
+        n_m = find_boundary_serial(c[None], torch.tensor([[delta]]), 256, block, block)[0, 0]
+        expected = n_m.repeat_interleave(block) * block
+        assert rows["first_kept_key_position"].tolist() == expected.tolist()
+        causal = (256 // block) * (256 // block + 1) // 2
+        assert rows["pruned_ratio"].unique().tolist() == [int(n_m.sum()) / causal]
+
+        scores = inputs.q[0, head].double() @ inputs.k[0, head].double().T / math.sqrt(16)
+        scores = scores + c[0][:, None] - c[0][None, :]
+        a = scores.masked_fill(torch.ones(256, 256).triu(1).bool(), -math.inf).softmax(-1)
+        mine = weights[(weights["layer"] == layer) & (weights["head"] == head)]
+        where = (a > 0.1).nonzero()
+        assert mine[["query_position", "key_position"]].to_numpy().tolist() == where.tolist()
+        values = a[tuple(where.T)].tolist()
+        assert mine["attention_weight"].tolist() == pytest.approx(values, rel=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 1000])
+def test_weights_do_not_depend_on_how_rows_are_cut(rows):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 65, 16, generator=generator) * 2 for _ in range(3))
+    log_fgate = F.logsigmoid(torch.randn(1, 1, 65, generator=generator))
+    inputs = AttentionInputs(q, k, v, log_fgate, None)
+    whole = list(attention_weights.large_weights(inputs))
+    cut = list(attention_weights.large_weights(inputs, chunk_scores=65 * rows))
+    assert [entry[:2] for entry in cut] == [entry[:2] for entry in whole]
+    assert [e[2] for e in cut] == pytest.approx([e[2] for e in whole], rel=1e-12)
+    assert whole[0] == (0, 0, 1.0)  # the first query sees nothing but itself
+
+
+def test_heads_can_be_named(capsys):
+    command = ["decay", "attention_weights", "--suite", "mini", "--run", ACP, "--heads"]
+    assert measure([*command, "1.1", "0.0"]) == 0
+    for quantity in ("decay", "attention_weights"):
+        table = read_records("mini", quantity, run=ACP)
+        pairs = list(dict.fromkeys(zip(table["layer"], table["head"], strict=True)))
+        assert pairs == [(1, 1), (0, 0)]
+    # Other heads are asked for, so the record is made again though it is newer than the weights.
+    assert measure([*command, "0.1"]) == 0
+    assert set(read_records("mini", "decay", run=ACP)["head"]) == {1}
+    capsys.readouterr()
+    assert measure([*command, "2.0"]) == 1
+    assert "has no head 2.0: layers are 0 to 1, heads 0 to 1" in capsys.readouterr().err
+    for wrong, message in ((["decay", "--heads", "1"], "'1' is not LAYER.HEAD"),
+                           (["loss", "--heads", "0.0"], "--heads: loss has no such choice")):  # fmt: skip
+        with pytest.raises(SystemExit):
+            measure(wrong)
+        assert message in capsys.readouterr().err
+
+
+def test_an_exact_run_has_no_savings_to_choose_by(capsys):
+    assert measure(["decay", "--suite", "mini", "--run", EXACT]) == 1
+    assert "name them with --heads" in capsys.readouterr().err
+    assert measure(["decay", "--suite", "mini", "--run", EXACT, "--heads", "0.0"]) == 0
+    table = read_records("mini", "decay", run=EXACT)
+    assert table["threshold_nats"].isna().all()  # missing, not zero
+    assert (table["first_kept_key_position"] == 0).all() and (table["pruned_ratio"] == 0).all()
+
+
+def test_each_quantity_knows_the_runs_that_it_is_about():
+    suite = load_suite("mini")
+    names = [
+        (run.name, quantity) for run, quantity in select(suite, ["loss", "decay", "throughput"])
+    ]
+    assert names == [
+        (ACP, "loss"), (ACP, "decay"), (ACP, "throughput"), (EXACT, "loss"),
+        (LONG, "loss"), (LONG, "throughput"), ("pro-tiny-256-exact", "loss"),
+    ]  # fmt: skip
+    assert [(r.name, q) for r, q in select(suite, ["decay"], [EXACT])] == [(EXACT, "decay")]

@@ -1,0 +1,345 @@
+"""The measures around epsilon: pruned mass, slack, sweep, block size, long context, and the command."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from acp_repro import sweep_epsilon
+from acp_repro import train as train_command
+from acp_repro.attention import logit_bound_from_norms, pruning_threshold, reference
+from acp_repro.attention.boundary import count_blocks, find_boundary_serial
+from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.measure import block_size, epsilon_sweep, long_context, pruned_mass
+from acp_repro.measure.capture import AttentionInputs, attention_inputs
+from acp_repro.measure.epsilon_table import table
+from acp_repro.measure.passes import one_pass
+from acp_repro.measure.trained import TrainedRun
+from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
+from acp_repro.records import QUANTITIES, RecordError, read_records
+from acp_repro.suite import load_suite
+from tests.suites import YAML, write_suite
+
+RUN = "pro-tiny-256-acp"
+LONGER = YAML.replace("context_length: [128]", "context_length: [256]").replace(
+    "micro_batch_tokens: 128", "micro_batch_tokens: 256"
+)
+TOLERANCES = [-1.0, -5.0, -10.0, -20.0, -40.0]
+
+
+def random_inputs(seed: int, tolerance: float, length: int = 200) -> AttentionInputs:
+    """Three heads of growing locality with thresholds from their own norms."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, 3, length, 16, generator=generator) for _ in range(3))
+    gates = torch.rand(2, 3, length, generator=generator) * torch.tensor([0.01, 0.5, 4.0])[:, None]
+    bound = logit_bound_from_norms(q, k)
+    return AttentionInputs(q, k, v, -gates, pruning_threshold(bound, length, tolerance))
+
+
+def dense_mass(inputs: AttentionInputs, threshold: torch.Tensor, block_q: int, block_k: int):
+    """Pruned mass of all rows at once, with the serial search."""
+    length = inputs.q.shape[2]
+    c = cumulative_log_fgate(inputs.log_fgate)
+    boundary = find_boundary_serial(c, threshold, length, block_q, block_k)
+    kept = reference.kept_entries(boundary, length, length, block_q, block_k)
+    return reference.pruned_mass(inputs.q, inputs.k, inputs.log_fgate, kept, sm_scale=0.25)
+
+
+@pytest.mark.parametrize(("block_q", "block_k"), [(1, 1), (16, 32), (64, 64), (64, 16)])
+def test_row_mass_in_chunks_is_the_dense_one_and_under_epsilon(block_q, block_k, monkeypatch):
+    inputs = random_inputs(0, -3.0)
+    boundary = inputs.boundary(block_q, block_k)
+    expected = dense_mass(inputs, inputs.threshold, block_q, block_k)
+    for numbers in (1, 2**19):  # chunks of one query block, and everything at once
+        monkeypatch.setattr(pruned_mass, "_CHUNK_NUMBERS_CPU", numbers)
+        mass = pruned_mass.pruned_row_mass(inputs, boundary, block_q, block_k)
+        missing = mass.isnan()
+        assert torch.equal(missing, expected == 0) and not missing.all()
+        torch.testing.assert_close(mass[~missing], expected[~missing], rtol=1e-12, atol=0)
+        assert (mass[~missing] < math.exp(-3.0)).all()
+
+
+def test_a_head_that_prunes_nothing_has_no_mass():
+    inputs = dataclasses.replace(random_inputs(0, -3.0), threshold=torch.tensor(-1e6))
+    assert pruned_mass.pruned_row_mass(inputs, inputs.boundary(64, 64), 64, 64).isnan().all()
+
+
+def by_hand(length: int) -> AttentionInputs:
+    """One head, all scores 0, every gate e^-1, delta = -5: weights go as e^-(i - j)."""
+    zeros = torch.zeros(1, 1, length, 16)
+    gates = torch.full((1, 1, length), -1.0)
+    return AttentionInputs(zeros, zeros, zeros, gates, torch.tensor([-5.0]))
+
+
+@pytest.mark.parametrize(
+    ("length", "block", "epsilon", "slack"),
+    [
+        # Rows (1), (.269, .731), (.090, .245, .665). Row 1 cannot spare key 0 (D = -1), and row 2 can
+        # spare key 0 (D = -2) but not key 1 (D = -1): delta may rise to -1.
+        (3, 1, 0.1, 4.0),
+        # Nor can row 2 spare key 0: delta may rise to its D = -2.
+        (3, 1, 0.05, 3.0),
+        # Every row can spare all but the diagonal: delta may be 0.
+        (3, 1, 0.4, 5.0),
+        # Blocks of 2: rows 2 and 3 would lose .335 and .118 with keys 0 and 1, decay c_2 - c_1 = -1.
+        (4, 2, 0.33, 4.0),
+        (4, 2, 0.34, 5.0),
+        # An odd end: query block 1 is row 2 alone.
+        (3, 2, 0.33, 4.0),
+    ],
+)
+def test_slack_by_hand(length, block, epsilon, slack):
+    found = pruned_mass.threshold_slack(by_hand(length), block, block, math.log(epsilon))
+    assert found.item() == pytest.approx(slack, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("tolerance", [-10.0, -3.0, -0.5])
+def test_at_the_slack_no_row_reaches_epsilon_and_just_above_one_does(seed, tolerance, monkeypatch):
+    monkeypatch.setattr(pruned_mass, "_CHUNK_NUMBERS_CPU", 2**14)
+    inputs, grid = random_inputs(seed, tolerance), (16, 8)
+    slack = pruned_mass.threshold_slack(inputs, *grid, tolerance)
+    delta = inputs.threshold.double()
+    assert (slack >= 0).all() and (slack <= -delta).all()
+    at_most = dense_mass(inputs, delta + slack - 1e-9, *grid).amax(-1)
+    above = dense_mass(inputs, delta + slack + 1e-9, *grid).amax(-1)
+    assert (at_most < math.exp(tolerance)).all()
+    reached = slack < -delta - 1e-6
+    assert reached.any() and (above[reached] >= math.exp(tolerance)).all()
+
+
+def small_model(tolerance: float | None = -10.0) -> FoXForCausalLM:
+    """A random FoX (Pro) of bytes: one head a layer forgets at once, the other hardly."""
+    torch.manual_seed(0)
+    model = FoXForCausalLM(
+        FoXConfig.pro(vocab_size=257, hidden_size=32, num_hidden_layers=2, num_heads=2,
+                      log_pruning_tolerance=tolerance)
+    )  # fmt: skip
+    for block in model.model.layers:
+        block.attn.fgate_proj.bias.data = torch.tensor([-1.0, 3.0])
+    return model
+
+
+def small_batches(rows: int = 2, length: int = 320) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    ids = torch.randint(0, 256, (rows, length), generator=torch.Generator().manual_seed(1))
+    return [(row[None], row.roll(-1)[None]) for row in ids]
+
+
+def test_one_pass_gives_the_mean_loss_and_leaves_out_what_has_no_label():
+    model, batches, layers = small_model(), small_batches(), []
+    loss, tokens = one_pass(
+        model, batches, lambda layer, _: layers.append(layer), dtype="float32", description=""
+    )
+    with torch.no_grad():
+        each = torch.cat([model.loss_per_token(*batch) for batch in batches])
+    assert loss == pytest.approx(each.double().mean().item(), rel=1e-9) and tokens == 640
+    assert layers == [0, 1, 0, 1]
+    for _, labels in batches:
+        labels[:, 100:] = -100
+    loss, tokens = one_pass(model, batches, lambda *_: None, dtype="float32", description="")
+    assert loss == pytest.approx(each[:, :100].double().mean().item(), rel=1e-9) and tokens == 640
+    with pytest.raises(ValueError, match="no text"):
+        one_pass(model, [], lambda *_: None, dtype="float32", description="")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sweep_grows_with_epsilon_and_stays_under_it(dtype):
+    model = small_model(tolerance=None)
+    rows = epsilon_sweep.sweep(model, small_batches, TOLERANCES, dtype=dtype, description="")
+    assert model.config.log_pruning_tolerance is None
+    assert all(tuple(row) == QUANTITIES["epsilon_sweep"] for row in rows)
+    frame = pd.DataFrame(rows)
+    assert frame["swept_log_pruning_tolerance"].tolist() == TOLERANCES
+    for column in ("block_pruned_ratio", "token_pruned_ratio", "largest_pruned_mass"):
+        assert frame[column].is_monotonic_decreasing
+    assert (frame["token_pruned_ratio"] >= frame["block_pruned_ratio"]).all()
+    assert (frame["block_pruned_ratio"] > 0).all()
+    assert (frame["largest_pruned_mass"] < np.exp(frame["swept_log_pruning_tolerance"])).all()
+    exact, _ = one_pass(model, small_batches(), lambda *_: None, dtype=dtype, description="")
+    # Any other loss comes from epsilon and from rounding, of which bfloat16 has more.
+    assert frame["loss_nats"].to_numpy() == pytest.approx(exact, abs=1e-3)
+
+
+def test_sweep_leaves_the_model_as_it_was_when_it_fails():
+    model = small_model()
+    with pytest.raises(ValueError, match="log_pruning_tolerance"):
+        epsilon_sweep.sweep(model, small_batches, [-1.0, 2.0], dtype="float32", description="")
+    assert model.config.log_pruning_tolerance == -10.0
+
+
+def test_nothing_pruned_has_no_mass():
+    model = small_model()
+    for block in model.model.layers:
+        block.attn.fgate_proj.bias.data.fill_(20.0)
+    (row,) = epsilon_sweep.sweep(model, small_batches, [-10.0], dtype="float32", description="")
+    assert row["block_pruned_ratio"] == 0.0 and row["largest_pruned_mass"] is None
+    assert table([row]).splitlines()[1].split()[-2] == "-"
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """A run of a tiny suite with the weights of `small_model`."""
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path, LONGER)
+    suite = load_suite("mini")
+    config = dataclasses.replace(suite.measure, sweep_tokens=600)
+    return TrainedRun(suite.run(RUN), config, small_model(), torch.device("cpu"), 0)
+
+
+def test_pruned_mass_of_every_head(trained):
+    rows = pruned_mass.measure(trained)
+    assert all(set(row) == set(QUANTITIES["pruned_mass"]) for row in rows)
+    masses, slacks = {}, {}
+    for input_ids, _ in trained.heldout_batches(600, 1):
+        for layer, inputs in enumerate(attention_inputs(trained.model, input_ids)):
+            mass = pruned_mass.pruned_row_mass(inputs, inputs.boundary(64, 64), 64, 64)[0]
+            slack = pruned_mass.threshold_slack(inputs, 64, 64, -10.0)[0]
+            for head in range(2):
+                masses.setdefault((layer, head), []).append(mass[head])
+                slacks.setdefault((layer, head), []).append(slack[head].item())
+    assert [(row["layer"], row["head"]) for row in rows] == sorted(masses)
+    for row in rows:
+        mass = torch.cat(masses[row["layer"], row["head"]])
+        mass = mass[~mass.isnan()].numpy()
+        assert row["measured_rows"] == 512 and row["rows_with_pruning"] == len(mass)
+        assert row["threshold_slack_nats"] == min(slacks[row["layer"], row["head"]])
+        if not len(mass):
+            assert row["largest_pruned_mass"] is None and row["pruned_ratio"] == 0
+            continue
+        assert row["largest_pruned_mass"] == mass.max() < math.exp(-10)
+        assert row["median_pruned_mass"] == pytest.approx(np.median(mass))
+        assert row["q90_pruned_mass"] <= row["q99_pruned_mass"] <= row["largest_pruned_mass"]
+        assert row["threshold_nats"] < -10 - math.log(256)
+    # 4 x 4 blocks, of which 10 are causal; the forgetful heads keep the diagonal and its neighbour.
+    assert [row["pruned_ratio"] for row in rows] == [0.3, 0.0, 0.3, 0.0]
+
+
+def test_block_size_is_the_serial_count_and_only_falls(trained):
+    rows = block_size.measure(trained)
+    assert [row["block_tokens"] for row in rows] == [1, 16, 32, 64, 128, 256]
+    ratios = [row["pruned_ratio"] for row in rows]
+    assert ratios == sorted(ratios, reverse=True) and ratios[0] > 0.4 and ratios[-1] == 0
+    for row in rows:
+        block, total = row["block_tokens"], []
+        assert set(row) == set(QUANTITIES["block_size"]) and row["measured_tokens"] == 512
+        for input_ids, _ in trained.heldout_batches(600, 2):
+            for inputs in attention_inputs(trained.model, input_ids):
+                c = cumulative_log_fgate(inputs.log_fgate)
+                threshold = inputs.threshold.expand(c.shape[:2])
+                boundary = find_boundary_serial(c, threshold, 256, block, block)
+                total.append(count_blocks(boundary, 256, 256, block, block).pruned_ratio)
+        assert row["pruned_ratio"] == pytest.approx(torch.cat(total).mean().item())
+
+
+def test_long_context_reads_the_same_text_at_every_length(trained):
+    # The held-out document has 860 bytes, so eight and four times 256 do not fit, and twice does.
+    rows = long_context.measure(trained)
+    assert [row["evaluated_length_tokens"] for row in rows] == [256, 512]
+    assert [row["measured_tokens"] for row in rows] == [512, 512]
+    assert all(set(row) == set(QUANTITIES["long_context"]) for row in rows)
+    assert rows[0]["pruned_ratio"] == 0.15 and rows[1]["pruned_ratio"] > 0.2
+    with torch.no_grad():
+        losses = [
+            trained.model.loss_per_token(*batch).double().mean().item()
+            for batch in trained.heldout_batches(512, 2)
+        ]
+    assert rows[0]["loss_nats"] == pytest.approx(np.mean(losses), rel=1e-9)
+
+
+def test_long_context_takes_the_suites_lengths_and_says_when_text_is_too_short(trained):
+    trained.measure = dataclasses.replace(trained.measure, long_context_lengths=[384, 128])
+    assert [r["evaluated_length_tokens"] for r in long_context.measure(trained)] == [128, 384]
+    trained.measure = dataclasses.replace(trained.measure, long_context_lengths=[1024])
+    with pytest.raises(ValueError, match="has 860; use a context_length of at most 860"):
+        long_context.measure(trained)
+
+
+@pytest.mark.parametrize("measure", [pruned_mass.measure, block_size.measure])
+def test_an_exact_run_has_nothing_to_measure(trained, measure):
+    trained.model.set_log_pruning_tolerance(None)
+    with pytest.raises(RecordError, match="choose a run with ACP"):
+        measure(trained)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_pretrained(small_model(), folder / "fox")
+    (folder / "text.txt").write_text("what a fox forgets, a dog remembers; " * 30)
+    np.save(folder / "tokens.npy", np.random.default_rng(0).integers(0, 256, 1000))
+    return folder
+
+
+@pytest.mark.parametrize("source", [("--text", "text.txt"), ("--token-ids", "tokens.npy")])
+def test_command_on_a_checkpoint_prints_and_writes_what_it_measured(checkpoint, capsys, source):
+    csv = checkpoint / "out" / "sweep.csv"
+    assert sweep_epsilon.main([
+        "--checkpoint", str(checkpoint / "fox"), source[0], str(checkpoint / source[1]),
+        "--context-length", "320", "--log-pruning-tolerance", "-2", "-10.5", "--csv", str(csv),
+    ]) == 0  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-2:]] == ["-2", "-10.5"]
+    assert len({len(line) for line in lines[-3:]}) == 1  # aligned
+    frame = pd.read_csv(csv)
+    assert tuple(frame.columns[:6]) == QUANTITIES["epsilon_sweep"]
+    assert (frame["largest_pruned_mass"] < np.exp([-2, -10.5])).all()
+    assert (frame["context_length_tokens"] == 320).all() and (frame["measured_tokens"] == 960).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--checkpoint", "nowhere"], "no such folder"),
+        (["--checkpoint", "{}/fox", "--text", "{}/text.txt"], "--context-length"),
+        (["--suite", "nowhere"], "no such suite"),
+        (["--checkpoint", "{}/fox", "--context-length", "0"], "at least 1"),
+        (["--checkpoint", "{}/fox", "--text", "a", "--token-ids", "b"], "not both"),
+        (
+            [
+                "--checkpoint",
+                "{0}/fox",
+                "--text",
+                "{0}/text.txt",
+                "--context-length",
+                "64",
+                "--log-pruning-tolerance",
+                "-1",
+                "1",
+            ],
+            "number below 0",
+        ),
+    ],
+)
+def test_command_says_what_is_wrong_in_one_line(checkpoint, capsys, arguments, message):
+    assert sweep_epsilon.main([text.format(checkpoint) for text in arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_command_refuses_options_that_it_would_not_use(capsys):
+    with pytest.raises(SystemExit):
+        sweep_epsilon.main(["--csv", "out.csv"])
+    assert "need --checkpoint" in capsys.readouterr().err
+
+
+def test_command_on_a_suite_writes_records_and_keeps_current_ones(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path, LONGER.replace("loss_tokens: 256", "loss_tokens: 256, sweep_tokens: 512"))
+    assert sweep_epsilon.main(["--suite", "mini"]) == 1
+    assert f"train --suite mini --run {RUN}" in capsys.readouterr().err
+    assert train_command.main(["--suite", "mini", "--run", RUN]) == 0
+    capsys.readouterr()
+    assert sweep_epsilon.main(["--suite", "mini"]) == 0
+    printed = capsys.readouterr().out
+    assert read_records("mini", "epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == (
+        TOLERANCES
+    )
+    assert sweep_epsilon.main(["--suite", "mini"]) == 0
+    again = capsys.readouterr().out
+    assert "up to date" in again and again.splitlines()[1:] == printed.splitlines()[1:]
+    # Other values are measured whatever is there.
+    assert sweep_epsilon.main(["--suite", "mini", "--log-pruning-tolerance", "-3"]) == 0
+    assert read_records("mini", "epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == [-3.0]

@@ -1,0 +1,67 @@
+"""On a real GPU: the operator under torch.compile, and a model that trains as the CPU one does."""
+
+import pytest
+import torch
+
+from acp_repro.attention import forgetting_attention
+from acp_repro.attention.op import forgetting_attention_op
+from acp_repro.model import FoXConfig, FoXForCausalLM
+from acp_repro.training.loop import train_step
+from acp_repro.training.optimizer import make_optimizer
+from tests.attention.test_attention import make_inputs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+@pytest.mark.parametrize("threshold", [None, -20.0, "auto"])
+def test_compile_has_no_graph_break_and_changes_nothing(threshold):
+    inputs = [x.detach().cuda().requires_grad_() for x in make_inputs(300, 300, 64)]
+
+    def attend(*x):
+        return forgetting_attention(*x, adaptive_threshold=threshold)
+
+    compiled = torch.compile(attend, fullgraph=True)
+    out = compiled(*inputs)
+    assert torch.equal(out, attend(*inputs))
+    grads = [torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, attend)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_operator_is_registered_soundly():
+    inputs = [
+        x.detach().transpose(1, 2).clone().cuda().requires_grad_() for x in make_inputs(65, 65)
+    ]
+    threshold = torch.full((2, 2), -20.0, device="cuda")
+    torch.library.opcheck(forgetting_attention_op, (*inputs, threshold, None, 0.2, "triton"))
+
+
+@pytest.mark.parametrize("architecture", ["pro", "llama"])
+def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
+    """float32 on both, so only the order of sums differs; then a compiled bfloat16 step runs."""
+    from acp_repro.suite import TrainingConfig
+
+    make = getattr(FoXConfig, architecture)
+    config = make(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_heads=2,
+                  log_pruning_tolerance=-10.0)  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    ids, labels = (torch.randint(0, 64, (2, 256), generator=generator) for _ in range(2))
+    results = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model = FoXForCausalLM(config).to(device)
+        optimizer = make_optimizer(model, TrainingConfig(), 1e-3)
+        loss, norm = train_step(
+            model, optimizer, iter([(ids, labels)]), 1, max_grad_norm=1.0, dtype="float32"
+        )
+        results.append([loss.item(), norm.item()])
+    assert results[1] == pytest.approx(results[0], rel=1e-4)
+    for block in model.model.layers:
+        block.compile(fullgraph=True)
+    loss, _ = train_step(
+        model, optimizer, iter([(ids, labels)]), 1, max_grad_norm=1.0, dtype="bfloat16"
+    )
+    assert loss.item() == pytest.approx(results[0][0], rel=0.05)
