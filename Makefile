@@ -90,13 +90,13 @@ figure3_needs := analysis/loss_curves.py $(call records,$(TWINS_PRO_LARGEST),$(L
 figure4_needs := $(call records,$(HEADS_RUN),$(SAVINGS))
 figure5_needs := analysis/figure4.py $(figure4_needs)
 figure6_needs := $(figure1_needs)
-figure7_needs := $(call records,$(SWEEP_RUN),epsilon_sweep.csv)
+figure7_needs := analysis/sweeps.py $(call records,$(SWEEP_RUN),epsilon_sweep.csv)
 figure8_needs := analysis/loss_curves.py $(call records,$(TWINS_PRO_OTHER),$(LOSSES))
 figure10_needs := $(call records,$(RUNS_ACP_LLAMA),$(SAVINGS))
 figure11_needs := analysis/loss_curves.py $(call records,$(TWINS_LLAMA),$(LOSSES))
-figureA1_needs := $(call records,$(SWEEP_RUN),pruned_mass.csv)
-figureA2_needs := $(call records,$(SWEEP_RUN),block_size.csv)
-figureA3_needs := $(call records,$(SWEEP_RUN),long_context.csv)
+figureA1_needs := analysis/sweeps.py $(call records,$(SWEEP_RUN),pruned_mass.csv)
+figureA2_needs := analysis/sweeps.py $(call records,$(SWEEP_RUN),block_size.csv)
+figureA3_needs := analysis/sweeps.py $(call records,$(SWEEP_RUN),long_context.csv)
 table2_needs := experiments/$(SUITE).yaml
 table4_needs := $(figure2_needs)
 
