@@ -5,7 +5,7 @@ SUITE ?= cpu
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-RUN := $(BIN)/python -m
+DO := $(BIN)/python -m
 # Threads that wait by spinning make small operators 20 times slower on a machine that is shared.
 export OMP_WAIT_POLICY ?= passive
 
@@ -42,38 +42,41 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(INSTALLED) ## run the tests (no GPU needed)
-	$(RUN) pytest -m 'not gpu'
+	$(DO) pytest -m 'not gpu'
 
 test-gpu: $(INSTALLED) ## run the tests of the kernels on this machine's GPU
-	$(RUN) pytest -m gpu tests
+	$(DO) pytest -m gpu tests
 
 check: $(INSTALLED) ## ruff
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIN) ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 train: $(INSTALLED) ## train every run of SUITE, or RUN=name
-	$(RUN) acp_repro.train --suite $(SUITE) $(if $(RUN_NAME),--run $(RUN_NAME))
+	$(DO) acp_repro.train --suite $(SUITE) $(if $(RUN),--run $(RUN))
 
 # --- experiments/SUITE.yaml -> runs -> results -> figures -----------------------------------------
 # The list of runs comes from the suite's file; make reads it anew when that file changes.
 RULES := .make/$(SUITE).mk
-ifneq (,$(filter figure% table% tables records report all,$(MAKECMDGOALS)))
+ifneq (,$(filter figure% table% tables records report all train,$(MAKECMDGOALS)))
+ifeq (,$(wildcard experiments/$(SUITE).yaml))
+$(error no suite $(SUITE) in experiments/; there are: $(basename $(notdir $(wildcard experiments/*.yaml))))
+endif
 -include $(RULES)
 endif
 
 .make/%.mk: experiments/%.yaml acp_repro/suite.py $(INSTALLED)
 	@mkdir -p .make
-	@$(RUN) acp_repro.suite $* --make > $@.new && mv $@.new $@
+	@$(DO) acp_repro.suite $* --make > $@.new && mv $@.new $@
 
 $(RUNS_DIR)/%/model/model.safetensors: experiments/$(SUITE).yaml | $(INSTALLED)
-	$(RUN) acp_repro.train --suite $(SUITE) --run $*
+	$(DO) acp_repro.train --suite $(SUITE) --run $*
 
 records = $(foreach run,$(1),$(foreach quantity,$(2),$(RESULTS)/$(run)/$(quantity).csv))
 
 # One call of the measure command for what is needed together: loading a model takes longer than some measures.
 define measured_together
 $(foreach quantity,$(1),$(RESULTS)/%/$(quantity)): $(RUNS_DIR)/%/model/model.safetensors
-	$$(RUN) acp_repro.measure $(foreach quantity,$(1),$(firstword $(subst ., ,$(quantity)))) --suite $(SUITE) --run $$*
+	$$(DO) acp_repro.measure $(foreach quantity,$(1),$(firstword $(subst ., ,$(quantity)))) --suite $(SUITE) --run $$*
 endef
 SAVINGS := pruned_ratio.csv attention_time.csv throughput.csv
 LOSSES := loss.csv loss_curve.csv.gz
@@ -122,9 +125,9 @@ $(TABLE_TARGETS): table%: $(FIGURES)/table%.md
 
 .SECONDEXPANSION:
 $(FIGURES)/figure%.png: analysis/figure%.py analysis/style.py analysis/statistics.py analysis/paper_values.csv $$(figure$$*_needs)
-	@$(RUN) analysis.figure$* --suite $(SUITE)
+	@$(DO) analysis.figure$* --suite $(SUITE)
 $(FIGURES)/table%.md: analysis/table%.py analysis/style.py analysis/paper_values.csv $$(table$$*_needs)
-	@$(RUN) analysis.table$* --suite $(SUITE)
+	@$(DO) analysis.table$* --suite $(SUITE)
 
 records: $(filter $(RESULTS)/%,$(foreach name,$(FIGURE_NAMES),$(figure$(name)_needs))) ## every record that the figures need
 figures: $(ALL_FIGURES) ## every figure that the suite has runs for
@@ -132,7 +135,7 @@ tables: $(ALL_TABLES) ## every table
 report: $(FIGURES)/report.html ## one page with every figure, table and claim, checked
 	@echo "report: $(abspath $<)"
 $(FIGURES)/report.html: $(ALL_FIGURES) $(ALL_TABLES) $(wildcard analysis/report*) analysis/criteria.py
-	@$(RUN) analysis.report --suite $(SUITE)
+	@$(DO) analysis.report --suite $(SUITE)
 all: report ## everything: train, measure, figures, tables, report
 
 clean: ## delete what SUITE made: runs, results and figures
