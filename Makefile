@@ -127,14 +127,14 @@ $(TABLE_TARGETS): table%: $(FIGURES)/table%.md
 $(FIGURES)/figure%.png: analysis/figure%.py analysis/style.py analysis/statistics.py analysis/paper_values.csv $$(figure$$*_needs)
 	@$(DO) analysis.figure$* --suite $(SUITE)
 $(FIGURES)/table%.md: analysis/table%.py analysis/style.py analysis/paper_values.csv $$(table$$*_needs)
-	@$(DO) analysis.table$* --suite $(SUITE)
+	@$(DO) analysis.table$* --suite $(SUITE) > /dev/null
 
 records: $(filter $(RESULTS)/%,$(foreach name,$(FIGURE_NAMES),$(figure$(name)_needs))) ## every record that the figures need
 figures: $(ALL_FIGURES) ## every figure that the suite has runs for
 tables: $(ALL_TABLES) ## every table
 report: $(FIGURES)/report.html ## one page with every figure, table and claim, checked
 	@echo "report: $(abspath $<)"
-$(FIGURES)/report.html: $(ALL_FIGURES) $(ALL_TABLES) $(wildcard analysis/report*) analysis/criteria.py
+$(FIGURES)/report.html: $(ALL_FIGURES) $(ALL_TABLES) $(wildcard analysis/report*) analysis/criteria.py analysis/paper_values.csv
 	@$(DO) analysis.report --suite $(SUITE)
 all: report ## everything: train, measure, figures, tables, report
 

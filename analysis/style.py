@@ -82,10 +82,11 @@ def length_label(tokens: int) -> str:
 
 
 def count_label(count: float) -> str:
-    """409600 -> "410k", 2684354560 -> "2.7B": one decimal under ten."""
+    """409600 -> "410k", 2684354560 -> "2.7B", 2048 -> "2k": one decimal at most."""
     units = ((1e9, "B"), (1e6, "M"), (1e3, "k"), (1.0, ""))
     unit, name = next((pair for pair in units if count >= pair[0]), units[-1])
-    return f"{count / unit:.{0 if count >= 10 * unit else 1}f}{name}"
+    digits = f"{count / unit:.{0 if count >= 10 * unit else 1}f}"
+    return digits.removesuffix(".0") + name
 
 
 def token_axis(axis: Axis, tokens: int) -> None:

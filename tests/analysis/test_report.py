@@ -1,0 +1,225 @@
+"""The report: one page that opens from disk, says what is missing, and reads on a phone."""
+
+import base64
+import io
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import matplotlib.image
+import matplotlib.pyplot as plt
+import pytest
+
+from analysis import report, report_text, style, table4
+from analysis.report_page import render
+from tests.analysis import synthetic
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Collects what the tests ask for; fails where tags do not nest."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> closes another tag"
+
+    def all(self, *names: str) -> list[tuple[str, dict]]:
+        return [(tag, attributes) for tag, attributes in self.tags if tag in names]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(folder, page) of a suite that has Figure 2, Table 4 and losses, and nothing else."""
+    folder = tmp_path_factory.mktemp("report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        synthetic.two_lengths(folder)
+        synthetic.write_savings()
+        for length, with_acp in ((256, 3.01), (512, 3.03)):
+            synthetic.write(f"pro-tiny-{length}-acp", "loss", {"loss_nats": with_acp})
+            synthetic.write(f"pro-tiny-{length}-exact", "loss", {"loss_nats": 3.0})
+        figure, _ = plt.subplots(figsize=(style.PAGE_INCHES, 2))
+        style.save(figure, "mini", "figure2", "**Figure 2.** Bars & *more* for $L$ < 9. Then this.")
+        style.save_table(*(table4.make("mini")[0], "mini", "table4", table4.make("mini")[1]))
+        patch.setattr("sys.argv", ["report", "--suite", "mini"])
+        report.main()
+        yield folder, (folder / "figures" / "mini" / "report.html").read_text(encoding="utf-8")
+
+
+def test_page_is_one_file_without_the_network(made):
+    _, text = made
+    page = Page(text)
+    assert re.search("<title>[^<]*suite mini</title>", text)
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "link", "iframe"), "the page needs no other file"
+        for name in ("src", "srcset", "poster", "data"):
+            assert attributes.get(name, "data:").startswith("data:")
+    outside = [a["href"] for _, a in page.all("a") if a["href"].startswith("http")]
+    assert outside == ["https://arxiv.org/abs/2504.06949"]  # a link to click, not a request
+    assert "url(" not in text and "@import" not in text
+    assert "default-src 'none'" in text
+
+
+def test_images_decode_and_are_described(made):
+    _, text = made
+    images = Page(text).all("img")
+    assert len(images) == 1
+    attributes = images[0][1]
+    data = base64.b64decode(attributes["src"].removeprefix("data:image/png;base64,"), validate=True)
+    height, width, _ = matplotlib.image.imread(io.BytesIO(data)).shape
+    assert int(attributes["width"]) / int(attributes["height"]) == pytest.approx(
+        width / height, rel=0.01
+    )
+    assert attributes["alt"] == "Figure 2: Bars & more for L < 9."
+
+
+def test_headings_ids_and_links_hold_together(made):
+    folder, text = made
+    page = Page(text)
+    levels = [int(tag[1]) for tag, _ in page.all("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.tags:
+        if "aria-labelledby" in attributes:
+            assert attributes["aria-labelledby"] in ids
+    links = [a["href"] for _, a in page.all("a")]
+    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
+    records = [link for link in links if link.startswith("..")]
+    assert len(records) >= 6 + 4
+    for link in records:
+        assert (folder / "figures" / "mini" / link).resolve().is_file(), link
+    assert {tag for tag, _ in page.tags} >= {"header", "nav", "main", "footer"}
+    assert page.all("html")[0][1]["lang"] == "en"
+
+
+def words(text: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", " ", text).replace("\u00a0", " ").split())
+
+
+def section(text: str, name: str) -> str:
+    return re.search(rf'<section id="{name}".*?</section>', text, re.DOTALL)[0]
+
+
+def test_verdicts_are_shown_with_their_numbers(made):
+    _, text = made
+    figure2 = words(section(text, "figure2"))
+    assert "About 70 % of the FLOPs and memory accesses are pruned ✓ met" in figure2
+    assert "tiny: 50 % at 256, 70 % at 512" in figure2
+    assert "around 70 % of the FLOPs" in figure2  # the paper's words
+    assert "28,000 times as large" in figure2 and "32 times as long" in figure2
+    figure3 = words(section(text, "figure3"))
+    assert "✗ not met" in figure3 and "tiny, 512: +0.0300" in figure3
+    summary = words(section(text, "claims"))
+    # Figure 2: all five; Figure 4: both heads are local, none is global; Table 4: 5 % of the time.
+    assert (
+        "25 criteria: 7 met, 2 not met, 1 cannot be told from these runs, 8 not measured" in summary
+    )
+    assert text.count("✓ met") == 2 * 7  # once in the summary, once at its figure
+
+
+def test_what_is_absent_is_named_with_its_command(made):
+    _, text = made
+    assert "make figure7 SUITE=mini" in words(section(text, "figure7"))
+    assert "– not measured" in section(text, "figure7")
+    figure3 = words(section(text, "figure3"))
+    assert "make figure3 SUITE=mini" in figure3
+    assert "not measured: pro-tiny-256-acp: loss_curve" in figure3
+    assert "no run of FoX (LLaMA) with ACP" in words(section(text, "figure10"))
+    assert "Figure 9 (needle in a haystack)" in words(text)
+
+
+def test_table_is_shown_as_one(made):
+    _, text = made
+    table = section(text, "table4")
+    assert '<th scope="row">16k</th>' in table and "5.0\u00a0%" in table
+    assert "| L |" not in table
+
+
+def test_the_same_records_give_the_same_bytes(made, monkeypatch):
+    folder, text = made
+    monkeypatch.chdir(folder)
+    assert render(report.gather("mini")) == text
+
+
+def test_nothing_measured_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    synthetic.two_lengths(tmp_path)
+    monkeypatch.setattr("sys.argv", ["report", "--suite", "mini"])
+    with pytest.raises(
+        SystemExit, match="error: no records in results/mini; make them with `make rec"
+    ):
+        report.main()
+    monkeypatch.setattr("sys.argv", ["report", "--suite", "no"])
+    with pytest.raises(SystemExit, match="error: .*no such suite"):
+        report.main()
+
+
+def test_markdown_of_captions():
+    assert report_text.inline("**a** <b> & *c d* `x*y*`") == (
+        "<strong>a</strong> &lt;b&gt; &amp; <em>c d</em> <code>x*y*</code>"
+    )
+    assert report_text.inline("2 * 3 * 4, -5 and 7 %") == "2 * 3 * 4, \u22125 and 7\u00a0%"
+    assert report_text.inline("$D_{ij}$ at $e^{-10}$") == (
+        "<i>D</i><sub>ij</sub> at <i>e</i><sup>\u221210</sup>"
+    )
+    assert report_text.inline(r"$3 \times 10^2 \geq \delta$") == "3 × 10<sup>2</sup> ≥ <i>δ</i>"
+    paragraph, tables = report_text.paragraphs_and_tables(
+        "Text.\n\n| a | b |\n| --- | ---: |\n| 1 | 2 |"
+    )
+    assert paragraph == "Text." and len(tables) == 1
+    assert '<th scope="row">1</th><td class="right">2</td>' in tables[0]
+
+
+def test_analysis_needs_no_torch():
+    code = "import sys, analysis.report, analysis.report_page, analysis.table2, analysis.table4, " \
+           "analysis.figure10; sys.exit('torch' in sys.modules)"  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser; install one, e.g. apt install chromium")
+@pytest.mark.parametrize("width", [360, 1200])
+def test_browser_renders_it_without_sideways_scroll(made, tmp_path, width):
+    _, text = made
+    # The page itself forbids scripts; this copy measures itself, in a frame as narrow as a phone,
+    # for a browser without a screen has no window so narrow.
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    script = """<script>parent.postMessage("over " + (document.documentElement.scrollWidth - innerWidth)
+        + " of " + innerWidth + ", " + [...document.images].every(image => image.naturalWidth), "*")
+        </script></body>"""
+    frame = f"""<title>-</title><script>onmessage = event => document.title = event.data</script>
+        <iframe src="copy.html" style="width: {width}px; height: 900px; border: 0"></iframe>"""
+    (tmp_path / "copy.html").write_text(text.replace("</body>", script), encoding="utf-8")
+    (tmp_path / "frame.html").write_text(frame, encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+             "--disable-background-networking", "--disable-component-update", "--disable-sync",
+             "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000",
+             "--window-size=1300,900", "--dump-dom"]  # fmt: skip
+
+    def dom(page: str) -> str:
+        command = [BROWSER, *flags, (tmp_path / page).as_uri()]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+    assert f"<title>over 0 of {width}, true</title>" in dom("frame.html")
+    shown = dom("copy.html")
+    assert "<footer>" in shown and "✓ met" in shown
