@@ -1,0 +1,99 @@
+"""Which heads of a model are local: ``python -m acp_repro.inspect PATH [--text FILE]``.
+
+PATH is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. Prints
+every head with its share of pruned blocks, its window and its gates, and a summary of the layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    try:
+        import torch
+        from tqdm import tqdm
+
+        from .measure.checkpoint import Checkpoint
+        from .measure.heads import inspect_heads
+        from .measure.heads_table import print_heads
+        from .model import load_pretrained
+
+        device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        checkpoint = Checkpoint.find(options.path)
+        length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
+        input_ids = checkpoint.input_ids(
+            length, options.tokens, text=options.text, token_ids=options.token_ids
+        )
+        model = load_pretrained(checkpoint.folder, device=device)
+    except ModuleNotFoundError as error:
+        return _fail(f"{error}; pip install 'acp_repro[inspect]'")
+    except (ValueError, OSError) as error:
+        return _fail(str(error))
+    batches = tqdm(input_ids.split(max(1, 8192 // length)), unit="batch", leave=False, disable=None)
+    heads = inspect_heads(
+        model,
+        (batch.to(device) for batch in batches),
+        log_pruning_tolerance=options.log_pruning_tolerance,
+        dtype=checkpoint.dtype or ("bfloat16" if device.type == "cuda" else "float32"),
+    )
+    print_heads(str(checkpoint.folder), heads, options.sort)
+    if options.csv:
+        options.csv.parent.mkdir(parents=True, exist_ok=True)
+        heads.to_csv(options.csv, index=False)
+        print(f"csv     {options.csv.resolve()}")
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    summary, details = __doc__.split("\n\n", 1)
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.inspect", description=summary.split(":")[0] + ". " + details
+    )
+    add = parser.add_argument
+    add("path", metavar="PATH", help="a checkpoint folder, or a run folder")
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("--text", metavar="FILE", help="a text file, .jsonl or folder (default: the "
+                      "run's held-out text, else that of the Python standard library)")  # fmt: skip
+    text.add_argument("--token-ids", metavar="FILE.npy", help="integers instead of text")
+    add("--context-length", type=_positive, metavar="N",
+        help=f"tokens a sequence (default: the run's, else {DEFAULT_CONTEXT_LENGTH})")  # fmt: skip
+    add("--tokens", type=_positive, metavar="N", default=32_768,
+        help="look at no more than this many tokens (default: %(default)s)")  # fmt: skip
+    add("--log-pruning-tolerance", type=_negative, metavar="X",
+        help="log epsilon (default: the model's own, or -10 if it is exact)")  # fmt: skip
+    add("--sort", choices=("pruned", "layer"), default="pruned", help="order of the heads")
+    add("--csv", type=Path, metavar="FILE", help="also write every column there")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
+
+
+def _negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not -math.inf < value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not the logarithm of an epsilon under 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

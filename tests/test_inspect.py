@@ -1,0 +1,265 @@
+"""`python -m acp_repro.inspect`: its numbers against dense matrices, its output, its refusals."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from acp_repro import train as train_command
+from acp_repro.attention.reference import decay_bias
+from acp_repro.attention.threshold import logit_bound_from_qk_norm
+from acp_repro.inspect import main as inspect
+from acp_repro.measure.capture import attention_inputs
+from acp_repro.measure.heads import (
+    COLUMNS,
+    head_kind,
+    inspect_heads,
+    largest_pruned_ratio,
+    layer_summary,
+)
+from acp_repro.model import FoXConfig, FoXForCausalLM, load_pretrained, save_pretrained
+from analysis.statistics import largest_prunable_share
+from tests.suites import write_suite
+
+RUN = "runs/mini/pro-tiny-128-acp"
+LENGTH = 256
+
+
+def small_model(architecture: str = "pro", tolerance: float | None = -10.0, vocab_size: int = 257):
+    """Two layers of two heads; the first head of each forgets fast, the second hardly at all."""
+    torch.manual_seed(0)
+    make = getattr(FoXConfig, architecture)
+    model = FoXForCausalLM(
+        make(vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, num_heads=2,
+             log_pruning_tolerance=tolerance)
+    )  # fmt: skip
+    with torch.no_grad():
+        for block in model.model.layers:
+            block.attn.fgate_proj.bias.copy_(torch.tensor([-3.0, 9.0]))
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working folder with a trained run of ours, and a model in the authors' format."""
+    folder = tmp_path_factory.mktemp("inspect")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        write_suite(folder)
+        assert train_command.main(["--suite", "mini", "--run", "pro-tiny-128-acp"]) == 0
+        save_pretrained(small_model(), "official")
+        yield folder
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("architecture", ["pro", "llama"])
+def test_numbers_are_those_of_the_dense_matrices(architecture):
+    model = small_model(architecture)
+    batches = [torch.randint(0, 257, (2, LENGTH)), torch.randint(0, 257, (1, LENGTH))]
+    table = inspect_heads(model, batches)
+    assert list(table.columns) == COLUMNS and len(table) == 4
+    seen = [attention_inputs(model, batch) for batch in batches]
+    for row in table.itertuples():
+        windows, pruned_blocks, gates, thresholds = [], 0, [], []
+        for layers in seen:
+            inputs = layers[row.layer]
+            delta = inputs.threshold.expand(inputs.q.shape[:2])[:, row.head]
+            decay = decay_bias(inputs.log_fgate, LENGTH)[:, row.head]
+            windows += (decay >= delta[:, None, None]).sum(-1).flatten().tolist()
+            largest_of_block = decay.unflatten(1, (-1, 64)).unflatten(3, (-1, 64)).amax((2, 4))
+            causal = largest_of_block > -torch.inf
+            pruned_blocks += int((causal & (largest_of_block < delta[:, None, None])).sum())
+            gates += inputs.log_fgate[:, row.head].exp().flatten().tolist()
+            thresholds += delta.tolist()
+        assert row.pruned_ratio == pruned_blocks / (3 * 10)  # 4 x 4 blocks, 10 of them causal
+        assert row.token_pruned_ratio == pytest.approx(
+            1 - sum(windows) / (3 * LENGTH * (LENGTH + 1) / 2)
+        )
+        for share, value in ((0.5, row.median_window_tokens), (0.9, row.q90_window_tokens)):
+            assert value == np.quantile(windows, share, method="inverted_cdf")
+        assert row.mean_forget_gate == pytest.approx(np.mean(gates), rel=1e-6)
+        assert row.threshold_nats == pytest.approx(min(thresholds))
+        assert row.logit_bound == pytest.approx(
+            (-min(thresholds) - np.log(LENGTH) - 10) / 2, rel=1e-5, abs=1e-5
+        )
+    assert (table["measured_tokens"] == 3 * LENGTH).all()
+    assert table["kind"].tolist() == ["local", "global"] * 2
+
+
+def test_the_bound_is_that_of_the_qk_norm_weights():
+    model = small_model()
+    with torch.no_grad():
+        model.model.layers[1].attn.q_norm.weight[:16] *= 3
+    table = inspect_heads(model, [torch.randint(0, 257, (1, LENGTH))])
+    for layer, block in enumerate(model.model.layers):
+        expected = logit_bound_from_qk_norm(
+            block.attn.q_norm.weight, block.attn.k_norm.weight, 2, 16, dtype=torch.float32
+        )
+        found = table.loc[table["layer"] == layer, "logit_bound"].to_numpy()
+        assert found == pytest.approx(expected.numpy(), rel=1e-5)
+
+
+def test_the_model_is_left_as_it_was_and_an_exact_one_gets_the_papers_epsilon():
+    model, ids = small_model(tolerance=None), torch.randint(0, 257, (1, LENGTH))
+    before = model(ids)
+    table = inspect_heads(model, [ids])
+    assert (table["log_pruning_tolerance"] == -10).all()
+    assert model.config.log_pruning_tolerance is None and torch.equal(model(ids), before)
+    wider = inspect_heads(model, [ids], log_pruning_tolerance=-40)
+    assert (wider["median_window_tokens"] >= table["median_window_tokens"]).all()
+    with pytest.raises(ValueError, match="equally long"):
+        inspect_heads(model, [ids, ids[:, :-1]])
+    with pytest.raises(ValueError, match="no batch"):
+        inspect_heads(model, [])
+    assert model.config.log_pruning_tolerance is None
+
+
+def test_kinds_and_limits_by_hand():
+    # 8 x 8 blocks: of 36 causal ones, 8 on the diagonal and 7 beside it stay.
+    assert largest_pruned_ratio(512, 64, 64) == 21 / 36
+    assert largest_pruned_ratio(128, 64, 64) == 0.0
+    for length, block_q, block_k in ((512, 64, 64), (1000, 128, 64), (1000, 64, 128), (65, 64, 64)):
+        expected = largest_prunable_share(length, block_q, block_k)
+        assert largest_pruned_ratio(length, block_q, block_k) == pytest.approx(expected)
+    assert head_kind(20 / 36, 21 / 36) == "local" and head_kind(19 / 36, 21 / 36) == "between"
+    assert head_kind(0.05, 1.0) == "between" and head_kind(0.04, 1.0) == "global"
+    assert head_kind(0.0, 0.0) is None
+    heads = pd.DataFrame(
+        {"layer": [0, 0, 2], "pruned_ratio": [0.5, 0.1, 0.0], "kind": ["local", "global", None],
+         "median_window_tokens": [3, 40, 7]}
+    )  # fmt: skip
+    layers = layer_summary(heads)
+    assert layers.loc[0].tolist() == [pytest.approx(0.3), 1, 0, 1, 3, 40]
+    assert layers.loc[2].tolist() == [0.0, 0, 0, 0, 7, 7]
+
+
+def test_a_run_folder_knows_its_text_and_length(folder, capsys):
+    assert inspect([RUN, "--csv", "out/heads.csv", "--tokens", "300"]) == 0
+    out = capsys.readouterr().out
+    assert "2 layers of 2 heads" in out and "256 tokens in sequences of 128" in out
+    assert "\x1b" not in out  # no colours in a pipe
+    table = pd.read_csv(folder / "out" / "heads.csv")
+    assert list(table.columns) == COLUMNS and (table["context_length_tokens"] == 128).all()
+    assert inspect([f"{RUN}/model", "--tokens", "300"]) == 0
+    same = capsys.readouterr().out
+    assert same.splitlines()[1:] == out.splitlines()[1 : len(same.splitlines())]
+
+
+def test_a_folder_in_the_authors_format_with_any_text(folder, capsys):
+    (folder / "prose.txt").write_text("to forget is to keep what matters. " * 100)
+    np.save(folder / "ids.npy", np.arange(2000, dtype=np.uint16).reshape(2, 1000) % 257)
+    for text in ([], ["--text", "prose.txt"], ["--token-ids", "ids.npy"]):
+        arguments = ["official", *text, "--context-length", "256", "--tokens", "512"]
+        assert inspect([*arguments, "--sort", "layer", "--csv", "x.csv"]) == 0
+        assert "512 tokens in sequences of 256" in capsys.readouterr().out
+        table = pd.read_csv("x.csv")
+        assert table["kind"].tolist() == ["local", "global"] * 2
+    ids = torch.from_numpy(np.load("ids.npy").astype(np.int64))[0, :512].view(2, 256)
+    expected = inspect_heads(load_pretrained("official"), [ids])
+    pd.testing.assert_frame_equal(table, expected, check_dtype=False)
+
+
+def test_a_tokenizer_of_another_project(folder, capsys):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, "[UNK]")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    save_pretrained(small_model(vocab_size=4), "words")
+    tokenizer.save("words/tokenizer.json")
+    (folder / "words.txt").write_text("a b a c " * 100)
+    arguments = ["words", "--text", "words.txt", "--context-length", "200"]
+    # Three words and BOS, which our own tokenisers keep outside of the file.
+    assert inspect(arguments) == 0
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save("words/tokenizer.json")
+    assert inspect(arguments) == 0
+    tokenizer.add_tokens(["c"])
+    tokenizer.save("words/tokenizer.json")
+    capsys.readouterr()
+    assert inspect(arguments) == 2
+    assert "gives token id 4, but words has ids 0 to 3" in capsys.readouterr().err
+
+
+def test_a_narrow_terminal_gets_fewer_columns(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert inspect([RUN, "--tokens", "128"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    header = next(line for line in lines if line.startswith("layer"))
+    assert header.split()[:4] == ["layer", "head", "pruned", "%"] and "delta" not in header
+    rows = lines[lines.index(header) : lines.index("", lines.index(header))]
+    assert len(rows) == 5 and all(len(row) <= 40 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: no such folder; give one with config.json"),
+        (["runs/mini"], "a folder of runs; give one of them, e.g. runs/mini/pro-tiny-128-acp"),
+        (["experiments"], "experiments holds no config.json; give a folder with"),
+        (["gpt2"], "model_type 'gpt2' is not supported"),
+        (["half"], "model.safetensors is missing"),
+        (["begun"], "train them with `python -m acp_repro.train --suite mini`"),
+        ([RUN, "--context-length", "5000"], "pass --context-length "),
+        ([RUN, "--text", "blank.txt"], "holds no text; give a longer one"),
+        ([RUN, "--text", "missing.txt"], "--text: missing.txt does not exist"),
+        (["official", "--token-ids", "missing.npy"], "missing.npy does not exist"),
+        (["official", "--token-ids", "blank.txt"], "blank.txt: not an array of numpy"),
+        (["official", "--token-ids", "big.npy"], "gives token id 300, but official has ids 0 to 256"),
+        (["official", "--token-ids", "real.npy"], "must hold integers"),
+        (["nowords"], "has 99 token ids and no tokenizer.json"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line_with_the_fix(folder, capsys, arguments, message):
+    for name, config in (("gpt2", {"model_type": "gpt2"}), ("half", None), ("begun", None)):
+        (folder / name).mkdir(exist_ok=True)
+        if config:
+            (folder / name / "config.json").write_text(json.dumps(config))
+    (folder / "half" / "config.json").write_bytes((folder / "official/config.json").read_bytes())
+    (folder / "begun" / "run.json").write_text(
+        json.dumps({"command": "python -m acp_repro.train --suite mini"})
+    )
+    (folder / "blank.txt").write_text(" \n")
+    np.save("big.npy", np.full(5000, 300))
+    np.save("real.npy", np.zeros(5000))
+    if not (folder / "nowords").exists():
+        save_pretrained(small_model(vocab_size=99), "nowords")
+    assert inspect(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and message in captured.err
+    assert captured.err.count("\n") == 1 and not captured.out
+
+
+def test_a_tokenizer_learnt_from_other_text_is_refused(folder, capsys):
+    settings = json.loads((folder / RUN / "run.json").read_text())
+    copy = folder / "copy"
+    (copy / "model").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (copy / "model" / name).write_bytes((folder / RUN / "model" / name).read_bytes())
+    settings["settings"]["data"]["tokenizer"] = {"bpe": 290}
+    (copy / "run.json").write_text(json.dumps(settings))
+    assert inspect(["copy"]) == 2
+    error = capsys.readouterr().err
+    assert "with another tokeniser" in error and "--token-ids FILE.npy" in error
+
+
+@pytest.mark.parametrize(
+    "option", ["--context-length=0", "--tokens=x", "--log-pruning-tolerance=1"]
+)
+def test_wrong_options_are_refused(option, capsys):
+    with pytest.raises(SystemExit) as exit:
+        inspect(["official", option])
+    assert exit.value.code == 2 and "argument" in capsys.readouterr().err
+
+
+def test_without_rich_it_says_what_to_install(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.delitem(sys.modules, "acp_repro.measure.heads_table", raising=False)
+    assert inspect([RUN]) == 2
+    assert "pip install 'acp_repro[inspect]'" in capsys.readouterr().err
