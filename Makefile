@@ -20,12 +20,12 @@ TABLE_TARGETS := table2 table4
 .DELETE_ON_ERROR:
 # A record is enough to draw from: weights that are gone are not trained again for their own sake.
 .PRECIOUS: runs/$(SUITE)/%/model/model.safetensors
-.PHONY: help setup test test-gpu check train clean records figures tables report all $(FIGURE_TARGETS) $(TABLE_TARGETS)
+.PHONY: help setup test test-gpu check train clean figure-kernel records figures tables report all $(FIGURE_TARGETS) $(TABLE_TARGETS)
 .DEFAULT_GOAL := help
 
 help: ## list every target
 	@grep -hE '^[a-zA-Z0-9%-]+:.*?## ' $(firstword $(MAKEFILE_LIST)) | \
-	  sed -E 's/^([a-zA-Z0-9%-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	  sed -E 's/^([a-zA-Z0-9%-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-13s %s\n", $$1, $$2}'
 	@echo "  SUITE=$(SUITE) is the suite at hand; choose another with SUITE=name (experiments/name.yaml)"
 
 setup: $(INSTALLED) ## install everything into .venv
@@ -57,7 +57,7 @@ train: $(INSTALLED) ## train every run of SUITE, or RUN=name
 # --- experiments/SUITE.yaml -> runs -> results -> figures -----------------------------------------
 # The list of runs comes from the suite's file; make reads it anew when that file changes.
 RULES := .make/$(SUITE).mk
-ifneq (,$(filter figure% table% tables records report all train,$(MAKECMDGOALS)))
+ifneq (,$(filter-out figure-kernel,$(filter figure% table% tables records report all train,$(MAKECMDGOALS))))
 ifeq (,$(wildcard experiments/$(SUITE).yaml))
 $(error no suite $(SUITE) in experiments/; there are: $(basename $(notdir $(wildcard experiments/*.yaml))))
 endif
@@ -130,6 +130,13 @@ $(FIGURES)/table%.md: analysis/table%.py analysis/style.py analysis/paper_values
 	@$(DO) analysis.table$* --suite $(SUITE) > /dev/null
 
 records: $(filter $(RESULTS)/%,$(foreach name,$(FIGURE_NAMES),$(figure$(name)_needs))) ## every record that the figures need
+figure-kernel: $(FIGURES)/figure_kernel.png ## time and TFLOP/s of the kernels against length, beside every rival
+	@echo "figure: $(abspath $<)"
+$(FIGURES)/figure_kernel.png: analysis/figure_kernel.py analysis/style.py $(RESULTS)/benchmark/kernel_time.csv
+	@$(DO) analysis.figure_kernel --suite $(SUITE)
+$(RESULTS)/benchmark/kernel_time.csv: | $(INSTALLED)
+	$(DO) acp_repro.benchmark_attention --suite $(SUITE)
+
 figures: $(ALL_FIGURES) ## every figure that the suite has runs for
 tables: $(ALL_TABLES) ## every table
 report: $(FIGURES)/report.html ## one page with every figure, table and claim, checked

@@ -75,6 +75,18 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "long_context": ("evaluated_length_tokens", "measured_tokens", "pruned_ratio", "loss_nats"),
 }  # fmt: skip
 
+# Quantities of a suite as a whole, that no run stands behind: the columns of the run are missing.
+# "nominal": of the whole causal grid, pruned or not.
+SUITE_QUANTITIES: dict[str, tuple[str, ...]] = {
+    "kernel_time": (
+        "implementation", "method", "gates", "length_tokens", "heads", "head_dim",
+        "measured_tokens", "repeats", "pruned_ratio", "forward_ms", "forward_backward_ms",
+        "nominal_forward_tflop", "nominal_forward_backward_tflop",
+        "gate_gradient_error",
+    ),
+}  # fmt: skip
+_COMMANDS = {"kernel_time": "python -m acp_repro.benchmark_attention --suite {suite}"}
+
 # Thousands of rows that share one provenance: written gzipped.
 _LARGE = {"loss_curve", "decay", "attention_weights"}
 
@@ -85,7 +97,13 @@ class RecordError(RuntimeError):
 
 def columns(quantity: str) -> tuple[str, ...]:
     """All columns of a quantity's CSV, in order."""
-    return (*_RUN_COLUMNS, *QUANTITIES[quantity], *_ORIGIN_COLUMNS)
+    return (*_RUN_COLUMNS, *{**QUANTITIES, **SUITE_QUANTITIES}[quantity], *_ORIGIN_COLUMNS)
+
+
+def command_for(quantity: str, suite: str) -> str:
+    """The command that makes the records of a quantity."""
+    command = _COMMANDS.get(quantity, f"python -m acp_repro.measure {quantity} --suite {{suite}}")
+    return command.format(suite=suite)
 
 
 def path_of(suite: str, run: str, quantity: str) -> Path:
@@ -122,6 +140,35 @@ def write_records(
         "log_pruning_tolerance": run.log_pruning_tolerance,
         "seed": run.seed,
         "trained_tokens": trained_tokens,
+        **_origin(device, dtype, uses_gpu),
+    }
+    path = path_of(run.suite, run.name, quantity)
+    return _write(path, quantity, set(QUANTITIES[quantity]), shared, rows)
+
+
+def write_suite_records(
+    suite: str | None,
+    quantity: str,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    device: str,
+    dtype: str,
+    uses_gpu: bool = False,
+    path: Path | None = None,
+) -> Path:
+    """Writes ``results/SUITE/benchmark/QUANTITY.csv``, of a suite and no run; else :func:`write_records`.
+
+    Args:
+        suite: may be None where ``path`` is given.
+        path: another file to write.
+    """
+    shared = {"suite": suite, **_origin(device, dtype, uses_gpu)}
+    path = path or path_of(suite, "benchmark", quantity)
+    return _write(path, quantity, set(SUITE_QUANTITIES[quantity]), shared, rows)
+
+
+def _origin(device: str, dtype: str, uses_gpu: bool) -> dict[str, Any]:
+    return {
         "origin": "measured",
         "device": device,
         "dtype": dtype,
@@ -131,7 +178,10 @@ def write_records(
         "triton_version": _version("triton") if uses_gpu else None,
         "ptxas_version": _ptxas_version() if uses_gpu else None,
     }
-    expected = set(QUANTITIES[quantity])
+
+
+def _write(path: Path, quantity: str, expected: set[str], shared, rows) -> Path:
+    """The whole file, or none of it."""
     complete = []
     for row in rows:
         if set(row) != expected:
@@ -140,8 +190,7 @@ def write_records(
             )
         complete.append({**shared, **row})
     if not complete:
-        raise RecordError(f"{quantity}: nothing was measured for {run.name}")
-    path = path_of(run.suite, run.name, quantity)
+        raise RecordError(f"{quantity}: nothing was measured for {shared.get('run', path)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     text = io.StringIO()
@@ -172,7 +221,7 @@ def read_records(suite: str, quantity: str, **wanted: Any) -> pandas.DataFrame:
         if tuple(frame.columns) != columns(quantity):
             raise RecordError(
                 f"{file}: not the columns of this version; delete it and run "
-                f"`python -m acp_repro.measure {quantity} --suite {suite}`"
+                f"`{command_for(quantity, suite)}`"
             )
     table = pandas.concat([f.dropna(axis="columns", how="all") for f in frames]) if frames else None
     for column, value in wanted.items():
@@ -182,14 +231,17 @@ def read_records(suite: str, quantity: str, **wanted: Any) -> pandas.DataFrame:
         which = " with " + ", ".join(f"{k} = {v}" for k, v in wanted.items()) if wanted else ""
         raise RecordError(
             f"no records of {quantity} in results/{suite}{which}; make them with "
-            f"`python -m acp_repro.measure {quantity} --suite {suite}`"
+            f"`{command_for(quantity, suite)}`"
         )
     return table.reindex(columns=list(columns(quantity))).reset_index(drop=True)
 
 
 @functools.cache
 def commit() -> str | None:
-    """The project's commit, with ``-dirty`` where tracked files differ; None outside a checkout."""
+    """The project's commit, with ``-dirty`` where tracked files differ.
+
+    Outside a checkout ``$ACP_REPRO_COMMIT``, for machines that get the files without the history, or None.
+    """
     root = Path(__file__).resolve().parent.parent
 
     def git(*arguments: str) -> str:
@@ -202,7 +254,7 @@ def commit() -> str | None:
             "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
         )
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("ACP_REPRO_COMMIT") or None
 
 
 def _version(package: str) -> str | None:

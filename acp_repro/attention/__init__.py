@@ -18,8 +18,8 @@ from torch import Tensor
 
 from . import boundary as _boundary
 from . import reference as _reference
-from .checks import check_arguments, check_values, threshold_tensor
-from .decay import cumulative_log_fgate
+from .checks import check_arguments, check_packing, check_values, threshold_tensor
+from .decay import cumulative_log_fgate, cut_documents, documents_threshold
 from .op import forgetting_attention_op, implementation_module
 from .threshold import (
     logit_bound_from_norms,
@@ -68,6 +68,7 @@ def forgetting_attention(
     *,
     head_first: bool = False,
     seq_start: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     sm_scale: float | None = None,
     adaptive_threshold: None | float | str | Tensor = None,
     return_start_index: bool = False,
@@ -81,11 +82,19 @@ def forgetting_attention(
     Args:
         q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with
             ``head_first``. bfloat16, float16 or float32; float64 in the reference. Any strides.
-        k, v: the same with seqlen_k >= seqlen_q; the queries are the last seqlen_q positions.
-        log_fgate: (batch, seqlen_k, heads), or (batch, heads, seqlen_k) with ``head_first``. float32,
-            at most 0: ``logsigmoid(fgate_logit.float())``. Minus infinity, a gate of 0, is allowed.
+        k, v: the same with seqlen_k >= seqlen_q; the queries are the last seqlen_q positions. They may
+            have fewer heads, by a whole factor: query head h reads head ``h // factor`` (grouped-query
+            attention).
+        log_fgate: (batch, seqlen_k, heads), or (batch, heads, seqlen_k) with ``head_first``; one gate
+            for each query head. float32, at most 0: ``logsigmoid(fgate_logit.float())``. Minus infinity,
+            a gate of 0, is allowed.
         seq_start: (batch,) int64, the first real token of left-padded sequences. Keys before it get no
             attention; queries before it give 0.
+        cu_seqlens: (documents + 1,) int32 or int64, for documents of any lengths packed one after the
+            other into a batch of one: document n is positions ``cu_seqlens[n] .. cu_seqlens[n + 1]``, so
+            it starts with 0, ends with the length and never falls. No document attends to another, or
+            pays for it: the gate at each document's first token counts as 0, whatever it holds, and
+            gets a gradient of 0. Exact up to scores that differ by 4,900 in a row.
         sm_scale: default ``1 / sqrt(head_dim)``.
         adaptive_threshold: delta. None is exact attention; a number or a tensor broadcastable to
             (batch, heads), at most 0, see :func:`pruning_threshold`; ``"auto"`` takes U from the float32
@@ -106,6 +115,8 @@ def forgetting_attention(
         q, k, v, log_fgate,
         head_first=head_first, seq_start=seq_start, sm_scale=sm_scale, implementation=implementation,
     )  # fmt: skip
+    if cu_seqlens is not None:
+        check_packing(cu_seqlens, q, k, head_first=head_first, seq_start=seq_start)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
     if implementation == "triton":
@@ -114,6 +125,9 @@ def forgetting_attention(
         q, k, v, log_fgate = (x.transpose(1, 2) for x in (q, k, v, log_fgate))
     sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else float(sm_scale)
     threshold = _resolve_threshold(adaptive_threshold, q, k, sm_scale)
+    if cu_seqlens is not None:
+        log_fgate = cut_documents(log_fgate, cu_seqlens)
+        threshold = documents_threshold(threshold, log_fgate)
 
     if q.numel() == 0:
         # Nothing to attend from. Every input stays in the graph, with gradients of zero.

@@ -7,7 +7,8 @@ width. So the number of Python steps grows with the number of different widths a
 number of blocks. Windows end at the block's last query, so one triangular mask serves every task.
 
 The softmax of Equation 2 ignores a shift of the row, so only ``-c_j`` (relative to the task's first
-query) is added to the scores, inside the matrix product.
+query) is added to the scores, inside the matrix product. Where c falls so far inside a query block that
+float32 would lose digits of that (a gate of 0: the start of a document), ``c_i - c_j`` is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from torch import Tensor
 
 # Scores held at once, in elements: two cores' level-2 caches hold about this many float32.
 _CHUNK_ELEMENTS = 1 << 19
+# A fall of c inside one query block, in nats, from which the decays of each entry are taken in float64.
+_STEEP = 128.0
 
 
 def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -32,7 +35,10 @@ class _Chunk(NamedTuple):
 
     rows: Tensor  # (G, block_q) rows of the flat query tensor
     keys: Tensor  # (G, width) rows of the flat key tensor
-    bias: Tensor  # (G, 1, width) -c_j relative to the task's first query; -inf before seq_start
+    gates: Tensor  # (G, width) the same positions in the flat c, which has the heads of q
+    # (G, 1, width) -c_j relative to the task's first query, or (G, block_q, width) relative to each;
+    # -inf before seq_start
+    bias: Tensor
     dead: Tensor | None  # (G, block_q, 1) rows that lie before seq_start
 
 
@@ -43,6 +49,7 @@ class _Problem:
         self.shape_q, self.shape_k = q.shape, k.shape
         batch, heads, self.seqlen_q, head_dim = q.shape
         self.seqlen_k = k.shape[2]
+        self.shared = heads // k.shape[1]  # query heads to one head of keys and values
         self.block_q, self.sm_scale = block_q, sm_scale
         self.compute_dtype = torch.promote_types(q.dtype, torch.float32)
         num_blocks = boundary.shape[-1]
@@ -56,6 +63,8 @@ class _Problem:
         start = boundary.flatten(0, 1).long() * block_k  # (BH, M)
         self.width = self.first + block_q - start
         self.start = start
+        last = (self.first + (block_q - 1)).clamp(max=self.c.shape[1] - 1)
+        self.steep = self.c[:, self.first] - self.c[:, last] > _STEEP  # (BH, M)
         self.offset = offset
         self.seq_start = None if seq_start is None else seq_start.repeat_interleave(heads)
         self.mask = torch.full(
@@ -90,15 +99,21 @@ class _Problem:
                 head, block = tasks // blocks, tasks % blocks
                 rows = (head * self.length_q + block * self.block_q)[:, None] + in_block
                 start = self.start.flatten()[tasks]
-                keys = (head * self.length_k + start)[:, None] + in_window
-                base = self.c.flatten()[head * self.length_k + self.first[block]]
-                bias = (base[:, None] - self.c.flatten()[keys]).to(self.compute_dtype)
+                gates = keys = (head * self.length_k + start)[:, None] + in_window
+                if self.shared > 1:
+                    keys = (head // self.shared * self.length_k + start)[:, None] + in_window
+                base = (head * self.length_k + self.first[block])[:, None]
+                if self.steep.flatten()[tasks].any():
+                    base = base + in_block
+                bias = self.c.flatten()[base][..., None] - self.c.flatten()[gates][:, None]
+                bias = bias.to(self.compute_dtype)
                 dead = None
                 if self.seq_start is not None:
                     limit = self.seq_start[head][:, None]
-                    bias = bias.masked_fill(start[:, None] + in_window < limit, float("-inf"))
+                    before = start[:, None] + in_window < limit
+                    bias = bias.masked_fill(before[:, None], float("-inf"))
                     dead = (self.first[block][:, None] + in_block < limit)[..., None]
-                yield _Chunk(rows, keys, bias[:, None], dead)
+                yield _Chunk(rows, keys, gates, bias, dead)
             position += count
 
     def weights(self, q: Tensor, k: Tensor, chunk: _Chunk) -> Tensor:
@@ -125,7 +140,8 @@ def forward(
     """Equation 3 at block level.
 
     Args:
-        q: (B, H, Tq, D). k, v: (B, H, Tk, D). c: (B, H, Tk) float64. boundary: (B, H, M) int32.
+        q: (B, H, Tq, D). k, v: (B, Hkv, Tk, D), H a multiple of Hkv. c: (B, H, Tk) float64.
+        boundary: (B, H, M) int32.
         seq_start: (B,) int64 or None.
 
     Returns:
@@ -165,7 +181,7 @@ def backward(
     problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k)
     dout = problem.flatten(dout)
     dq, dk, dv = (torch.zeros_like(x) for x in (problem.q, problem.k, problem.v))
-    dc = torch.zeros(dk.shape[0], dtype=dk.dtype, device=dk.device)
+    dc = torch.zeros(problem.c.numel(), dtype=dk.dtype, device=dk.device)
     for chunk in problem.chunks():
         q_rows, k_rows = problem.q[chunk.rows], problem.k[chunk.keys]
         dout_rows, keys = dout[chunk.rows], chunk.keys.flatten()
@@ -175,7 +191,7 @@ def backward(
         dv.index_add_(0, keys, (weights.mT @ dout_rows).flatten(0, 1))
         dk.index_add_(0, keys, (dscores.mT @ q_rows).flatten(0, 1), alpha=sm_scale)
         dq[chunk.rows] = (dscores @ k_rows).mul_(sm_scale)
-        dc.index_add_(0, keys, dscores.sum(1).flatten(), alpha=-1.0)
-        dc.index_add_(0, chunk.keys[:, -block_q:].flatten(), dscores.sum(2).flatten())
+        dc.index_add_(0, chunk.gates.flatten(), dscores.sum(1).flatten(), alpha=-1.0)
+        dc.index_add_(0, chunk.gates[:, -block_q:].flatten(), dscores.sum(2).flatten())
     dc = dc.view(*c.shape[:2], -1)[..., : c.shape[-1]]
     return (*(problem.unflatten(g, x) for g, x in ((dq, q), (dk, k), (dv, v))), dc)

@@ -49,12 +49,17 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, impl
     time, heads = (2, 1) if head_first else (1, 2)
     if v.shape != k.shape:
         raise ValueError(f"v must have the shape of k, {tuple(k.shape)}, got {tuple(v.shape)}")
-    for axis, what in ((0, "batch size"), (heads, "number of heads"), (3, "head_dim")):
+    for axis, what in ((0, "batch size"), (3, "head_dim")):
         if k.shape[axis] != q.shape[axis]:
             raise ValueError(
                 f"k must have the {what} of q, {q.shape[axis]}, got {k.shape[axis]} in "
                 f"{tuple(k.shape)}; the layout is {layout} (head_first={head_first})"
             )
+    if k.shape[heads] == 0 or q.shape[heads] % k.shape[heads]:
+        raise ValueError(
+            f"q must have a multiple of k's number of heads, {k.shape[heads]}, got {q.shape[heads]}; "
+            f"the layout is {layout} (head_first={head_first})"
+        )
     if q.shape[time] > k.shape[time]:
         raise ValueError(
             f"seqlen_q must be at most seqlen_k (queries are the last positions), got q with "
@@ -62,10 +67,11 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, impl
         )
     if not 16 <= q.shape[3] <= 256:
         raise ValueError(f"head_dim must be from 16 to 256, got {q.shape[3]}")
-    expected = k.shape[:3]
-    if log_fgate.shape != expected:
+    expected = list(q.shape[:3])
+    expected[time] = k.shape[time]
+    if list(log_fgate.shape) != expected:
         raise ValueError(
-            f"log_fgate must have shape {tuple(expected)}, one gate per key and head "
+            f"log_fgate must have shape {tuple(expected)}, one gate per key and query head "
             f"(head_first={head_first}), got {tuple(log_fgate.shape)}"
         )
     if seq_start is not None:
@@ -81,6 +87,43 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, impl
         isinstance(sm_scale, (int, float)) and math.isfinite(sm_scale) and sm_scale > 0
     ):
         raise ValueError(f"sm_scale must be a positive finite number or None, got {sm_scale!r}")
+
+
+def check_packing(cu_seqlens, q, k, *, head_first: bool, seq_start) -> None:
+    """The starts of packed documents. Their values are read on the CPU only, see :func:`check_values`.
+
+    Raises:
+        TypeError, ValueError: ``cu_seqlens`` is wrong, or does not go with another argument.
+    """
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError("cu_seqlens must be an int32 or int64 tensor of shape (documents + 1,)")
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
+        raise ValueError(
+            f"cu_seqlens must have shape (documents + 1,), got {tuple(cu_seqlens.shape)}"
+        )
+    if cu_seqlens.device != q.device:
+        raise ValueError(f"cu_seqlens must be on the device of q, {q.device}")
+    time = 2 if head_first else 1
+    if q.shape[0] != 1 or q.shape[time] != k.shape[time]:
+        raise ValueError(
+            "cu_seqlens needs a batch of one and as many queries as keys, got q "
+            f"{tuple(q.shape)} and k {tuple(k.shape)}"
+        )
+    if seq_start is not None:
+        raise ValueError("cu_seqlens and seq_start exclude each other: packed text has no padding")
+    if torch.compiler.is_compiling() or (q.device.type != "cpu" and not torch.is_anomaly_enabled()):
+        return
+    length = k.shape[time]
+    if cu_seqlens[0] != 0 or cu_seqlens[-1] != length or bool((cu_seqlens.diff() < 0).any()):
+        raise ValueError(
+            f"cu_seqlens must start with 0, end with the length {length} and never fall, "
+            f"got {_shortened(cu_seqlens)}"
+        )
+
+
+def _shortened(x: Tensor) -> str:
+    values = x.tolist()
+    return str(values) if len(values) <= 8 else f"[{values[0]}, {values[1]}, ..., {values[-1]}]"
 
 
 def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tensor:

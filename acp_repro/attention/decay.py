@@ -8,6 +8,7 @@ float64 relative to a base of the tile and only then go on in float32.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 # exp(-1e4) is 0 in every floating-point format, so a gate of exactly 0 (log = -inf: "forget all")
@@ -25,6 +26,40 @@ def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
         (B, H, T) float64, non-increasing along T.
     """
     return log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1)
+
+
+def cut_documents(log_fgate: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Gates of 0 where a document starts, so that no token sees one of an earlier document.
+
+    Args:
+        log_fgate: (B, H, T).
+        cu_seqlens: (N + 1,) starts of the documents, and T.
+
+    Returns:
+        (B, H, T); the replaced entries get a gradient of 0.
+    """
+    # One place more than gates: the last entry is T, and so is the start of an empty last document.
+    starts = torch.zeros(log_fgate.shape[-1] + 1, dtype=torch.bool, device=log_fgate.device)
+    starts.index_fill_(0, cu_seqlens.long(), True)
+    return log_fgate.masked_fill(starts[:-1], float("-inf"))
+
+
+def documents_threshold(threshold: Tensor | None, log_fgate: Tensor) -> Tensor:
+    """A threshold under which blocks of other documents are skipped, exact attention included.
+
+    A decay beyond half the floor comes from a cut (or is as good as one): its weight is 0 in float32,
+    so skipping it changes nothing, and without skipping, N documents would cost N times their work.
+
+    Args:
+        threshold: (B, H) delta, or None for exact attention.
+        log_fgate: (B, H, T).
+
+    Returns:
+        (B, H) float32, at least ``LOG_FGATE_FLOOR / 2``.
+    """
+    if threshold is None:
+        return torch.full(log_fgate.shape[:2], LOG_FGATE_FLOOR / 2, device=log_fgate.device)
+    return threshold.clamp(min=LOG_FGATE_FLOOR / 2)
 
 
 def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:

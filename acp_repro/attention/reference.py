@@ -38,6 +38,11 @@ def kept_entries(
     return columns >= boundary[..., rows, None]
 
 
+def shared_heads(x: Tensor, heads: int) -> Tensor:
+    """Keys or values (B, Hkv, T, D) as (B, heads, T, D): query head h reads head ``h // (heads / Hkv)``."""
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
 def attention_scores(
     q: Tensor,
     k: Tensor,
@@ -53,7 +58,7 @@ def attention_scores(
         kept: broadcastable to (B, H, Tq, Tk) bool, entries that are not pruned (Equation 3).
     """
     bias = decay_bias(log_fgate, q.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32))
-    scores = (q @ k.mT * sm_scale).to(bias.dtype) + bias
+    scores = (q @ shared_heads(k, q.shape[1]).mT * sm_scale).to(bias.dtype) + bias
     if seq_start is not None:
         keys = torch.arange(k.shape[-2], device=k.device)
         scores = scores.masked_fill(keys < seq_start[:, None, None, None], float("-inf"))
@@ -75,8 +80,8 @@ def forgetting_attention(
     """Forgetting attention, dense (Equation 2; with ``kept``, Equation 3 at block level).
 
     Args:
-        q: (B, H, Tq, D). k, v: (B, H, Tk, D). log_fgate: (B, H, Tk). Softmax is taken in float32, or
-            in float64 for float64 inputs.
+        q: (B, H, Tq, D). k, v: (B, Hkv, Tk, D), H a multiple of Hkv. log_fgate: (B, H, Tk). Softmax is
+            taken in float32, or in float64 for float64 inputs.
 
     Returns:
         out (B, H, Tq, D) in the dtype of q, and lse (B, H, Tq), the log of each row's sum. A row with
@@ -85,7 +90,7 @@ def forgetting_attention(
     scores = attention_scores(q, k, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept)
     empty = (scores == float("-inf")).all(-1, keepdim=True)
     weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
-    return weights.to(v.dtype) @ v, scores.detach().logsumexp(-1)
+    return weights.to(v.dtype) @ shared_heads(v, q.shape[1]), scores.detach().logsumexp(-1)
 
 
 def pruned_mass(

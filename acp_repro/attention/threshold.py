@@ -67,6 +67,7 @@ def logit_bound_from_qk_norm(
     head_dim: int,
     sm_scale: float | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    num_kv_heads: int | None = None,
 ) -> Tensor:
     """U from the weights of the two RMSNorms of QK-norm (Appendix E): ``gamma_q gamma_k d sm_scale``.
 
@@ -75,25 +76,34 @@ def logit_bound_from_qk_norm(
     float32 sums of the norm and of the dot product.
 
     Args:
-        q_weight, k_weight: (head_dim,) shared by the heads, or (num_heads * head_dim,).
+        q_weight: (head_dim,) shared by the heads, or (num_heads * head_dim,).
+        k_weight: (head_dim,), or (num_kv_heads * head_dim,).
         sm_scale: score scale, default ``1 / sqrt(head_dim)``.
         dtype: the dtype in which q and k are multiplied.
+        num_kv_heads: heads of k where query heads share them; default num_heads.
 
     Returns:
         (num_heads,) float32 on the weights' device, without a host synchronisation.
 
     Raises:
-        ValueError: if a weight has another shape.
+        ValueError: if a weight has another shape, or num_kv_heads does not divide num_heads.
     """
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(f"num_kv_heads must divide num_heads = {num_heads}, got {num_kv_heads}")
     sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
     gammas = []
-    for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
-        if weight.shape not in ((head_dim,), (num_heads * head_dim,)):
+    for name, weight, heads in (
+        ("q_weight", q_weight, num_heads),
+        ("k_weight", k_weight, num_kv_heads),
+    ):
+        if weight.shape not in ((head_dim,), (heads * head_dim,)):
             raise ValueError(
-                f"{name} must have shape ({head_dim},) or ({num_heads * head_dim},), "
+                f"{name} must have shape ({head_dim},) or ({heads * head_dim},), "
                 f"got {tuple(weight.shape)}"
             )
-        gammas.append(weight.detach().float().view(-1, head_dim).abs().amax(-1))
+        gamma = weight.detach().float().view(-1, head_dim).abs().amax(-1)
+        gammas.append(gamma.repeat_interleave(num_heads // heads) if len(gamma) > 1 else gamma)
     rounding = (1.0 + _UNIT_ROUNDOFF[dtype]) ** 6 * _dot_margin(head_dim) ** 2
     bound = gammas[0] * gammas[1] * (head_dim * abs(sm_scale) * rounding)
     return bound.expand(num_heads)
@@ -106,7 +116,7 @@ def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) 
     values are exact there) and rounded up by the largest error of such a sum.
 
     Args:
-        q: (B, H, Tq, D). k: (B, H, Tk, D). Any floating dtype.
+        q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. Any floating dtype.
 
     Returns:
         (B, H) float32.
@@ -118,4 +128,5 @@ def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) 
         torch.linalg.vector_norm(x.detach(), dim=-1, dtype=accumulate).amax(-1).float()
         for x in (q, k)
     ]
+    norms[1] = norms[1].repeat_interleave(q.shape[1] // k.shape[1], 1)
     return norms[0] * norms[1] * (abs(sm_scale) * _dot_margin(head_dim) ** 3)

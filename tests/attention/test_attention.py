@@ -4,9 +4,15 @@ import math
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from acp_repro.attention import forgetting_attention, pruning_grid
-from acp_repro.attention.boundary import find_boundary_serial
+from acp_repro.attention import blockwise, forgetting_attention, pruning_grid
+from acp_repro.attention.boundary import (
+    attention_flops,
+    count_blocks,
+    find_boundary,
+    find_boundary_serial,
+)
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.op import forgetting_attention_op
 
@@ -102,6 +108,25 @@ def test_pruning_changes_the_output_by_no_more_than_appendix_a_proves():
     dense = forgetting_attention(q, k, v, log_fgate, implementation="reference")
     assert start[:, 0].max() > 0
     assert (pruned - dense).abs().max() <= 2 * math.exp(-10) * v.abs().max() + 1e-5
+
+
+def test_pruned_blocks_cost_no_work():
+    """Matrix products of both passes shrink by the pruned share: counted, as clocks are noisy."""
+    q, k, v, log_fgate = (x.detach().transpose(1, 2) for x in make_inputs(1024, 1024, 16))
+    c = cumulative_log_fgate(log_fgate)
+    flops = []
+    for threshold in (torch.full((2, 2), -30.0), None):
+        boundary = find_boundary(c, threshold, 1024, 64, 64)
+        with FlopCounterMode(display=False) as counter:
+            out, lse = blockwise.forward(q, k, v, c, boundary, None, 0.25, 64, 64)
+            blockwise.backward(q, q, k, v, out, lse, c, boundary, None, 0.25, 64, 64)
+        flops.append(counter.get_total_flops())
+        count = count_blocks(boundary, 1024, 1024, 64, 64)
+        kept = 4 * count.causal - int(count.pruned.sum())
+        assert flops[-1] == sum(
+            attention_flops(kept, 64, 64, 16, backward=b) for b in (False, True)
+        )
+    assert flops[0] < 0.65 * flops[1]
 
 
 def test_64k_tokens_with_strong_gates():

@@ -1,12 +1,20 @@
 """Forgetting attention on a GPU, in portable Triton: any GPU that Triton supports.
 
-Tensors are (B, H, T, D). The four functions below are the whole interface; `acp_repro.attention`
-calls them from its custom operator.
+Tensors are (B, H, T, D). The functions below are the whole interface; `acp_repro.attention` calls
+them from its custom operator.
 """
 
 from .backward import backward
 from .forward import forward
+from .gates import cumulative_log_fgate, log_fgate_grad
 from .search import find_boundary
 from .tiles import block_sizes
 
-__all__ = ["backward", "block_sizes", "find_boundary", "forward"]
+__all__ = [
+    "backward",
+    "block_sizes",
+    "cumulative_log_fgate",
+    "find_boundary",
+    "forward",
+    "log_fgate_grad",
+]

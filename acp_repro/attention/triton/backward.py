@@ -75,16 +75,17 @@ def _query_side_kernel(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, g_b, g_h, g_t, dq_b, dq_h, dq_t,
     batch_heads, heads, group, seqlen_q, seqlen_k, row_tiles, row_blocks, key_rows, scale, sm_scale,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
     HAS_BOUNDARY: tl.constexpr, HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     bh, tile = share_of_work(batch_heads, row_tiles, group)
     row = (row_tiles - 1 - tile) * ROWS  # the longest rows first
     b = bh // heads
     h = bh % heads
+    kv_h = h // SHARED
     q = head_of(q, b, h, q_b, q_h, False)
-    k = head_of(k, b, h, k_b, k_h, DESCRIPTORS)
-    v = head_of(v, b, h, v_b, v_h, DESCRIPTORS)
+    k = head_of(k, b, kv_h, k_b, k_h, DESCRIPTORS)
+    v = head_of(v, b, kv_h, v_b, v_h, DESCRIPTORS)
     out = head_of(out, b, h, o_b, o_h, False)
     dout = head_of(dout, b, h, g_b, g_h, False)
     dq = head_of(dq, b, h, dq_b, dq_h, False)
@@ -134,10 +135,10 @@ def _query_side_kernel(
     for n in tl.range(start, diagonal):
         column = n * COLUMNS
         k_tile = stream_rows(
-            k, b, h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
+            k, b, kv_h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
         )
         v_tile = stream_rows(
-            v, b, h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
+            v, b, kv_h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
         )
         high_end, low_end = unpack(pair_end)
         gap = (high_base - high_end) + (low_base - low_end)
@@ -151,7 +152,7 @@ def _query_side_kernel(
         acc = product(ds.to(k_tile.dtype), k_tile, acc)
 
     acc, parts = _query_side_masked(
-        acc, parts, q_tile, g_tile, k, v, pairs, b, h, k_t, v_t, position, high_i, low_i,
+        acc, parts, q_tile, g_tile, k, v, pairs, b, kv_h, k_t, v_t, position, high_i, low_i,
         level_i, delta_i, seqlen_k, earliest, scale, diagonal, end,
         COLUMNS, D, BLOCK_D, HAS_START, DESCRIPTORS,
     )  # fmt: skip
@@ -167,7 +168,8 @@ def _key_side_kernel(
     dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     batch_heads, heads, group, seqlen_q, seqlen_k, row_blocks, scale, sm_scale,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, RAGGED: tl.constexpr, COUNT: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
+    RAGGED: tl.constexpr, COUNT: tl.constexpr,
     HAS_BOUNDARY: tl.constexpr, HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     # Everything here is transposed, (keys, queries): an operand of a product is then a loaded tile
@@ -177,8 +179,8 @@ def _key_side_kernel(
     b = bh // heads
     h = bh % heads
     q = head_of(q, b, h, q_b, q_h, DESCRIPTORS)
-    k = head_of(k, b, h, k_b, k_h, False)
-    v = head_of(v, b, h, v_b, v_h, False)
+    k = head_of(k, b, h // SHARED, k_b, k_h, False)
+    v = head_of(v, b, h // SHARED, v_b, v_h, False)
     dout = head_of(dout, b, h, g_b, g_h, DESCRIPTORS)
     dk = head_of(dk, b, h, dk_b, dk_h, False)
     dv = head_of(dv, b, h, dv_b, dv_h, False)
@@ -302,11 +304,18 @@ def backward(
     dc = torch.empty(c.shape, dtype=torch.float32, device=q.device)
     tiles = tiles_for(q, block_q, block_k)
     grads = [empty_rows_like(x) for x in (dq, dk, dv)]
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if heads != kv_heads:
+        # The key side writes each query head's share, and a sum in a fixed order follows.
+        shape = (k.shape[0], heads, *k.shape[2:])
+        grads[1:] = torch.empty((2, *shape), dtype=torch.float32, device=q.device)
     boundary = None if boundary is None else boundary.contiguous()
     launch_backward(
         *(addressable(x) for x in (dout, q, k, v, out)), lse.contiguous(), c.contiguous(),
         boundary, seq_start, sm_scale, block_q, block_k, *grads, dc, tiles,
     )  # fmt: skip
+    if heads != kv_heads:
+        grads[1:] = (x.unflatten(1, (kv_heads, -1)).sum(2) for x in grads[1:])
     for given, grad in zip((dq, dk, dv), grads, strict=True):
         if given is not grad:
             given.copy_(grad)
@@ -317,7 +326,10 @@ def launch_backward(
     dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k,
     dq, dk, dv, dc, tiles: Tiles, descriptors: bool | None = None,
 ) -> None:  # fmt: skip
-    """:func:`backward` into given tensors with given tiles; the last dimensions are contiguous."""
+    """:func:`backward` into given tensors with given tiles; the last dimensions are contiguous.
+
+    dk and dv have a head for each query head: where heads of keys are shared, the shares of their sum.
+    """
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
     _, query, key = tiles
@@ -325,8 +337,8 @@ def launch_backward(
         descriptors = can_stream(q, k, v, dout)
     common = {
         "BLOCK_Q": block_q, "BLOCK_K": block_k, "D": head_dim, "BLOCK_D": padded_head_dim(head_dim),
-        "HAS_BOUNDARY": boundary is not None, "HAS_START": seq_start is not None,
-        "DESCRIPTORS": descriptors,
+        "SHARED": heads // k.shape[1], "HAS_BOUNDARY": boundary is not None,
+        "HAS_START": seq_start is not None, "DESCRIPTORS": descriptors,
     }  # fmt: skip
     row_blocks = triton.cdiv(seqlen_q, block_q)
     row_tiles = triton.cdiv(seqlen_q, query.rows)

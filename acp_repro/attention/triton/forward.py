@@ -73,16 +73,17 @@ def _forward_kernel(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
     batch_heads, heads, group, seqlen_q, seqlen_k, row_tiles, row_blocks, scale,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
     HAS_BOUNDARY: tl.constexpr, HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     bh, tile = share_of_work(batch_heads, row_tiles, group)
     row = (row_tiles - 1 - tile) * ROWS  # the longest rows first
     b = bh // heads
     h = bh % heads
+    kv_h = h // SHARED  # the head of keys and values that SHARED query heads read
     q = head_of(q, b, h, q_b, q_h, False)
-    k = head_of(k, b, h, k_b, k_h, DESCRIPTORS)
-    v = head_of(v, b, h, v_b, v_h, DESCRIPTORS)
+    k = head_of(k, b, kv_h, k_b, k_h, DESCRIPTORS)
+    v = head_of(v, b, kv_h, v_b, v_h, DESCRIPTORS)
     out = head_of(out, b, h, o_b, o_h, False)
     bh = bh.to(tl.int64)
     pairs += bh * seqlen_k
@@ -105,7 +106,7 @@ def _forward_kernel(
     # First the tiles on the diagonal: a row's own key has no decay, so they tell how large its
     # scores are.
     acc, total, top = _masked_tiles(
-        q_tile, k, v, pairs, b, h, k_t, v_t, first, seqlen_k, earliest, scale,
+        q_tile, k, v, pairs, b, kv_h, k_t, v_t, first, seqlen_k, earliest, scale,
         diagonal, end, COLUMNS, D, BLOCK_D, HAS_START, DESCRIPTORS,
     )  # fmt: skip
 
@@ -121,10 +122,10 @@ def _forward_kernel(
     for n in tl.range(start, diagonal):
         column = n * COLUMNS
         k_tile = stream_rows(
-            k, b, h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
+            k, b, kv_h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
         )
         v_tile = stream_rows(
-            v, b, h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
+            v, b, kv_h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
         )
         high_end, low_end = unpack(pair_end)
         gap = (high_base - high_end) + (low_base - low_end)
@@ -140,7 +141,7 @@ def _forward_kernel(
     LIMIT: tl.constexpr = 32768.0 if q_tile.dtype == tl.float16 else 1e18
     if tl.max(tl.where(total < LIMIT, 0, 1), 0) > 0:
         acc, total, top = _masked_tiles(
-            q_tile, k, v, pairs, b, h, k_t, v_t, first, seqlen_k, earliest, scale,
+            q_tile, k, v, pairs, b, kv_h, k_t, v_t, first, seqlen_k, earliest, scale,
             start, end, COLUMNS, D, BLOCK_D, HAS_START, DESCRIPTORS,
         )  # fmt: skip
 
@@ -208,7 +209,7 @@ def launch_forward(
             batch * heads, heads, GROUP, seqlen_q, k.shape[2], row_tiles,
             triton.cdiv(seqlen_q, block_q), sm_scale * LOG2E.value,
             BLOCK_Q=block_q, BLOCK_K=block_k, ROWS=tile.rows, COLUMNS=tile.columns,
-            D=head_dim, BLOCK_D=padded_head_dim(head_dim),
+            D=head_dim, BLOCK_D=padded_head_dim(head_dim), SHARED=heads // k.shape[1],
             HAS_BOUNDARY=boundary is not None, HAS_START=seq_start is not None,
             DESCRIPTORS=descriptors, **tile.options(q.device),
         )  # fmt: skip

@@ -1,0 +1,96 @@
+"""The kernels alone: time and rate against length, for us and every rival that was timed."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from acp_repro.records import read_records
+
+from . import style
+
+OURS = {"triton", "blockwise"}
+NAMES = {
+    "triton": "ours", "blockwise": "ours (CPU)", "official": "official", "cudnn": "cuDNN",
+    "fla": "flash-linear-attention", "flex": "FlexAttention", "eager": "eager PyTorch",
+}  # fmt: skip
+METHODS = {"acp": "ACP", "exact": "exact", "no gates": "no gates"}
+DASHES = {"acp": "-", "exact": "--", "no gates": ":"}
+COLORS = {"triton": style.SIZES[0], "blockwise": style.SIZES[0], "official": style.SIZES[1],
+          "flex": style.SIZES[2], "fla": style.SIZES[3], "cudnn": "#000000",
+          "eager": "#8c564b"}  # fmt: skip
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """Milliseconds of forward + backward, and TFLOP/s, against the length; both axes logarithmic.
+
+    Args:
+        records: ``kernel_time`` records of one device and one kind of gates.
+    """
+    records = records.sort_values("length_tokens")
+    figure, (time, rate) = plt.subplots(
+        1, 2, figsize=(style.PAGE_INCHES, 2.9), layout="constrained"
+    )
+    for (name, method), rows in records.groupby(["implementation", "method"], sort=False):
+        lengths, seconds = rows["length_tokens"], rows["forward_backward_ms"] / 1e3
+        nominal = rows["nominal_forward_backward_tflop"] / seconds
+        look = {"color": COLORS[name], "linestyle": DASHES[method], "marker": "o", "markersize": 3,
+                "linewidth": 1.8 if name in OURS else 1.0}  # fmt: skip
+        time.plot(lengths, 1e3 * seconds, label=f"{NAMES[name]}, {METHODS[method]}", **look)
+        rate.plot(lengths, nominal * (1 - rows["pruned_ratio"]), **look)
+        if method == "acp":
+            rate.plot(lengths, nominal, **{**look, "alpha": 0.4, "markerfacecolor": "white"})
+            last = (lengths.iloc[-1], nominal.iloc[-1])
+            rate.annotate("nominal", last, (0, 4), textcoords="offset points", ha="right",
+                          color=COLORS[name], alpha=0.7, fontsize=7)  # fmt: skip
+    bound = limit(records)
+    if not bound.empty:
+        time.plot(bound.index, bound, color=style.PAPER, linestyle=(0, (1, 1)), linewidth=3,
+                  alpha=0.6, zorder=1, label=r"limit: cuDNN $\times$ (1 $-$ pruned share)")  # fmt: skip
+    time.set_yscale("log")
+    time.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    time.yaxis.set_major_formatter("{x:g}")
+    time.yaxis.set_minor_locator(NullLocator())
+    time.set_title("Forward + backward (ms)")
+    rate.set_title("TFLOP/s of the blocks computed")
+    rate.set_ylim(0)
+    lengths = sorted(records["length_tokens"].unique())
+    for ax in (time, rate):
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(lengths, [style.length_label(n) for n in lengths])
+        ax.set_xlabel("context length (tokens)")
+        ax.xaxis.set_minor_locator(NullLocator())
+    figure.legend(loc="outside right center")
+    return figure
+
+
+def limit(records: pd.DataFrame) -> pd.Series:
+    """cuDNN's forward + backward times the share of blocks that ours keeps, by length."""
+    by_length = records.set_index("length_tokens")
+    cudnn = by_length.query("implementation == 'cudnn'")["forward_backward_ms"]
+    ours = by_length[by_length["implementation"].isin(OURS)].query("method == 'acp'")
+    return (cudnn * (1 - ours["pruned_ratio"])).dropna()
+
+
+def make(suite: str) -> tuple[Figure, str]:
+    records = read_records(suite, "kernel_time")
+    first = records.iloc[0]
+    share = ", ".join(
+        f"{100 * row.pruned_ratio:.0f} % at {style.length_label(row.length_tokens)}"
+        for row in records[records["implementation"].isin(OURS)]
+        .query("method == 'acp'")
+        .itertuples()
+    )
+    origin = style.provenance(records.assign(trained_tokens=0)).split("; models trained")[0]
+    caption = f"""**Kernel times.** Forward + backward of {first["heads"]} heads of {first["head_dim"]},
+{first["measured_tokens"]:,} random tokens a batch, gates "{first["gates"]}", the boundary search inside;
+medians of {first["repeats"]}. Pruned: {share}. The limit is cuDNN's causal attention, which has no gates,
+times the share of blocks that are kept. Right: FLOPs of the computed blocks over time; pale, FLOPs of the
+whole triangle ("nominal"), most of which pruning does not do. {origin}."""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    style.main("figure_kernel", __doc__, make)

@@ -1,0 +1,43 @@
+"""The running sum of the gates and its adjoint as kernels, against the functions that define them."""
+
+import pytest
+import torch
+
+from acp_repro.attention import decay
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from acp_repro.attention.triton import gates
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+
+
+@pytest.mark.parametrize("length", [1, 63, 2048, 2049, 5000])
+def test_sum_and_adjoint(length):
+    generator = torch.Generator().manual_seed(0)
+    public = -torch.rand(2, length, 3, generator=generator)
+    public[:, :: max(1, length // 3), 1] = -torch.inf
+    public[:, -1:, 0] = -2e4
+    log_fgate = public.to(DEVICE).transpose(1, 2)  # strides as in the public layout
+    c = gates.cumulative_log_fgate(log_fgate)
+    expected = decay.cumulative_log_fgate(log_fgate)
+    assert c.dtype == torch.float64 and c.is_contiguous()
+    torch.testing.assert_close(c, expected, rtol=1e-14, atol=1e-12)
+    assert torch.equal(c, gates.cumulative_log_fgate(log_fgate.contiguous()))
+
+    dc = torch.randn(2, 3, length, generator=generator).to(DEVICE)
+    grad = gates.log_fgate_grad(dc, log_fgate)
+    assert grad.dtype == torch.float32 and (grad[log_fgate < decay.LOG_FGATE_FLOOR] == 0).all()
+    torch.testing.assert_close(grad, decay.log_fgate_grad(dc, log_fgate), rtol=1e-6, atol=1e-6)
+
+
+def test_no_number_stays_no_number():
+    log_fgate = torch.zeros(1, 1, 4, device=DEVICE)
+    log_fgate[..., 2] = torch.nan
+    assert gates.cumulative_log_fgate(log_fgate).isnan().tolist() == [[[False, False, True, True]]]
+
+
+def test_nothing_in_nothing_out():
+    empty = torch.zeros(2, 3, 0, device=DEVICE)
+    assert gates.cumulative_log_fgate(empty).shape == gates.log_fgate_grad(empty, empty).shape

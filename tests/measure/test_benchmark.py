@@ -1,0 +1,112 @@
+"""The benchmark of the attention kernels: what it times, what it refuses to time, records and figure."""
+
+import sys
+
+import pytest
+import torch
+
+from acp_repro.attention import choose_implementation
+from acp_repro.benchmark_attention import main
+from acp_repro.measure import attention_benchmark as benchmark
+from acp_repro.measure import attention_rivals as rivals
+from acp_repro.records import RecordError, columns, read_records
+from analysis import figure_kernel
+
+SMALL = ["--device", "cpu", "--lengths", "128", "256", "--heads", "3", "--head-dim", "16",
+         "--repeats", "1"]  # fmt: skip
+
+
+def small_problem(gates="bimodal"):
+    return benchmark.make_problem(256, 3, 16, gates, 512, torch.device("cpu"), torch.float32)
+
+
+def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecordError, match="benchmark_attention --suite mini"):
+        read_records("mini", "kernel_time")
+    assert main([*SMALL, "--suite", "mini", "--csv", str(tmp_path / "x" / "times.csv")]) == 0
+    printed = capsys.readouterr().out
+    assert "cudnn: needs a CUDA GPU" in printed and "blockwise  acp" in printed
+    records = read_records("mini", "kernel_time")
+    assert tuple(records.columns) == columns("kernel_time") and len(records) == 6
+    assert set(records["implementation"]) == {"blockwise", "eager"}
+    assert records[["run", "trained_tokens", "ptxas_version"]].isna().all(axis=None)
+    assert records[["device", "dtype", "forward_ms", "gate_gradient_error"]].notna().all(axis=None)
+    assert (tmp_path / "x" / "times.csv").exists()
+    # 2 products forward and 5 backward over the triangle of 3 heads of 16.
+    entries = 3 * 256 * 257 / 2
+    last = records.iloc[-1]
+    assert last["nominal_forward_backward_tflop"] == pytest.approx(7 * 2 * entries * 16 / 1e12)
+    figure, caption = figure_kernel.make("mini")
+    assert len(figure.axes) == 2 and 'gates "bimodal"' in caption
+    assert figure_kernel.limit(records).empty  # no cuDNN here, so no limit
+
+
+def test_the_limit_is_cudnn_times_what_is_left():
+    import pandas as pd
+
+    rows = [
+        ("cudnn", "no gates", 0.0, 10.0),
+        ("triton", "acp", 0.75, 4.0),
+        ("flex", "acp", 0.7, 9.0),
+    ]
+    names = ["implementation", "method", "pruned_ratio", "forward_backward_ms"]
+    records = pd.DataFrame(rows, columns=names).assign(length_tokens=4096)
+    assert figure_kernel.limit(records).to_dict() == {4096: 2.5}
+
+
+@pytest.mark.parametrize(
+    ("gates", "local"), [("bimodal", 2), ("local", 3), ("global", 0), ("one-global", 2)]
+)
+def test_gates(gates, local):
+    problem = small_problem(gates)
+    assert problem.q.shape == (2, 3, 256, 16)
+    assert (problem.log_fgate.mean((0, 2)) < -0.1).sum() == local
+    assert (problem.pruned_ratio() > 0) == (local > 0)
+
+
+@pytest.mark.parametrize("name", ["ours", "eager"])
+def test_what_is_right_passes_and_what_is_wrong_is_named(name):
+    problem = small_problem()
+    call = rivals.available(name, torch.device("cpu"))
+    wrong, gate_error = benchmark.check(call, problem, None, True)
+    assert wrong is None and gate_error < 1e-4
+
+    def scaled(q, k, v, log_fgate, threshold):
+        return call(q, k * 1.05, v, log_fgate, threshold)
+
+    def ungated(q, k, v, log_fgate, threshold):
+        return call(q, k, v, log_fgate.detach() + 0 * log_fgate, threshold)
+
+    def broken(*_):
+        raise RuntimeError("no kernel\nfor this")
+
+    assert "out" in benchmark.check(scaled, problem, None, True)[0]
+    assert "gate gradient is off by 100 %" in benchmark.check(ungated, problem, None, True)[0]
+    assert benchmark.check(broken, problem, None, True)[0] == "does not run: no kernel"
+    (line,) = benchmark.measure(problem, "bimodal", "eager", scaled, 1)
+    assert line.startswith("eager, exact: wrong: out")
+
+
+def test_rivals_that_are_not_here_say_why(monkeypatch):
+    monkeypatch.setitem(sys.modules, "forgetting_transformer", None)
+    assert rivals.available("flex", torch.device("cpu")) == "needs a CUDA GPU"
+    with pytest.raises(ImportError):
+        rivals.RIVALS["official"].load()
+    assert choose_implementation(torch.device("cpu")) == "blockwise"
+
+
+def test_flexattention_computes_the_equations():
+    """Uncompiled, so on a CPU: the block mask and the decay are ours."""
+    pytest.importorskip("torch.nn.attention.flex_attention")
+    q, k, v, log_fgate, _, threshold = small_problem()
+    rivals._compiled.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rivals, "_compiled", lambda function: function)
+        call = rivals.RIVALS["flex"].load()
+    with torch.no_grad():
+        expected = rivals._eager(q, k, v, log_fgate, None)
+        for delta in (threshold, None):
+            torch.testing.assert_close(
+                call(q, k, v, log_fgate, delta), expected, rtol=1e-3, atol=1e-3
+            )
