@@ -55,7 +55,8 @@ train: $(INSTALLED) ## train every run of SUITE, or RUN=name
 	$(DO) acp_repro.train --suite $(SUITE) $(if $(RUN),--run $(RUN))
 
 # --- experiments/SUITE.yaml -> runs -> results -> figures -----------------------------------------
-# The list of runs comes from the suite's file; make reads it anew when that file changes.
+# The list of runs comes from the suite's file, and beside it a stamp for the settings of each run and of
+# the measures: what a change of the file does not touch is not done again.
 RULES := .make/$(SUITE).mk
 ifneq (,$(filter-out figure-kernel,$(filter figure% table% tables records report all train,$(MAKECMDGOALS))))
 ifeq (,$(wildcard experiments/$(SUITE).yaml))
@@ -64,19 +65,20 @@ endif
 -include $(RULES)
 endif
 
-.make/%.mk: experiments/%.yaml acp_repro/suite.py $(INSTALLED)
+.make/%.mk: experiments/%.yaml acp_repro/suite.py acp_repro/make_rules.py $(INSTALLED)
 	@mkdir -p .make
-	@$(DO) acp_repro.suite $* --make > $@.new && mv $@.new $@
+	@$(DO) acp_repro.make_rules $* .make/$* > $@.new && mv $@.new $@
 
-$(RUNS_DIR)/%/model/model.safetensors: experiments/$(SUITE).yaml | $(INSTALLED)
+STAMPS := .make/$(SUITE)
+$(RUNS_DIR)/%/model/model.safetensors: $(STAMPS)/%.json | $(INSTALLED)
 	$(DO) acp_repro.train --suite $(SUITE) --run $*
 
 records = $(foreach run,$(1),$(foreach quantity,$(2),$(RESULTS)/$(run)/$(quantity).csv))
 
 # One call of the measure command for what is needed together: loading a model takes longer than some measures.
 define measured_together
-$(foreach quantity,$(1),$(RESULTS)/%/$(quantity)): $(RUNS_DIR)/%/model/model.safetensors
-	$$(DO) acp_repro.measure $(foreach quantity,$(1),$(firstword $(subst ., ,$(quantity)))) --suite $(SUITE) --run $$*
+$(foreach quantity,$(1),$(RESULTS)/%/$(quantity)): $(RUNS_DIR)/%/model/model.safetensors $(STAMPS)/measure.json
+	$$(DO) acp_repro.measure $(foreach quantity,$(1),$(firstword $(subst ., ,$(quantity)))) --suite $(SUITE) --run $$* --again
 endef
 SAVINGS := pruned_ratio.csv attention_time.csv throughput.csv
 LOSSES := loss.csv loss_curve.csv.gz
@@ -146,4 +148,4 @@ $(FIGURES)/report.html: $(ALL_FIGURES) $(ALL_TABLES) $(wildcard analysis/report*
 all: report ## everything: train, measure, figures, tables, report
 
 clean: ## delete what SUITE made: runs, results and figures
-	rm -rf $(RUNS_DIR) $(RESULTS) $(FIGURES) $(RULES)
+	rm -rf $(RUNS_DIR) $(RESULTS) $(FIGURES) $(RULES) $(STAMPS)

@@ -264,13 +264,18 @@ class _SuiteFile:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
 
 
+def suite_path(name: str) -> Path:
+    """The file of a suite: ``experiments/NAME.yaml``, or a path that ends in ``.yaml``."""
+    return Path(name) if name.endswith(".yaml") else EXPERIMENTS / f"{name}.yaml"
+
+
 def load_suite(name: str) -> Suite:
     """``experiments/NAME.yaml``, or a path that ends in ``.yaml``, validated and multiplied out.
 
     Raises:
         SuiteError: one line with file, key and the fix.
     """
-    path = Path(name) if name.endswith(".yaml") else EXPERIMENTS / f"{name}.yaml"
+    path = suite_path(name)
     if not path.is_file():
         known = sorted(p.stem for p in EXPERIMENTS.glob("*.yaml"))
         raise SuiteError(
@@ -325,34 +330,14 @@ def main() -> None:
     parser.add_argument(
         "suite", nargs="?", default="cpu", help="a name in experiments/ or a YAML file"
     )
-    parser.add_argument("--make", action="store_true", help="as Make rules")
     arguments = parser.parse_args()
     try:
         suite = load_suite(arguments.suite)
     except SuiteError as error:
         raise SystemExit(f"error: {error}") from None
-    if arguments.make:
-        print(make_rules(suite))
-    else:
-        print(f"{suite.name}: {suite.description}")
-        for run in suite.runs:
-            print(f"  {run.name}")
-
-
-def make_rules(suite: Suite) -> str:
-    """Variables that name the runs behind each figure, for the Makefile to include."""
-    pro, llama = suite.twins("pro"), suite.twins("llama")
-    largest = max((run.size.non_embedding for run in pro), default=0)
-    names = {
-        "RUNS_ACP_PRO": suite.select(architecture="pro", acp=True),
-        "RUNS_ACP_LLAMA": suite.select(architecture="llama", acp=True),
-        "TWINS_PRO_LARGEST": [run for run in pro if run.size.non_embedding == largest],
-        "TWINS_PRO_OTHER": [run for run in pro if run.size.non_embedding != largest],
-        "TWINS_LLAMA": llama,
-        "HEADS_RUN": [suite.heads_run],
-        "SWEEP_RUN": [suite.sweep_run],
-    }
-    return "\n".join(f"{k} := {' '.join(run.name for run in runs)}" for k, runs in names.items())
+    print(f"{suite.name}: {suite.description}")
+    for run in suite.runs:
+        print(f"  {run.name}")
 
 
 if __name__ == "__main__":

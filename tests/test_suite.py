@@ -5,7 +5,8 @@ import dataclasses
 
 import pytest
 
-from acp_repro.suite import SuiteError, load_suite, make_rules
+from acp_repro.make_rules import make_rules, write_stamps
+from acp_repro.suite import SuiteError, load_suite
 from tests.suites import YAML, write_suite
 
 
@@ -32,6 +33,23 @@ def test_the_grid_makes_the_runs_and_twins_differ_in_one_key(load):
     assert rules[0] == "RUNS_ACP_PRO := pro-tiny-128-acp"
     assert "TWINS_PRO_LARGEST := pro-tiny-128-acp pro-tiny-128-exact" in rules
     assert suite.twins("pro") == [acp, exact] and suite.heads_run == suite.sweep_run == acp
+
+
+def test_stamps_change_only_with_their_own_settings(load, tmp_path):
+    folder = tmp_path / "stamps"
+    write_stamps(load(YAML), folder, since=1000.0)
+    assert {p.stat().st_mtime for p in folder.iterdir()} == {1000.0}
+    assert {p.stem for p in folder.iterdir()} == {
+        "pro-tiny-128-acp",
+        "pro-tiny-128-exact",
+        "measure",
+    }
+    more = YAML.replace("[-10, null]", "[-10, -5, null]").replace(
+        "timing_repeats: 1", "timing_repeats: 2"
+    )
+    write_stamps(load(more + "# a comment\n"), folder, since=1000.0)
+    changed = {p.stem for p in folder.iterdir() if p.stat().st_mtime != 1000.0}
+    assert changed == {"measure"} and (folder / "pro-tiny-128-acp5.json").exists()
 
 
 def test_names_tell_length_tolerance_and_seed(load):
