@@ -8,7 +8,6 @@ signature, one threshold and one boundary, and none imports another.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import warnings
@@ -20,7 +19,7 @@ from . import boundary as _boundary
 from . import reference as _reference
 from .checks import check_arguments, check_packing, check_values, threshold_tensor
 from .decay import cumulative_log_fgate, cut_documents, documents_threshold
-from .op import forgetting_attention_op, implementation_module
+from .op import HAS_TRITON, forgetting_attention_op, implementation_module
 from .threshold import (
     logit_bound_from_norms,
     logit_bound_from_qk_norm,
@@ -37,14 +36,10 @@ __all__ = [
 ]
 
 
-# Asked once, at import: a traced function may not look for packages.
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
-
-
 def choose_implementation(device: torch.device) -> str:
     """What ``implementation="auto"`` takes on ``device``: triton on a GPU, blockwise elsewhere."""
     if device.type == "cuda":
-        if _HAS_TRITON:
+        if HAS_TRITON:
             return "triton"
         warnings.warn(
             "triton is not installed, so forgetting_attention runs the slow blockwise path on the "
@@ -98,7 +93,7 @@ def forgetting_attention(
         sm_scale: default ``1 / sqrt(head_dim)``.
         adaptive_threshold: delta. None is exact attention; a number or a tensor broadcastable to
             (batch, heads), at most 0, see :func:`pruning_threshold`; ``"auto"`` takes U from the float32
-            norms of q and k and log epsilon = -10.
+            norms of q and k and log epsilon = -10 (and L from the longest document of ``cu_seqlens``).
         return_start_index: also return the first visited key block of every query block.
         implementation: ``"auto"``, ``"reference"``, ``"blockwise"`` or ``"triton"``.
 
@@ -126,6 +121,8 @@ def forgetting_attention(
     sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else float(sm_scale)
     threshold = _resolve_threshold(adaptive_threshold, q, k, sm_scale)
     if cu_seqlens is not None:
+        if isinstance(adaptive_threshold, str) and threshold is not None:
+            threshold = threshold + _longest_document_gain(cu_seqlens, k.shape[2])
         log_fgate = cut_documents(log_fgate, cu_seqlens)
         threshold = documents_threshold(threshold, log_fgate)
 
@@ -141,6 +138,13 @@ def forgetting_attention(
         )
     out = out if head_first else out.transpose(1, 2)
     return (out, start_index) if return_start_index else out
+
+
+def _longest_document_gain(cu_seqlens: Tensor, length: int) -> Tensor:
+    """What delta gains because no row has more keys than the longest document; without a wait for the
+    GPU. Rounded down, so that the proof's inequality holds."""
+    longest = cu_seqlens.diff().amax().clamp(min=1).double()
+    return ((math.log(length) - longest.log()) * (1 - 2**-20)).float()
 
 
 def _resolve_threshold(adaptive_threshold, q: Tensor, k: Tensor, sm_scale: float) -> Tensor | None:
@@ -178,7 +182,7 @@ def _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale):
 
 
 def _check_triton(device: torch.device) -> None:
-    if not _HAS_TRITON:
+    if not HAS_TRITON:
         raise ImportError(
             "implementation='triton' needs triton: `pip install triton`, or take "
             "implementation='blockwise'"

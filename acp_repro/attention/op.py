@@ -7,6 +7,7 @@ sum and the boundary are found once and shared by both passes.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 from . import boundary as boundary_module
 from .checks import check_values
 from .decay import cumulative_log_fgate, log_fgate_grad
+
+# Asked once, at import: a traced function may not look for packages.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def implementation_module(name: str) -> ModuleType:
@@ -48,7 +52,7 @@ def forgetting_attention_op(
     block_q, block_k = module.block_sizes(q.shape[-1], q.dtype)
     with _as_given(q):
         return _forward(
-            module, q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k
+            implementation, q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k
         )
 
 
@@ -57,14 +61,31 @@ def _as_given(q: Tensor):
     return torch.autocast(q.device.type, enabled=False)
 
 
-def _forward(module, q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k):
-    # An implementation may bring its own running sum, adjoint and search; tests hold them equal.
+def running_sum_and_boundary(
+    implementation: str, log_fgate: Tensor, threshold: Tensor | None, seqlen_q: int,
+    block_q: int, block_k: int, seq_start: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The first stage of a call: c (B, H, Tk) float64, and n_m (B, H, M) int32 of each query block.
+
+    Args:
+        implementation: it may bring its own running sum and search; tests hold them equal.
+        log_fgate: (B, H, Tk). threshold: (B, H) or None.
+    """
+    module = implementation_module(implementation)
     c = getattr(module, "cumulative_log_fgate", cumulative_log_fgate)(log_fgate)
     search = getattr(module, "find_boundary", boundary_module.find_boundary)
     if threshold is None and seq_start is None:
-        boundary = c.new_zeros((*c.shape[:2], -(-q.shape[2] // block_q)), dtype=torch.int32)
+        boundary = c.new_zeros((*c.shape[:2], -(-seqlen_q // block_q)), dtype=torch.int32)
     else:
-        boundary = search(c, threshold, q.shape[2], block_q, block_k, seq_start)
+        boundary = search(c, threshold, seqlen_q, block_q, block_k, seq_start)
+    return c, boundary
+
+
+def _forward(name, q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k):
+    c, boundary = running_sum_and_boundary(
+        name, log_fgate, threshold, q.shape[2], block_q, block_k, seq_start
+    )
+    module = implementation_module(name)
     out, lse = module.forward(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k)
     return out, lse, c, boundary
 
@@ -130,3 +151,14 @@ def _backward(ctx, dout, *_):
 
 
 forgetting_attention_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+@torch.library.custom_op("acp_repro::largest_norms", mutates_args=())
+def largest_norms_op(x: Tensor) -> Tensor:
+    """(B, H, T, D) on a GPU -> (B, H) float32, ``max_i ||x_i||``; no gradient."""
+    return implementation_module("triton").largest_norms(x)
+
+
+@largest_norms_op.register_fake
+def _(x):
+    return x.new_empty(x.shape[:2], dtype=torch.float32)

@@ -5,11 +5,16 @@ call for each document. Without a GPU the kernels run in Triton's interpreter.
 """
 
 import importlib.util
+import math
 
 import pytest
 import torch
 
-from acp_repro.attention import forgetting_attention, logit_bound_from_qk_norm
+from acp_repro.attention import (
+    _longest_document_gain,
+    forgetting_attention,
+    logit_bound_from_qk_norm,
+)
 from acp_repro.attention.boundary import find_boundary
 from acp_repro.attention.decay import cumulative_log_fgate, cut_documents, documents_threshold
 from acp_repro.attention.op import forgetting_attention_op
@@ -210,6 +215,11 @@ def test_blocks_of_other_documents_are_skipped(threshold):
         *inputs[:4], adaptive_threshold=threshold, implementation="blockwise", **options
     )
     assert torch.equal(start, torch.arange(8, device=DEVICE, dtype=torch.int32).expand(1, 2, 8))
+
+
+def test_auto_threshold_counts_the_keys_of_the_longest_document():
+    gain = _longest_document_gain(torch.tensor([0, 64, 64, 320, 512]), 512).item()
+    assert math.log(2) * (1 - 1e-5) < gain <= math.log(2)
 
 
 def test_many_documents_lose_no_precision():

@@ -348,3 +348,19 @@ def test_more_than_two_to_the_31_elements():
     dense = [x.contiguous() for x in views]
     for a, b in zip(actual, run([*dense, c], boundary, None, 0.125, 128, 64), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_errors_do_not_grow_with_length():
+    """Mean log gate -1: at 128k tokens c reaches -1.3e5, where float32 has a spacing of 0.008."""
+    from acp_repro.measure.attention_benchmark import errors, make_problem
+    from acp_repro.measure.attention_rivals import available
+
+    call, found = available("ours", torch.device(DEVICE)), {}
+    for seqlen in (4096, 131072):
+        problem = make_problem(seqlen, 2, 64, "local", seqlen, torch.device(DEVICE), torch.bfloat16)
+        problem = problem._replace(log_fgate=problem.log_fgate * 5)  # local heads have mean -0.2
+        found[seqlen] = errors(call, problem, problem.threshold, True)
+    for name, short in found[4096].items():
+        assert found[131072][name].relative <= 1.1 * short.relative, (name, found)

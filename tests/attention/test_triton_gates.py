@@ -7,7 +7,7 @@ from acp_repro.attention import decay
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from acp_repro.attention.triton import gates
+from acp_repro.attention.triton import gates, norms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
@@ -41,3 +41,11 @@ def test_no_number_stays_no_number():
 def test_nothing_in_nothing_out():
     empty = torch.zeros(2, 3, 0, device=DEVICE)
     assert gates.cumulative_log_fgate(empty).shape == gates.log_fgate_grad(empty, empty).shape
+
+
+@pytest.mark.parametrize("length", [1, 127, 129, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_largest_norms(length, dtype):
+    x = torch.randn(2, length, 3, 48, device=DEVICE).to(dtype).transpose(1, 2)
+    expected = x.double().norm(dim=-1).amax(-1)
+    torch.testing.assert_close(norms.largest_norms(x).double(), expected, rtol=1e-5, atol=0)

@@ -7,6 +7,7 @@ them from its custom operator.
 from .backward import backward
 from .forward import forward
 from .gates import cumulative_log_fgate, log_fgate_grad
+from .norms import largest_norms
 from .search import find_boundary
 from .tiles import block_sizes
 
@@ -16,5 +17,6 @@ __all__ = [
     "cumulative_log_fgate",
     "find_boundary",
     "forward",
+    "largest_norms",
     "log_fgate_grad",
 ]

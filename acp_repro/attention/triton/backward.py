@@ -28,6 +28,7 @@ from .tiles import (
     can_stream,
     empty_rows_like,
     head_of,
+    launch_order,
     load_rows,
     on_device_of,
     padded_head_dim,
@@ -77,9 +78,10 @@ def _query_side_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
     HAS_BOUNDARY: tl.constexpr, HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    HEAVIEST_FIRST: tl.constexpr,
 ):  # fmt: skip
     bh, tile = share_of_work(batch_heads, row_tiles, group)
-    row = (row_tiles - 1 - tile) * ROWS  # the longest rows first
+    row = (row_tiles - 1 - tile if HEAVIEST_FIRST else tile) * ROWS  # late rows are the longest
     b = bh // heads
     h = bh % heads
     kv_h = h // SHARED
@@ -171,11 +173,15 @@ def _key_side_kernel(
     D: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
     RAGGED: tl.constexpr, COUNT: tl.constexpr,
     HAS_BOUNDARY: tl.constexpr, HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    HEAVIEST_FIRST: tl.constexpr,
 ):  # fmt: skip
     # Everything here is transposed, (keys, queries): an operand of a product is then a loaded tile
     # or a score tile as it was computed, never the transpose of a computed one.
-    bh, tile = share_of_work(batch_heads, tl.cdiv(seqlen_k, COLUMNS), group)
-    column = tile * COLUMNS  # early keys have the most rows
+    column_tiles = tl.cdiv(seqlen_k, COLUMNS)
+    bh, tile = share_of_work(batch_heads, column_tiles, group)
+    column = (
+        tile if HEAVIEST_FIRST else column_tiles - 1 - tile
+    ) * COLUMNS  # early keys: most rows
     b = bh // heads
     h = bh % heads
     q = head_of(q, b, h, q_b, q_h, DESCRIPTORS)
@@ -338,7 +344,7 @@ def launch_backward(
     common = {
         "BLOCK_Q": block_q, "BLOCK_K": block_k, "D": head_dim, "BLOCK_D": padded_head_dim(head_dim),
         "SHARED": heads // k.shape[1], "HAS_BOUNDARY": boundary is not None,
-        "HAS_START": seq_start is not None, "DESCRIPTORS": descriptors,
+        "HAS_START": seq_start is not None, "DESCRIPTORS": descriptors, **launch_order(),
     }  # fmt: skip
     row_blocks = triton.cdiv(seqlen_q, block_q)
     row_tiles = triton.cdiv(seqlen_q, query.rows)

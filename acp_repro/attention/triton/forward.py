@@ -18,6 +18,7 @@ from .tiles import (
     can_stream,
     empty_rows_like,
     head_of,
+    launch_order,
     load_rows,
     on_device_of,
     padded_head_dim,
@@ -75,9 +76,10 @@ def _forward_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
     HAS_BOUNDARY: tl.constexpr, HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    HEAVIEST_FIRST: tl.constexpr,
 ):  # fmt: skip
     bh, tile = share_of_work(batch_heads, row_tiles, group)
-    row = (row_tiles - 1 - tile) * ROWS  # the longest rows first
+    row = (row_tiles - 1 - tile if HEAVIEST_FIRST else tile) * ROWS  # late rows are the longest
     b = bh // heads
     h = bh % heads
     kv_h = h // SHARED  # the head of keys and values that SHARED query heads read
@@ -211,5 +213,5 @@ def launch_forward(
             BLOCK_Q=block_q, BLOCK_K=block_k, ROWS=tile.rows, COLUMNS=tile.columns,
             D=head_dim, BLOCK_D=padded_head_dim(head_dim), SHARED=heads // k.shape[1],
             HAS_BOUNDARY=boundary is not None, HAS_START=seq_start is not None,
-            DESCRIPTORS=descriptors, **tile.options(q.device),
+            DESCRIPTORS=descriptors, **launch_order(), **tile.options(q.device),
         )  # fmt: skip
