@@ -20,7 +20,7 @@ TABLE_TARGETS := table2 table4
 .DELETE_ON_ERROR:
 # A record is enough to draw from: weights that are gone are not trained again for their own sake.
 .PRECIOUS: runs/$(SUITE)/%/model/model.safetensors
-.PHONY: help setup test test-gpu check train clean figure-kernel records figures tables report all $(FIGURE_TARGETS) $(TABLE_TARGETS)
+.PHONY: help setup test test-gpu check train plan clean figure-kernel records figures tables report all $(FIGURE_TARGETS) $(TABLE_TARGETS)
 .DEFAULT_GOAL := help
 
 help: ## list every target
@@ -51,33 +51,47 @@ check: $(INSTALLED) ## ruff
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIN) ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-train: $(INSTALLED) ## train every run of SUITE, or RUN=name
-	$(DO) acp_repro.train --suite $(SUITE) $(if $(RUN),--run $(RUN))
+# With NPROC the ranks of one machine. Without the -- torchrun would read our --run as its own --run-path.
+TRAIN := $(if $(NPROC),$(DO) torch.distributed.run --standalone --nproc-per-node $(NPROC) -m -- acp_repro.train,$(DO) acp_repro.train)
+train: $(INSTALLED) ## train every run of SUITE, or RUN=name; NPROC=4 takes four GPUs
+	$(TRAIN) --suite $(SUITE) $(if $(RUN),--run $(RUN))
+
+plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h100, NPROC=4, CHECK=1
+	@$(DO) acp_repro.plan --suite $(SUITE) $(if $(GPU),--gpu $(GPU)) $(if $(NPROC),--nproc $(NPROC)) $(if $(CHECK),--check)
 
 # --- experiments/SUITE.yaml -> runs -> results -> figures -----------------------------------------
 # The list of runs comes from the suite's file, and beside it a stamp for the settings of each run and of
 # the measures: what a change of the file does not touch is not done again.
 RULES := .make/$(SUITE).mk
-ifneq (,$(filter-out figure-kernel,$(filter figure% table% tables records report all train,$(MAKECMDGOALS))))
+ifneq (,$(filter-out figure-kernel,$(filter figure% table% tables records report all train plan,$(MAKECMDGOALS))))
 ifeq (,$(wildcard experiments/$(SUITE).yaml))
 $(error no suite $(SUITE) in experiments/; there are: $(basename $(notdir $(wildcard experiments/*.yaml))))
 endif
+ifneq (,$(filter-out train plan,$(MAKECMDGOALS)))
 -include $(RULES)
 endif
+endif
 
-.make/%.mk: experiments/%.yaml acp_repro/suite.py acp_repro/make_rules.py $(INSTALLED)
+.make/%.mk: experiments/%.yaml acp_repro/suite.py acp_repro/settings.py acp_repro/make_rules.py $(INSTALLED)
 	@mkdir -p .make
 	@$(DO) acp_repro.make_rules $* .make/$* > $@.new && mv $@.new $@
 
 STAMPS := .make/$(SUITE)
-$(RUNS_DIR)/%/model/model.safetensors: $(STAMPS)/%.json | $(INSTALLED)
-	$(DO) acp_repro.train --suite $(SUITE) --run $*
+# A suite with ready weights (READY, a folder) is never trained.
+MODELS := $(if $(READY),$(READY)/%,$(RUNS_DIR)/%/model)
+ifeq (,$(READY))
+$(MODELS)/model.safetensors: $(STAMPS)/%.json | $(INSTALLED)
+	$(TRAIN) --suite $(SUITE) --run $*
+else
+$(MODELS)/model.safetensors:
+	@echo "error: $@ is missing; it comes with the project: git checkout -- $(READY)"; exit 1
+endif
 
 records = $(foreach run,$(1),$(foreach quantity,$(2),$(RESULTS)/$(run)/$(quantity).csv))
 
 # One call of the measure command for what is needed together: loading a model takes longer than some measures.
 define measured_together
-$(foreach quantity,$(1),$(RESULTS)/%/$(quantity)): $(RUNS_DIR)/%/model/model.safetensors $(STAMPS)/measure.json
+$(foreach quantity,$(1),$(RESULTS)/%/$(quantity)): $(MODELS)/model.safetensors $(STAMPS)/measure.json $(if $(READY),$(STAMPS)/%.json)
 	$$(DO) acp_repro.measure $(foreach quantity,$(1),$(firstword $(subst ., ,$(quantity)))) --suite $(SUITE) --run $$* --again
 endef
 SAVINGS := pruned_ratio.csv attention_time.csv throughput.csv

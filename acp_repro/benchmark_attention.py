@@ -42,7 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
             if isinstance(call, str):
                 print(f"  {name}: {call}")
                 continue
-            for one in measure(problem, options.gates, name, call, options.repeats):
+            for one in measure(
+                problem, options.gates, name, call, options.repeats, options.launch_order
+            ):
                 print(f"  {one}") if isinstance(one, str) else found.append(one)
         print(table(found))
         records += found
@@ -76,6 +78,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="tokens a batch (default: 65536; on a CPU one sequence)")  # fmt: skip
     add("--rivals", nargs="*", default=NAMES[1:], choices=NAMES[1:], metavar="NAME",
         help=f"any of {', '.join(NAMES[1:])} (default: all that are installed)")  # fmt: skip
+    add("--launch-order", action="store_true",
+        help="also time our kernels with each head's tiles lightest first (GPU only)")  # fmt: skip
     add("--repeats", type=int, default=20, metavar="N", help="default: %(default)s")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add("--csv", type=Path, metavar="FILE", help="write the records there")

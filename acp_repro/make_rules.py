@@ -10,8 +10,12 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-from .suite import Suite, SuiteError, load_suite, suite_path
+from .records import settings_path, settings_text
+from .suite import Run, Suite, SuiteError, load_suite
+
+_LONG_AGO = 86_400.0  # a day after the epoch: Make takes the epoch itself for "does not exist"
 
 
 def main() -> None:
@@ -23,27 +27,45 @@ def main() -> None:
         suite = load_suite(arguments.suite)
     except SuiteError as error:
         raise SystemExit(f"error: {error}") from None
-    write_stamps(suite, arguments.folder, suite_path(arguments.suite).stat().st_mtime)
+    write_stamps(suite, arguments.folder)
     print(make_rules(suite))
 
 
-def write_stamps(suite: Suite, folder: Path, since: float) -> None:
+def write_stamps(suite: Suite, folder: Path) -> None:
     """``FOLDER/RUN.json`` for each run and ``FOLDER/measure.json``: the settings that Make watches.
 
     A stamp changes only when its own settings do, so adding a run to the grid, or a comment, does
-    nothing again. A new stamp is as old as the suite's file: records that came with a checkout, without
-    their runs, stay up to date.
+    nothing again. A stamp that is made for the first time is older than any file, so records that came
+    with a checkout, in whatever order, stay up to date; unless ``results/SUITE/RUN/settings.json``
+    says that they are of other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stamps = {run.name: run.as_dict() for run in suite.runs}
-    for name, settings in {**stamps, "measure": dataclasses.asdict(suite.measure)}.items():
-        path = folder / f"{name}.json"
-        text = json.dumps(settings, indent=2, default=dict) + "\n"
-        if not path.exists():
-            path.write_text(text)
-            os.utime(path, (since, since))
-        elif path.read_text() != text:
-            path.write_text(text)
+    measure = json.dumps(dataclasses.asdict(suite.measure), indent=2) + "\n"
+    all_current = True
+    for run in suite.runs:
+        recorded = _recorded_settings(run)
+        now = json.loads(settings_text(run, suite.measure))
+        _stamp(folder, run.name, json.dumps(now["run"], indent=2) + "\n",
+               recorded is None or recorded.get("run") == now["run"])  # fmt: skip
+        all_current &= recorded is None or recorded.get("measure") == now["measure"]
+    _stamp(folder, "measure", measure, all_current)
+
+
+def _stamp(folder: Path, name: str, text: str, records_are_current: bool) -> None:
+    path = folder / f"{name}.json"
+    new = not path.exists()
+    if new or path.read_text() != text:
+        path.write_text(text)
+    if new and records_are_current:
+        os.utime(path, (_LONG_AGO, _LONG_AGO))
+
+
+def _recorded_settings(run: Run) -> dict[str, Any] | None:
+    """The settings that the records of a run were made with, where that is known."""
+    try:
+        return json.loads(settings_path(run).read_text())
+    except FileNotFoundError:
+        return None
 
 
 def make_rules(suite: Suite) -> str:
@@ -59,7 +81,10 @@ def make_rules(suite: Suite) -> str:
         "HEADS_RUN": [suite.heads_run],
         "SWEEP_RUN": [suite.sweep_run],
     }
-    return "\n".join(f"{k} := {' '.join(run.name for run in runs)}" for k, runs in names.items())
+    lines = [f"{k} := {' '.join(run.name for run in runs)}" for k, runs in names.items()]
+    if suite.weights is not None:
+        lines.append(f"READY := {suite.weights.folder}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

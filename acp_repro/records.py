@@ -10,10 +10,12 @@ records on a machine that has none.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import gzip
 import importlib.metadata
 import io
+import json
 import os
 import platform
 import re
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas
 
-    from .suite import Run
+    from .suite import MeasureConfig, Run
 
 RESULTS = Path("results")
 
@@ -80,7 +82,7 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
 SUITE_QUANTITIES: dict[str, tuple[str, ...]] = {
     "kernel_time": (
         "implementation", "method", "gates", "length_tokens", "heads", "head_dim",
-        "measured_tokens", "repeats", "pruned_ratio", "forward_ms", "forward_backward_ms",
+        "measured_tokens", "repeats", "pruned_ratio", "forward_ms", "forward_backward_ms", "search_ms",
         "nominal_forward_tflop", "nominal_forward_backward_tflop",
         "gate_gradient_error",
     ),
@@ -144,6 +146,25 @@ def write_records(
     }
     path = path_of(run.suite, run.name, quantity)
     return _write(path, quantity, set(QUANTITIES[quantity]), shared, rows)
+
+
+def settings_text(run: Run, measure: MeasureConfig) -> str:
+    """The settings behind the records of a run, as JSON."""
+    settings = {"run": run.as_dict(), "measure": dataclasses.asdict(measure)}
+    return json.dumps(settings, indent=2, default=dict) + "\n"
+
+
+def settings_path(run: Run) -> Path:
+    """``results/SUITE/RUN/settings.json``: tells Make whether committed records are of these settings."""
+    return RESULTS / run.suite / run.name / "settings.json"
+
+
+def write_settings(run: Run, measure: MeasureConfig) -> None:
+    """Keeps the settings of a run beside its records."""
+    path = settings_path(run)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(settings_text(run, measure))
+    temporary.replace(path)
 
 
 def write_suite_records(

@@ -88,6 +88,8 @@ def _convert(hint, value, file: str, where: str):
         return {str(k): _convert(arguments[1], x, file, f"{where}.{k}") for k, x in value.items()}
     options = arguments if origin in (typing.Union, types.UnionType) else (hint,)
     for option in options:
+        if dataclasses.is_dataclass(option) and isinstance(value, dict):
+            return _build(option, value, file, where)
         option = typing.get_origin(option) or option
         if option is tuple and isinstance(value, list):
             return tuple(value)

@@ -19,129 +19,17 @@ from typing import Any
 
 from .data.config import DataConfig
 from .model.config import FoXConfig
+from .settings import (
+    SIZE_OVERRIDES,
+    GridConfig,
+    MeasureConfig,
+    SizeConfig,
+    TrainingConfig,
+    WeightsConfig,
+)
 from .strict_yaml import SuiteError, load_as
 
 EXPERIMENTS = Path("experiments")
-
-
-@dataclass(frozen=True)
-class SizeConfig:
-    """One row of Table 2: a model size with its token budget."""
-
-    num_hidden_layers: int
-    hidden_size: int
-    tokens: int
-    learning_rate: float
-    head_dim: int = 64
-
-    def __post_init__(self):
-        _positive(self, "num_hidden_layers", "hidden_size", "tokens", "learning_rate", "head_dim")
-        if self.hidden_size % self.head_dim:
-            raise ValueError(
-                f"hidden_size: {self.hidden_size} must be a multiple of head_dim {self.head_dim}"
-            )
-
-    @property
-    def num_heads(self) -> int:
-        return self.hidden_size // self.head_dim
-
-    @property
-    def non_embedding(self) -> int:
-        """About the number of weights of the blocks, to order sizes by."""
-        return 12 * self.num_hidden_layers * self.hidden_size**2
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """Appendix B; the defaults are the paper's."""
-
-    batch_tokens: int = 2**19
-    micro_batch_tokens: int = 2**15
-    warmup_tokens: int = 256 * 2**20
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    max_grad_norm: float = 1.0
-    initializer_range: float = 0.02
-    dtype: str = "bfloat16"  # autocast over float32 weights; "float32": no autocast
-    gradient_checkpointing: bool = False
-    checkpoint_every_seconds: float = 600.0
-
-    def __post_init__(self):
-        _positive(self, "batch_tokens", "micro_batch_tokens", "max_grad_norm", "initializer_range")
-        if self.batch_tokens % self.micro_batch_tokens:
-            raise ValueError(
-                f"micro_batch_tokens: {self.micro_batch_tokens} must divide batch_tokens "
-                f"{self.batch_tokens}"
-            )
-        if self.warmup_tokens < 0 or self.weight_decay < 0 or self.checkpoint_every_seconds < 0:
-            raise ValueError(
-                "warmup_tokens, weight_decay and checkpoint_every_seconds must not be negative"
-            )
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be in [0, 1), got {getattr(self, name)}")
-        if self.dtype not in ("bfloat16", "float32"):
-            raise ValueError(f"dtype: must be bfloat16 or float32, got {self.dtype!r}")
-
-
-@dataclass(frozen=True)
-class MeasureConfig:
-    """How much text each quantity is measured on; the defaults are the paper's (Appendix B)."""
-
-    pruned_ratio_tokens: int = 128 * 2**20
-    timing_tokens: int = 32 * 2**20
-    timing_repeats: int = 1
-    loss_tokens: int = 2 * 10**9
-    sweep_tokens: int = 32 * 2**20
-    sweep_log_pruning_tolerances: list[float] = field(
-        default_factory=lambda: [-1.0, -5.0, -10.0, -20.0, -40.0]
-    )
-    long_context_lengths: list[int] = field(default_factory=list)  # past the training length
-    heads_run: str | None = (
-        None  # Figures 1, 4, 5, 6; default: the largest ACP run, shortest context
-    )
-    sweep_run: str | None = None  # Figure 7 and what else looks at one model; default: heads_run
-
-    def __post_init__(self):
-        _positive(
-            self, "pruned_ratio_tokens", "timing_tokens", "timing_repeats", "loss_tokens",
-            "sweep_tokens",
-        )  # fmt: skip
-        if not all(value < 0 for value in self.sweep_log_pruning_tolerances):
-            raise ValueError(
-                "sweep_log_pruning_tolerances: each is log(epsilon), negative; got "
-                f"{self.sweep_log_pruning_tolerances}"
-            )
-
-
-@dataclass(frozen=True)
-class GridConfig:
-    """Lists whose product makes the runs."""
-
-    size: list[str]
-    context_length: list[int]
-    architecture: list[str] = field(default_factory=lambda: ["pro"])
-    log_pruning_tolerance: list[float | None] = field(default_factory=lambda: [-10.0, None])
-    seed: list[int] = field(default_factory=lambda: [0])
-
-    def __post_init__(self):
-        for name in (f.name for f in dataclasses.fields(self)):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise ValueError(f"{name}: must be a list of different values, got {values}")
-        for value in self.architecture:
-            if value not in ("pro", "llama"):
-                raise ValueError(f"architecture: must be pro or llama, got {value!r}")
-        for value in self.context_length:
-            if value < 1:
-                raise ValueError(f"context_length: must be positive, got {value}")
-        for value in self.log_pruning_tolerance:
-            if value is not None and value >= 0:
-                raise ValueError(
-                    "log_pruning_tolerance: is log(epsilon), negative, or null for exact "
-                    f"attention; got {value}"
-                )
 
 
 @dataclass(frozen=True)
@@ -157,6 +45,7 @@ class Run:
     seed: int
     training: TrainingConfig
     data: DataConfig
+    weights: WeightsConfig | None = None
 
     @property
     def name(self) -> str:
@@ -172,7 +61,21 @@ class Run:
 
     @property
     def folder(self) -> Path:
+        """``runs/SUITE/RUN``, or where the suite's ready weights lie."""
+        if self.weights is not None:
+            return Path(self.weights.folder) / self.name
         return Path("runs") / self.suite / self.name
+
+    @property
+    def model_folder(self) -> Path:
+        """Where config.json and model.safetensors are."""
+        return self.folder / "model" if self.weights is None else self.folder
+
+    @property
+    def command(self) -> str:
+        """The command that trains these weights."""
+        suite = self.suite if self.weights is None else self.weights.trained_by
+        return f"python -m acp_repro.train --suite {suite} --run {self.name}"
 
     def model_config(self, vocab_size: int) -> FoXConfig:
         make = FoXConfig.pro if self.architecture == "pro" else FoXConfig.llama
@@ -188,7 +91,11 @@ class Run:
     def as_dict(self) -> dict[str, Any]:
         """Everything that decides the weights, as plain values (written into the run's folder)."""
         resolved = dataclasses.asdict(self)
-        resolved["training"].pop("checkpoint_every_seconds")  # changes when, not what
+        for name in ("compile", "parallel", "checkpoint_every_seconds"):  # how, not what
+            resolved["training"].pop(name)
+        for name in SIZE_OVERRIDES:  # stands under training
+            resolved["size"].pop(name)
+        del resolved["weights"]
         return resolved
 
 
@@ -201,6 +108,7 @@ class Suite:
     runs: tuple[Run, ...]
     training: TrainingConfig
     measure: MeasureConfig
+    weights: WeightsConfig | None = None
 
     def run(self, name: str) -> Run:
         """The run called ``name``.
@@ -262,6 +170,7 @@ class _SuiteFile:
     grid: list[GridConfig]
     training: TrainingConfig = field(default_factory=TrainingConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
+    weights: WeightsConfig | None = None
 
 
 def suite_path(name: str) -> Path:
@@ -295,21 +204,28 @@ def load_suite(name: str) -> Suite:
             grid.architecture, grid.size, grid.context_length,
             grid.log_pruning_tolerance, grid.seed,
         ):  # fmt: skip
-            if file.training.micro_batch_tokens % length:
+            size = file.sizes[size_name]
+            try:
+                training = dataclasses.replace(file.training, **size.training_overrides)
+            except ValueError as error:
+                raise SuiteError(f"{path}: sizes.{size_name}.{error}") from None
+            if training.micro_batch_tokens % length:
+                where = "training" if size.micro_batch_tokens is None else f"sizes.{size_name}"
                 raise SuiteError(
-                    f"{path}: training.micro_batch_tokens: {file.training.micro_batch_tokens} must "
+                    f"{path}: {where}.micro_batch_tokens: {training.micro_batch_tokens} must "
                     f"be a multiple of the context length {length}"
                 )
             run = Run(
-                path.stem, architecture, size_name, file.sizes[size_name], length, tolerance, seed,
-                file.training, file.data,
+                path.stem, architecture, size_name, size, length, tolerance, seed,
+                training, file.data, file.weights,
             )  # fmt: skip
             if any(run.name == other.name for other in runs):
                 raise SuiteError(f"{path}: grid[{index}]: makes the run {run.name} a second time")
             runs.append(run)
     suite = Suite(
-        path.stem, file.description, file.data, file.sizes, tuple(runs), file.training, file.measure
-    )
+        path.stem, file.description, file.data, file.sizes, tuple(runs), file.training,
+        file.measure, file.weights,
+    )  # fmt: skip
     for key in ("heads_run", "sweep_run"):
         try:
             getattr(suite, key)
@@ -318,23 +234,21 @@ def load_suite(name: str) -> Suite:
     return suite
 
 
-def _positive(config, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) <= 0:
-            raise ValueError(f"{name}: must be positive, got {getattr(config, name)}")
-
-
 def main() -> None:
     """``python -m acp_repro.suite NAME``: the runs of a suite, one a line."""
     parser = argparse.ArgumentParser(prog="python -m acp_repro.suite", description=main.__doc__)
     parser.add_argument(
         "suite", nargs="?", default="cpu", help="a name in experiments/ or a YAML file"
     )
+    parser.add_argument("--names", action="store_true", help="names of the runs and nothing else")
     arguments = parser.parse_args()
     try:
         suite = load_suite(arguments.suite)
     except SuiteError as error:
         raise SystemExit(f"error: {error}") from None
+    if arguments.names:
+        print("\n".join(run.name for run in suite.runs))
+        return
     print(f"{suite.name}: {suite.description}")
     for run in suite.runs:
         print(f"  {run.name}")

@@ -29,7 +29,7 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``kernel_time`` records of one device and one kind of gates.
     """
-    records = records.sort_values("length_tokens")
+    records = records[records["method"].isin(DASHES)].sort_values("length_tokens")
     figure, (time, rate) = plt.subplots(
         1, 2, figsize=(style.PAGE_INCHES, 2.9), layout="constrained"
     )

@@ -65,3 +65,23 @@ def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
         model, optimizer, iter([(ids, labels)]), 1, max_grad_norm=1.0, dtype="bfloat16"
     )
     assert loss.item() == pytest.approx(results[0][0], rel=0.05)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_under_checkpointing_are_the_same_bits(compiled):
+    """Blocks computed again in the backward pass give what they gave the first time."""
+    config = FoXConfig.pro(vocab_size=64, hidden_size=128, num_hidden_layers=2, num_heads=2,
+                           log_pruning_tolerance=-10.0)  # fmt: skip
+    ids = torch.randint(0, 64, (2, 1000), generator=torch.Generator().manual_seed(0)).cuda()
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = FoXForCausalLM(config, gradient_checkpointing=checkpointing).cuda()
+        for block in model.model.layers if compiled else ():
+            block.compile(fullgraph=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model.loss_per_token(ids, ids.roll(-1, 1)).mean()
+        loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert gradient.isfinite().all() and torch.equal(gradient, gradients[1][name]), name

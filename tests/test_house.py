@@ -15,11 +15,14 @@ ALLOWED = {
     "acp_repro.model": {"acp_repro.model", "acp_repro.attention"},
     "acp_repro.data": {"acp_repro.data"},
     "acp_repro.strict_yaml": set(),
-    "acp_repro.suite": {"acp_repro.strict_yaml", "acp_repro.data", "acp_repro.model"},
+    "acp_repro.settings": set(),
+    "acp_repro.suite": {
+        "acp_repro.settings", "acp_repro.strict_yaml", "acp_repro.data", "acp_repro.model",
+    },
     "acp_repro.records": {"acp_repro.suite"},
     "acp_repro.training": {
-        "acp_repro.training", "acp_repro.model", "acp_repro.data", "acp_repro.suite",
-        "acp_repro.records",
+        "acp_repro.training", "acp_repro.model", "acp_repro.attention", "acp_repro.data",
+        "acp_repro.suite", "acp_repro.records",
     },
     "acp_repro.measure": {
         "acp_repro.measure", "acp_repro.training", "acp_repro.model", "acp_repro.attention",

@@ -2,12 +2,18 @@
 """The suite loader: the grid, and one clear line for everything that can be wrong in a file."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import pytest
 
 from acp_repro.make_rules import make_rules, write_stamps
+from acp_repro.records import settings_path, write_settings
 from acp_repro.suite import SuiteError, load_suite
+from acp_repro.suite import main as suite_main
 from tests.suites import YAML, write_suite
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -35,21 +41,103 @@ def test_the_grid_makes_the_runs_and_twins_differ_in_one_key(load):
     assert suite.twins("pro") == [acp, exact] and suite.heads_run == suite.sweep_run == acp
 
 
+def stamp_times(folder):
+    return {path.stem: path.stat().st_mtime for path in folder.iterdir()}
+
+
 def test_stamps_change_only_with_their_own_settings(load, tmp_path):
     folder = tmp_path / "stamps"
-    write_stamps(load(YAML), folder, since=1000.0)
-    assert {p.stat().st_mtime for p in folder.iterdir()} == {1000.0}
-    assert {p.stem for p in folder.iterdir()} == {
-        "pro-tiny-128-acp",
-        "pro-tiny-128-exact",
-        "measure",
-    }
+    write_stamps(load(YAML), folder)
+    first = stamp_times(folder)
+    assert set(first) == {"pro-tiny-128-acp", "pro-tiny-128-exact", "measure"}
+    assert max(first.values()) < 1e6  # older than any file of a checkout
     more = YAML.replace("[-10, null]", "[-10, -5, null]").replace(
         "timing_repeats: 1", "timing_repeats: 2"
     )
-    write_stamps(load(more + "# a comment\n"), folder, since=1000.0)
-    changed = {p.stem for p in folder.iterdir() if p.stat().st_mtime != 1000.0}
-    assert changed == {"measure"} and (folder / "pro-tiny-128-acp5.json").exists()
+    write_stamps(load(more + "# a comment\n"), folder)
+    second = stamp_times(folder)
+    assert {name for name in first if second[name] != first[name]} == {"measure"}
+    assert "pro-tiny-128-acp5" in second
+    write_stamps(load(more), folder)
+    assert stamp_times(folder) == second
+
+
+def test_a_first_stamp_is_new_where_the_records_are_of_other_settings(load, tmp_path):
+    suite, folder = load(YAML), tmp_path / "stamps"
+    for run in suite.runs:
+        settings_path(run).parent.mkdir(parents=True)
+        write_settings(run, suite.measure)
+    # Keys that decide how a run is trained, and not what comes out, change nothing.
+    text = YAML.replace("{batch_tokens", "{parallel: fsdp, compile: false, batch_tokens")
+    write_stamps(load(text), folder)
+    assert max(stamp_times(folder).values()) < 1e6
+    shutil.rmtree(folder)
+    write_stamps(load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256")), folder)
+    assert {name for name, time in stamp_times(folder).items() if time > 1e6} == {
+        "pro-tiny-128-acp",
+        "pro-tiny-128-exact",
+    }
+
+
+def test_a_size_can_set_what_fits_its_gpu(load):
+    suite = load(YAML.replace("learning_rate: 1e-2", "learning_rate: 1e-2, micro_batch_tokens: 256, "
+                              "gradient_checkpointing: true"))  # fmt: skip
+    run = suite.runs[0]
+    assert (run.training.micro_batch_tokens, run.training.gradient_checkpointing) == (256, True)
+    assert suite.training.micro_batch_tokens == 128
+    assert run.as_dict()["training"]["micro_batch_tokens"] == 256
+    assert not run.as_dict()["size"].keys() & {"micro_batch_tokens", "gradient_checkpointing"}
+    with pytest.raises(
+        SuiteError, match=r"sizes.tiny.micro_batch_tokens: 96 must divide batch_tokens"
+    ):
+        load(YAML.replace("learning_rate: 1e-2", "learning_rate: 1e-2, micro_batch_tokens: 96"))
+    with pytest.raises(SuiteError, match=r"sizes.tiny.micro_batch_tokens: 64 must be a multiple"):
+        load(YAML.replace("learning_rate: 1e-2", "learning_rate: 1e-2, micro_batch_tokens: 64"))
+
+
+def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    suite = load_suite("paper")
+    names = {
+        f"{architecture}-{size}-{length}k-{method}"
+        for architecture in ("pro", "llama")
+        for size in ("125m", "360m", "760m")
+        for length in (4, 8, 16)
+        for method in ("acp", "exact")
+    }
+    assert len(suite.runs) == 36 and {run.name for run in suite.runs} == names
+    for run in suite.select(acp=True):
+        twin = suite.run(run.name.replace("-acp", "-exact"))
+        before, after = run.as_dict(), twin.as_dict()
+        assert [key for key in before if before[key] != after[key]] == ["log_pruning_tolerance"]
+    # Training facts of the paper that no default says.
+    micro = {run.size_name: run.training.micro_batch_tokens for run in suite.runs}
+    assert micro == {"125M": 32_768, "360M": 16_384, "760M": 16_384}
+    monkeypatch.setattr("sys.argv", ["suite", "paper", "--names"])
+    suite_main()
+    assert capsys.readouterr().out.split() == [run.name for run in suite.runs]
+
+
+def test_the_h100_suite_has_the_twins_that_its_figures_need(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    suite = load_suite("h100")
+    twins = {run.name.rsplit("-exact", 1)[0] for run in suite.runs if not run.log_pruning_tolerance}
+    assert twins == {"pro-125m-4k", "pro-125m-8k", "pro-125m-16k"}
+    # The noise of the seed is read from two runs that differ in nothing else.
+    assert {run.seed for run in suite.runs if run.name.startswith("pro-125m-16k-acp")} == {0, 1}
+    # Figures 4 to 7 look at a model that is trained, not at the large one that is only timed.
+    assert suite.heads_run.size_name == suite.sweep_run.size_name == "125M"
+
+
+def test_the_pretrained_suite_is_what_its_trainer_trains(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for run in load_suite("pretrained").runs:
+        trained = load_suite(run.weights.trained_by).run(run.name)
+        assert run.model_config(4096) == trained.model_config(trained.data.vocab_size)
+        assert run.size.tokens == trained.size.tokens
+        assert run.data.tokenizer_file == str(run.model_folder / "tokenizer.json")
+        assert run.command == trained.command
+        assert "weights" not in run.as_dict()
 
 
 def test_names_tell_length_tolerance_and_seed(load):
@@ -65,10 +153,7 @@ def test_names_tell_length_tolerance_and_seed(load):
 
 
 def test_every_suite_of_the_project_loads():
-    from pathlib import Path
-
-    root = Path(__file__).parent.parent
-    for path in (root / "experiments").glob("*.yaml"):
+    for path in (ROOT / "experiments").glob("*.yaml"):
         suite = load_suite(str(path))
         assert suite.name == path.stem and suite.runs
 
@@ -93,6 +178,9 @@ def test_every_suite_of_the_project_loads():
         ("micro_batch_tokens: 128", "micro_batch_tokens: 96", "micro_batch_tokens: 96 must divide batch_tokens 256"),
         ("dtype: float32", "dtype: float8", "training.dtype: must be bfloat16 or float32"),
         ("corpus: text", "corpus: web", "data.corpus"),
+        ("dtype: float32", "parallel: both", "training.parallel: must be auto, ddp or fsdp, got 'both'"),
+        ("grid:", "weights: {folder: x}\ngrid:", "weights.trained_by: missing; it has no default"),
+        ("grid:", "weights: x\ngrid:", "weights: must be WeightsConfig or null"),
         ("corpus: text", "corpus: text, corps: x", "data.corps: unknown key; did you mean corpus?"),
         ("description: a test", "description: a test\ndescription: twice", "'description' is given twice"),
         ("description: a test", "description: [", "not valid YAML"),

@@ -11,7 +11,8 @@ from acp_repro.data.cache import CorruptEntry
 from acp_repro.data.config import DataConfig
 from acp_repro.data.corpus import Corpus, default_cache, prepare
 from acp_repro.data.files import DataError
-from acp_repro.data.sequences import TokenSequences
+from acp_repro.data.longcrawl64 import LongCrawl64
+from acp_repro.data.sequences import Sequences, TokenSequences
 from acp_repro.data.tokenizer import BPETokenizer, ByteTokenizer
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "CorruptEntry",
     "DataConfig",
     "DataError",
+    "LongCrawl64",
+    "Sequences",
     "TokenSequences",
     "default_cache",
     "prepare",

@@ -8,54 +8,62 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from acp_repro.data import CorruptEntry, DataConfig, DataError, prepare
+import yaml
 
-EXAMPLES = """examples:
+from acp_repro.data import CorruptEntry, DataConfig, DataError, prepare
+from acp_repro.data.config import CORPORA, DEFAULT_HELDOUT
+
+EXPORT = "export-tokenizer"
+EXAMPLES = """corpora:
+{corpora}
+
+examples:
   python -m acp_repro.data                                     the standard library, as bytes
+  python -m acp_repro.data --suite h100                        what a suite needs, ahead of its training
   python -m acp_repro.data --tokenizer bpe:4096 --context-length 1024 4096
   python -m acp_repro.data --corpus text --path books/ --heldout books/last.jsonl.xz
+  python -m acp_repro.data export-tokenizer FILE --suite h100  its tokenizer.json, to keep or commit
 
-A corpus that is in the cache already is only opened."""
+A corpus that is in the cache already is only opened.""".format(
+    corpora="\n".join(f"  {name:12} {what}" for name, what in CORPORA.items())
+)
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: list[str]) -> argparse.Namespace:
+    exporting = argv[:1] == [EXPORT]
     parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.data",
-        description="Tokenise a corpus into the cache, and print its documents, bytes and tokens.",
+        prog="python -m acp_repro.data" + (f" {EXPORT}" if exporting else ""),
+        description="Write the tokeniser of a corpus to a file: set tokenizer: {file: PATH} to use it."
+        if exporting
+        else "Tokenise a corpus into the cache, and print its documents, bytes and tokens.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    defaults = DataConfig()
+    if exporting:
+        parser.add_argument("file", type=Path, metavar="FILE", help="the tokenizer.json to write")
     parser.add_argument(
-        "--corpus",
-        default=defaults.corpus,
+        "--suite",
         metavar="NAME",
-        help="stdlib: the running Python's standard library (default); text: the files at --path",
+        help="take the data settings of experiments/NAME.yaml (or of a .yaml file)",
     )
-    parser.add_argument(
-        "--path",
-        help="for text: a file or a folder; plain text or .jsonl, each also .xz, .zst, .gz",
-    )
-    parser.add_argument(
-        "--text-field",
-        default=defaults.text_field,
-        metavar="NAME",
-        help="the field of .jsonl files that holds the text (default: %(default)s)",
-    )
-    parser.add_argument(
+    keys = parser.add_argument_group("data settings, where no suite is named (see DataConfig)")
+    keys.add_argument("--corpus", metavar="NAME", help=f"{', '.join(CORPORA)} (default: stdlib)")
+    keys.add_argument("--path", help="files, folder or dataset of the corpus")
+    keys.add_argument("--text-field", metavar="NAME", help="the field that holds the text (text)")
+    keys.add_argument(
         "--heldout",
         nargs="+",
-        default=[str(defaults.heldout)],
         metavar="SHARE|PATH",
-        help="share of documents to hold out (default: "
-        "%(default)s), or, for text, the files to hold out",
+        help=f"share of documents to hold out (default: {DEFAULT_HELDOUT}), or, for text, the files",
     )
-    parser.add_argument(
+    keys.add_argument(
         "--tokenizer",
-        default=defaults.tokenizer,
-        metavar="bytes|bpe:SIZE",
-        help="how text becomes ids (default: %(default)s)",
+        metavar="bytes|gpt2|bpe:SIZE|file:PATH",
+        help="how text becomes ids (default: bytes)",
     )
+    keys.add_argument("--config", help="for hf: the dataset's configuration")
+    keys.add_argument("--split", help="for hf: the dataset's split (train)")
+    keys.add_argument("--max-documents", type=int, metavar="N", help="for hf: documents to fetch")
     parser.add_argument(
         "--context-length",
         nargs="+",
@@ -65,31 +73,64 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="also count sequences of these lengths (default: 1024 2048 4096)",
     )
     parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes that tokenise (default: one a core)"
+    )
+    parser.add_argument(
         "--cache-dir",
         type=Path,
         help="the cache folder (default: $ACP_REPRO_CACHE, else cache/ in the project folder)",
     )
     parser.add_argument("--verify", action="store_true", help="hash the cached files again")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv[exporting:])
+    args.exporting = exporting
+    return args
 
 
 def config_of(args: argparse.Namespace) -> DataConfig:
-    heldout: Any = args.heldout
-    if len(heldout) == 1:
-        try:
-            heldout = float(heldout[0])
-        except ValueError:
-            heldout = heldout[0]
-    kind, _, size = args.tokenizer.partition(":")
-    tokenizer = {"bpe": int(size)} if kind == "bpe" and size.isdecimal() else args.tokenizer
-    return DataConfig(args.corpus, args.path, args.text_field, heldout, tokenizer)
+    names = ("corpus", "path", "text_field", "heldout", "tokenizer", "config", "split")
+    given = {n: getattr(args, n) for n in (*names, "max_documents") if getattr(args, n) is not None}
+    if args.suite is not None:
+        if given:
+            raise DataError(f"--suite settles the data; leave out --{min(given).replace('_', '-')}")
+        return _of_suite(args.suite)
+    if len(given.get("heldout", ())) == 1:
+        given["heldout"] = _number(given["heldout"][0])
+    kind, _, rest = given.get("tokenizer", "").partition(":")
+    if kind == "bpe" and rest.isdecimal():
+        given["tokenizer"] = {"bpe": int(rest)}
+    elif kind == "file":
+        given["tokenizer"] = {"file": rest}
+    return DataConfig(**given)
+
+
+def _of_suite(name: str) -> DataConfig:
+    # Only the section `data`: the whole file is acp_repro.suite's, which stands above this package.
+    path = Path(name) if name.endswith(".yaml") else Path("experiments") / f"{name}.yaml"
+    try:
+        return DataConfig.from_dict(yaml.safe_load(path.read_text("utf-8"))["data"])
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error}); run from the project's folder"
+        ) from None
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: no YAML file with a section `data` ({reason})") from None
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+    args = parse(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
-        corpus = prepare(config_of(args), args.cache_dir)
+        corpus = prepare(config_of(args), args.cache_dir, args.workers)
+        if args.exporting:
+            return _export(corpus, args.file)
         if args.verify:
             corpus.verify()
         counts = {n: corpus.describe(n)["splits"].values() for n in args.context_length}
@@ -99,14 +140,28 @@ def main(argv: list[str] | None = None) -> int:
     facts = corpus.describe()
     print(f"corpus      {facts['corpus']}, text {facts['identity'][:16]}")
     print(f"tokenizer   {facts['tokenizer']}, {facts['vocab_size']} ids with BOS")
-    print(f"cached in   {corpus.folder}{' (verified)' if args.verify else ''}")
+    print(f"lies in     {corpus.folder}{' (verified)' if args.verify else ''}")
     print(f"\n{'':20}{'train':>14}{'heldout':>14}")
     for row in ("documents", "bytes", "tokens", "longest"):
         label = "longest document" if row == "longest" else row
-        print(f"{label:20}" + "".join(f"{split[row]:14,}" for split in facts["splits"].values()))
+        if all(row in split for split in facts["splits"].values()):
+            numbers = [f"{split[row]:14,}" for split in facts["splits"].values()]
+            print(f"{label:20}" + "".join(numbers))
     for length, splits in counts.items():
         print(f"{f'sequences of {length}':20}" + "".join(f"{s['sequences']:14,}" for s in splits))
         print(f"{'  share of tokens':20}" + "".join(f"{s['share_used']:14.1%}" for s in splits))
+    return 0
+
+
+def _export(corpus: Any, file: Path) -> int:
+    if corpus.config.tokenizer == "bytes":
+        raise DataError("tokenizer: bytes need no file")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(corpus.tokenizer.json_text, encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{file} cannot be written ({error})") from error
+    print(f"{file}: {corpus.vocab_size} ids with BOS; use it with tokenizer: {{file: {file}}}")
     return 0
 
 

@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from acp_repro.data.files import DataError
-from acp_repro.data.tokenizer import SMALLEST_BPE
+from acp_repro.data.tokenizer import GPT2_VOCAB_SIZE, SMALLEST_BPE, ByteTokenizer
+
+CORPORA = {
+    "stdlib": "the running Python's own standard library; nothing to download",
+    "text": "files at `path`: plain text or .jsonl, each also .xz, .zst, .gz",
+    "longcrawl64": "the paper's corpus: a folder `path` with train.zarr and heldout.zarr",
+    "hf": "a Hugging Face dataset, `path: owner/name`, its first `max_documents` documents",
+}
+DEFAULT_HELDOUT = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,14 +24,22 @@ class DataConfig:
     """Which text, which part of it is held out, and how it becomes tokens.
 
     Attributes:
-        corpus: ``"stdlib"`` (the running Python's own standard library) or ``"text"`` (files).
-        path: for ``text``: a file or a folder.
-        text_field: the field of ``.jsonl`` files that holds the text.
-        heldout: the share of documents held out (0 to less than 1; 0 for none); for ``text``
-            also a path or a list of paths, which may lie under ``path``: their documents are
-            held out, and no others.
-        tokenizer: ``"bytes"``, or ``{"bpe": V}`` for a byte-pair encoding of V ids in all, BOS
-            among them, trained on the training documents.
+        corpus: one of `CORPORA`.
+        path: for ``text`` a file or a folder; for ``longcrawl64`` the folder that holds
+            ``train.zarr`` and ``heldout.zarr``; for ``hf`` the dataset's name, or a local folder
+            of one.
+        text_field: the field of ``.jsonl`` files, or of the dataset, that holds the text.
+        heldout: the share of documents held out (0 to less than 1; 0 for none), by default 0.05;
+            for ``text`` also a path or a list of paths, which may lie under ``path``: their
+            documents are held out, and no others. None for ``longcrawl64``, which comes split.
+        tokenizer: ``"bytes"`` (the default); ``{"bpe": V}`` for a byte-pair encoding of V ids in
+            all, BOS among them, trained on the training documents; ``"gpt2"`` for GPT-2's; or
+            ``{"file": PATH}`` for a ``tokenizer.json`` that exists. ``longcrawl64`` is GPT-2 ids
+            already: there it is ``"gpt2"`` or a file with GPT-2's, used to read ids as text.
+        config: for ``hf``: the dataset's configuration, if it has several.
+        split: for ``hf``: the dataset's split that is read, by default ``"train"``; ours are cut
+            from it by ``heldout``.
+        max_documents: for ``hf``: how many documents are fetched, from the first one on.
 
     Raises:
         DataError: names the key, what is wrong with it, and what would be right.
@@ -32,8 +48,11 @@ class DataConfig:
     corpus: str = "stdlib"
     path: str | None = None
     text_field: str = "text"
-    heldout: float | str | tuple[str, ...] = 0.05
-    tokenizer: str | Mapping[str, int] = "bytes"
+    heldout: float | str | tuple[str, ...] | None = None
+    tokenizer: str | Mapping[str, Any] | None = None
+    config: str | None = None
+    split: str | None = None
+    max_documents: int | None = None
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any] | DataConfig) -> DataConfig:
@@ -54,18 +73,44 @@ class DataConfig:
         return cls(**settings)
 
     def __post_init__(self) -> None:
-        if self.corpus not in ("stdlib", "text"):
-            raise DataError(f"corpus: {self.corpus!r} is not known; use stdlib or text")
-        if self.corpus == "text" and not (isinstance(self.path, str) and self.path):
+        if self.corpus not in CORPORA:
+            *first, last = CORPORA
             raise DataError(
-                f"path: {self.path!r}, but `corpus: text` needs the path of a file or a folder"
+                f"corpus: {self.corpus!r} is not known; use {', '.join(first)} or {last}"
             )
-        if self.corpus == "stdlib" and self.path is not None:
-            raise DataError("path: `corpus: stdlib` takes none; remove it, or set corpus: text")
+        self._check_path()
         if not (isinstance(self.text_field, str) and self.text_field):
             raise DataError(f"text_field: {self.text_field!r} is not the name of a field; use text")
-        self._check_heldout()
+        if self.corpus == "longcrawl64":
+            self._set("tokenizer", "gpt2")
+            if self.heldout is not None:
+                raise DataError(
+                    "heldout: `corpus: longcrawl64` holds out heldout.zarr; remove the key"
+                )
+        else:
+            self._set("tokenizer", "bytes")
+            self._set("heldout", DEFAULT_HELDOUT)
+            self._check_heldout()
         self._check_tokenizer()
+        self._check_hf()
+
+    def _set(self, name: str, default: Any) -> None:
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, default)
+
+    def _check_path(self) -> None:
+        needs = {
+            "text": "a file or a folder",
+            "longcrawl64": "the folder with train.zarr and heldout.zarr",
+            "hf": "a dataset, such as owner/name",
+        }.get(self.corpus)
+        if needs and not (isinstance(self.path, str) and self.path):
+            what = "name" if self.corpus == "hf" else "path"
+            raise DataError(
+                f"path: {self.path!r}, but `corpus: {self.corpus}` needs the {what} of {needs}"
+            )
+        if not needs and self.path is not None:
+            raise DataError("path: `corpus: stdlib` takes none; remove it, or set corpus: text")
 
     def _check_heldout(self) -> None:
         value = self.heldout
@@ -80,8 +125,10 @@ class DataConfig:
                     f"heldout: {self.heldout!r} is not a list of paths; name at least "
                     "one, or give a share such as 0.05"
                 )
-            if self.corpus == "stdlib":
-                raise DataError("heldout: `corpus: stdlib` takes a share such as 0.05, not paths")
+            if self.corpus != "text":
+                raise DataError(
+                    f"heldout: `corpus: {self.corpus}` takes a share such as 0.05, not paths"
+                )
         elif isinstance(value, bool) or not isinstance(value, int | float):
             raise DataError(f"heldout: {value!r} is neither a share such as 0.05 nor a path")
         elif not 0 <= value < 1:
@@ -89,7 +136,8 @@ class DataConfig:
 
     def _check_tokenizer(self) -> None:
         value = self.tokenizer
-        if isinstance(value, Mapping) and list(value) == ["bpe"]:
+        kind = next(iter(value)) if isinstance(value, Mapping) and len(value) == 1 else value
+        if kind == "bpe" and isinstance(value, Mapping):
             size = value["bpe"]
             if isinstance(size, bool) or not isinstance(size, int):
                 raise DataError(
@@ -100,13 +148,53 @@ class DataConfig:
                     f"tokenizer: bpe: {size} ids cannot be; use {SMALLEST_BPE} (the "
                     "bytes, a merge, BOS) or more, such as 4096"
                 )
-        elif value != "bytes":
-            raise DataError(f"tokenizer: {value!r} is not known; use bytes, or {{bpe: 4096}}")
+        elif kind == "file" and isinstance(value, Mapping):
+            if not (isinstance(value["file"], str) and value["file"]):
+                raise DataError(
+                    f"tokenizer: file: {value['file']!r} is not a path; name a tokenizer.json"
+                )
+        elif value not in ("bytes", "gpt2"):
+            raise DataError(
+                f"tokenizer: {value!r} is not known; use bytes, gpt2, {{bpe: 4096}} or {{file: PATH}}"
+            )
+        if self.corpus == "longcrawl64" and kind not in ("gpt2", "file"):
+            raise DataError(
+                f"tokenizer: {value!r}, but `corpus: longcrawl64` is GPT-2 ids; remove the key"
+            )
+
+    def _check_hf(self) -> None:
+        for name in ("config", "split", "max_documents"):
+            value = getattr(self, name)
+            if self.corpus != "hf":
+                if value is not None:
+                    raise DataError(f"{name}: is for `corpus: hf`; remove it, or set corpus: hf")
+            elif name != "max_documents":
+                if value is not None and not (isinstance(value, str) and value):
+                    raise DataError(f"{name}: {value!r} is not a name; write {name}: train, say")
+            elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise DataError(
+                    f"max_documents: {value!r}, but `corpus: hf` needs a number of documents to "
+                    "fetch, such as 10_000"
+                )
+        if self.corpus == "hf":
+            self._set("split", "train")
 
     @property
     def bpe_size(self) -> int | None:
-        """The number of ids of the BPE, or None for bytes."""
-        return None if isinstance(self.tokenizer, str) else self.tokenizer["bpe"]
+        """The number of ids of a BPE that is trained here, or None."""
+        return self.tokenizer.get("bpe") if isinstance(self.tokenizer, Mapping) else None
+
+    @property
+    def tokenizer_file(self) -> str | None:
+        """The ``tokenizer.json`` that is given, or None."""
+        return self.tokenizer.get("file") if isinstance(self.tokenizer, Mapping) else None
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The number of ids as far as the settings say it: None for ``{file: PATH}``."""
+        if self.corpus == "longcrawl64" or self.tokenizer == "gpt2":
+            return GPT2_VOCAB_SIZE
+        return self.bpe_size or (ByteTokenizer.vocab_size if self.tokenizer == "bytes" else None)
 
     @property
     def heldout_paths(self) -> tuple[str, ...]:

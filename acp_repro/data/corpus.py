@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,21 @@ from tqdm import tqdm
 from acp_repro.data.cache import Entry, EntryWriter, open_or_build
 from acp_repro.data.config import DataConfig
 from acp_repro.data.files import DataError
+from acp_repro.data.hf import downloaded
+from acp_repro.data.longcrawl64 import LongCrawl64
+from acp_repro.data.parallel import tokenise
 from acp_repro.data.sequences import TokenSequences
 from acp_repro.data.sources import Document, StdlibSource, TextSource, is_heldout
-from acp_repro.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, train_bpe
+from acp_repro.data.tokenizer import (
+    TOKENIZER_FILE,
+    BPETokenizer,
+    ByteTokenizer,
+    Tokenizer,
+    gpt2_json,
+    read_json,
+    save_json,
+    train_bpe,
+)
 
 FORMAT = 1  # raise it when the same text would give other files
 SPLITS = ("train", "heldout")
@@ -37,13 +50,13 @@ class Corpus:
         self.config, self.folder = config, entry.folder
         self._entry = entry
         self.tokenizer: Tokenizer = ByteTokenizer()
-        if config.bpe_size:
-            self.tokenizer = BPETokenizer((entry.folder / "tokenizer.json").read_text("utf-8"))
+        if config.tokenizer != "bytes":
+            self.tokenizer = BPETokenizer((entry.folder / TOKENIZER_FILE).read_text("utf-8"))
         self.vocab_size, self.bos_id = self.tokenizer.vocab_size, self.tokenizer.bos_id
 
     def tokens(self, split: str) -> np.ndarray:
         """The split's tokens, memory-mapped: (tokens,) uint16, or uint32 if ids need it."""
-        return self._entry.array(f"{_known(split)}.tokens", _token_dtype(self.config))
+        return self._entry.array(f"{_known(split)}.tokens", _token_dtype(self.vocab_size))
 
     def offsets(self, split: str) -> np.ndarray:
         """Where documents start in `tokens`, and the end: (documents + 1,) int64."""
@@ -104,12 +117,27 @@ class Corpus:
         """Hash every cached file again; raises `CorruptEntry` if one has changed."""
         self._entry.verify()
 
+    def save_tokenizer(self, folder: str | Path) -> Path | None:
+        """Write ``tokenizer.json`` into ``folder``, for a model that leaves this machine.
 
-def prepare(config: DataConfig | Mapping[str, Any], cache_dir: str | Path | None = None) -> Corpus:
+        Gives its path, or None for bytes, which need no file. ``tokenizer: {file: PATH}`` and
+        ``python -m acp_repro.inspect`` read it.
+        """
+        if isinstance(self.tokenizer, ByteTokenizer):
+            return None
+        return save_json(self.tokenizer.json_text, folder)
+
+
+def prepare(
+    config: DataConfig | Mapping[str, Any],
+    cache_dir: str | Path | None = None,
+    workers: int | None = None,
+) -> Corpus | LongCrawl64:
     """The corpus of ``config``, tokenised now unless the cache has it.
 
     ``config`` is a `DataConfig` or a mapping with its keys. ``cache_dir`` defaults to the
-    environment's ``ACP_REPRO_CACHE``, else to ``cache/`` in the project folder. The entry's key
+    environment's ``ACP_REPRO_CACHE``, else to ``cache/`` in the project folder. ``workers`` is the
+    number of processes that tokenise, by default one a core; it changes no byte. The entry's key
     is a hash of the text, so a changed file makes a new entry. Of several processes that call at
     once (torchrun), one builds while the others wait.
 
@@ -117,29 +145,49 @@ def prepare(config: DataConfig | Mapping[str, Any], cache_dir: str | Path | None
         DataError: the settings, the text or the tokeniser cannot be used.
     """
     config = DataConfig.from_dict(config)
-    reader = _Reader(config)
+    if config.corpus == "longcrawl64":  # tokens already, and far too many to copy
+        return LongCrawl64(config)
+    folder = default_cache() if cache_dir is None else Path(cache_dir).expanduser()
+    with _blaming(folder):
+        given = downloaded(config, folder) if config.corpus == "hf" else None
+    reader = _Reader(config, given)
+    tokens, fact = _tokenizer_facts(config)
     key = _hash(
         {
             "format": FORMAT,
             "identity": reader.identity,
             "heldout": "paths" if config.heldout_paths else float(config.heldout),
-            "bpe": config.bpe_size,
+            "bpe": fact,
         }
     )
-    folder = default_cache() if cache_dir is None else Path(cache_dir).expanduser()
-    tokens = f"bpe{config.bpe_size}" if config.bpe_size else "bytes"
-    try:
+    with _blaming(folder):
         entry = open_or_build(
             folder / f"{config.corpus}-{tokens}-{key[:16]}",
             key,
-            functools.partial(_build, config, reader),
+            functools.partial(_build, config, reader, workers),
         )
+    return Corpus(config, entry)
+
+
+@contextlib.contextmanager
+def _blaming(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise DataError(
             f"the cache folder {folder} cannot be used ({error}); point cache_dir or "
             "ACP_REPRO_CACHE to a folder with room that you may write to"
         ) from error
-    return Corpus(config, entry)
+
+
+def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
+    """A name for the folder, and what the cache's key says: all that decides the ids, but the text."""
+    if config.bpe_size:
+        return f"bpe{config.bpe_size}", config.bpe_size
+    if config.tokenizer_file:
+        json_text = read_json(config.tokenizer_file)
+        return "file", {"sha256": hashlib.sha256(json_text.encode()).hexdigest()}
+    return config.tokenizer, None if config.tokenizer == "bytes" else config.tokenizer
 
 
 def default_cache() -> Path:
@@ -152,13 +200,15 @@ def default_cache() -> Path:
 
 
 class _Reader:
-    """Reads a config's documents, each with its split."""
+    """Reads a config's documents, each with its split; ``given`` is a file of them, if it was made."""
 
-    def __init__(self, config: DataConfig):
+    def __init__(self, config: DataConfig, given: Path | None = None):
         self._share = 0.0 if config.heldout_paths else config.heldout
         self._heldout = None
         if config.corpus == "stdlib":
             self._source = StdlibSource()
+        elif given is not None:
+            self._source = TextSource([given])
         else:
             if config.heldout_paths:
                 self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
@@ -179,21 +229,21 @@ class _Reader:
                     yield "heldout", document
 
 
-def _build(config: DataConfig, reader: _Reader, writer: EntryWriter) -> dict[str, Any]:
+def _build(
+    config: DataConfig, reader: _Reader, workers: int | None, writer: EntryWriter
+) -> dict[str, Any]:
     """Write tokens, offsets, names and tokeniser; gives the entry's facts."""
     tokenizer: Tokenizer = ByteTokenizer()
-    if config.bpe_size:
-        training = (d for split, d in reader.documents("learning BPE") if split == "train")
-        json_text = train_bpe(training, config.bpe_size)
-        tokenizer = BPETokenizer(json_text)
-        writer.append("tokenizer.json", json_text.encode())
+    if config.tokenizer != "bytes":
+        tokenizer = BPETokenizer(_tokenizer_json(config, reader))
+        writer.append(TOKENIZER_FILE, tokenizer.json_text.encode())
     splits = {name: {"documents": 0, "bytes": 0, "tokens": 0, "longest": 0} for name in SPLITS}
     names: dict[str, list[str]] = {name: [] for name in SPLITS}
-    dtype = _token_dtype(config)
+    dtype = _token_dtype(tokenizer.vocab_size)
     for name in SPLITS:
         writer.append(f"{name}.tokens", b"")  # a split may stay empty; its files are there
         writer.append(f"{name}.offsets", np.zeros(1, "<i8"))
-    for split, document, ids in _tokenise(reader.documents("tokenising"), tokenizer):
+    for split, document, ids in tokenise(reader.documents("tokenising"), tokenizer, workers):
         facts = splits[split]
         facts["documents"] += 1
         facts["bytes"] += len(document.data)
@@ -207,19 +257,13 @@ def _build(config: DataConfig, reader: _Reader, writer: EntryWriter) -> dict[str
     return {"identity": reader.identity, "splits": splits}
 
 
-def _tokenise(
-    labelled: Iterable[tuple[str, Document]], tokenizer: Tokenizer
-) -> Iterator[tuple[str, Document, np.ndarray]]:
-    """(split, document, ids) in order; the tokeniser may read some documents ahead."""
-    ahead: list[tuple[str, Document]] = []
-
-    def documents() -> Iterator[Document]:
-        for pair in labelled:
-            ahead.append(pair)
-            yield pair[1]
-
-    for ids in tokenizer.encode_all(documents()):
-        yield *ahead.pop(0), ids
+def _tokenizer_json(config: DataConfig, reader: _Reader) -> str:
+    if config.tokenizer_file:
+        return read_json(config.tokenizer_file)
+    if config.tokenizer == "gpt2":
+        return gpt2_json()
+    training = (d for split, d in reader.documents("learning BPE") if split == "train")
+    return train_bpe(training, config.bpe_size)
 
 
 def _check_splits(config: DataConfig, splits: dict[str, dict[str, int]]) -> None:
@@ -238,8 +282,8 @@ def _check_splits(config: DataConfig, splits: dict[str, dict[str, int]]) -> None
         )
 
 
-def _token_dtype(config: DataConfig) -> str:
-    return "<u4" if (config.bpe_size or 0) > 65536 else "<u2"
+def _token_dtype(vocab_size: int) -> str:
+    return "<u4" if vocab_size > 65536 else "<u2"
 
 
 def _known(split: str) -> str:

@@ -23,38 +23,25 @@ if TYPE_CHECKING:
 HELDOUT_COLUMN = 65536
 
 
-class TokenSequences:
-    """The sequences of ``context_length`` tokens in a split.
+class Sequences:
+    """What a trainer and a measure see of a split: sequences of ``context_length`` tokens.
 
-    Args:
-        tokens: (tokens,) of any unsigned integers, memory-mapped or not: the documents' ids, one
-            document after another, without BOS.
-        offsets: (documents + 1,) int64: document d is ``tokens[offsets[d]:offsets[d + 1]]``.
+    A subclass says which tokens and in which order: `_training_rows`, `heldout_order`, `_labels`.
+    Ask for batches from one thread at a time.
+
+    Attributes:
         context_length: L, tokens in a sequence.
         split: the split's name, for messages.
         seed: of the training order; the held-out order does not use it.
         bos_id: the id in front of every input.
-        name_of: gives document d's name, for messages.
-
-    Attributes:
-        tokens_used: how many of the tokens fall in a sequence.
+        tokens_used: how many of the split's tokens fall in a sequence.
         share_used: that, as a share (0 to 1) of all tokens.
-
-    Raises:
-        DataError: no document is as long as ``context_length``.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        offsets: np.ndarray,
-        context_length: int,
-        split: str,
-        seed: int = 0,
-        *,
-        bos_id: int,
-        name_of: Callable[[int], str] = str,
-    ):
+    tokens_used: int
+    share_used: float
+
+    def __init__(self, context_length: int, split: str, seed: int, bos_id: int):
         if context_length < 1:
             raise DataError(f"context_length: {context_length} is no length; use 1 or more")
         if seed < 0:
@@ -65,46 +52,10 @@ class TokenSequences:
             seed,
             bos_id,
         )
-        self._tokens, self._offsets = tokens, np.asarray(offsets, dtype=np.int64)
-        self._lengths = np.diff(self._offsets)
-        self._slices = self._lengths // context_length
-        self.tokens_used = int(self._slices.sum()) * context_length
-        if not self.tokens_used:
-            raise DataError(self._nothing_fits(name_of))
-        self.share_used = self.tokens_used / len(tokens)
-        self._epochs: dict[int, np.ndarray] = {}
-
-    def _nothing_fits(self, name_of: Callable[[int], str]) -> str:
-        if not len(self._lengths):
-            return f"the {self.split} split has no document; see `heldout` in the data settings"
-        longest = int(self._lengths.argmax())
-        size = int(self._lengths[longest])
-        return (
-            f"no {self.split} document holds context_length = {self.context_length} tokens: "
-            f"the longest of {len(self._lengths)}, {name_of(longest)!r}, has {size}; use a "
-            f"context_length of at most {size}, or a corpus with longer documents"
-        )
 
     def __len__(self) -> int:
         """Sequences in an epoch."""
         return self.tokens_used // self.context_length
-
-    def epoch_order(self, epoch: int) -> np.ndarray:
-        """The training order of an epoch: (sequences, 2) int64 of (document, slice).
-
-        The documents' permutation is new in every epoch and the same in each of its columns.
-        """
-        if epoch not in self._epochs:
-            # Raw bits of a named generator: numpy promises these, and not its permutation(), to
-            # stay as they are in later versions.
-            bits = np.random.Philox(np.random.SeedSequence([self.seed, epoch]))
-            documents = np.argsort(bits.random_raw(len(self._slices)), kind="stable")
-            order = _slices_of(documents, self._slices[documents])
-            order = order[np.argsort(order[:, 1], kind="stable")]  # column by column
-            # A batch touches two epochs at most; older ones can be made again.
-            self._epochs = {e: o for e, o in self._epochs.items() if e == epoch - 1}
-            self._epochs[epoch] = order
-        return self._epochs[epoch]
 
     def batch(self, step: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Training batch number ``step``, counted from 0, as (input_ids, labels).
@@ -116,31 +67,7 @@ class TokenSequences:
             raise DataError(
                 f"batch: step {step} and batch_size {batch_size} must be at least 0 and 1"
             )
-        return self._tensors(
-            np.concatenate(
-                [
-                    self.epoch_order(epoch)[first:last]
-                    for epoch, first, last in _spans(step * batch_size, batch_size, len(self))
-                ]
-            )
-        )
-
-    def heldout_order(
-        self, max_tokens: int | None = None, same_text_as: int | None = None
-    ) -> np.ndarray:
-        """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
-        length = self.context_length
-        grid = same_text_as or length
-        if grid % length:
-            raise DataError(
-                f"same_text_as: {grid} is not a multiple of the context_length "
-                f"{length}; give the longest context_length of the comparison"
-            )
-        slices = self._lengths // grid * (grid // length)
-        order = _slices_of(np.arange(len(slices)), slices)
-        column = -(-HELDOUT_COLUMN // grid) * (grid // length)  # slices in a column
-        order = order[np.argsort(order[:, 1] // column, kind="stable")]
-        return order if max_tokens is None else order[: max_tokens // length]
+        return self._tensors(self._training_rows(step * batch_size, batch_size))
 
     def iter_batches(
         self, batch_size: int, max_tokens: int | None = None, same_text_as: int | None = None
@@ -168,15 +95,122 @@ class TokenSequences:
         for first in range(0, len(order), batch_size):
             yield self._tensors(order[first : first + batch_size])
 
+    def heldout_order(
+        self, max_tokens: int | None = None, same_text_as: int | None = None
+    ) -> np.ndarray:
+        """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
+        raise NotImplementedError
+
+    def _training_rows(self, first: int, size: int) -> np.ndarray:
+        """Sequences ``first`` to ``first + size`` of an endless run: (size, 2) of (document, slice)."""
+        raise NotImplementedError
+
+    def _labels(self, order: np.ndarray) -> np.ndarray:
+        """The tokens of those slices: (sequences, L) int64."""
+        raise NotImplementedError
+
+    def _grid(self, same_text_as: int | None) -> int:
+        grid = same_text_as or self.context_length
+        if grid % self.context_length:
+            raise DataError(
+                f"same_text_as: {grid} is not a multiple of the context_length "
+                f"{self.context_length}; give the longest context_length of the comparison"
+            )
+        return grid
+
     def _tensors(self, order: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         import torch  # here, so that preparing a corpus does not need it
 
-        starts = self._offsets[order[:, 0]] + order[:, 1] * self.context_length
-        labels = self._tokens[starts[:, None] + np.arange(self.context_length)].astype(np.int64)
+        labels = self._labels(order)
         inputs = np.empty_like(labels)
         inputs[:, 0] = self.bos_id
         inputs[:, 1:] = labels[:, :-1]
         return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+class TokenSequences(Sequences):
+    """The sequences of ``context_length`` tokens in tokens that lie in one vector.
+
+    Args:
+        tokens: (tokens,) of any unsigned integers, memory-mapped or not: the documents' ids, one
+            document after another, without BOS.
+        offsets: (documents + 1,) int64: document d is ``tokens[offsets[d]:offsets[d + 1]]``.
+        context_length, split, seed, bos_id: see `Sequences`.
+        name_of: gives document d's name, for messages.
+
+    Raises:
+        DataError: no document is as long as ``context_length``.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        offsets: np.ndarray,
+        context_length: int,
+        split: str,
+        seed: int = 0,
+        *,
+        bos_id: int,
+        name_of: Callable[[int], str] = str,
+    ):
+        super().__init__(context_length, split, seed, bos_id)
+        self._tokens, self._offsets = tokens, np.asarray(offsets, dtype=np.int64)
+        self._lengths = np.diff(self._offsets)
+        self._slices = self._lengths // context_length
+        self.tokens_used = int(self._slices.sum()) * context_length
+        if not self.tokens_used:
+            raise DataError(self._nothing_fits(name_of))
+        self.share_used = self.tokens_used / len(tokens)
+        self._epochs: dict[int, np.ndarray] = {}
+
+    def _nothing_fits(self, name_of: Callable[[int], str]) -> str:
+        if not len(self._lengths):
+            return f"the {self.split} split has no document; see `heldout` in the data settings"
+        longest = int(self._lengths.argmax())
+        size = int(self._lengths[longest])
+        return (
+            f"no {self.split} document holds context_length = {self.context_length} tokens: "
+            f"the longest of {len(self._lengths)}, {name_of(longest)!r}, has {size}; use a "
+            f"context_length of at most {size}, or a corpus with longer documents"
+        )
+
+    def epoch_order(self, epoch: int) -> np.ndarray:
+        """The training order of an epoch: (sequences, 2) int64 of (document, slice).
+
+        The documents' permutation is new in every epoch and the same in each of its columns.
+        """
+        if epoch not in self._epochs:
+            # Raw bits of a named generator: numpy promises these, and not its permutation(), to
+            # stay as they are in later versions.
+            bits = np.random.Philox(np.random.SeedSequence([self.seed, epoch]))
+            documents = np.argsort(bits.random_raw(len(self._slices)), kind="stable")
+            order = _slices_of(documents, self._slices[documents])
+            order = order[np.argsort(order[:, 1], kind="stable")]  # column by column
+            # A batch touches two epochs at most; older ones can be made again.
+            self._epochs = {e: o for e, o in self._epochs.items() if e == epoch - 1}
+            self._epochs[epoch] = order
+        return self._epochs[epoch]
+
+    def _training_rows(self, first: int, size: int) -> np.ndarray:
+        spans = _spans(first, size, len(self))
+        return np.concatenate([self.epoch_order(epoch)[a:b] for epoch, a, b in spans])
+
+    def heldout_order(
+        self, max_tokens: int | None = None, same_text_as: int | None = None
+    ) -> np.ndarray:
+        length, grid = self.context_length, self._grid(same_text_as)
+        slices = self._lengths // grid * (grid // length)
+        order = _slices_of(np.arange(len(slices)), slices)
+        column = -(-HELDOUT_COLUMN // grid) * (grid // length)  # slices in a column
+        order = order[np.argsort(order[:, 1] // column, kind="stable")]
+        return order if max_tokens is None else order[: max_tokens // length]
+
+    def _labels(self, order: np.ndarray) -> np.ndarray:
+        starts = self._offsets[order[:, 0]] + order[:, 1] * self.context_length
+        labels = np.empty((len(order), self.context_length), np.int64)
+        for row, start in zip(labels, starts.tolist(), strict=True):
+            row[:] = self._tokens[start : start + self.context_length]
+        return labels
 
 
 def _slices_of(documents: np.ndarray, slices: np.ndarray) -> np.ndarray:

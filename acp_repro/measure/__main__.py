@@ -11,7 +11,7 @@ import itertools
 import math
 import sys
 
-from ..records import QUANTITIES, RecordError, path_of, write_records
+from ..records import QUANTITIES, RecordError, path_of, write_records, write_settings
 from ..suite import Run, SuiteError, load_suite
 from .selection import OPTIONS, select
 
@@ -72,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
                     trained_tokens=trained.trained_tokens, uses_gpu=device.type == "cuda",
                 )  # fmt: skip
                 print(path)
+            write_settings(run, suite.measure)
     except (TrainingError, RecordError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -86,7 +87,7 @@ def _layer_and_head(text: str) -> tuple[int, int]:
 
 
 def _is_current(run: Run, quantity: str) -> bool:
-    weights = run.folder / "model" / "model.safetensors"
+    weights = run.model_folder / "model.safetensors"
     record = path_of(run.suite, run.name, quantity)
     return (
         record.exists() and weights.exists() and record.stat().st_mtime >= weights.stat().st_mtime

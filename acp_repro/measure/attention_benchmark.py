@@ -6,6 +6,7 @@ share of blocks that are left: what pruning would cost if it were as fast a bloc
 
 from __future__ import annotations
 
+import contextlib
 import math
 from statistics import median
 from typing import Any, NamedTuple
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ..attention import choose_implementation, pruning_grid, pruning_threshold
-from ..attention.boundary import attention_flops, causal_blocks, count_blocks, find_boundary
-from ..attention.decay import cumulative_log_fgate
+from ..attention.boundary import attention_flops, causal_blocks, count_blocks
+from ..attention.op import running_sum_and_boundary
 from ..attention.reference import forgetting_attention as equations
+from ..attention.threshold import logit_bound_from_norms
 from .attention_rivals import RIVALS, Call
 from .timing import elapsed_ms
 
@@ -28,6 +30,7 @@ GATES = {
     "global": lambda heads: 0,
     "one-global": lambda heads: heads - 1,
 }
+LIGHTEST_FIRST = "acp, lightest first"
 _CHECKED_ROWS = 64
 # Eager attention holds about six matrices of scores at once.
 _EAGER_LIMIT_BYTES = 20e9
@@ -45,14 +48,31 @@ class Problem(NamedTuple):
     def inputs(self) -> tuple[Tensor, ...]:
         return self.q, self.k, self.v, self.log_fgate
 
-    def pruned_ratio(self) -> float:
+    def threshold_of(self, method: str) -> Tensor | str | None:
+        """What a rival is given as its threshold."""
+        return {"exact": None, "no gates": None, "acp auto": "auto"}.get(method, self.threshold)
+
+    def search(self, method: str) -> Tensor:
+        """(B, H, M): all that ours does before its kernels, as it does it on this device."""
+        name, length, threshold = (
+            choose_implementation(self.q.device),
+            self.q.shape[2],
+            self.threshold,
+        )
+        if method == "acp auto":
+            bound = logit_bound_from_norms(self.q, self.k, self.q.shape[-1] ** -0.5)
+            threshold = pruning_threshold(bound, length)
+        grid = pruning_grid(name, self.q.shape[-1], self.q.dtype)
+        return running_sum_and_boundary(name, self.log_fgate, threshold, length, *grid)[1]
+
+    def pruned_ratio(self, method: str) -> float:
         """The share of blocks that ours prunes on this device."""
+        if not method.startswith("acp"):
+            return 0.0
         name = choose_implementation(self.q.device)
         grid = pruning_grid(name, self.q.shape[-1], self.q.dtype)
         length = self.q.shape[2]
-        boundary = find_boundary(
-            cumulative_log_fgate(self.log_fgate), self.threshold, length, *grid
-        )
+        boundary = self.search(method)
         return count_blocks(boundary, length, length, *grid).pruned_ratio.mean().item()
 
 
@@ -85,7 +105,9 @@ class Error(NamedTuple):
     budgets: float  # the same over twice the error of eager PyTorch and 1e-3
 
 
-def errors(call: Call, problem: Problem, threshold: Tensor | None, gated: bool) -> dict[str, Error]:
+def errors(
+    call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool
+) -> dict[str, Error]:
     """Error of the output and each gradient against the equations in float64.
 
     On the first sequence, with an upstream gradient at its last rows only: then everything follows from
@@ -98,7 +120,7 @@ def errors(call: Call, problem: Problem, threshold: Tensor | None, gated: bool) 
     dout = torch.zeros_like(problem.dout[:1])
     dout[:, :, -rows:] = problem.dout[:1, :, -rows:]
     leaves = [x.detach().clone().requires_grad_() for x in first]
-    out = call(*leaves, None if threshold is None else threshold[:1])
+    out = call(*leaves, threshold[:1] if isinstance(threshold, Tensor) else threshold)
     grads = torch.autograd.grad(out, leaves if gated else leaves[:3], dout)
 
     def dense(dtype: torch.dtype) -> list[Tensor]:
@@ -122,7 +144,7 @@ def errors(call: Call, problem: Problem, threshold: Tensor | None, gated: bool) 
 
 
 def check(
-    call: Call, problem: Problem, threshold: Tensor | None, gated: bool
+    call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool
 ) -> tuple[str | None, float | None]:
     """Why a rival is not timed (it is wrong, or does not run) or None, and its gate gradient's error.
 
@@ -141,7 +163,7 @@ def check(
 
 
 def time_call(
-    call: Call, problem: Problem, threshold: Tensor | None, gated: bool, repeats: int
+    call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool, repeats: int
 ) -> tuple[float, float]:
     """Median milliseconds of forward, and of forward + backward; the boundary search inside."""
     leaves = [x.detach().requires_grad_() for x in problem.inputs]
@@ -153,6 +175,14 @@ def time_call(
         torch.autograd.grad(forward(), leaves if gated else leaves[:3], problem.dout)
 
     return tuple(_median_ms(one, repeats, problem.q.device) for one in (forward, both))
+
+
+def _order_of(method: str):
+    if method != LIGHTEST_FIRST:
+        return contextlib.nullcontext()
+    from ..attention.triton.tiles import lightest_first
+
+    return lightest_first()
 
 
 def _median_ms(call, repeats: int, device: torch.device) -> float:
@@ -171,23 +201,34 @@ def _median_ms(call, repeats: int, device: torch.device) -> float:
     return median(start.elapsed_time(end) for start, end in events)
 
 
-def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
-    """Yields one record, or one line of text on why there is none, for each method of a rival."""
+def measure(
+    problem: Problem, gates: str, name: str, call: Call, repeats: int, launch_order: bool = False
+):
+    """Yields one record, or one line of text on why there is none, for each method of a rival.
+
+    Args:
+        launch_order: time ours also with each head's tiles in the opposite order, lightest first.
+    """
     batch, heads, length, head_dim = problem.q.shape
     entries = causal_blocks(length, length, 1, 1) * batch * heads
     forward = attention_flops(entries, 1, 1, head_dim, backward=False) / 1e12
     backward = attention_flops(entries, 1, 1, head_dim, backward=True) / 1e12
-    for method in RIVALS[name].methods:
-        threshold = problem.threshold if method == "acp" else None
+    opposite = (LIGHTEST_FIRST,) if launch_order and name == "ours" else ()
+    for method in RIVALS[name].methods + opposite:
+        threshold = problem.threshold_of(method)
         gated = method != "no gates"
         if name == "eager" and 6 * entries * 8 > _EAGER_LIMIT_BYTES:
             yield f"{name}, {method}: not timed, its scores do not fit into memory"
             continue
-        wrong, gate_error = check(call, problem, threshold, gated)
-        if wrong:
-            yield f"{name}, {method}: {wrong}"
-            continue
-        times = time_call(call, problem, threshold, gated, repeats)
+        with _order_of(method):
+            wrong, gate_error = check(call, problem, threshold, gated)
+            if wrong:
+                yield f"{name}, {method}: {wrong}"
+                continue
+            times = time_call(call, problem, threshold, gated, repeats)
+        search = None
+        if name == "ours" and method.startswith("acp"):
+            search = _median_ms(lambda m=method: problem.search(m), repeats, problem.q.device)
         record: dict[str, Any] = {
             "implementation": name if name != "ours" else choose_implementation(problem.q.device),
             "method": method,
@@ -197,9 +238,10 @@ def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
             "head_dim": head_dim,
             "measured_tokens": batch * length,
             "repeats": repeats,
-            "pruned_ratio": problem.pruned_ratio() if method == "acp" else 0.0,
+            "pruned_ratio": problem.pruned_ratio(method),
             "forward_ms": times[0],
             "forward_backward_ms": times[1],
+            "search_ms": search,
             "nominal_forward_tflop": forward,
             "nominal_forward_backward_tflop": forward + backward,
             "gate_gradient_error": gate_error,

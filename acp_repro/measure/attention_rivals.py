@@ -1,7 +1,7 @@
 """What else computes attention, each behind one signature: ``call(q, k, v, log_fgate, threshold)``.
 
-Tensors are (B, H, T, D), log_fgate (B, H, T) float32, threshold (B, H) or None for exact attention. A
-rival that is not installed, or cannot run here, says why and is left out.
+Tensors are (B, H, T, D), log_fgate (B, H, T) float32, threshold (B, H), "auto", or None for exact
+attention. A rival that is not installed, or cannot run here, says why and is left out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..attention.boundary import find_boundary
 from ..attention.decay import cumulative_log_fgate
 from ..attention.reference import forgetting_attention as equations
 
-Call = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
+Call = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | str | None], Tensor]
 
 
 class Rival(NamedTuple):
     load: Callable[[], Call]  # raises ImportError where it is not installed
-    methods: tuple[str, ...]  # "acp", "exact", or "no gates"
+    methods: tuple[str, ...]  # "acp", "acp auto" (U from norms), "exact", or "no gates"
     needs_gpu: bool = True
 
 
@@ -120,8 +120,8 @@ def _compiled(function):
 
 
 RIVALS = {
-    "ours": Rival(lambda: _ours, ("acp", "exact"), needs_gpu=False),
-    "official": Rival(_official, ("acp", "exact")),
+    "ours": Rival(lambda: _ours, ("acp", "acp auto", "exact"), needs_gpu=False),
+    "official": Rival(_official, ("acp", "acp auto", "exact")),
     "fla": Rival(_fla, ("exact",)),
     "flex": Rival(_flex, ("acp", "exact")),
     "cudnn": Rival(lambda: _cudnn, ("no gates",)),

@@ -65,7 +65,7 @@ def _time_one(
     def forward():
         return forgetting_attention(*leaves, head_first=True, adaptive_threshold=threshold)
 
-    search = elapsed_ms(lambda: inputs.boundary(*inputs.grid()), device)[0] if acp else 0.0
+    search = elapsed_ms(inputs.search, device)[0] if acp else 0.0
     forward_ms, out = elapsed_ms(forward, device)
     dout = torch.randn_like(out)
     backward_ms, _ = elapsed_ms(lambda: torch.autograd.grad(out, leaves, dout), device)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..attention import choose_implementation, pruning_grid
 from ..attention.boundary import find_boundary
 from ..attention.decay import cumulative_log_fgate
+from ..attention.op import running_sum_and_boundary
 from ..model import ForgettingAttentionCore, FoXForCausalLM
 
 
@@ -36,6 +37,14 @@ class AttentionInputs:
             threshold = threshold.expand(self.q.shape[:2])
         c = cumulative_log_fgate(self.log_fgate)
         return find_boundary(c, threshold, self.q.shape[2], block_q, block_k)
+
+    def search(self) -> Tensor:
+        """What a call runs before its kernel, as it runs it here: running sum and boundary search."""
+        name = choose_implementation(self.q.device)
+        threshold = self.threshold.expand(self.q.shape[:2]).contiguous()
+        return running_sum_and_boundary(
+            name, self.log_fgate, threshold, self.q.shape[2], *self.grid()
+        )[1]
 
 
 @contextlib.contextmanager

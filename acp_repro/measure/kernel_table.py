@@ -4,12 +4,14 @@ from __future__ import annotations
 
 LEGEND = """Medians in ms. f: forward, f+b: forward + backward, boundary search inside. Limit: cuDNN's causal
 attention without gates x (1 - pruned share). TFLOP/s of f+b: effective, of the blocks that are computed;
-nominal, as if none were pruned (the triangle of 2 + 5 products). dgate: error of the gate gradient."""
+nominal, as if none were pruned (the triangle of 2 + 5 products). dgate: error of the gate gradient.
+Skipping pays: time with ACP over that of the blocks it leaves, exact x (1 - pruned share). Search: boundary
+search and running sum of the gates, over forward + backward ("auto": also the norms of q and k)."""
 
 
 def table(records: list[dict]) -> str:
     """One line a record; the limit where cuDNN was timed."""
-    columns = "{:<10} {:<9}{:>9}{:>10}{:>8}{:>10}{:>10}{:>8}{:>11}{:>9}{:>8}"
+    columns = "{:<10} {:<20}{:>9}{:>10}{:>8}{:>10}{:>10}{:>8}{:>11}{:>9}{:>8}"
     lines = [columns.format("", "", "f", "f+b", "pruned", "limit f", "limit f+b", "ratio",
                             "effective", "nominal", "dgate")]  # fmt: skip
     cudnn = next((r for r in records if r["implementation"] == "cudnn"), None)
@@ -24,4 +26,29 @@ def table(records: list[dict]) -> str:
             f"{both / limits[1]:.2f}" if limits else "", f"{nominal * left:.4g}", f"{nominal:.4g}",
             f"{100 * gate:.1f} %" if gate is not None else "",
         ))  # fmt: skip
-    return "\n".join(lines)
+    return "\n".join(lines + [x for r in records for x in _how_skipping_pays(r, records)])
+
+
+def _how_skipping_pays(r: dict, records: list[dict]) -> list[str]:
+    """A line on a pruned record beside its exact twin."""
+    exact = [x for x in records if x["method"] == "exact"
+             and x["implementation"] == r["implementation"]]  # fmt: skip
+    if not (r["method"].startswith("acp") and exact):
+        return []
+    left = 1 - r["pruned_ratio"]
+    parts = []
+    for name, of in (("forward", _forward), ("backward", _backward)):
+        parts.append(f"{name} {of(r):.2f} / {left * of(exact[0]):.2f} = "
+                     f"{of(r) / (left * of(exact[0])):.2f}")  # fmt: skip
+    if r["search_ms"]:
+        share = r["search_ms"] / r["forward_backward_ms"]
+        parts.append(f"search {1e3 * r['search_ms']:.0f} microseconds, {100 * share:.1f} %")
+    return [f"{r['implementation']} {r['method']}, skipping pays: {'; '.join(parts)}"]
+
+
+def _forward(record: dict) -> float:
+    return record["forward_ms"]
+
+
+def _backward(record: dict) -> float:
+    return record["forward_backward_ms"] - record["forward_ms"]

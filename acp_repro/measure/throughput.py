@@ -9,8 +9,9 @@ from typing import Any
 from tqdm import tqdm
 
 from ..attention import choose_implementation
-from ..training.loop import train_step
 from ..training.optimizer import make_optimizer
+from ..training.run_folder import compiles
+from ..training.step import compiled_blocks, train_step
 from .timing import elapsed_ms
 from .trained import TrainedRun
 
@@ -19,7 +20,8 @@ def measure(trained: TrainedRun) -> list[dict[str, Any]]:
     """One record a method: tokens a second of whole training steps, optimiser included.
 
     The final weights are used because throughput drops while gates open and then stands still
-    (Section 4.1); a learning rate of 0 keeps them where they are. Both methods take turns.
+    (Section 4.1); a learning rate of 0 keeps them where they are. Both methods take turns. Blocks are
+    compiled where training compiles them, in the first pass, which is not timed.
     """
     run, config = trained.run, trained.run.training
     rows = max(1, config.micro_batch_tokens // run.context_length)
@@ -30,7 +32,7 @@ def measure(trained: TrainedRun) -> list[dict[str, Any]]:
     times: dict[str, list[float]] = {"acp": [], "exact": []}
     tolerance = trained.model.config.log_pruning_tolerance
     progress = tqdm(total=2 * (repeats + 1), desc=f"{run.name}: training throughput", unit="pass")
-    with progress:
+    with progress, compiled_blocks(trained.model, compiles(run, trained.device)):
         for repeat, method in itertools.product(range(repeats + 1), times):
             trained.model.set_log_pruning_tolerance(tolerance if method == "acp" else None)
 

@@ -49,9 +49,9 @@ class TrainedRun:
         if not is_done(run):
             raise TrainingError(
                 f"{run.folder} holds no finished weights of these settings; train them with "
-                f"`python -m acp_repro.train --suite {run.suite} --run {run.name}`"
+                f"`{run.command}`"
             )
-        model = load_pretrained(run.folder / "model").to(device)
+        model = load_pretrained(run.model_folder).to(device)
         tokens = json.loads((run.folder / "done.json").read_text())["tokens"]
         return cls(run, measure, model, device, tokens, common_length)
 

@@ -1,27 +1,37 @@
-"""Checkpoints of a run in progress: weights and optimiser state, safetensors, verified by hash.
+"""Checkpoints of a run in progress: weights and optimiser state, sharded, verified by hash.
 
-A checkpoint is one file ``step-00000042.safetensors`` whose name appears only once its bytes are on
-the disk, and a line in ``SHA256SUMS``. A file that does not match its line is not used: the one before
-it is, and the loss is reported. Two are kept, so that a disk that fills up while the third is written
-leaves the last good one as it was.
+A checkpoint is a folder ``step-00000042`` of safetensors files, one a rank, that
+``torch.distributed.checkpoint`` writes and reads, so a run goes on with another number of ranks, with
+DDP, FSDP2 or neither. Nothing is unpickled: each file says in its header where its pieces belong.
+
+The folder gets its name once all of it is on the disk, ``SHA256SUMS`` included. One that does not match
+its sums is not used: the one before it is, and the loss is reported. Two are kept, so that a disk that
+fills up while the third is written leaves the last good one as it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from .distributed import gather, on_rank_zero, rank, world_size
 
 KEEP = 2
-_NAME = re.compile(r"step-(\d{8})\.safetensors")
+_NAME = re.compile(r"step-(\d{8})")
 _SUMS = "SHA256SUMS"
+_STEP = "optimizer.step"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class CheckpointError(RuntimeError):
@@ -29,104 +39,83 @@ class CheckpointError(RuntimeError):
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Weights under ``model.``, and each parameter's optimiser state under ``optimizer.NAME.``."""
-    state = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+    """The tensors that a run goes on from; all but the last share memory with what they come from.
+
+    Args:
+        model: not wrapped; its weights may be sharded (DTensor).
+        optimizer: AdamW of the model's weights. What it has not made yet is made here, as zeros.
+
+    Returns:
+        ``model.NAME``, ``optimizer.exp_avg.NAME`` and ``optimizer.exp_avg_sq.NAME`` for each weight;
+        ``optimizer.step`` (1,) float32, the updates done, which all weights have in common.
+    """
+    state = {}
     for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            state[f"optimizer.{key}.{name}"] = value
+        of_parameter = optimizer.state[parameter]
+        if not of_parameter:  # as AdamW itself begins
+            of_parameter["step"] = torch.zeros((), device=parameter.device)
+            of_parameter.update({key: torch.zeros_like(parameter) for key in _MOMENTS})
+        state[f"model.{name}"] = parameter.detach()
+        for key in _MOMENTS:
+            state[f"optimizer.{key}.{name}"] = of_parameter[key].detach()
+        state[_STEP] = of_parameter["step"].reshape(1).clone()
     return state
 
 
-def restore_training_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]
-) -> None:
-    """The inverse of :func:`training_state`, in place.
-
-    Raises:
-        CheckpointError: names or shapes differ from the model's.
-    """
-    parameters = dict(model.named_parameters())
-    weights = {k.removeprefix("model."): v for k, v in state.items() if k.startswith("model.")}
-    wrong = sorted(
-        set(weights) ^ set(parameters)
-        | {n for n in weights if n in parameters and weights[n].shape != parameters[n].shape}
-    )
-    if wrong:
-        raise CheckpointError(f"the checkpoint is of another model; tensors differ: {wrong[:5]}")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
-    for full_name, value in state.items():
-        if full_name.startswith("optimizer."):
-            _, key, name = full_name.split(".", 2)
-            # Adam's step count lives on the CPU, its moments beside the weights.
-            device = (
-                value.device
-                if value.dim() == 0 and not _is_fused(optimizer)
-                else parameters[name].device
-            )
-            optimizer.state[parameters[name]][key] = value.to(device).clone()
-
-
-def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    return any(group.get("fused") for group in optimizer.param_groups)
-
-
-def save_checkpoint(folder: Path, step: int, state: dict[str, Tensor]) -> Path:
-    """Writes one checkpoint and drops all but the newest :data:`KEEP`.
+def save_checkpoint(
+    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Path:
+    """Writes one checkpoint and drops all but the newest :data:`KEEP`. All ranks must call.
 
     Raises:
         CheckpointError: the disk refused; the message names the last good checkpoint.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(".step-*"):
-        leftover.unlink()
-    path = folder / f"step-{step:08d}.safetensors"
+    path = folder / f"step-{step:08d}"
     temporary = folder / f".{path.name}"
     try:
-        content = save({k: v.contiguous().cpu() for k, v in state.items()}, {"step": str(step)})
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        kept = sorted(p.name for p in folder.glob("step-*.safetensors") if p != path)[-(KEEP - 1) :]
-        sums = _read_sums(folder)
-        sums[path.name] = hashlib.sha256(content).hexdigest()
-        _write_sums(folder, {name: sums[name] for name in (*kept, path.name) if name in sums})
-        temporary.replace(path)
-        _sync_folder(folder)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        last = latest_step(folder)
-        left = "there is no checkpoint yet" if last is None else f"step {last} is intact"
+        on_rank_zero(lambda: _make_empty(temporary))
+        writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
+        with _alone_is_fine():
+            dcp.save(training_state(model, optimizer), storage_writer=writer)
+        sums = _hashes(temporary, on_rank_zero(lambda: _names(temporary)))
+        on_rank_zero(lambda: _publish(temporary, path, sums))
+    except (OSError, CheckpointException) as error:
+        on_rank_zero(lambda: shutil.rmtree(temporary, ignore_errors=True))
+        cause = _cause(error)
+        last = latest_checkpoint(folder)
+        left = "there is no checkpoint yet" if last is None else f"{last.name} is intact"
         raise CheckpointError(
-            f"could not write {path}: {error.strerror or error}; {left}. Free some space and run the "
-            "same command again to go on from there"
-        ) from error
-    for old in folder.glob("step-*.safetensors"):
-        if old.name not in (*kept, path.name):
-            old.unlink()
+            f"could not write {path}: {getattr(cause, 'strerror', None) or cause}; {left}. Free some "
+            "space and run the same command again to go on from there"
+        ) from cause
     return path
 
 
 def load_checkpoint(
-    folder: Path, report: Callable[[str], None]
-) -> tuple[int, dict[str, Tensor]] | None:
-    """The newest checkpoint whose hash is right, or None if the folder holds none.
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    report: Callable[[str], None],
+) -> int | None:
+    """Fills weights and optimiser from the newest checkpoint whose hashes are right.
+
+    All ranks must call; how many wrote the checkpoint makes no difference.
 
     Args:
         report: called with one line for every checkpoint passed over.
 
+    Returns:
+        The steps done, or None if the folder holds no checkpoint.
+
     Raises:
-        CheckpointError: there are checkpoints and none is good.
+        CheckpointError: there are checkpoints and none is good, or they are of another model.
     """
-    sums = _read_sums(folder)
-    paths = sorted(folder.glob("step-*.safetensors"), reverse=True)
+    paths = on_rank_zero(lambda: sorted(_checkpoints(folder), reverse=True))
     for path in paths:
-        problem = _problem(path, sums.get(path.name))
+        problem = _problem(path)
         if problem is None:
-            state = load_file(path)
-            return int(_NAME.fullmatch(path.name).group(1)), state
+            _read(path, model, optimizer)
+            return int(_NAME.fullmatch(path.name).group(1))
         report(f"{path}: {problem}; using an older checkpoint")
     if paths:
         raise CheckpointError(
@@ -135,10 +124,9 @@ def load_checkpoint(
     return None
 
 
-def latest_step(folder: Path) -> int | None:
-    """The step of the newest checkpoint by name, without reading it."""
-    steps = [int(m.group(1)) for p in folder.glob("step-*") if (m := _NAME.fullmatch(p.name))]
-    return max(steps, default=None)
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint by name, without reading it."""
+    return max(_checkpoints(folder), default=None)
 
 
 def sha256_of(path: Path) -> str:
@@ -146,34 +134,109 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _problem(path: Path, expected: str | None) -> str | None:
-    if expected is None:
-        return "not written by this run (no line in SHA256SUMS)"
-    if sha256_of(path) != expected:
-        return "corrupt (its hash differs from SHA256SUMS)"
-    try:
-        with safe_open(path, "pt"):
+def _read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    state = training_state(model, optimizer)
+    reader = dcp.HuggingFaceStorageReader(str(path))
+    stored = {name: tuple(x.size) for name, x in reader.read_metadata().state_dict_metadata.items()}
+    wanted = {name: tuple(x.shape) for name, x in state.items()}
+    if stored != wanted:
+        wrong = sorted(n for n in stored | wanted if stored.get(n) != wanted.get(n))
+        raise CheckpointError(
+            f"{path} is of another model; tensors differ: {', '.join(wrong[:5])}. Delete "
+            f"{path.parent} to start anew"
+        )
+    with _alone_is_fine():
+        dcp.load(state, storage_reader=reader)  # in place
+    for of_parameter in optimizer.state.values():
+        of_parameter["step"].copy_(state[_STEP][0])
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return [p for p in folder.glob("step-*") if _NAME.fullmatch(p.name) and p.is_dir()]
+
+
+def _names(path: Path) -> list[str]:
+    return sorted(p.name for p in path.iterdir() if p.name != _SUMS)
+
+
+def _hashes(path: Path, names: list[str]) -> dict[str, str | None]:
+    """SHA-256 of each file, None for one that cannot be read; the ranks share the work."""
+
+    def of(name: str) -> str | None:
+        try:
+            return sha256_of(path / name)
+        except OSError:
             return None
-    except SafetensorError as error:
-        return f"not a safetensors file ({error})"
+
+    shares = gather({name: of(name) for name in names[rank() :: world_size()]})
+    return {name: digest for share in shares for name, digest in share.items()}
 
 
-def _read_sums(folder: Path) -> dict[str, str]:
+def _problem(path: Path) -> str | None:
+    """Why a checkpoint is not used, or None if it is good."""
+    sums, names = on_rank_zero(lambda: (_read_sums(path), _names(path)))
+    if not sums:
+        return f"not written by this run (no {_SUMS})"
+    for name in sums:
+        if name not in names:
+            return f"incomplete ({name} is missing)"
+    for name in names:
+        if name not in sums:
+            return f"holds {name}, which is not in {_SUMS}"
+    for name, digest in _hashes(path, names).items():
+        if digest != sums[name]:
+            return f"corrupt (the hash of {name} differs from {_SUMS})"
+    return None
+
+
+def _make_empty(temporary: Path) -> None:
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in temporary.parent.glob(".step-*"):  # of a run that was killed
+        shutil.rmtree(leftover)
+    temporary.mkdir()
+
+
+def _publish(temporary: Path, path: Path, sums: dict[str, str | None]) -> None:
+    """Names the checkpoint, all of which is on the disk by then, and drops the oldest."""
+    if None in sums.values():
+        raise OSError(f"{temporary} cannot be read back")
+    with (temporary / _SUMS).open("w") as file:
+        file.write("".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(temporary)
+    if path.exists():  # one that was passed over
+        shutil.rmtree(path)
+    temporary.rename(path)
+    _sync_folder(path.parent)
+    for old in sorted(_checkpoints(path.parent))[:-KEEP]:
+        shutil.rmtree(old)
+
+
+def _read_sums(path: Path) -> dict[str, str]:
     """``SHA256SUMS`` in the format of sha256sum: hash, two spaces, name."""
     try:
-        lines = (folder / _SUMS).read_text().splitlines()
-    except FileNotFoundError:
+        lines = (path / _SUMS).read_text().splitlines()
+    except (FileNotFoundError, UnicodeDecodeError):
         return {}
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
-def _write_sums(folder: Path, sums: dict[str, str]) -> None:
-    temporary = folder / f".step-{_SUMS}"
-    with temporary.open("w") as file:
-        file.write("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / _SUMS)
+@contextlib.contextmanager
+def _alone_is_fine() -> Iterator[None]:
+    """Without torch's warning that there is no process group, which is how one rank trains."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
+
+
+def _cause(error: BaseException) -> Exception:
+    """The first rank's own error; what is no fault of the disk, such as Ctrl-C, goes on its way."""
+    if isinstance(error, CheckpointException):
+        error = next(cause for cause, _ in error.failures.values())
+    if not isinstance(error, Exception):
+        raise error
+    return error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..suite import TrainingConfig
 
 
-def make_optimizer(model: nn.Module, config: TrainingConfig, learning_rate: float):
-    """AdamW; weight decay on matrices only, so on no norm and no bias."""
+def make_optimizer(
+    model: nn.Module, config: TrainingConfig, learning_rate: float
+) -> torch.optim.AdamW:
+    """AdamW, fused; weight decay on matrices only, so on no norm and no bias."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     return torch.optim.AdamW(
@@ -21,8 +23,22 @@ def make_optimizer(model: nn.Module, config: TrainingConfig, learning_rate: floa
         ],
         lr=learning_rate,
         betas=(config.beta1, config.beta2),
-        fused=next(model.parameters()).is_cuda,
+        fused=True,
     )
+
+
+def stop_updates_unless_finite(optimizer: torch.optim.AdamW, *values: Tensor) -> None:
+    """From the first step whose ``values`` hold a NaN or an infinity on, ``optimizer.step`` does nothing.
+
+    The host learns of a NaN a step later. Until then the weights stay what they were when it arose, so
+    that it can be looked for. This is the switch by which a gradient scaler skips a step of fused AdamW.
+
+    Args:
+        values: scalars on the weights' device, the same on every rank.
+    """
+    bad = torch.stack([~torch.isfinite(value) for value in values]).any().float()
+    before = getattr(optimizer, "found_inf", None)
+    optimizer.found_inf = bad if before is None else torch.maximum(before, bad)
 
 
 def learning_rate_factor(tokens_before: int, total_tokens: int, config: TrainingConfig) -> float:

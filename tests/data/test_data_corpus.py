@@ -1,9 +1,11 @@
 """Settings, `prepare` from end to end, and the command."""
 
+import dataclasses
 import itertools
 import json
 import logging
 import lzma
+import re
 import sys
 from pathlib import Path
 
@@ -45,7 +47,7 @@ def decoded(corpus, split):
         (["stdlib"], r"data: \['stdlib'\] is not a mapping; write `corpus: stdlib`"),
         ({"tokeniser": "bytes"}, "tokeniser: unknown key; did you mean tokenizer.*keys are corpus"),
         ({"xyz": 1}, r"xyz: unknown key \(the keys are corpus"),
-        ({"corpus": "books"}, "corpus: 'books' is not known; use stdlib or text"),
+        ({"corpus": "books"}, "corpus: 'books' is not known; use stdlib, text, longcrawl64 or hf"),
         ({"corpus": "text"}, "path: None, but `corpus: text` needs the path of a file or a folder"),
         ({"corpus": "text", "path": 3}, "path: 3, but `corpus: text` needs"),
         ({"path": "x"}, "path: `corpus: stdlib` takes none; remove it, or set corpus: text"),
@@ -54,11 +56,37 @@ def decoded(corpus, split):
         ({"heldout": -0.1}, "heldout: -0.1 is no share"),
         ({"heldout": float("nan")}, "heldout: nan is no share"),
         ({"heldout": True}, "heldout: True is neither a share such as 0.05 nor a path"),
-        ({"heldout": None}, "heldout: None is neither"),
         ({"heldout": "x"}, "heldout: `corpus: stdlib` takes a share such as 0.05, not paths"),
         ({"corpus": "text", "path": "x", "heldout": []}, "heldout: .* is not a list of paths"),
         ({"corpus": "text", "path": "x", "heldout": ["a", 1]}, "heldout: .* not a list of paths"),
-        ({"tokenizer": "gpt2"}, r"tokenizer: 'gpt2' is not known; use bytes, or \{bpe: 4096\}"),
+        (
+            {"tokenizer": "gpt3"},
+            r"'gpt3' is not known; use bytes, gpt2, \{bpe: 4096\} or \{file: PATH",
+        ),
+        ({"tokenizer": "bpe"}, "tokenizer: 'bpe' is not known"),
+        ({"tokenizer": ["bpe"]}, "tokenizer: .* is not known"),
+        ({"tokenizer": {"file": 3}}, "tokenizer: file: 3 is not a path; name a tokenizer.json"),
+        (
+            {"corpus": "longcrawl64"},
+            "path: None, but .* needs the path of the folder with train.zarr",
+        ),
+        (
+            {"corpus": "longcrawl64", "path": "x", "heldout": 0.1},
+            "heldout: .* heldout.zarr; remove",
+        ),
+        (
+            {"corpus": "longcrawl64", "path": "x", "tokenizer": "bytes"},
+            "is GPT-2 ids; remove the key",
+        ),
+        ({"corpus": "hf"}, "path: None, but `corpus: hf` needs the name of a dataset"),
+        ({"corpus": "hf", "path": "a/b"}, "max_documents: None, but .* such as 10_000"),
+        ({"corpus": "hf", "path": "a/b", "max_documents": 0}, "max_documents: 0, but"),
+        (
+            {"corpus": "hf", "path": "a/b", "max_documents": 9, "split": ""},
+            "split: '' is not a name",
+        ),
+        ({"corpus": "hf", "path": "a/b", "max_documents": 9, "heldout": "x"}, "takes a share"),
+        ({"max_documents": 9}, "max_documents: is for `corpus: hf`; remove it, or set corpus: hf"),
         ({"tokenizer": {"bpe": 4096, "x": 1}}, "tokenizer: .* is not known"),
         ({"tokenizer": {"bpe": "4096"}}, "tokenizer: bpe: '4096' is not a whole number"),
         ({"tokenizer": {"bpe": True}}, "tokenizer: bpe: True is not a whole number"),
@@ -74,6 +102,14 @@ def test_settings_defaults():
     config = DataConfig.from_dict({})
     assert config == DataConfig("stdlib", None, "text", 0.05, "bytes")
     assert DataConfig.from_dict(config) is config
+    paper = DataConfig("longcrawl64", "x")
+    assert (paper.tokenizer, paper.heldout, paper.vocab_size) == ("gpt2", None, 50257)
+    for one in (
+        config,
+        paper,
+        DataConfig("hf", "a/b", max_documents=3),
+    ):  # as a run's folder keeps it
+        assert DataConfig.from_dict(json.loads(json.dumps(dataclasses.asdict(one)))) == one
     paths = DataConfig("text", "x", heldout=["a", "b"])
     assert paths.heldout == paths.heldout_paths == ("a", "b")
     assert DataConfig("text", "x", heldout="a").heldout_paths == ("a",)
@@ -184,16 +220,16 @@ def test_no_heldout_is_possible(folder, tmp_path):
 
 
 def test_large_vocabulary_needs_32_bits():
-    assert module._token_dtype(DataConfig(tokenizer={"bpe": 65536})) == "<u2"
-    assert module._token_dtype(DataConfig(tokenizer={"bpe": 65537})) == "<u4"
+    assert (module._token_dtype(65536), module._token_dtype(65537)) == ("<u2", "<u4")
 
 
-def test_corrupt_cache_is_rebuilt(folder, tmp_path, caplog):
+@pytest.mark.parametrize("cut", [False, True])
+def test_corrupt_cache_is_rebuilt(folder, tmp_path, caplog, cut):
     corpus = prepare(text(folder), tmp_path / "cache")
     path = corpus.folder / "train.tokens"
     sound = path.read_bytes()
-    path.write_bytes(b"\1" + sound[1:])
-    with pytest.raises(CorruptEntry, match=r"train\.tokens has changed"):
+    path.write_bytes(sound[:-2] if cut else b"\1" + sound[1:])
+    with pytest.raises(CorruptEntry, match=r"train\.tokens has"):
         corpus.verify()
     with caplog.at_level(logging.WARNING):
         again = prepare(text(folder), tmp_path / "cache")
@@ -280,8 +316,8 @@ def test_command(folder, tmp_path, capsys):
         assert word in out
     assert main([*args, "--heldout", str(folder / "a.jsonl")]) == 1
     assert capsys.readouterr().err.startswith("error: path: every file under")
-    assert main([*args, "--tokenizer", "gpt2"]) == 1
-    assert "tokenizer: 'gpt2'" in capsys.readouterr().err
+    assert main([*args, "--tokenizer", "gpt3"]) == 1
+    assert "tokenizer: 'gpt3'" in capsys.readouterr().err
 
 
 def test_command_bpe_and_help(folder, tmp_path, capsys, monkeypatch):
@@ -304,4 +340,41 @@ def test_command_bpe_and_help(folder, tmp_path, capsys, monkeypatch):
     assert "pip install 'acp_repro[bpe]'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "examples:" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out for name in ("stdlib", "text", "longcrawl64", "hf"))
+
+
+def test_command_exports_the_tokenizer_of_a_suite(folder, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("tokenizers")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").mkdir()
+    data = f"data: {{corpus: text, path: {folder}, heldout: 0.2, tokenizer: {{bpe: 300}}}}\n"
+    (tmp_path / "experiments" / "mine.yaml").write_text(data)
+    file = tmp_path / "kept" / "tokenizer.json"
+    where = ["--suite", "mine", "--cache-dir", str(tmp_path / "cache")]
+    assert main(["export-tokenizer", str(file), *where]) == 0
+    assert "300 ids" in capsys.readouterr().out
+    made = prepare(text(folder, tokenizer={"bpe": 300}), tmp_path / "cache")
+    again = prepare(text(folder, tokenizer={"file": str(file)}), tmp_path / "cache")
+    assert again.folder != made.folder
+    for split in ("train", "heldout"):  # not a bit differs, and neither does BOS
+        assert again.tokens(split).tobytes() == made.tokens(split).tobytes()
+    assert (again.bos_id, again.vocab_size) == (made.bos_id, made.vocab_size) == (299, 300)
+    file.unlink()  # the entry is complete without it, once it is open
+    assert again.save_tokenizer(tmp_path).read_bytes() == made.save_tokenizer(tmp_path).read_bytes()
+    assert prepare(text(folder), tmp_path / "cache").save_tokenizer(tmp_path) is None  # bytes
+
+    for args, message in [
+        (["export-tokenizer", "x", "--suite", "none"], "experiments/none.yaml: cannot be read"),
+        (
+            ["export-tokenizer", "x", *where[2:], "--corpus", "text", "--path", str(folder)],
+            "need no",
+        ),
+        ([*where, "--corpus", "text"], "--suite settles the data; leave out --corpus"),
+        ([*where, "--workers", "0"], "workers: 0 must be at least 1"),
+        ([*where[2:], "--tokenizer", f"file:{file}"], "cannot be read .*export-tokenizer"),
+    ]:
+        if "--workers" in args:
+            args = [*args[:3], str(tmp_path / "empty"), *args[4:]]
+        assert main(args) == 1
+        assert re.search(message, capsys.readouterr().err)

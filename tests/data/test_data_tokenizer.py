@@ -56,7 +56,7 @@ def test_bpe_round_trip_and_bos(bpe):
 
 def test_bpe_does_not_depend_on_document_order(bpe):
     again = BPETokenizer(train_bpe(documents(TEXT.upper(), TEXT), 300))
-    assert again._bpe.to_str() == bpe._bpe.to_str()
+    assert again.json_text == bpe.json_text
 
 
 def test_bpe_training_sample_is_bounded_and_independent_of_order(monkeypatch):
@@ -77,23 +77,6 @@ def test_long_texts_go_in_pieces(bpe, monkeypatch):
     assert list(module._pieces(b"no line end" * 99)) == [b"no line end" * 99]
 
 
-@pytest.mark.parametrize("cores", [1, 5])
-def test_threads_keep_the_order(bpe, monkeypatch, cores):
-    monkeypatch.setattr(module, "_usable_cores", lambda: cores)
-    texts = [TEXT[: 997 * i % 5000] for i in range(40)]
-    got = list(bpe.encode_all(iter(documents(*texts))))
-    assert [bpe.decode(ids) for ids in got] == texts
-
-
-def test_threads_pass_a_reader_error_on(bpe):
-    def broken():
-        yield from documents(TEXT, TEXT)
-        raise DataError("line 3")
-
-    with pytest.raises(DataError, match="line 3"):
-        list(bpe.encode_all(broken()))
-
-
 def test_too_little_text_for_the_vocabulary():
     pytest.importorskip("tokenizers")
     with pytest.raises(DataError, match=r"give 25\d ids of the 4096 asked.*write \{bpe: 25\d\}"):
@@ -104,3 +87,74 @@ def test_missing_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(DataError, match=r"pip install 'acp_repro\[bpe\]', or set tokenizer: bytes"):
         train_bpe(documents(TEXT), 300)
+
+
+# ---- GPT-2's, and files ---------------------------------------------------------------------
+
+
+def like_gpt2(size=50257):
+    """A stand-in for GPT-2's file: as many ids, the ones that are looked at in their places."""
+    library = pytest.importorskip("tokenizers")
+    letters = sorted(library.pre_tokenizers.ByteLevel.alphabet())
+    tokens = letters + [f"{i}." for i in range(size - 1 - len(letters))]
+    for token, place in (("Hello", 15496), ("\u0120world", 995)):
+        tokens[place] = token
+    merges = [("H", "e"), ("l", "l"), ("He", "ll"), ("Hell", "o")]
+    for token, place in (("He", 3000), ("ll", 3001), ("Hell", 3002)):
+        tokens[place] = token
+    bpe = library.Tokenizer(library.models.BPE({t: i for i, t in enumerate(tokens)}, merges))
+    bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = library.decoders.ByteLevel()
+    bpe.add_special_tokens([module.GPT2_BOS])
+    return bpe
+
+
+def test_gpt2_is_fetched_once_and_checked(monkeypatch):
+    library = pytest.importorskip("tokenizers")
+
+    wrong = like_gpt2(50000)
+
+    class Hub:
+        answer = like_gpt2()
+        from_str = library.Tokenizer.from_str
+
+        @classmethod
+        def from_pretrained(cls, name):
+            assert name == "openai-community/gpt2"
+            if isinstance(cls.answer, Exception):
+                raise cls.answer
+            return cls.answer
+
+    monkeypatch.setattr(library, "Tokenizer", Hub)
+    tokenizer = BPETokenizer(module.gpt2_json())
+    assert (tokenizer.name, tokenizer.vocab_size, tokenizer.bos_id) == ("gpt2", 50257, 50256)
+    text = "Hello <|endoftext|> Hello\n"
+    ids = tokenizer.encode(text)
+    assert ids[0] == 15496 and ids.max() < tokenizer.bos_id  # the words in the text are not BOS
+    assert tokenizer.decode([tokenizer.bos_id, *ids]) == text
+
+    Hub.answer = OSError("no route to host\nsecond line")
+    with pytest.raises(
+        DataError, match=r"cannot be fetched \(no route to host\); .*file: PATH"
+    ) as e:
+        module.gpt2_json()
+    assert "\n" not in str(e.value)
+    Hub.answer = wrong
+    with pytest.raises(DataError, match="is not GPT-2's; empty the Hub's cache"):
+        module.gpt2_json()
+
+
+def test_files_that_are_no_tokenizer(bpe, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    for content, message in [
+        (None, r"cannot be read .*relative paths start at .*export-tokenizer"),
+        (b"\xff", "cannot be read"),
+        (bpe.json_text[:-20].encode(), "not a file of the library .*copy it again"),
+    ]:
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"tokenizer: file: .*tokenizer\.json.*{message}"):
+            module.read_json(str(path))
+    assert module.save_json(bpe.json_text, tmp_path) == path
+    assert module.read_json(str(path)) == bpe.json_text
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.json"]

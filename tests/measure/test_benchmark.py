@@ -28,7 +28,7 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "cudnn: needs a CUDA GPU" in printed and "blockwise  acp" in printed
     records = read_records("mini", "kernel_time")
-    assert tuple(records.columns) == columns("kernel_time") and len(records) == 6
+    assert tuple(records.columns) == columns("kernel_time") and len(records) == 8
     assert set(records["implementation"]) == {"blockwise", "eager"}
     assert records[["run", "trained_tokens", "ptxas_version"]].isna().all(axis=None)
     assert records[["device", "dtype", "forward_ms", "gate_gradient_error"]].notna().all(axis=None)
@@ -62,7 +62,7 @@ def test_gates(gates, local):
     problem = small_problem(gates)
     assert problem.q.shape == (2, 3, 256, 16)
     assert (problem.log_fgate.mean((0, 2)) < -0.1).sum() == local
-    assert (problem.pruned_ratio() > 0) == (local > 0)
+    assert (problem.pruned_ratio("acp") > 0) == (local > 0)
 
 
 @pytest.mark.parametrize("name", ["ours", "eager"])
@@ -110,3 +110,25 @@ def test_flexattention_computes_the_equations():
             torch.testing.assert_close(
                 call(q, k, v, log_fgate, delta), expected, rtol=1e-3, atol=1e-3
             )
+
+
+def test_tuning_says_what_it_needs(capsys):
+    from acp_repro.tune_attention import main as tune
+
+    if not torch.cuda.is_available():
+        assert tune([]) == 2
+        assert "PyTorch sees none" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_tuning_finds_tiles_and_names_wrong_ones():
+    from acp_repro.measure.attention_tiles import Bench, candidates
+
+    bench = Bench(64, 2048, heads=2, tokens=4096)
+    for kernel in ("forward", "query_side", "key_side"):
+        present = getattr(bench.present, kernel)
+        assert bench.time(kernel, present, 2).milliseconds > 0
+        assert len(candidates(kernel, 64, torch.bfloat16)) > 5
+        bench.truth[0 if kernel == "forward" else 2] += 1
+        assert bench.time(kernel, present, 2).why_not.startswith("wrong")

@@ -3,7 +3,11 @@
 import itertools
 import json
 import math
+import os
+import re
 import shutil
+import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +15,15 @@ from safetensors.torch import load_file
 
 from acp_repro import train as train_command
 from acp_repro.model import FoXConfig, FoXForCausalLM
+from acp_repro.model.fox import FoXBlock
 from acp_repro.suite import TrainingConfig, load_suite
 from acp_repro.training import checkpoint as checkpoint_module
-from acp_repro.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from acp_repro.training.checkpoint import CheckpointError, save_checkpoint
 from acp_repro.training.loop import TrainingError, is_done, num_steps, train
 from acp_repro.training.optimizer import learning_rate_factor, make_optimizer
+from acp_repro.training.step import compile_blocks, train_step
 from tests.suites import YAML, write_suite
+from tests.training.ranks import train_on
 
 CPU = torch.device("cpu")
 
@@ -27,6 +34,17 @@ def run(tmp_path, monkeypatch):
     monkeypatch.delenv("ACP_REPRO_CACHE", raising=False)
     write_suite(tmp_path)
     return load_suite("mini").run("pro-tiny-128-acp")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The weights of the run when nothing goes wrong."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder := tmp_path_factory.mktemp("trained"))
+        patch.delenv("ACP_REPRO_CACHE", raising=False)
+        write_suite(folder)
+        train(run := load_suite("mini").run("pro-tiny-128-acp"), device=CPU)
+        return weights(run)
 
 
 def weights(run):
@@ -43,8 +61,9 @@ def test_a_resumed_run_gives_the_same_bits(run, capsys):
     assert is_done(run) and not (folder / "checkpoints").exists()
     done = json.loads((folder / "done.json").read_text())
     assert done["tokens"] == 1536 and math.isfinite(done["loss_nats_last_20th"])
-    settings = json.loads((folder / "run.json").read_text())
-    assert settings["settings"]["training"]["batch_tokens"] == 256 and settings["versions"]["torch"]
+    about = json.loads((folder / "run.json").read_text())
+    assert about["settings"]["training"]["batch_tokens"] == 256 and about["versions"]["torch"]
+    assert (about["ranks"], about["parallel"], about["compile"]) == (1, "none", False)
 
     shutil.rmtree(folder)
     for stop in (1, 2, 5, None):
@@ -73,36 +92,60 @@ def test_a_kill_between_checkpoint_and_metrics_repeats_no_line(run):
     assert steps == list(range(num_steps(run)))
 
 
-def test_a_corrupt_checkpoint_is_passed_over_and_said_so(run, capsys):
-    train(run, device=CPU)
-    expected = weights(run)
-    shutil.rmtree(run.folder)
-    train(run, device=CPU, stop_after=4)
-    newest = run.folder / "checkpoints" / "step-00000004.safetensors"
-    content = bytearray(newest.read_bytes())
+def flip_last_bit(path):
+    content = bytearray(path.read_bytes())
     content[-1] ^= 1
-    newest.write_bytes(content)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (flip_last_bit, "corrupt (the hash of shard-"),
+        (lambda path: os.truncate(path, path.stat().st_size // 2), "corrupt (the hash of shard-"),
+        (lambda path: path.unlink(), ".safetensors is missing)"),
+        (lambda path: (path.parent / "other.safetensors").touch(), "holds other.safetensors, "),
+        (lambda path: (path.parent / "SHA256SUMS").unlink(), "not written by this run"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_said_so(run, trained, capsys, damage, said):
+    train(run, device=CPU, stop_after=4)
+    newest = run.folder / "checkpoints" / "step-00000004"
+    (shard,) = newest.glob("*.safetensors")
+    damage(shard)
     train(run, device=CPU)
     out = capsys.readouterr().out
-    assert "step-00000004.safetensors: corrupt" in out and "going on from step 3" in out
-    assert same(weights(run), expected)
+    assert f"{newest}: " in out and said in out and "going on from step 3" in out
+    assert same(weights(run), trained)
 
 
 def test_foreign_and_wholly_corrupt_checkpoints_are_refused(run):
     train(run, device=CPU, stop_after=2)
     folder = run.folder / "checkpoints"
     assert len(list(folder.glob("step-*"))) == 2
-    for path in folder.glob("step-*"):
+    for path in folder.glob("step-*/*.safetensors"):
         path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="none of 2 checkpoints is intact; delete the folder"):
         train(run, device=CPU)
     shutil.rmtree(folder)
-    save_checkpoint(folder, 1, {"model.other": torch.zeros(2)})
-    with pytest.raises(CheckpointError, match="of another model"):
+    other = torch.nn.Linear(3, 2)
+    save_checkpoint(folder, 1, other, make_optimizer(other, TrainingConfig(), 1e-3))
+    with pytest.raises(CheckpointError, match="of another model; .*model.bias"):
         train(run, device=CPU)
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint(run, monkeypatch):
+def test_a_checkpoint_is_safetensors_and_nothing_else(run):
+    """Law 9: what is not there cannot be unpickled."""
+    train(run, device=CPU, stop_after=1)
+    (path,) = (run.folder / "checkpoints").iterdir()
+    assert {f.name.partition("-")[0] for f in path.iterdir()} == {"shard", "SHA256SUMS"}
+    (shard,) = path.glob("*.safetensors")
+    tensors = load_file(shard)
+    assert tensors["optimizer.step"].tolist() == [1.0]
+    assert {"model.lm_head.weight", "optimizer.exp_avg.lm_head.weight"} <= tensors.keys()
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(run, trained, monkeypatch):
     train(run, device=CPU, stop_after=2)
     folder = run.folder / "checkpoints"
 
@@ -110,14 +153,49 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(run, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
+        # torch syncs each file by the same call.
         patch.setattr(checkpoint_module.os, "fsync", full)
-        with pytest.raises(CheckpointError, match="No space left on device; step 2 is intact"):
+        with pytest.raises(CheckpointError, match="No space left on device; step-00000002 is int"):
             train(run, device=CPU)
-    assert not list(folder.glob(".*"))
-    step, _ = load_checkpoint(folder, pytest.fail)
-    assert step == 2
+    assert sorted(p.name for p in folder.iterdir()) == ["step-00000001", "step-00000002"]
     train(run, device=CPU)
-    assert is_done(run)
+    assert same(weights(run), trained)
+
+
+def die_at_a_sync():
+    """SIGKILL when the file or folder that matches DIE_AT is to be forced onto the disk."""
+    sync = os.fsync
+
+    def fsync(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        named = path.name == "checkpoints" and (path / "step-00000003").exists()
+        if re.search(os.environ["DIE_AT"], f"{path} named" if named else str(path)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        sync(descriptor)
+
+    os.fsync = fsync
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to know files by")
+@pytest.mark.parametrize(
+    ("die_at", "left"),
+    [
+        ("step-00000003/shard-", 2),
+        ("step-00000003/SHA256SUMS", 2),
+        ("step-00000003$", 2),
+        ("named", 3),
+    ],
+)
+def test_a_kill_within_a_checkpoint_costs_the_steps_since_the_last(
+    run, trained, capsys, die_at, left
+):
+    ends = train_on(1, Path.cwd(), run.name, before=die_at_a_sync, environment={"DIE_AT": die_at})
+    assert ends == [(-signal.SIGKILL, "killed")]
+    names = {p.name for p in (run.folder / "checkpoints").iterdir()}
+    assert (".step-00000003" in names, "step-00000003" in names) == (left == 2, left == 3)
+    train(run, device=CPU)
+    assert f"going on from step {left}" in capsys.readouterr().out
+    assert same(weights(run), trained)
 
 
 def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys):
@@ -144,12 +222,87 @@ def test_a_second_process_on_the_same_run_is_refused(run):
             train(run, device=CPU)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_by_name(run, monkeypatch):
+@pytest.mark.parametrize("where", ["loss", "gates"])
+def test_a_nan_stops_the_run_by_name(run, monkeypatch, where):
+    """In the loss, and where a CPU's attention itself refuses it."""
     train(run, device=CPU, stop_after=2)
-    loss = FoXForCausalLM.loss_per_token
-    monkeypatch.setattr(FoXForCausalLM, "loss_per_token", lambda *a: loss(*a) * torch.nan)
-    with pytest.raises(TrainingError, match=r"step 2 gave loss nan .*gradients.*model\."):
+    block = FoXBlock.forward
+    spoil = {"loss": 0, "gates": 1}[
+        where
+    ]  # before the last layer, its gates are the next to see it
+
+    def forward(self, x, cache=None):
+        y = block(self, x, cache)
+        return y * torch.nan if next(calls) % 2 != spoil else y
+
+    calls = itertools.count()
+    monkeypatch.setattr(FoXBlock, "forward", forward)
+    what = "gave loss nan and gradient norm nan" if where == "loss" else "failed .log_fgate must"
+    with pytest.raises(TrainingError, match=rf"step 2 {what}.*turns finite inputs into nan; .*"
+                                            r"last good checkpoint is .*step-00000002$"):  # fmt: skip
         train(run, device=CPU)
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(x)["step"] for x in lines] == [0, 1]
+
+
+def test_no_update_after_a_nan_changes_the_weights():
+    """The host reads a step's loss when the next is under way: by then nothing must be lost."""
+    model = FoXForCausalLM(
+        FoXConfig.pro(vocab_size=20, hidden_size=32, num_hidden_layers=1, num_heads=2)
+    )
+    optimizer = make_optimizer(model, TrainingConfig(), 1e-3)
+    ids = torch.arange(16).view(1, 16)
+
+    def step():
+        loss, _ = train_step(
+            model, optimizer, iter([(ids, ids)]), 1, max_grad_norm=1.0, dtype="float32"
+        )
+        return loss.item()
+
+    state = [{n: p.detach().clone() for n, p in model.named_parameters()}]
+    for spoiled in (False, True, False):
+        handle = model.model.register_forward_hook(lambda _, x, y: y * torch.nan)
+        if not spoiled:
+            handle.remove()
+        assert math.isnan(step()) == spoiled
+        handle.remove()
+        state.append({n: p.detach().clone() for n, p in model.named_parameters()})
+    assert not same(state[0], state[1]) and same(state[1], state[2]) and same(state[2], state[3])
+    assert {x["step"].item() for x in optimizer.state.values()} == {1.0}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_blocks_train_as_others_do(checkpointing):
+    """One graph without breaks; here without code generation, which takes minutes on a CPU."""
+    config = FoXConfig.pro(
+        vocab_size=20, hidden_size=32, num_hidden_layers=3, num_heads=2, log_pruning_tolerance=-10.0
+    )
+    ids = torch.arange(70).view(1, 70) % 20
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = FoXForCausalLM(config, gradient_checkpointing=checkpointing)
+        names = list(model.state_dict())
+        if compiled:
+            compile_blocks(model, backend="aot_eager")
+        assert list(model.state_dict()) == names
+        model.loss_per_token(ids, ids).mean().backward()
+        results.append({n: p.grad for n, p in model.named_parameters()})
+    for name, gradient in results[0].items():
+        torch.testing.assert_close(results[1][name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_metrics_say_what_a_person_watches(run):
+    train(run, device=CPU, watch_every=2)
+    lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    always = {"step", "tokens", "loss_nats", "grad_norm", "learning_rate",
+              "throughput_tokens_per_s", "data_wait_share"}  # fmt: skip
+    # No memory and no MFU on a CPU: missing is missing.
+    assert all(x.keys() - {"pruned_ratio"} == always for x in lines)
+    assert [x["step"] for x in lines if "pruned_ratio" in x] == [0, 2, 4]
+    assert len(lines[0]["pruned_ratio"]) == 2 and all(0 <= x["data_wait_share"] <= 1 for x in lines)
+    train(exact := load_suite("mini").run("pro-tiny-128-exact"), device=CPU)
+    assert "pruned_ratio" not in (exact.folder / "metrics.jsonl").read_text()
 
 
 def test_a_missing_corpus_is_one_line(run, tmp_path, capsys):

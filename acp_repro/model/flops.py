@@ -1,0 +1,103 @@
+"""Weights, FLOPs and what a GPU could do at best: the numbers behind a plan and behind MFU.
+
+Imports no torch. The FLOP formula itself is ``FoXConfig.flops_per_token``; it is not repeated here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .config import FoXConfig
+
+# Dense tensor-core FLOP/s with 16-bit inputs and float32 sums, without sparsity. The name is what
+# torch.cuda.get_device_name gives, or a short form of it; the first pattern that fits is taken.
+_PEAK_FLOPS_16_BIT: tuple[tuple[str, float], ...] = (
+    (r"\bA100\b", 312e12),  # NVIDIA A100 datasheet, PCIe and SXM alike
+    (r"\bH100 PCIe\b", 756e12),  # NVIDIA H100 datasheet (2022), 1,513 with sparsity
+    (r"\bH100 NVL\b", 835e12),  # NVIDIA H100 datasheet, 1,671 with sparsity
+    (r"\bH100\b", 989e12),  # NVIDIA H100 datasheet, SXM, 1,979 with sparsity
+    (r"\bH200 NVL\b", 835e12),  # NVIDIA H200 datasheet, 1,671 with sparsity
+    (r"\bH200\b", 989e12),  # NVIDIA H200 datasheet, SXM, 1,979 with sparsity
+    (r"\bL40S\b", 362e12),  # NVIDIA L40S datasheet, 733 with sparsity
+    (r"\bB200\b", 2250e12),  # NVIDIA DGX B200 datasheet: 36 PFLOP/s with sparsity, 8 GPUs
+    # NVIDIA Ada GPU architecture whitepaper, Table 2. The laptop and D models are other chips.
+    (r"\b(RTX )?4090\b(?! (Laptop|D\b))", 165e12),
+)
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Trainable numbers of a model, by what they cost.
+
+    Attributes:
+        embedding: looked up, never multiplied.
+        head: the untied language-model head.
+        blocks: everything else, the final norm included.
+    """
+
+    embedding: int
+    head: int
+    blocks: int
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.head + self.blocks
+
+    @property
+    def non_embedding(self) -> int:
+        """Without the input embedding: the number in the paper's names (Table 2)."""
+        return self.head + self.blocks
+
+
+def parameter_counts(config: FoXConfig) -> ParameterCounts:
+    """The weights of ``FoXForCausalLM(config)``, without building it."""
+    table = config.vocab_size * config.hidden_size
+    return ParameterCounts(table, table, config.num_parameters() - table)
+
+
+def training_flops_per_token(
+    config: FoXConfig, context_length: int, pruned_ratio: float = 0.0
+) -> float:
+    """Forward and backward FLOPs of one training token: three times the forward pass.
+
+    Matrix products of the blocks, of the head, and of attention over the causal half; see
+    ``FoXConfig.flops_per_token``.
+
+    Args:
+        context_length: tokens in a sequence.
+        pruned_ratio: the share of the attention that is left out. 0 gives the nominal FLOPs, the
+            measured share the executed ones.
+
+    Raises:
+        ValueError: context_length under 1, or pruned_ratio not in 0 to 1.
+    """
+    if not 0 <= pruned_ratio <= 1:
+        raise ValueError(f"pruned_ratio must be between 0 and 1, got {pruned_ratio!r}")
+    return config.flops_per_token(context_length, 1.0 - pruned_ratio)
+
+
+def peak_flops(device_name: str, dtype: object = "bfloat16") -> float | None:
+    """Dense FLOP/s that the maker states for a GPU, or None where this table does not know it.
+
+    Args:
+        device_name: as ``torch.cuda.get_device_name`` gives it, or short: ``h100``, ``a100``.
+        dtype: ``bfloat16`` or ``float16``, as text or as torch's; of others nothing is known.
+    """
+    if str(dtype).removeprefix("torch.") not in ("bfloat16", "float16"):
+        return None
+    row = _row_of(device_name)
+    return None if row is None else row[1]
+
+
+def same_gpu(device_name: str, other: str) -> bool:
+    """Whether two names, in full or short, mean the same known GPU."""
+    row = _row_of(device_name)
+    return row is not None and row == _row_of(other)
+
+
+def _row_of(device_name: str) -> tuple[str, float] | None:
+    for row in _PEAK_FLOPS_16_BIT:
+        if re.search(row[0], device_name, re.IGNORECASE):
+            return row
+    return None

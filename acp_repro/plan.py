@@ -1,0 +1,196 @@
+"""What a suite costs before anyone pays for it: ``python -m acp_repro.plan --suite paper --gpu h100``.
+
+Parameters, tokens, FLOPs, memory and GPU-hours of every run, from formulas: no model is built and torch
+is not imported. `--check` holds the predictions against the runs that are finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import math
+import shutil
+import sys
+from pathlib import Path
+
+from .model.flops import peak_flops
+from .plan_cost import Assumptions, Cost, cost_of
+from .plan_speed import Speeds, measured_run
+from .suite import Suite, SuiteError, load_suite
+
+PRUNED_RATIO = 0.7  # "around 70 %" (abstract), at all lengths and sizes
+MFU = 0.3  # an assumption, of executed FLOPs: small models reach less, large ones more
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        suite = load_suite(options.suite)
+        assumptions = Assumptions(
+            gpu=options.gpu, ranks=options.nproc, mfu=options.mfu,
+            pruned_ratio=options.pruned_ratio, vocab_size=options.vocab_size,
+        )  # fmt: skip
+        speeds = Speeds.find(suite, options.tokens_per_s, of_finished_runs=not options.check)
+        if options.check:
+            rows = _checked(suite, assumptions, speeds)
+        else:
+            if peak_flops(options.gpu) is None:
+                raise SuiteError(
+                    f"--gpu {options.gpu}: not in the table of acp_repro/model/flops.py"
+                )
+            costs = [cost_of(run, assumptions, speeds) for run in suite.runs]
+            rows = [_row(cost) for cost in costs]
+    except SuiteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not rows:
+        print(
+            f"no run of suite {suite.name} is finished: there is nothing to check", file=sys.stderr
+        )
+        return 1
+    _print(f"{suite.name}: {suite.description}", rows)
+    if not options.check:
+        _print_totals(costs, assumptions)
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        print(f"csv: {options.csv.resolve()}")
+    return 0
+
+
+def _row(cost: Cost) -> dict[str, str]:
+    """One line of the table, what matters most first: a narrow terminal shows the left of it."""
+    memory = cost.memory
+    return {
+        "run": cost.run.name,
+        "params M": f"{cost.parameters.non_embedding / 1e6:.0f}",
+        "tokens M": f"{cost.tokens / 1e6:,.0f}",
+        "steps": f"{cost.steps:,}",
+        "GPU-hours": f"{cost.gpu_hours:,.1f}" if cost.gpu_hours >= 10 else f"{cost.gpu_hours:.2g}",
+        "peak GB": f"{memory.peak / 1e9:.1f}",
+        "EFLOP": f"{cost.nominal_flops / 1e18:.3g}",
+        "executed": f"{cost.executed_flops / 1e18:.3g}",
+        "tokens/s": f"{cost.tokens_per_s:,.0f}",
+        "from": cost.source,
+        "parallel": cost.mode,
+        "states GB": f"{memory.states / 1e9:.1f}",
+        "activations": f"{memory.activations / 1e9:.1f}",
+        "checkpointed": f"{memory.activations_checkpointed / 1e9:.1f}",
+        "logits": f"{memory.logits / 1e9:.1f}",
+    }
+
+
+def _checked(suite: Suite, assumptions: Assumptions, speeds: Speeds) -> list[dict[str, str]]:
+    """Predicted, measured and their ratio, for every finished run, on the machine that it ran on."""
+    rows = []
+    for run in suite.runs:
+        found = measured_run(run)
+        if found is None:
+            continue
+        there = dataclasses.replace(assumptions, gpu=found.device, ranks=found.ranks)
+        cost = cost_of(run, there, speeds)
+        memory = found.peak_memory_bytes or math.nan
+        rows.append(
+            {
+                "run": run.name,
+                "GPU-hours": _shown(cost.gpu_hours, ".3g"),
+                "measured": _shown(found.gpu_seconds / 3600, ".3g"),
+                "ratio": _shown(found.gpu_seconds / 3600 / cost.gpu_hours, ".2f"),
+                "peak GB": _shown(cost.memory.peak / 1e9, ".1f"),
+                "measured GB": _shown(memory / 1e9, ".1f"),
+                "ratio GB": _shown(memory / cost.memory.peak, ".2f"),
+                "from": cost.source if math.isfinite(cost.gpu_hours) else "-",
+                "on": f"{found.ranks} x {found.device}",
+            }
+        )
+    return rows
+
+
+def _shown(value: float, form: str) -> str:
+    """A number, or a dash for what is not known: a CPU's peak, memory that was not recorded."""
+    return format(value, form) if math.isfinite(value) else "-"
+
+
+def _print_totals(costs: list[Cost], assumptions: Assumptions) -> None:
+    hours = sum(cost.gpu_hours for cost in costs)
+    executed, nominal = (
+        sum(getattr(cost, name) for cost in costs) for name in ("executed_flops", "nominal_flops")
+    )
+    print(f"{len(costs)} runs: {nominal / 1e18:,.4g} EFLOP nominal, {executed / 1e18:,.4g} executed, "
+          f"{hours:,.1f} GPU-hours, {hours / assumptions.ranks:,.1f} hours one after another on "
+          f"{assumptions.ranks} GPU(s)")  # fmt: skip
+    print(f"ACP runs execute {1 - assumptions.pruned_ratio:.0%} of the attention's FLOPs. "
+          f"{assumptions.gpu}: {assumptions.peak_flops / 1e12:.0f} TFLOP/s at most; where no speed was "
+          f"measured, {assumptions.mfu:.0%} of that on executed FLOPs. GPUs are taken to scale "
+          "without loss. Measuring and writing checkpoints are not counted.")  # fmt: skip
+
+
+def _print(title: str, rows: list[dict[str, str]]) -> None:
+    """A table with rich where it is installed, else plain columns; in a pipe nothing is left out."""
+    print(title)
+    shown, left_aligned = list(rows[0]), ("run", "from", "parallel", "on")
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in shown}
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    while len(shown) > 2 and sum(widths[name] + 2 for name in shown) - 2 > columns:
+        shown.pop()
+    hidden = list(rows[0])[len(shown) :]
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        for row in ({name: name for name in shown}, *rows):
+            cells = [row[n].ljust(widths[n]) if n in left_aligned else row[n].rjust(widths[n])
+                     for n in shown]  # fmt: skip
+            print("  ".join(cells).rstrip())
+    else:
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+        for name in shown:
+            side = "left" if name in left_aligned else "right"
+            table.add_column(name, justify=side, no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[name] for name in shown))
+        Console(highlight=False, width=sum(widths[name] + 2 for name in shown)).print(table)
+    if hidden:
+        print(
+            f"not shown, for want of width: {', '.join(hidden)} (a wider terminal, or --csv FILE)"
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.plan",
+        description=__doc__.split("\n\n")[0],
+        epilog="Speeds come from --tokens-per-s, else from finished runs and throughput records of the "
+        "same shape, else from --mfu; the last column says which.",
+    )
+    add = parser.add_argument
+    add("--suite", default="paper", help="a name in experiments/ (default: paper)")
+    add(
+        "--gpu",
+        default="h100",
+        metavar="NAME",
+        help="a100, h100, h200, l40s, b200, 4090 (default: h100)",
+    )
+    add("--nproc", type=int, default=1, metavar="N", help="GPUs that share a run (default: 1)")
+    add("--tokens-per-s", action="append", default=[], metavar="RUN=NUMBER",
+        help="speed of a run on one GPU (repeatable)")  # fmt: skip
+    add("--mfu", type=float, default=MFU, help="share of the peak FLOP/s, where no speed is known "
+        "(default: %(default)s)")  # fmt: skip
+    add("--pruned-ratio", type=float, default=PRUNED_RATIO,
+        help="share of the attention that ACP runs prune (default: %(default)s)")  # fmt: skip
+    add(
+        "--vocab-size",
+        type=int,
+        metavar="V",
+        help="where the tokenizer is a file that is not here yet",
+    )
+    add("--check", action="store_true", help="hold the predictions against finished runs")
+    add("--csv", type=Path, metavar="FILE", help="write the table there too")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Speeds that were measured, for a plan: of finished runs, and of throughput records. Needs no torch."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from .model.flops import same_gpu
+from .records import RESULTS
+from .strict_yaml import SuiteError
+from .suite import Run, Suite
+
+RUNS = Path("runs")
+# Architecture, layers, width, head_dim, context length, with ACP: what decides the time of a token.
+Shape = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A finished run: seconds of all its GPUs, and the most memory that one of them held."""
+
+    gpu_seconds: float
+    ranks: int
+    peak_memory_bytes: int | None
+    device: str
+
+
+class Speeds:
+    """Tokens a second on one GPU, by run or by shape, with where each comes from."""
+
+    def __init__(self):
+        self._by_run: dict[str, float] = {}
+        self._by_shape: dict[Shape, list[tuple[float, str, Path]]] = {}
+
+    @classmethod
+    def find(cls, suite: Suite, given: list[str], *, of_finished_runs: bool = True) -> Self:
+        """All that is known for the shapes of ``suite``.
+
+        Args:
+            given: ``RUN=NUMBER``, which wins.
+            of_finished_runs: use runs/*/*/metrics.jsonl too; not for a prediction that is held
+                against those very runs.
+
+        Raises:
+            SuiteError: an entry of ``given`` is not of that form, or names no run.
+        """
+        speeds = cls()
+        for entry in given:
+            name, _, number = entry.partition("=")
+            try:
+                speeds._by_run[suite.run(name).name] = float(number)
+            except ValueError as error:
+                reason = error if isinstance(error, SuiteError) else "write RUN=NUMBER"
+                raise SuiteError(f"--tokens-per-s {entry}: {reason}") from None
+        # Finished runs are worth more than the records of short passes, so they come last.
+        for path in sorted(RESULTS.glob("h100/**/throughput.csv")):
+            speeds._add_records(path, suite)
+        if of_finished_runs:
+            for path in sorted(RUNS.glob("*/*/metrics.jsonl")):
+                speeds._add_metrics(path)
+        return speeds
+
+    def of(self, run: Run, gpu: str) -> tuple[float, str] | None:
+        """(tokens a second on one ``gpu``, source) of a run, or None."""
+        if run.name in self._by_run:
+            return self._by_run[run.name], "given"
+        for speed, device, path in reversed(self._by_shape.get(_shape(run), [])):
+            if same_gpu(device, gpu):
+                return speed, str(path)
+        return None
+
+    def _add_metrics(self, path: Path) -> None:
+        try:
+            description = json.loads((path.parent / "run.json").read_text())
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            rates = [line["throughput_tokens_per_s"] for line in lines]
+            settings = description["settings"]
+            shape = _shape_of_settings(settings)
+        except (OSError, ValueError, KeyError):
+            return  # a run that has only begun, or is not ours
+        if rates:
+            rates = rates[len(rates) // 10 :]  # the first steps compile and warm up
+            speed = median(rates) / description.get("ranks", 1)
+            self._add(shape, speed, description["device"], path)
+
+    def _add_records(self, path: Path, suite: Suite) -> None:
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                # A record names the size and not its shape: only a size of the same name is the same.
+                size = suite.sizes.get(row["size"])
+                if size is None:
+                    continue
+                shape = (
+                    row["architecture"], size.num_hidden_layers, size.hidden_size, size.head_dim,
+                    int(row["context_length_tokens"]), row["method"] == "acp",
+                )  # fmt: skip
+                speed = float(row["throughput_tokens_per_s"])
+                self._add(shape, speed, row["device"], path)
+
+    def _add(self, shape: Shape, speed: float, device: str, path: Path) -> None:
+        self._by_shape.setdefault(shape, []).append((speed, device, path))
+
+
+def measured_run(run: Run) -> MeasuredRun | None:
+    """What a finished run took, or None for one that is not finished."""
+    try:
+        done = json.loads((run.folder / "done.json").read_text())
+        description = json.loads((run.folder / "run.json").read_text())
+        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    except (OSError, ValueError):
+        return None
+    ranks = done.get("ranks", description.get("ranks", 1))
+    peaks = [json.loads(line).get("peak_memory_bytes") for line in lines]
+    peak = max((p for p in [*peaks, done.get("peak_memory_bytes")] if p), default=None)
+    return MeasuredRun(done["seconds"] * ranks, ranks, peak, description.get("device", "?"))
+
+
+def _shape(run: Run) -> Shape:
+    size = run.size
+    return (
+        run.architecture, size.num_hidden_layers, size.hidden_size, size.head_dim,
+        run.context_length, run.log_pruning_tolerance is not None,
+    )  # fmt: skip
+
+
+def _shape_of_settings(settings: dict[str, Any]) -> Shape:
+    size = settings["size"]
+    return (
+        settings["architecture"], size["num_hidden_layers"], size["hidden_size"], size["head_dim"],
+        settings["context_length"], settings["log_pruning_tolerance"] is not None,
+    )  # fmt: skip

@@ -1,0 +1,182 @@
+"""Ranks: one process, or several that torchrun starts, with DDP or FSDP2 around the model.
+
+Every function also works where there is no process group, as one rank. Ranks of one run share a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from ..model import FoXForCausalLM
+from ..suite import Run
+
+T = TypeVar("T")
+
+# Below this many weights in the blocks each rank keeps them all (DDP); above, each keeps a share (FSDP2).
+FSDP_FROM = 300_000_000
+
+
+class DistributedError(RuntimeError):
+    """The ranks cannot be set up; the message says what to start instead."""
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+@contextlib.contextmanager
+def process_group(device: str | None = None) -> Iterator[torch.device]:
+    """Joins the ranks that torchrun started, if it did, and gives this process its device.
+
+    Args:
+        device: as ``torch.device`` takes it; None is a GPU if there is one. Under torchrun ``cuda``
+            means that each rank takes the GPU of its local number.
+
+    Raises:
+        DistributedError: the device cannot be shared out to the ranks.
+    """
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield chosen
+        return
+    if chosen.type == "cuda":
+        local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if chosen.index is not None:
+            raise DistributedError(
+                f"--device {device}: under torchrun each rank takes a GPU of its own; "
+                "say --device cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"
+            )
+        if local >= gpus:
+            raise DistributedError(
+                f"{os.environ['LOCAL_WORLD_SIZE']} ranks on a machine with {gpus} GPUs; "
+                f"use --nproc-per-node {gpus} (make: NPROC={gpus}), or --device cpu"
+            )
+        chosen = torch.device("cuda", local)
+        torch.cuda.set_device(chosen)
+        dist.init_process_group("cpu:gloo,cuda:nccl")  # small talk goes through the CPU
+    else:
+        dist.init_process_group("gloo")
+    yield chosen
+    # Not in a `finally`: after an error of one rank alone this would wait for the others, and torchrun
+    # ends them all once this process is gone. Errors that all ranks meet are handled inside.
+    dist.destroy_process_group()
+
+
+def check_ranks(run: Run) -> None:
+    """Each rank must get the same number of micro-batches of a step.
+
+    Raises:
+        DistributedError: it cannot; names the numbers of ranks that can.
+    """
+    config, ranks = run.training, world_size()
+    micro_batches = config.batch_tokens // config.micro_batch_tokens
+    if micro_batches % ranks:
+        possible = [str(n) for n in range(1, micro_batches + 1) if micro_batches % n == 0]
+        raise DistributedError(
+            f"{run.name}: {ranks} ranks cannot share the {micro_batches} micro-batches of a step "
+            f"equally; use NPROC={' or '.join(possible[-4:])}, or a training.micro_batch_tokens (now "
+            f"{config.micro_batch_tokens}) of which batch_tokens {config.batch_tokens} holds a "
+            f"multiple of {ranks}"
+        )
+
+
+def parallel_mode(run: Run) -> str:
+    """``none`` for one rank, else ``ddp`` or ``fsdp``: the settings' choice, or by size for ``auto``."""
+    if world_size() == 1:
+        return "none"
+    if run.training.parallel != "auto":
+        return run.training.parallel
+    return "fsdp" if run.size.non_embedding >= FSDP_FROM else "ddp"
+
+
+def parallelize(model: FoXForCausalLM, mode: str, device: torch.device) -> nn.Module:
+    """What to call instead of ``model`` so that gradients are means over ranks.
+
+    FSDP2 shards ``model`` in place, one group of weights a block. Weights stay float32 and products
+    stay under autocast, as on one rank, so that the numbers agree within rounding.
+
+    Args:
+        model: with the same weights on every rank.
+        mode: ``none``, ``ddp`` or ``fsdp``.
+        device: of the model.
+    """
+    if mode == "ddp":
+        # Blocks are compiled one by one; splitting their graphs at DDP's buckets would win nothing.
+        torch._dynamo.config.optimize_ddp = False
+        ids = [device] if device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    if mode == "fsdp":
+        # What forward returns, the loss of each token, may be a view; nothing writes into it.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* view", UserWarning)
+        mesh = init_device_mesh(device.type, (world_size(),))
+        # Whole weights stay between micro-batches, so they travel once a step; see gradient_sync.
+        for block in model.model.layers:
+            fully_shard(block, mesh=mesh, reshard_after_forward=False)
+        fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    return model
+
+
+@contextlib.contextmanager
+def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
+    """Forward and backward inside add to the gradient; ranks share it only where ``enabled``.
+
+    FSDP2 then also gives up the whole weights and gradients; until then each rank holds them, 8 bytes a
+    weight, and shards save the optimiser's 8 bytes.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(enabled)
+        model.set_reshard_after_backward(enabled)
+    if isinstance(model, DistributedDataParallel) and not enabled:
+        with model.no_sync():
+            yield
+    else:
+        yield
+
+
+def mean_over_ranks(value: Tensor) -> Tensor:
+    """The mean of each rank's ``value``, on every rank, without making the host wait on a GPU."""
+    if world_size() == 1:
+        return value
+    value = value.clone()
+    dist.all_reduce(value)  # a sum: gloo knows no mean
+    return value / world_size()
+
+
+def on_rank_zero(action: Callable[[], T]) -> T:
+    """Rank 0 does it, and every rank gets its result or raises its error. All ranks must call."""
+    if world_size() == 1:
+        return action()
+    outcome: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            outcome[0] = action()
+        except Exception as error:  # the others wait for this rank's word, whatever happened
+            outcome[1] = error
+    dist.broadcast_object_list(outcome, device=torch.device("cpu"))
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
+
+
+def gather(value: T) -> list[T]:
+    """Each rank's ``value``, in the order of ranks, on every rank. All ranks must call."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values

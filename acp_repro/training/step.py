@@ -1,0 +1,87 @@
+"""One optimiser step over several micro-batches, on one rank or on several."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ..model import FoXForCausalLM
+from .distributed import gradient_sync, mean_over_ranks
+from .optimizer import stop_updates_unless_finite
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.AdamW,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    num_batches: int,
+    *,
+    max_grad_norm: float,
+    dtype: str,
+) -> tuple[Tensor, Tensor]:
+    """One optimiser step over ``num_batches`` micro-batches of equal size on each rank.
+
+    Where loss or gradient norm is not finite the weights stay as they were, then and from then on.
+
+    Args:
+        model: a ``FoXForCausalLM``, or what ``distributed.parallelize`` made of it.
+        optimizer: from ``make_optimizer``.
+        batches: gives (input_ids, labels), each (B, T) integer, this rank's share of the step.
+        max_grad_norm: longer gradients are scaled down to this norm.
+        dtype: ``bfloat16`` (autocast over float32 weights) or ``float32``.
+
+    Returns:
+        Mean loss in nats and the gradient's norm before clipping, of all ranks, as float32 scalars on
+        the device: reading them would make the host wait.
+    """
+    device = next(model.parameters()).device
+    optimizer.zero_grad(set_to_none=True)
+    total = torch.zeros((), device=device)
+    for index in range(num_batches):
+        input_ids, labels = (x.to(device, non_blocking=True) for x in next(batches))
+        with gradient_sync(model, index == num_batches - 1):
+            with autocast(device, dtype):
+                loss = model(input_ids, labels=labels).mean() / num_batches
+            loss.backward()
+        total += loss.detach()
+    total = mean_over_ranks(total)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    stop_updates_unless_finite(optimizer, total, norm)
+    optimizer.step()
+    return total, norm
+
+
+def autocast(device: torch.device, dtype: str):
+    """bfloat16 autocast over float32 weights, or nothing for float32."""
+    enabled = dtype == "bfloat16"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+def compile_blocks(model: FoXForCausalLM, backend: str = "inductor") -> None:
+    """Each block's forward through torch.compile, in place: one graph that all blocks share.
+
+    Names of weights stay. Only ``forward`` is compiled and not the call around it, so FSDP2's hooks and
+    gradient checkpointing stay outside the graph. What was compiled for other models is dropped: it
+    would count against the few graphs that torch.compile keeps for one function.
+    """
+    torch.compiler.reset()
+    for block in model.model.layers:
+        block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False, backend=backend)
+
+
+@contextlib.contextmanager
+def compiled_blocks(model: FoXForCausalLM, enabled: bool) -> Iterator[None]:
+    """:func:`compile_blocks` inside, if ``enabled``, and eager blocks again after it."""
+    if enabled:
+        compile_blocks(model)
+    try:
+        yield
+    finally:
+        for block in model.model.layers:
+            block.__dict__.pop("forward", None)

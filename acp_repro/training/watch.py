@@ -1,0 +1,272 @@
+"""Watching a run: its log, where a NaN comes from, and what each layer prunes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import choose_implementation, pruning_grid
+from ..attention.boundary import count_blocks, find_boundary
+from ..attention.decay import cumulative_log_fgate
+from ..model import ForgettingAttentionCore
+
+
+class RunLog:
+    """``FOLDER/metrics.jsonl``, one JSON object a step, and the same numbers for TensorBoard if wanted.
+
+    Lines of steps from ``first_step`` on will be written again, so they are dropped first, and so is
+    a last line cut short by a kill. JSON knows no NaN: a number that is not finite is written as null.
+
+    Args:
+        folder: the run's folder; must exist.
+        first_step: the step that comes next.
+        tensorboard: also write ``FOLDER/tensorboard``; lists and mappings become ``KEY/ENTRY``.
+
+    Raises:
+        RuntimeError: TensorBoard is wanted and not installed.
+    """
+
+    def __init__(self, folder: Path, first_step: int, *, tensorboard: bool = False):
+        path = Path(folder) / "metrics.jsonl"
+        self._board = _summary_writer(path.parent / "tensorboard", first_step, tensorboard)
+        _keep_steps_before(path, first_step)
+        self._file = path.open("a")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One step: ``record["step"]`` is its number, the other values numbers, lists or mappings."""
+        self._file.write(json.dumps(_finite_or_null(record), allow_nan=False) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in _scalars(record):
+                if name != "step":
+                    self._board.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def _summary_writer(folder: Path, first_step: int, wanted: bool):
+    if not wanted:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise RuntimeError(
+            "TensorBoard is not installed; pip install 'acp_repro[tensorboard]', or leave it off"
+        ) from None
+    return SummaryWriter(str(folder), purge_step=first_step)  # hides what will be written again
+
+
+def _keep_steps_before(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            if json.loads(line)["step"] < step:
+                kept.append(line + "\n")
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text("".join(kept))
+    temporary.replace(path)
+
+
+def _scalars(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers in nested mappings and lists, with their path as their name."""
+    if isinstance(value, dict):
+        entries = value.items()
+    elif isinstance(value, list | tuple):
+        entries = enumerate(value)
+    else:
+        if isinstance(value, int | float):
+            yield name, value
+        return
+    for key, entry in entries:
+        yield from _scalars(entry, f"{name}/{key}" if name else str(key))
+
+
+def _finite_or_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite_or_null(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite_or_null(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor, *, dtype: str) -> list[float]:
+    """The share of causal blocks that each layer prunes on this text, mean over sequences and heads.
+
+    A forward pass without gradients on the blocks of this device's implementation, eager even where
+    blocks were compiled. With sharded weights every rank must call it.
+
+    Args:
+        model: a ``FoXForCausalLM``, or a wrapper of one whose forward takes the same arguments.
+        input_ids: (B, T) integer, on the model's device.
+        dtype: ``bfloat16`` (autocast) or ``float32``.
+
+    Returns:
+        One number in 0 to 1 a layer; an empty list for a model that computes exactly.
+    """
+    ratios: dict[int, Tensor] = {}
+
+    def hook_of(layer: int):
+        def hook(_module, arguments):
+            q, _, _, log_fgate, threshold = arguments
+            if threshold is None:
+                return
+            block_q, block_k = pruning_grid(choose_implementation(q.device), q.shape[-1], q.dtype)
+            length, c = q.shape[2], cumulative_log_fgate(log_fgate)
+            boundary = find_boundary(c, threshold.expand(q.shape[:2]), length, block_q, block_k)
+            count = count_blocks(boundary, length, length, block_q, block_k)
+            ratios[layer] = count.pruned_ratio.mean()
+
+        return hook
+
+    cores = [m for m in model.modules() if isinstance(m, ForgettingAttentionCore)]
+    handles = [core.register_forward_pre_hook(hook_of(i)) for i, core in enumerate(cores)]
+    with _removed_after(handles), _eager(input_ids.device, dtype), torch.no_grad():
+        model(input_ids, return_hidden=True)
+    if not ratios:
+        return []
+    return torch.stack([ratios[layer] for layer in sorted(ratios)]).tolist()
+
+
+def first_non_finite(model: nn.Module, input_ids: Tensor, labels: Tensor, *, dtype: str) -> str:
+    """Where the first NaN or infinity arises on this micro-batch, in one line.
+
+    Runs forward and backward once more, eager and watched; the gradients of ``model`` are lost. With
+    several ranks every rank must call it, and each speaks of its own micro-batch.
+
+    Args:
+        model: a ``FoXForCausalLM``, or a wrapper of one whose forward takes the same arguments.
+        input_ids, labels: (B, T) integer, on the model's device.
+        dtype: ``bfloat16`` (autocast) or ``float32``.
+
+    Returns:
+        E.g. ``layer 3: attn.core turns finite inputs into nan``.
+    """
+    for name, parameter in model.named_parameters():
+        # Whole, if it is sharded: all ranks must come to the same answer, or some would wait.
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        if bad := _bad_value(whole):
+            return f"the weight {_place(name)} holds {bad}"
+
+    found: list[str] = []
+
+    def note(tensors, text: str) -> None:
+        # Only the first counts. The pass goes on: other ranks may wait for this one.
+        if not found:
+            bad = next((b for b in map(_bad_value, _tensors(tensors)) if b), None)
+            if bad:
+                found.append(text.format(bad))
+
+    def note_grad(name: str, parameter: Tensor) -> None:
+        note(parameter.grad, f"the gradient of the weight {_place(name)} is {{}}")
+
+    handles = []
+    for name, module in model.named_modules():
+        if name:
+            handles += _watch(module, _place(name), note)
+    for name, parameter in model.named_parameters():
+        hook = functools.partial(note_grad, name)
+        handles.append(parameter.register_post_accumulate_grad_hook(hook))
+    model.zero_grad(set_to_none=True)
+    with _removed_after(handles), _eager(input_ids.device, dtype):
+        try:
+            loss = model(input_ids, labels=labels)
+            note(loss, "the head's loss is {}, while its input is finite")
+            loss.mean().backward()
+        except ValueError:  # a CPU's attention refuses the NaN itself
+            if not found:
+                raise
+    for name, parameter in model.named_parameters():  # sharded weights call no hook of theirs
+        note_grad(name, parameter)
+    model.zero_grad(set_to_none=True)
+    return found[0] if found else "all is finite on this micro-batch, run eagerly"
+
+
+def _watch(module: nn.Module, place: str, note: Callable[[Any, str], None]) -> list:
+    """Hooks that look at what goes into a module and comes out of it, in both directions.
+
+    Gradients are seen by hooks on the tensors, not by full backward hooks, which gradient
+    checkpointing does not bear.
+    """
+
+    def note_gradients(tensors: Any, text: str) -> None:
+        for tensor in _tensors(tensors):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: note(gradient, text))
+
+    def before(_module, inputs):
+        note(inputs, f"the input of {place} is {{}}")
+        note_gradients(inputs, f"the backward pass of {place} turns finite gradients into {{}}")
+
+    def after(_module, _inputs, outputs):
+        note(outputs, f"{place} turns finite inputs into {{}}")
+        note_gradients(outputs, f"the gradient that reaches {place} is {{}}")
+
+    return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+
+def _place(name: str) -> str:
+    """``model.layers.3.attn.core`` -> ``layer 3: attn.core``, whatever wraps the model."""
+    parts = [
+        p for p in name.split(".") if p not in ("module", "_orig_mod", "_checkpoint_wrapped_module")
+    ]
+    parts = parts[1:] if parts[:1] == ["model"] else parts
+    if parts[:1] == ["layers"] and len(parts) > 1:
+        return f"layer {parts[1]}: {'.'.join(parts[2:]) or 'the whole block'}"
+    return ".".join(parts) or "the model"
+
+
+def _bad_value(tensor: Tensor | None) -> str | None:
+    """``nan`` or ``inf`` if the tensor holds one."""
+    if tensor is None or not tensor.is_floating_point():
+        return None
+    # Detached, or looking would save tensors for the backward pass. The shard alone: no collective here.
+    tensor = tensor.detach()
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if bool(torch.isfinite(tensor).all()):
+        return None
+    return "nan" if bool(torch.isnan(tensor).any()) else "inf"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _tensors(entry)
+
+
+@contextlib.contextmanager
+def _eager(device: torch.device, dtype: str) -> Iterator[None]:
+    with (
+        torch.compiler.set_stance("force_eager"),
+        torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16"),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _removed_after(handles: list) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,67 @@
+"""Finds the fastest tiles of the kernels on this GPU: ``python -m acp_repro.tune_attention``.
+
+Every candidate is checked against the present tiles before it is timed. The last lines are the table of
+``acp_repro/attention/triton/tiles.py`` as this GPU would have it; a difference of a few percent is noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.tune_attention",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--head-dims", type=int, nargs="+", default=[64, 128], metavar="N",
+        help="default: 64 128")  # fmt: skip
+    add("--length", type=int, default=16384, metavar="N", help="tokens a sequence (default: 16384)")
+    add("--repeats", type=int, default=10, metavar="N", help="default: %(default)s")
+    add("--jobs", type=int, metavar="N", help="processes that compile (default: one a core, to 16)")
+    add("--csv", type=Path, metavar="FILE", help="write every timing there")
+    options = parser.parse_args(arguments)
+
+    import torch
+
+    if not torch.cuda.is_available():
+        print("error: tiles are tuned on a GPU, and PyTorch sees none", file=sys.stderr)
+        return 2
+
+    from tqdm import tqdm
+
+    from .measure.attention_tiles import KERNELS, tune
+
+    rows, best = [], {}
+    for head_dim in options.head_dims:
+        found: dict[str, list] = {kernel: [] for kernel in KERNELS}
+        work = tune(head_dim, options.length, options.repeats, options.jobs)
+        for kernel, timing in tqdm(work, desc=f"head_dim {head_dim}", unit="tile"):
+            found[kernel].append(timing)
+            rows.append([head_dim, kernel, *timing.tile, timing.milliseconds, timing.why_not])
+        for kernel, timings in found.items():
+            print(f"\nhead_dim {head_dim}, {kernel}: {timings[0].milliseconds:.3f} ms now")
+            good = sorted((t for t in timings if t.milliseconds), key=lambda t: t.milliseconds)
+            for t in good[:5]:
+                print(f"  {t.milliseconds:.3f} ms  {t.tile}")
+            best[head_dim, kernel] = good[0].tile
+    print()
+    for head_dim in options.head_dims:
+        tiles = ", ".join(f"Tile{tuple(best[head_dim, kernel])}" for kernel in KERNELS)
+        print(f"    {head_dim}: Tiles({tiles}),")
+    if options.csv:
+        options.csv.parent.mkdir(parents=True, exist_ok=True)
+        with options.csv.open("w", newline="") as file:
+            names = "head_dim kernel rows columns warps stages registers milliseconds why_not"
+            csv.writer(file).writerows([names.split(), *rows])
+        print(f"timings: {options.csv}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

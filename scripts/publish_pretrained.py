@@ -1,0 +1,115 @@
+"""Puts a trained run into pretrained/, where suite `pretrained` finds it.
+
+    python scripts/publish_pretrained.py --suite small --run pro-3m-4k-acp
+
+Writes pretrained/RUN: config.json, model.safetensors (bfloat16, half the size), tokenizer.json, done.json
+and README.md, the model card. The run must be trained and its `loss` and `pruned_ratio` measured, for the
+card tells both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from acp_repro.data import DataError, prepare
+from acp_repro.records import RecordError, read_records
+from acp_repro.suite import Run, SuiteError, load_suite
+from acp_repro.training.checkpoint import sha256_of
+from acp_repro.training.run_folder import is_done
+
+LARGEST_BYTES = 12_000_000  # what a clone should have to download
+
+CARD = """# {name}
+
+A Forgetting Transformer (FoX, {architecture}) of {layers} layers, width {width}, {heads} heads of
+{head_dim}, {parameters:,} weights in bfloat16, trained with adaptive computation pruning
+(log epsilon = {tolerance:g}). It is here to look at: its heads are local and global as in large models.
+
+| | |
+|---|---|
+| data | {data} |
+| tokenizer | byte-pair encoding of {vocab:,} ids, trained on the same text (tokenizer.json) |
+| context | {length:,} tokens |
+| trained on | {tokens:,} tokens, on {device}, in {minutes:.0f} minutes |
+| loss on held-out text | {loss:.4f} nats a token, over {loss_tokens:,} tokens |
+| pruned share of blocks | {pruned:.1%}, over {pruned_tokens:,} tokens |
+| retrain | `{command}`, then `python scripts/publish_pretrained.py --suite {suite} --run {name}` |
+
+Loss and pruned share are those of the float32 weights that were trained. `make figure4 SUITE=pretrained`
+measures this folder on your machine. Its text is in the public domain; the weights are under the licence
+of the project.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--suite", default="small", help="default: small")
+    parser.add_argument("--run", default="pro-3m-4k-acp", help="default: pro-3m-4k-acp")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("pretrained"), help="default: pretrained"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        run = load_suite(options.suite).run(options.run)
+        if not is_done(run):
+            raise RecordError(f"{run.folder} is not trained; `{run.command}`")
+        folder = publish(run, options.folder / run.name)
+    except (SuiteError, RecordError, DataError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(folder)
+    return 0
+
+
+def publish(run: Run, folder: Path) -> Path:
+    """Copies ``run`` into ``folder`` and returns it.
+
+    Raises:
+        RecordError: loss or pruned ratio is not measured.
+        ValueError: the weights are larger than :data:`LARGEST_BYTES`.
+    """
+    card = _card(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = load_file(run.model_folder / "model.safetensors")
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    size = (folder / "model.safetensors").stat().st_size
+    if size > LARGEST_BYTES:
+        raise ValueError(f"{folder}: {size:,} bytes of weights, more than {LARGEST_BYTES:,}")
+    (folder / "config.json").write_text((run.model_folder / "config.json").read_text())
+    prepare(run.data).save_tokenizer(folder)
+    done = json.loads((run.folder / "done.json").read_text())
+    done["sha256"] = sha256_of(folder / "model.safetensors")
+    (folder / "done.json").write_text(json.dumps(done, indent=2) + "\n")
+    (folder / "README.md").write_text(card)
+    return folder
+
+
+def _card(run: Run) -> str:
+    loss = read_records(run.suite, "loss", run=run.name).iloc[0]
+    blocks = read_records(run.suite, "pruned_ratio", run=run.name)
+    done = json.loads((run.folder / "done.json").read_text())
+    description = json.loads((run.folder / "run.json").read_text())
+    corpus = prepare(run.data)
+    config = run.model_config(corpus.vocab_size)
+    return CARD.format(
+        name=run.name, suite=run.suite, architecture=run.architecture, command=run.command,
+        layers=config.num_hidden_layers, width=config.hidden_size, heads=config.num_heads,
+        head_dim=config.head_dim, parameters=config.num_parameters(non_embedding=False),
+        tolerance=run.log_pruning_tolerance, vocab=config.vocab_size, length=run.context_length,
+        data=f"`corpus: {run.data.corpus}`, {run.data.path or 'on every machine'}",
+        tokens=done["tokens"], minutes=done["seconds"] / 60, device=description["device"],
+        loss=loss["loss_nats"], loss_tokens=loss["measured_tokens"],
+        pruned=blocks["pruned_blocks"].sum() / blocks["causal_blocks"].sum(),
+        pruned_tokens=blocks["measured_tokens"].iloc[0],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Hugging Face datasets without a network: a local folder through the library, and a stand-in for it."""
+
+import json
+import sys
+import types
+
+import pytest
+
+from acp_repro.data import DataError, prepare
+
+TEXTS = [f"document {i}: " + "some words; " * (i + 3) for i in range(40)]
+
+
+def standin(records=None, error=None):
+    """A module in the place of `datasets`, to see what is asked of it and to let it fail."""
+    module = types.ModuleType("datasets")
+    module.asked, module.given = [], 0
+
+    def load_dataset(*names, **options):
+        module.asked.append((*names, options))
+        if error is not None:
+            raise error
+
+        def stream():
+            for record in records:
+                module.given += 1
+                yield record
+
+        return stream()
+
+    module.load_dataset = load_dataset
+    return module
+
+
+def hf(path="owner/name", **settings):
+    return {"corpus": "hf", "path": path, "max_documents": 20, "heldout": 0.3, **settings}
+
+
+def test_a_dataset_of_the_library(tmp_path):
+    pytest.importorskip("datasets", reason="pip install 'acp_repro[hf]'")
+    (tmp_path / "data").mkdir()
+    lines = [json.dumps({"body": text, "n": i}) for i, text in enumerate([" ", *TEXTS])]
+    (tmp_path / "data" / "train.jsonl").write_text("\n".join(lines))
+    config = hf(str(tmp_path / "data"), text_field="body")
+    corpus = prepare(config, tmp_path / "cache")
+    splits = corpus.describe()["splits"]
+    assert splits["train"]["documents"] + splits["heldout"]["documents"] == 20
+    assert splits["heldout"]["documents"]
+    text = corpus.tokenizer.decode([*corpus.tokens("train"), *corpus.tokens("heldout")])
+    assert len(text) == sum(map(len, TEXTS[:20])) and TEXTS[0] in text
+    with pytest.raises(
+        DataError, match="the dataset .* cannot be read .*check path, config and split"
+    ):
+        prepare({**config, "split": "nothing"}, tmp_path / "cache")
+
+
+def test_only_the_budget_is_streamed_and_only_once(tmp_path, monkeypatch):
+    library = standin({"text": text} for text in TEXTS)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    first = prepare(hf(config="en", split="test"), tmp_path)
+    assert library.asked == [("owner/name", "en", {"split": "test", "streaming": True})]
+    assert library.given == 20
+    again = prepare(hf(config="en", split="test", heldout=0.5), tmp_path)  # the same text
+    assert len(library.asked) == 1 and again.folder != first.folder
+
+
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [
+        (None, r"needs the library `datasets`; pip install 'acp_repro\[hf\]'"),
+        (standin(error=ConnectionError("no\n route")), r"cannot be read \(no route\); .*network"),
+        (standin([{"body": "x"}]), "text_field: 'text' holds NoneType in document 0 .*are: body"),
+        (standin([{"text": " "}]), "path: owner/name, split train, holds no text"),
+        (standin([{"text": 3}]), "text_field: 'text' holds int"),
+    ],
+)
+def test_errors_leave_no_entry(tmp_path, monkeypatch, library, message):
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    with pytest.raises(DataError, match=message) as caught:
+        prepare(hf(), tmp_path)
+    assert "\n" not in str(caught.value)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]

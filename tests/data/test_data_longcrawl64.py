@@ -1,0 +1,177 @@
+"""LongCrawl64 on small arrays of the same layout: the paper's order, its shift, and every damage."""
+
+import logging
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from acp_repro.data import DataError, prepare
+from acp_repro.data import longcrawl64 as module
+from acp_repro.data.__main__ import main
+from acp_repro.data.sequences import TokenSequences
+
+zarr = pytest.importorskip("zarr", reason="pip install 'acp_repro[longcrawl64]'")
+
+BOS = 50256
+LENGTH = 64  # of a document; the real ones have 65,536
+TRAIN, HELDOUT = 13, 5
+LAYOUTS = {
+    "v2, a document a chunk, as published": {"chunks": (1, LENGTH), "zarr_format": 2},
+    "v2, chunks across": {"chunks": (4, 24), "zarr_format": 2},
+    "v3": {"chunks": (5, LENGTH), "zarr_format": 3},
+    "v3, shards": {"chunks": (2, 32), "shards": (4, LENGTH), "zarr_format": 3},
+}
+
+
+def ids(documents, seed=0):
+    return np.random.default_rng(seed).integers(1, BOS, (documents, LENGTH)).astype("u2")
+
+
+def write(folder, layout="v2, a document a chunk, as published", **change):
+    for split, tokens in {"train": ids(TRAIN), "heldout": ids(HELDOUT, 1), **change}.items():
+        array = zarr.create_array(
+            str(folder / f"{split}.zarr"), shape=tokens.shape, dtype=tokens.dtype, **LAYOUTS[layout]
+        )
+        array[:] = tokens
+    return {"corpus": "longcrawl64", "path": str(folder)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_column_by_column_without_a_shuffle_and_shifted_by_one(tmp_path, layout):
+    corpus = prepare(write(tmp_path, layout))
+    tokens = ids(TRAIN)
+    sequences = corpus.sequences("train", 16, seed=3)
+    assert len(sequences) == TRAIN * 4 and sequences.share_used == 1
+    # written out: every document's first 16 tokens, then every document's next 16; then again
+    expected = [tokens[d, 16 * s : 16 * (s + 1)] for s in [0, 1, 2, 3, 0] for d in range(TRAIN)]
+    for step in (0, 1, 5, 6, 0):  # batches of 9 straddle columns, and 6 the end of the epoch
+        inputs, labels = sequences.batch(step, 9)
+        assert labels.tolist() == [row.tolist() for row in expected[9 * step : 9 * step + 9]]
+        assert (inputs[:, 0] == BOS).all() and torch.equal(inputs[:, 1:], labels[:, :-1])
+        assert inputs.dtype == labels.dtype == torch.int64
+    again = prepare({"corpus": "longcrawl64", "path": str(tmp_path)}).sequences("train", 16, seed=4)
+    assert torch.equal(again.batch(2, 9)[1], sequences.batch(2, 9)[1])
+
+
+def test_the_end_of_a_document_that_no_slice_fills_is_dropped(tmp_path):
+    sequences = prepare(write(tmp_path)).sequences("train", 24)
+    assert len(sequences) == 2 * TRAIN and sequences.share_used == 48 / 64
+    _, labels = sequences.batch(0, 2 * TRAIN)
+    assert labels[TRAIN].tolist() == ids(TRAIN)[0, 24:48].tolist()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"max_tokens": 90}, {"same_text_as": 32}])
+def test_heldout_is_what_a_vector_of_the_same_tokens_gives(tmp_path, arguments):
+    corpus = prepare(write(tmp_path, "v2, chunks across"))
+    vector = TokenSequences(
+        ids(HELDOUT, 1).reshape(-1), corpus.offsets("heldout"), 16, "heldout", bos_id=BOS
+    )
+    ours = list(corpus.sequences("heldout", 16).iter_batches(3, **arguments))
+    theirs = list(vector.iter_batches(3, **arguments))
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+
+
+def test_a_chunk_is_decoded_once_for_the_slices_that_follow_each_other(tmp_path, monkeypatch):
+    corpus = prepare(write(tmp_path, "v3"))  # 5 documents a chunk
+    decoded = []
+    real = module.ChunkedTokens._decode
+    monkeypatch.setattr(
+        module.ChunkedTokens, "_decode", lambda self, run: decoded.extend(run) or real(self, run)
+    )
+    sequences = corpus.sequences("train", 16)
+    for step in range(TRAIN):  # one sequence at a time: 13 reads of 3 chunks
+        sequences.batch(step, 1)
+    assert decoded == [(0, 0), (1, 0), (2, 0)]
+    list(corpus.sequences("heldout", 16).iter_batches(1))
+    assert decoded[3:] == [(0, 0)]
+    monkeypatch.setattr(module, "_REMEMBERED_BYTES", 5 * LENGTH * 2)  # room for one
+    for step in range(TRAIN, 3 * TRAIN):
+        sequences.batch(step, 1)
+    # one column after the other: each chunk once a column, and never more than the bound is kept
+    array = corpus._arrays["train"]
+    assert len(decoded) <= 4 + 2 * 3
+    assert sum(chunk.nbytes for chunk in array._recent.values()) == array._bytes <= 5 * LENGTH * 2
+
+
+def test_description_and_command(tmp_path, capsys):
+    data = write(tmp_path)
+    facts = prepare(data).describe(24)
+    assert facts["tokenizer"] == "gpt2" and facts["vocab_size"] == 50257
+    assert facts["splits"]["train"] == {
+        "documents": 13, "tokens": 832, "longest": 64, "sequences": 26, "share_used": 0.75,
+    }  # fmt: skip
+    other = write(tmp_path / "b", heldout=ids(HELDOUT, 2))
+    assert prepare(other).describe()["hash"] != facts["hash"] == prepare(data).describe()["hash"]
+    arguments = ["--corpus", "longcrawl64", "--path", str(tmp_path), "--context-length", "16"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "sequences of 16" in out and "bytes" not in out  # unknown, so not said
+
+
+def test_without_gpt2s_file_a_model_is_saved_all_the_same(tmp_path, caplog, monkeypatch):
+    def offline():
+        raise DataError("tokenizer: gpt2 cannot be fetched")
+
+    monkeypatch.setattr(module, "gpt2_json", offline)
+    corpus = prepare(write(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert corpus.save_tokenizer(tmp_path) is None
+    assert "goes without a tokenizer.json: tokenizer: gpt2 cannot" in caplog.text
+
+
+def test_damage_is_seen_and_named(tmp_path):
+    """A file that is not there is zeros to zarr: half a download would train on exclamation marks."""
+
+    def labels(folder):
+        return prepare({"corpus": "longcrawl64", "path": str(folder)}).sequences("train", 16)
+
+    write(tmp_path)
+    for name, damage, message in [
+        (
+            "gone",
+            lambda file: file.unlink(),
+            r"train\.zarr: chunk 3\.0 is missing .*copy the array",
+        ),
+        (
+            "cut",
+            lambda file: file.write_bytes(file.read_bytes()[:20]),
+            "documents 0 to 8 cannot be",
+        ),
+    ]:
+        copy = tmp_path / name
+        for split in ("train", "heldout"):
+            shutil.copytree(tmp_path / f"{split}.zarr", copy / f"{split}.zarr")
+        damage(copy / "train.zarr" / "3.0")
+        with pytest.raises(DataError, match=message):
+            labels(copy).batch(0, 9)
+    write(tmp_path / "large", train=ids(3) + np.uint16(15000))
+    with pytest.raises(DataError, match="token id outside of GPT-2's 0 to 50256 near document 0"):
+        labels(tmp_path / "large").batch(0, 3)
+
+
+def test_errors(tmp_path, monkeypatch):
+    with pytest.raises(DataError, match=r"train\.zarr does not exist; .*gsutil"):
+        prepare({"corpus": "longcrawl64", "path": str(tmp_path)})
+    (tmp_path / "c" / "train.zarr").mkdir(parents=True)
+    (tmp_path / "c" / "train.zarr" / ".zarray").write_text("{")
+    with pytest.raises(DataError, match="is no zarr array .*copy it again"):
+        prepare({"corpus": "longcrawl64", "path": str(tmp_path / "c")})
+    floats = write(tmp_path / "f", train=ids(3).astype("f4"))
+    with pytest.raises(DataError, match="holds float32 .*must hold integers"):
+        prepare(floats)
+    corpus = prepare(write(tmp_path / "a"))
+    with pytest.raises(
+        DataError, match="context_length = 65 tokens: .*use a context_length of at m"
+    ):
+        corpus.sequences("train", 65)
+    with pytest.raises(DataError, match="split: 'test' is not known"):
+        corpus.sequences("test", 16)
+    with pytest.raises(DataError, match="not fit in one vector of heldout tokens"):
+        corpus.tokens("heldout")
+    monkeypatch.setitem(__import__("sys").modules, "zarr", None)
+    with pytest.raises(DataError, match=r"pip install 'acp_repro\[longcrawl64\]'"):
+        prepare({"corpus": "longcrawl64", "path": str(tmp_path / "a")})

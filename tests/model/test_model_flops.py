@@ -1,0 +1,56 @@
+"""FLOPs by hand, weights against a real model, and the table of GPUs."""
+
+import pytest
+import torch
+
+from acp_repro.attention.boundary import attention_flops
+from acp_repro.model import FoXConfig, FoXForCausalLM
+from acp_repro.model.flops import parameter_counts, peak_flops, training_flops_per_token
+
+
+@pytest.mark.parametrize("make", [FoXConfig.pro, FoXConfig.llama])
+def test_parameters_are_those_of_the_model(make):
+    config = make(vocab_size=101, hidden_size=64, num_hidden_layers=2, num_heads=4)
+    model, counts = FoXForCausalLM(config), parameter_counts(config)
+    assert counts.total == sum(p.numel() for p in model.parameters())
+    assert counts.embedding == model.model.embeddings.weight.numel()
+    assert counts.head == model.lm_head.weight.numel()
+    assert counts.non_embedding == counts.total - counts.embedding
+
+
+def test_flops_by_hand():
+    config = FoXConfig.llama(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_heads=2)
+    length = 64
+    # q, k, v, o; the forget gate; gate, up and down of a SwiGLU 256 wide
+    block = 4 * 32 * 32 + 32 * 2 + 3 * 32 * 256
+    matrices = 2 * (2 * block + 100 * 32)
+    # One formula with the kernels' count: blocks of one entry on and under the diagonal.
+    pairs = length * (length + 1) // 2
+    attention = 2 * 2 * attention_flops(pairs, 1, 1, 16, backward=False) / length
+    assert training_flops_per_token(config, length) == 3 * (matrices + attention)
+    pruned = training_flops_per_token(config, length, 0.75)
+    assert pruned == 3 * (matrices + attention / 4)
+    with pytest.raises(ValueError, match="pruned_ratio must be between 0 and 1, got 70"):
+        training_flops_per_token(config, length, 70)
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("h100", 989),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GH200 480GB", None),
+        ("some processor", None),
+    ],
+)
+def test_peak_flops(name, tera):
+    expected = None if tera is None else tera * 1e12
+    assert peak_flops(name) == peak_flops(name, torch.bfloat16) == expected
+    assert peak_flops(name, torch.float32) is None

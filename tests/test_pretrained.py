@@ -1,0 +1,97 @@
+"""A trained run becomes a folder of the project, and is measured from there without any training."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from acp_repro import train as train_command
+from acp_repro.measure.__main__ import main as measure
+from acp_repro.model import load_pretrained
+from acp_repro.suite import load_suite
+from acp_repro.training.run_folder import is_done
+from analysis import figure4, style
+from tests.suites import YAML, write_suite
+
+ROOT = Path(__file__).parent.parent
+RUN = "pro-tiny-128-acp"
+BPE = YAML.replace("{corpus: text,", "{tokenizer: {bpe: 280}, corpus: text,")
+READY = (
+    YAML.replace(
+        "{corpus: text,", f"{{tokenizer: {{file: pretrained/{RUN}/tokenizer.json}}, corpus: text,"
+    )
+    .replace("grid:", "weights: {folder: pretrained, trained_by: mini}\ngrid:")
+    .replace("[-10, null]", "[-10]")
+)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A working folder with a run of suite `mini` in pretrained/, its own folder deleted."""
+    pytest.importorskip("tokenizers", reason="byte-pair tokenisers: pip install 'acp_repro[bpe]'")
+    folder = tmp_path_factory.mktemp("published")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("ACP_REPRO_CACHE", raising=False)
+        write_suite(folder, BPE)
+        write_suite(folder, READY, "ready")
+        assert train_command.main(["--suite", "mini", "--run", RUN]) == 0
+        assert measure(["loss", "pruned_ratio", "--suite", "mini", "--run", RUN]) == 0
+        script = [sys.executable, str(ROOT / "scripts" / "publish_pretrained.py")]
+        subprocess.run([*script, "--suite", "mini", "--run", RUN], check=True)
+        trained = load_pretrained(Path("runs/mini") / RUN / "model")
+        shutil.rmtree("runs")
+        yield trained
+
+
+def test_the_folder_holds_the_model_and_its_card(published):
+    run = load_suite("ready").run(RUN)
+    assert sorted(path.name for path in run.folder.iterdir()) == [
+        "README.md", "config.json", "done.json", "model.safetensors", "tokenizer.json",
+    ]  # fmt: skip
+    assert {t.dtype for t in load_file(run.folder / "model.safetensors").values()} == {
+        torch.bfloat16
+    }
+    model = load_pretrained(run.model_folder)
+    for ours, theirs in zip(model.parameters(), published.parameters(), strict=True):
+        assert torch.equal(ours, theirs.bfloat16().float())
+    card = (run.folder / "README.md").read_text()
+    assert "python -m acp_repro.train --suite mini --run pro-tiny-128-acp" in card
+    assert "1,536 tokens" in card and "nats a token" in card and "{" not in card
+
+
+def test_it_is_measured_and_drawn_without_training(published, monkeypatch):
+    assert measure(["pruned_ratio", "loss", "--suite", "ready"]) == 0
+    monkeypatch.setattr("sys.argv", ["figure4", "--suite", "ready"])
+    style.main("figure4", "", figure4.make)
+    assert Path("figures/ready/figure4.png").is_file() and not Path("runs").exists()
+    caption = Path("figures/ready/figure4.md").read_text()
+    assert RUN in caption
+
+
+def test_training_it_is_refused_with_the_command_that_does(published, capsys):
+    assert train_command.main(["--suite", "ready"]) == 2
+    error = capsys.readouterr().err
+    assert "are ready, in pretrained/" in error
+    assert "`python -m acp_repro.train --suite mini --run pro-tiny-128-acp`" in error
+    assert not Path("runs").exists()
+
+
+def test_other_weights_are_not_taken_for_it(published, capsys):
+    run = load_suite("ready").run(RUN)
+    path = run.model_folder / "model.safetensors"
+    before, done = path.read_bytes(), run.folder / "done.json"
+    assert is_done(run)
+    weights = load_file(path)
+    weights["model.norm.weight"] += 1
+    save_file(weights, path)
+    assert not is_done(run)
+    assert measure(["loss", "--suite", "ready", "--run", RUN, "--again"]) == 1
+    assert "holds no finished weights" in capsys.readouterr().err
+    path.write_bytes(before)
+    assert is_done(run) and json.loads(done.read_text())["tokens"] == 1536

@@ -1,0 +1,180 @@
+"""Ranks change how a run is trained and not what comes of it: gloo on a CPU."""
+
+import functools
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from acp_repro.model import layers
+from acp_repro.suite import load_suite
+from acp_repro.training import distributed, loop
+from acp_repro.training.distributed import DistributedError, check_ranks, parallel_mode
+from acp_repro.training.loop import is_done, train
+from acp_repro.training.step import compile_blocks
+from tests.suites import YAML, write_suite
+from tests.training.ranks import train_on
+
+NAME = "pro-tiny-128-acp"
+# Four micro-batches a step, five steps.
+YAML_4 = YAML.replace("batch_tokens: 256", "batch_tokens: 512").replace("1536", "2560")
+
+
+@pytest.fixture
+def make_run(tmp_path, monkeypatch):
+    """The run in a working folder of its own, with more settings under ``training``."""
+    monkeypatch.delenv("ACP_REPRO_CACHE", raising=False)
+
+    def make(name: str, settings: str = "", yaml: str = YAML_4):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_suite(folder, yaml.replace("dtype: float32", f"dtype: float32{settings}"))
+        monkeypatch.chdir(folder)
+        return load_suite("mini").run(NAME)
+
+    return make
+
+
+def curve(run, key="loss_nats"):
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(x)["step"] for x in lines] == list(range(len(lines)))
+    return [json.loads(x)[key] for x in lines]
+
+
+@pytest.fixture
+def one_rank(make_run):
+    """Loss, gradient norm and weights of the run on one rank."""
+    run = make_run("one")
+    train(run, device=torch.device("cpu"))
+    return curve(run), curve(run, "grad_norm"), load_file(run.folder / "model/model.safetensors")
+
+
+def assert_same_run(run, one_rank):
+    losses, norms, weights = one_rank
+    assert is_done(run)
+    assert curve(run) == pytest.approx(losses, rel=1e-5)
+    assert curve(run, "grad_norm") == pytest.approx(norms, rel=1e-4)
+    got = load_file(run.folder / "model/model.safetensors")
+    for name, weight in weights.items():
+        # AdamW divides by the gradient's size, so rounding of a gradient near 0 can move a weight by
+        # a share of the learning rate, 1e-2.
+        torch.testing.assert_close(got[name], weight, rtol=0, atol=1e-3)
+
+
+def compile_on_cpu():
+    loop.compiles = lambda *_: True
+    loop.compile_blocks = functools.partial(compile_blocks, backend="aot_eager")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings", "before"),
+    [
+        (2, ", parallel: ddp", None),
+        (2, ", parallel: fsdp, gradient_checkpointing: true", compile_on_cpu),
+        (4, ", parallel: fsdp", None),
+    ],
+)
+def test_the_loss_curve_does_not_depend_on_the_ranks(make_run, one_rank, ranks, settings, before):
+    run = make_run("many", settings)
+    assert train_on(ranks, Path.cwd(), NAME, before=before) == [(0, "")] * ranks
+    assert_same_run(run, one_rank)
+    settings = json.loads((run.folder / "run.json").read_text())
+    assert settings["ranks"] == ranks and settings["parallel"] == run.training.parallel
+    assert json.loads((run.folder / "done.json").read_text())["ranks"] == ranks
+
+
+def test_a_checkpoint_goes_on_with_other_ranks_and_another_mode(make_run, one_rank, tmp_path):
+    run = make_run("moving", ", parallel: fsdp")
+    assert train_on(4, Path.cwd(), NAME, stop_after=2) == [(0, "")] * 4
+    assert len(list((run.folder / "checkpoints/step-00000002").glob("*.safetensors"))) == 4
+    assert train_on(2, Path.cwd(), NAME, stop_after=3) == [(0, "")] * 2  # fsdp still
+    text = Path("experiments/mini.yaml").read_text()
+    Path("experiments/mini.yaml").write_text(text.replace("parallel: fsdp", "parallel: ddp"))
+    assert train_on(2, Path.cwd(), NAME, stop_after=4) == [(0, "")] * 2
+    train(load_suite("mini").run(NAME), device=torch.device("cpu"))
+    assert_same_run(run, one_rank)
+
+
+def nan_on_rank_1():
+    # In the last of the two layers, because a CPU's attention refuses gates that are NaN.
+    forward, factors = layers.SwiGLU.forward, itertools.cycle([1.0, torch.nan])
+    if os.environ["RANK"] == "1":
+        layers.SwiGLU.forward = lambda self, x: forward(self, x) * next(factors)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_nan_on_one_rank_stops_all(make_run, parallel):
+    make_run("nan", f", parallel: {parallel}")
+    ends = train_on(2, Path.cwd(), NAME, before=nan_on_rank_1)
+    assert {code for code, _ in ends} == {1}
+    for _, message in ends:
+        assert message.startswith(f"TrainingError: {NAME}: step 0 gave loss nan")
+        assert "layer 1: mlp turns finite inputs into nan; there is no checkpoint" in message
+
+
+def test_what_rank_zero_refuses_all_refuse(make_run):
+    run = make_run("changed")
+    train(run, device=torch.device("cpu"), stop_after=1)
+    text = Path("experiments/mini.yaml").read_text()
+    Path("experiments/mini.yaml").write_text(text.replace("1e-2", "2e-2"))
+    for code, message in train_on(2, Path.cwd(), NAME):
+        assert code == 1 and "TrainingError" in message and "0.01, now 0.02" in message
+
+
+def test_ranks_share_a_step_equally_or_not_at_all(make_run, monkeypatch):
+    run = make_run("ranks")
+    monkeypatch.setattr(distributed, "world_size", lambda: 3)
+    with pytest.raises(
+        DistributedError, match="3 ranks .* 4 micro-batches .*NPROC=1 or 2 or 4, or"
+    ):
+        check_ranks(run)
+
+
+def test_small_models_are_copied_and_large_ones_sharded(monkeypatch):
+    runs = {r.size_name: r for r in load_suite("paper").runs}
+    assert parallel_mode(runs["760M"]) == "none"
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    assert {n: parallel_mode(r) for n, r in runs.items()} == {
+        "125M": "ddp", "360M": "fsdp", "760M": "fsdp",
+    }  # fmt: skip
+
+
+def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(make_run):
+    """The whole command, as it is typed; then what it left is finished on one rank."""
+    run = make_run("killed", yaml=YAML_4.replace("2560", "51200").replace("999", "0"))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "--", "acp_repro.train", "--suite", "mini", "--run", NAME, "--device", "cpu",
+    ]  # fmt: skip
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    with Path("log").open("w") as log:
+        launcher = subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log
+        )
+        checkpoints = run.folder / "checkpoints"
+        until = time.monotonic() + 60
+        while not list(checkpoints.glob("step-*")):
+            assert launcher.poll() is None and time.monotonic() < until, Path("log").read_text()
+            time.sleep(0.02)
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        workers = [
+            pid
+            for pid in children
+            if b"acp_repro.train" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        assert len(workers) == 2
+        os.kill(int(workers[1]), signal.SIGKILL)
+        assert launcher.wait(60) != 0
+    assert not is_done(run) and all(not Path(f"/proc/{pid}").exists() for pid in workers)
+    lines = []
+    train(run, device=torch.device("cpu"), report=lines.append)
+    assert is_done(run) and any("going on from step" in line for line in lines)
+    assert len(curve(run)) == 100
