@@ -36,7 +36,7 @@ A Forgetting Transformer (FoX, {architecture}) of {layers} layers, width {width}
 | data | {data} |
 | tokenizer | byte-pair encoding of {vocab:,} ids, trained on the same text (tokenizer.json) |
 | context | {length:,} tokens |
-| trained on | {tokens:,} tokens, on {device}, in {minutes:.0f} minutes |
+| trained on | {tokens:,} tokens, on one {device}, in {seconds:.0f} seconds |
 | loss on held-out text | {loss:.4f} nats a token, over {loss_tokens:,} tokens |
 | pruned share of blocks | {pruned:.1%}, over {pruned_tokens:,} tokens |
 | retrain | `{command}`, then `python scripts/publish_pretrained.py --suite {suite} --run {name}` |
@@ -54,12 +54,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--folder", type=Path, default=Path("pretrained"), help="default: pretrained"
     )
+    parser.add_argument("--about", default="", help="a line for the card on where the text is from")
     options = parser.parse_args(arguments)
     try:
         run = load_suite(options.suite).run(options.run)
         if not is_done(run):
             raise RecordError(f"{run.folder} is not trained; `{run.command}`")
-        folder = publish(run, options.folder / run.name)
+        folder = publish(run, options.folder / run.name, options.about)
     except (SuiteError, RecordError, DataError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -67,14 +68,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def publish(run: Run, folder: Path) -> Path:
+def publish(run: Run, folder: Path, about: str = "") -> Path:
     """Copies ``run`` into ``folder`` and returns it.
 
     Raises:
         RecordError: loss or pruned ratio is not measured.
         ValueError: the weights are larger than :data:`LARGEST_BYTES`.
     """
-    card = _card(run)
+    card = _card(run, f"{about}; " if about else "")
     folder.mkdir(parents=True, exist_ok=True)
     weights = load_file(run.model_folder / "model.safetensors")
     weights = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
@@ -91,7 +92,7 @@ def publish(run: Run, folder: Path) -> Path:
     return folder
 
 
-def _card(run: Run) -> str:
+def _card(run: Run, about: str) -> str:
     loss = read_records(run.suite, "loss", run=run.name).iloc[0]
     blocks = read_records(run.suite, "pruned_ratio", run=run.name)
     done = json.loads((run.folder / "done.json").read_text())
@@ -103,8 +104,8 @@ def _card(run: Run) -> str:
         layers=config.num_hidden_layers, width=config.hidden_size, heads=config.num_heads,
         head_dim=config.head_dim, parameters=config.num_parameters(non_embedding=False),
         tolerance=run.log_pruning_tolerance, vocab=config.vocab_size, length=run.context_length,
-        data=f"`corpus: {run.data.corpus}`, {run.data.path or 'on every machine'}",
-        tokens=done["tokens"], minutes=done["seconds"] / 60, device=description["device"],
+        data=f"{about}`corpus: {run.data.corpus}`, {run.data.path or 'on every machine'}",
+        tokens=done["tokens"], seconds=done["seconds"], device=description["device"],
         loss=loss["loss_nats"], loss_tokens=loss["measured_tokens"],
         pruned=blocks["pruned_blocks"].sum() / blocks["causal_blocks"].sum(),
         pruned_tokens=blocks["measured_tokens"].iloc[0],

@@ -48,8 +48,10 @@ def candidates(kernel: str, head_dim: int, dtype: torch.dtype) -> list[Tile]:
 class Bench:
     """One problem with the results of the present tiles."""
 
-    def __init__(self, head_dim: int, length: int, heads: int = 12, tokens: int = 65536):
-        device, dtype = torch.device("cuda"), torch.bfloat16
+    def __init__(
+        self, head_dim: int, length: int, heads: int = 12, tokens: int = 65536, device: str = "cuda"
+    ):
+        device, dtype = torch.device(device), torch.bfloat16
         self.problem: Problem = make_problem(
             length, heads, head_dim, "bimodal", tokens, device, dtype
         )

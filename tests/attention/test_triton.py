@@ -359,7 +359,8 @@ def test_errors_do_not_grow_with_length():
 
     device = torch.device(DEVICE)
     short, long = (
-        make_problem(seqlen, 2, 64, "local", seqlen, device, torch.bfloat16) for seqlen in (4096, 131072)
+        make_problem(seqlen, 2, 64, "local", seqlen, device, torch.bfloat16)
+        for seqlen in (4096, 131072)
     )
     # The same last tokens after a long past that the gates forget: the same truth, at a larger c.
     for name in ("q", "k", "v", "log_fgate", "dout"):
