@@ -174,7 +174,11 @@ def _bytes_per_token_of_a_block(config: FoXConfig, half: int) -> int:
         attention += half * width * 2  # q and k as the attention reads them
     if config.use_v_shift:
         attention += half * width  # v likewise
+    if config.use_k_shift:
+        attention += half * width  # k as mixed, which its norm reads
     if config.use_output_gate:
+        attention += half * width
+    if config.use_output_norm:
         attention += half * width
     # log_fgate, the running sum in float64, the row sums, and the logits of the gates.
     per_head = FLOAT32 + 8 + FLOAT32 + half * (1 + config.use_k_shift + config.use_v_shift)

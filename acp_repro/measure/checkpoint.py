@@ -97,19 +97,23 @@ class Checkpoint:
         tokens = max(tokens, context_length)
         if token_ids is not None:
             return self._from_file(Path(token_ids), context_length, tokens)
+        corpus = None
         if text is None and self.run is not None:
             corpus = self._corpus()
-            ids, offsets = corpus.tokens("heldout"), corpus.offsets("heldout")
-            bos_id = corpus.bos_id
+            offsets = corpus.offsets("heldout")
         else:
             ids, offsets, bos_id = self._encode(text, context_length, tokens)
-        if ids.size and int(ids.max()) >= self.config.vocab_size:
-            raise CheckpointNotUsable(self._too_large(int(ids.max()), "the text's tokeniser"))
         longest = int(np.diff(offsets).max(initial=0))
         if longest < context_length:
             raise CheckpointNotUsable(_too_short(text or "the text", longest, context_length))
-        sequences = TokenSequences(ids, offsets, context_length, "text", bos_id=bos_id)
-        return torch.cat([inputs for inputs, _ in sequences.iter_batches(64, tokens)])
+        if corpus is not None:
+            sequences = corpus.sequences("heldout", context_length)
+        else:
+            sequences = TokenSequences(ids, offsets, context_length, "text", bos_id=bos_id)
+        inputs = torch.cat([inputs for inputs, _ in sequences.iter_batches(64, tokens)])
+        if int(inputs.max()) >= self.config.vocab_size:
+            raise CheckpointNotUsable(self._too_large(int(inputs.max()), "the text's tokeniser"))
+        return inputs
 
     def _corpus(self) -> Corpus:
         """What the run was trained on."""

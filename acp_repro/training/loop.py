@@ -129,6 +129,7 @@ def train(
         if trainer.run_from(first_step, stop_after, tensorboard):
             weights = _full_weights(model)
             on_rank_zero(lambda: save_pretrained(model, folder / "model", weights))
+            on_rank_zero(lambda: corpus.save_tokenizer(folder / "model"))
             on_rank_zero(lambda: write_done(run))
             on_rank_zero(lambda: shutil.rmtree(checkpoints, ignore_errors=True))
     return folder

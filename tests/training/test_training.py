@@ -312,6 +312,18 @@ def test_a_missing_corpus_is_one_line(run, tmp_path, capsys):
     assert not (run.folder / "model").exists()
 
 
+def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
+    from acp_repro.measure.checkpoint import Checkpoint
+
+    text = YAML.replace("heldout: [heldout.txt]", "heldout: [heldout.txt], tokenizer: {bpe: 300}")
+    write_suite(tmp_path, text, "bpe")
+    bpe = load_suite("bpe").run("pro-tiny-128-acp")
+    moved = (train(bpe, device=CPU) / "model").rename(tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "runs")
+    ids = Checkpoint.find(moved).input_ids(16, 64, text="heldout.txt")
+    assert ids.shape == (4, 16)
+
+
 def test_weight_decay_is_on_matrices_only():
     model = FoXForCausalLM(
         FoXConfig.pro(vocab_size=20, hidden_size=32, num_hidden_layers=1, num_heads=2)
