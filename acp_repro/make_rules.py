@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .records import settings_path, settings_text
-from .suite import Run, Suite, SuiteError, load_suite
+from .suite import Run, Suite, SuiteError, first_seeds, load_suite
 
 _LONG_AGO = 86_400.0  # a day after the epoch: Make takes the epoch itself for "does not exist"
 
@@ -70,12 +70,11 @@ def _recorded_settings(run: Run) -> dict[str, Any] | None:
 
 def make_rules(suite: Suite) -> str:
     """Variables that name the runs behind each figure, for the Makefile to include."""
-    pro, llama = (_with_further_seeds(suite, suite.twins(name)) for name in ("pro", "llama"))
+    pro, llama = (suite.with_all_seeds(suite.twins(name)) for name in ("pro", "llama"))
     largest = max((run.size.non_embedding for run in pro), default=0)
     names = {
-        # What is saved hardly depends on the seed, so one is measured.
-        "RUNS_ACP_PRO": _first_seeds(suite.select(architecture="pro", acp=True)),
-        "RUNS_ACP_LLAMA": _first_seeds(suite.select(architecture="llama", acp=True)),
+        "RUNS_ACP_PRO": first_seeds(suite.select(architecture="pro", acp=True)),
+        "RUNS_ACP_LLAMA": first_seeds(suite.select(architecture="llama", acp=True)),
         "TWINS_PRO_LARGEST": [run for run in pro if run.size.non_embedding == largest],
         "TWINS_PRO_OTHER": [run for run in pro if run.size.non_embedding != largest],
         "TWINS_LLAMA": llama,
@@ -86,23 +85,6 @@ def make_rules(suite: Suite) -> str:
     if suite.weights is not None:
         lines.append(f"READY := {suite.weights.folder}")
     return "\n".join(lines)
-
-
-def _setting(run: Run) -> tuple:
-    return run.architecture, run.size_name, run.context_length, run.log_pruning_tolerance
-
-
-def _first_seeds(runs: list[Run]) -> list[Run]:
-    lowest: dict[tuple, int] = {}
-    for run in runs:
-        lowest[_setting(run)] = min(run.seed, lowest.get(_setting(run), run.seed))
-    return [run for run in runs if run.seed == lowest[_setting(run)]]
-
-
-def _with_further_seeds(suite: Suite, twins: list[Run]) -> list[Run]:
-    """Twins and other seeds of either, which have no twin but tell how much the loss differs by chance."""
-    settings = {_setting(run) for run in twins}
-    return [run for run in suite.runs if _setting(run) in settings]
 
 
 if __name__ == "__main__":

@@ -60,6 +60,11 @@ class Run:
         return f"{self.architecture}-{self.size_name.lower()}-{tokens}-{method}{seed}"
 
     @property
+    def setting(self) -> tuple:
+        """What two seeds of one setting have in common."""
+        return self.architecture, self.size_name, self.context_length, self.log_pruning_tolerance
+
+    @property
     def folder(self) -> Path:
         """``runs/SUITE/RUN``, or where the suite's ready weights lie."""
         if self.weights is not None:
@@ -149,6 +154,11 @@ class Suite:
         keys = [(run.size_name, run.context_length, run.seed) for run in runs]
         return [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
 
+    def with_all_seeds(self, runs: list[Run]) -> list[Run]:
+        """``runs`` and those that differ from one of them in the seed alone."""
+        settings = {run.setting for run in runs}
+        return [run for run in self.runs if run.setting in settings]
+
     def select(self, **wanted) -> list[Run]:
         """Runs whose attributes equal ``wanted``, e.g. ``architecture="pro"``; ``acp=True`` for ACP."""
         acp = wanted.pop("acp", None)
@@ -158,6 +168,14 @@ class Suite:
             if all(getattr(run, key) == value for key, value in wanted.items())
             and (acp is None or (run.log_pruning_tolerance is not None) == acp)
         ]
+
+
+def first_seeds(runs: list[Run]) -> list[Run]:
+    """One run of each setting: what is saved hardly depends on the seed, so it is measured once."""
+    lowest: dict[tuple, int] = {}
+    for run in runs:
+        lowest[run.setting] = min(run.seed, lowest.get(run.setting, run.seed))
+    return [run for run in runs if run.seed == lowest[run.setting]]
 
 
 @dataclass(frozen=True)

@@ -96,10 +96,12 @@ def losses_match(loss: pd.DataFrame) -> Verdict:
     method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
     loss = loss.assign(method=method)
     keys = ["architecture", "size", "context_length_tokens"]
-    twins = loss.pivot_table(index=keys, columns="method", values="loss_nats", sort=False).dropna()
+    twins = loss.pivot_table(
+        index=[*keys, "seed"], columns="method", values="loss_nats", sort=False
+    ).dropna()
     if not {"acp", "exact"} <= set(twins.columns) or twins.empty:
         return Verdict(None, "no run is measured together with its exact twin")
-    gaps = (twins["acp"] - twins["exact"]).reset_index(name="gap")
+    gaps = (twins["acp"] - twins["exact"]).groupby(keys).mean().reset_index(name="gap")
     seeds = loss.groupby([*keys, "method"])["loss_nats"].agg(["min", "max", "count"])
     seeds = seeds[seeds["count"] > 1]
     within = LOSS_WITHIN_NATS if seeds.empty else (seeds["max"] - seeds["min"]).max()

@@ -74,6 +74,7 @@ def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> Non
 def make(suite: str, item: str, architecture: str, largest: bool | None) -> tuple[Figure, str]:
     """The figure and its caption; for ``largest`` see :func:`twins`."""
     runs = twins(suite, architecture, largest)
+    runs = load_suite(suite).with_all_seeds(runs)  # other seeds tell what chance does
     curves = [read_records(run.suite, "loss_curve", run=run.name) for run in runs]
     records = pd.concat(curves, ignore_index=True)
     gaps = statistics.largest_gaps(statistics.loss_differences(records))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from acp_repro.suite import Run, Suite
+from acp_repro.suite import Run, Suite, first_seeds
 
 from . import criteria, style
 from .criteria import Criterion
@@ -39,14 +39,14 @@ class Item:
 
 
 def _acp(architecture: str) -> Callable[[Suite], list[Run]]:
-    return lambda suite: suite.select(architecture=architecture, acp=True)
+    return lambda suite: first_seeds(suite.select(architecture=architecture, acp=True))
 
 
 def _twins(architecture: str, largest: bool | None = None) -> Callable[[Suite], list[Run]]:
     """Runs with their exact twins: of the largest size, of the others, or of all (None)."""
 
     def runs(suite: Suite) -> list[Run]:
-        twins = suite.twins(architecture)
+        twins = suite.with_all_seeds(suite.twins(architecture))
         top = max((run.size.non_embedding for run in twins), default=0)
         return [r for r in twins if largest is None or (r.size.non_embedding == top) == largest]
 

@@ -123,17 +123,19 @@ CURVE = ["architecture", "size", "context_length_tokens", "position"]
 def loss_differences(records: pd.DataFrame) -> pd.DataFrame:
     """``loss_curve`` records as one row a position: ``acp``, ``exact`` and ``difference`` in nats.
 
-    Runs with the paper's log epsilon = -10 count as ACP; seeds are averaged.
+    Runs with the paper's log epsilon = -10 count as ACP; seeds that have both are averaged.
 
     Raises:
-        ValueError: a position lacks one of the two.
+        ValueError: a curve lacks one of the two at every seed, or a position of it.
     """
     tolerance = records["log_pruning_tolerance"]
     method = tolerance.map({-10.0: "acp"}).where(tolerance.notna(), "exact")
-    table = records.assign(method=method).pivot_table(
-        index=CURVE, columns="method", values="loss_nats", sort=False
-    )
-    if not {"acp", "exact"} <= set(table.columns) or table.isna().any(axis=None):
+    records = records.assign(method=method)
+    both = records.groupby([*CURVE[:-1], "seed"])["method"].transform("nunique") == 2
+    curves = records.groupby(CURVE[:-1]).ngroups
+    records = records[both]
+    table = records.pivot_table(index=CURVE, columns="method", values="loss_nats", sort=False)
+    if records.groupby(CURVE[:-1]).ngroups != curves or table.isna().any(axis=None):
         raise ValueError("loss_curve: every curve needs a run with ACP and its exact twin")
     return table.assign(difference=table["acp"] - table["exact"]).reset_index()
 

@@ -119,7 +119,10 @@ def save(figure: Figure, suite: str, name: str, caption: str) -> Path:
     (folder / f"{name}.md").write_text(caption.strip() + "\n")
     for suffix in ("pdf", "png"):
         path = folder / f"{name}.{suffix}"
-        figure.savefig(path, bbox_inches="tight", pad_inches=0.03)
+        undated = (
+            {"CreationDate": None} if suffix == "pdf" else None
+        )  # the same bytes if drawn again
+        figure.savefig(path, bbox_inches="tight", pad_inches=0.03, metadata=undated)
     plt.close(figure)
     print(f"figure: {path.resolve()}")
     return path

@@ -175,8 +175,13 @@ def test_curves_are_paired_position_by_position():
     assert statistics.seed_gap(table) is None
     more = pd.concat([table, curve(None, [3.1, 2.5, 1.2], seed=1)])
     assert statistics.seed_gap(more) == pytest.approx(0.5)
-    # Seeds are averaged: exact at position 1 is now 2.25.
-    assert statistics.loss_differences(more)["difference"].tolist() == pytest.approx(
+    # A seed without its twin says nothing of the difference.
+    pd.testing.assert_frame_equal(
+        statistics.loss_differences(more), statistics.loss_differences(table)
+    )
+    # With it the two pairs are averaged: at position 1, 0 and -0.5.
+    pairs = pd.concat([more, curve(-10.0, [3.0, 2.0, 1.0], seed=1)])
+    assert statistics.loss_differences(pairs)["difference"].tolist() == pytest.approx(
         [-0.1, -0.25, -0.2]
     )
     for half in (table[:3], table[:-1]):
