@@ -68,7 +68,7 @@ ifeq (,$(wildcard experiments/$(SUITE).yaml))
 $(error no suite $(SUITE) in experiments/; there are: $(basename $(notdir $(wildcard experiments/*.yaml))))
 endif
 ifneq (,$(filter-out train plan,$(MAKECMDGOALS)))
--include $(RULES)
+include $(RULES)
 endif
 endif
 
@@ -81,7 +81,7 @@ STAMPS := .make/$(SUITE)
 MODELS := $(if $(READY),$(READY)/%,$(RUNS_DIR)/%/model)
 ifeq (,$(READY))
 $(MODELS)/model.safetensors: $(STAMPS)/%.json | $(INSTALLED)
-	$(TRAIN) --suite $(SUITE) --run $*
+	$(TRAIN) --suite $(SUITE) --run $* && touch $@
 else
 $(MODELS)/model.safetensors:
 	@echo "error: $@ is missing; it comes with the project: git checkout -- $(READY)"; exit 1
@@ -97,6 +97,8 @@ endef
 SAVINGS := pruned_ratio.csv attention_time.csv throughput.csv
 LOSSES := loss.csv loss_curve.csv.gz
 HEADS := decay.csv.gz attention_weights.csv.gz
+# A measure that fails or is stopped must not cost the records that it would have replaced.
+.PRECIOUS: $(foreach one,$(SAVINGS) $(LOSSES) $(HEADS),$(RESULTS)/%/$(one))
 $(foreach group,SAVINGS LOSSES HEADS,$(eval $(call measured_together,$($(group)))))
 $(foreach one,epsilon_sweep.csv pruned_mass.csv block_size.csv long_context.csv,$(eval $(call measured_together,$(one))))
 

@@ -45,9 +45,13 @@ def write_stamps(suite: Suite, folder: Path) -> None:
     for run in suite.runs:
         recorded = _recorded_settings(run)
         now = json.loads(settings_text(run, suite.measure))
-        _stamp(folder, run.name, json.dumps(now["run"], indent=2) + "\n",
-               recorded is None or recorded.get("run") == now["run"])  # fmt: skip
-        all_current &= recorded is None or recorded.get("measure") == now["measure"]
+        current = {
+            key: recorded is None
+            or (recorded[key] == now[key] and not recorded.get("older", {}).get(key))
+            for key in ("run", "measure")
+        }
+        _stamp(folder, run.name, json.dumps(now["run"], indent=2) + "\n", current["run"])
+        all_current &= current["measure"]
     _stamp(folder, "measure", measure, all_current)
 
 

@@ -143,10 +143,8 @@ def memory_of(run: Run, config: FoXConfig, mode: str, ranks: int) -> Memory:
     half = 2 if run.training.dtype == "bfloat16" else FLOAT32
     states = 4 * FLOAT32 * counts.total  # weights, gradients, two moments
     if mode == "fsdp":
-        block = counts.blocks / config.num_hidden_layers
-        # Embedding and head stay gathered through the step; of the blocks one and the next.
-        gathered = counts.embedding + counts.head + 2 * block
-        states = states / ranks + 2 * FLOAT32 * gathered  # weights and gradients
+        # Shards of weights and moments; between micro-batches weights and gradients stay whole.
+        states = 3 * states / 4 / ranks + 2 * FLOAT32 * counts.total
     # Autocast keeps a copy of each matrix in the lower precision until the backward pass is over.
     copies = 0 if half == FLOAT32 else half * (counts.blocks + counts.head)
     per_block = tokens * _bytes_per_token_of_a_block(config, half)

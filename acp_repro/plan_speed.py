@@ -15,7 +15,8 @@ from .strict_yaml import SuiteError
 from .suite import Run, Suite
 
 RUNS = Path("runs")
-# Architecture, layers, width, head_dim, context length, with ACP: what decides the time of a token.
+# Architecture, layers, width, head_dim, vocabulary, dtype, gradient checkpointing, context length, with ACP:
+# what decides the time of a token.
 Shape = tuple[Any, ...]
 
 
@@ -58,7 +59,7 @@ class Speeds:
                 raise SuiteError(f"--tokens-per-s {entry}: {reason}") from None
         # Finished runs are worth more than the records of short passes, so they come last.
         for path in sorted(RESULTS.glob("h100/**/throughput.csv")):
-            speeds._add_records(path, suite)
+            speeds._add_records(path)
         if of_finished_runs:
             for path in sorted(RUNS.glob("*/*/metrics.jsonl")):
                 speeds._add_metrics(path)
@@ -77,29 +78,26 @@ class Speeds:
         try:
             description = json.loads((path.parent / "run.json").read_text())
             lines = [json.loads(line) for line in path.read_text().splitlines()]
-            rates = [line["throughput_tokens_per_s"] for line in lines]
+            ranks = description.get("ranks", 1)
+            rates = [x["throughput_tokens_per_s"] / x.get("ranks", ranks) for x in lines]
             settings = description["settings"]
             shape = _shape_of_settings(settings)
         except (OSError, ValueError, KeyError):
             return  # a run that has only begun, or is not ours
         if rates:
             rates = rates[len(rates) // 10 :]  # the first steps compile and warm up
-            speed = median(rates) / description.get("ranks", 1)
-            self._add(shape, speed, description["device"], path)
+            self._add(shape, median(rates), description["device"], path)
 
-    def _add_records(self, path: Path, suite: Suite) -> None:
+    def _add_records(self, path: Path) -> None:
+        try:
+            settings = json.loads((path.parent / "settings.json").read_text())["run"]
+            shape = _shape_of_settings(settings)
+        except (OSError, ValueError, KeyError):
+            return  # nothing says what was timed
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
-                # A record names the size and not its shape: only a size of the same name is the same.
-                size = suite.sizes.get(row["size"])
-                if size is None:
-                    continue
-                shape = (
-                    row["architecture"], size.num_hidden_layers, size.hidden_size, size.head_dim,
-                    int(row["context_length_tokens"]), row["method"] == "acp",
-                )  # fmt: skip
                 speed = float(row["throughput_tokens_per_s"])
-                self._add(shape, speed, row["device"], path)
+                self._add((*shape[:-1], row["method"] == "acp"), speed, row["device"], path)
 
     def _add(self, shape: Shape, speed: float, device: str, path: Path) -> None:
         self._by_shape.setdefault(shape, []).append((speed, device, path))
@@ -116,20 +114,20 @@ def measured_run(run: Run) -> MeasuredRun | None:
     ranks = done.get("ranks", description.get("ranks", 1))
     peaks = [json.loads(line).get("peak_memory_bytes") for line in lines]
     peak = max((p for p in [*peaks, done.get("peak_memory_bytes")] if p), default=None)
-    return MeasuredRun(done["seconds"] * ranks, ranks, peak, description.get("device", "?"))
+    seconds = done.get("gpu_seconds", done["seconds"] * ranks)
+    return MeasuredRun(seconds, ranks, peak, description.get("device", "?"))
 
 
 def _shape(run: Run) -> Shape:
-    size = run.size
-    return (
-        run.architecture, size.num_hidden_layers, size.hidden_size, size.head_dim,
-        run.context_length, run.log_pruning_tolerance is not None,
-    )  # fmt: skip
+    return _shape_of_settings(run.as_dict())
 
 
 def _shape_of_settings(settings: dict[str, Any]) -> Shape:
-    size = settings["size"]
+    size, training, data = settings["size"], settings["training"], settings["data"]
+    # What the vocabulary comes from; its size is not always known before the text is read.
+    vocabulary = (data["corpus"] == "longcrawl64", json.dumps(data["tokenizer"], default=dict))
     return (
         settings["architecture"], size["num_hidden_layers"], size["hidden_size"], size["head_dim"],
+        vocabulary, training["dtype"], training["gradient_checkpointing"],
         settings["context_length"], settings["log_pruning_tolerance"] is not None,
     )  # fmt: skip

@@ -159,11 +159,22 @@ def settings_path(run: Run) -> Path:
     return RESULTS / run.suite / run.name / "settings.json"
 
 
-def write_settings(run: Run, measure: MeasureConfig) -> None:
-    """Keeps the settings of a run beside its records."""
-    path = settings_path(run)
+def write_settings(run: Run, measure: MeasureConfig, quantities: Iterable[str]) -> None:
+    """Keeps the settings of a run beside its records, of which ``quantities`` were measured now.
+
+    Where the settings are no longer those of before, the run's other records are named under ``older``:
+    ``run`` if the training is another, else ``measure``, until they too are measured again.
+    """
+    path, now = settings_path(run), json.loads(settings_text(run, measure))
+    before = json.loads(path.read_text()) if path.exists() else now
+    older = {key: set(names) for key, names in before.pop("older", {}).items()}
+    for key in ("run", "measure"):
+        if before[key] != now[key]:
+            older[key] = {q for q in QUANTITIES if path_of(run.suite, run.name, q).exists()}
+    older = {key: sorted(names - set(quantities)) for key, names in older.items()}
+    now |= {"older": older} if any(older.values()) else {}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(settings_text(run, measure))
+    temporary.write_text(json.dumps(now, indent=2) + "\n")
     temporary.replace(path)
 
 

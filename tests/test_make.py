@@ -35,7 +35,7 @@ def clone(tmp_path, monkeypatch, request):
             path = path_of("h100", run.name, quantity)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        write_settings(run, suite.measure)
+        write_settings(run, suite.measure, QUANTITIES)
     figures = tmp_path / "figures" / "h100"
     figures.mkdir(parents=True)
     (figures / "figure4.png").touch()
@@ -113,6 +113,20 @@ def test_ready_weights_are_measured_and_never_trained(clone):
     assert chain(would_do("figure4", "SUITE=pretrained")) == [set(), set()]
     edit("pretrained", "corpus: stdlib", "corpus: stdlib\n  heldout: 0.1")
     assert chain(would_do("figure4", "SUITE=pretrained")) == [set(), {run.name}]
+
+
+def test_a_measure_that_fails_costs_no_record(clone):
+    run = load_suite("pretrained").runs[0]
+    (folder := run.model_folder).mkdir(parents=True)
+    (folder / "model.safetensors").write_text("no weights")
+    records = [path_of("pretrained", run.name, quantity) for quantity in QUANTITIES[:3]]
+    settings_path(run).parent.mkdir(parents=True)
+    for path in records:
+        path.touch()
+        os.utime(path, (1.6e9, 1.6e9))
+    failed = subprocess.run(["make", "figure4", "SUITE=pretrained"], capture_output=True, text=True)
+    assert failed.returncode and "acp_repro.measure" in failed.stdout
+    assert all(path.exists() for path in records), failed.stdout + failed.stderr
 
 
 def test_several_gpus_and_the_plan(clone):

@@ -1,6 +1,7 @@
 """A plan is right where it can be checked: against models, the paper's names, and finished runs."""
 
 import csv
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import torch
 
 from acp_repro import plan, plan_cost
 from acp_repro.model import FoXForCausalLM
+from acp_repro.model.flops import parameter_counts
 from acp_repro.plan_cost import Assumptions, cost_of, memory_of
 from acp_repro.plan_speed import Speeds
+from acp_repro.records import settings_text
 from acp_repro.suite import load_suite
 from acp_repro.training import distributed
 from tests.suites import YAML, write_suite
@@ -74,7 +77,9 @@ def test_memory_follows_the_settings(paper):
     run = paper.run("pro-760m-4k-acp")
     config = run.model_config(50257)
     one, fsdp = memory_of(run, config, "none", 1), memory_of(run, config, "fsdp", 8)
-    assert fsdp.states < one.states / 2 and fsdp.activations == one.activations
+    # Weights and moments in shards; weights and gradients whole until a step's last micro-batch.
+    saved = (16 - 12 / 8 - 8) * parameter_counts(config).total
+    assert one.states - fsdp.states == saved and fsdp.activations == one.activations
     assert one.activations_checkpointed < one.activations / 5
     assert one.peak == one.states + one.activations + one.logits
     # The logits of a micro-batch in bfloat16, and the head's gradient: never float32 logits.
@@ -117,7 +122,11 @@ def test_speeds_are_given_or_measured_on_the_same_shape_and_gpu(mini, capsys):
         writer = csv.DictWriter(file, row)
         writer.writeheader()
         writer.writerow(row)
+    assert Speeds.find(mini, []).of(exact, "h100") is None  # nothing says what was timed
+    (folder / "settings.json").write_text(settings_text(acp, mini.measure))
     found = Speeds.find(mini, [])
+    other = dataclasses.replace(exact, data=dataclasses.replace(exact.data, tokenizer={"bpe": 300}))
+    assert found.of(other, "h100") is None  # of another vocabulary
     assert found.of(exact, "h100") == (70.0, "results/h100/some/throughput.csv")
     assert plan.main(["--suite", "mini", "--tokens-per-s", "pro-tiny=5"]) == 2
     assert "did you mean pro-tiny-128" in capsys.readouterr().err

@@ -33,7 +33,7 @@ def submit(tmp_path):
 def test_each_task_of_the_array_is_a_run_of_the_suite(submit):
     done = submit(16)
     assert done.returncode == 0
-    assert done.stdout.startswith("8: .venv/bin/python -m torch.distributed.run --standalone ")
+    assert done.stdout.startswith("8: --cpus-per-task=32 .venv/bin/python -m torch.dist")
     assert "--nproc-per-node 4 -m -- acp_repro.train --suite paper" in done.stdout
     assert done.stdout.endswith("--run pro-760m-16k-acp\n")
     assert "--run pro-125m-4k-acp\n" in submit(0, SUITE="h100").stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from acp_repro.make_rules import make_rules, write_stamps
-from acp_repro.records import settings_path, write_settings
+from acp_repro.records import path_of, settings_path, write_settings
 from acp_repro.suite import SuiteError, first_seeds, load_suite
 from acp_repro.suite import main as suite_main
 from tests.suites import YAML, write_suite
@@ -66,7 +66,7 @@ def test_a_first_stamp_is_new_where_the_records_are_of_other_settings(load, tmp_
     suite, folder = load(YAML), tmp_path / "stamps"
     for run in suite.runs:
         settings_path(run).parent.mkdir(parents=True)
-        write_settings(run, suite.measure)
+        write_settings(run, suite.measure, ["loss"])
     # Keys that decide how a run is trained, and not what comes out, change nothing.
     text = YAML.replace("{batch_tokens", "{parallel: fsdp, compile: false, batch_tokens")
     write_stamps(load(text), folder)
@@ -77,6 +77,26 @@ def test_a_first_stamp_is_new_where_the_records_are_of_other_settings(load, tmp_
         "pro-tiny-128-acp",
         "pro-tiny-128-exact",
     }
+
+
+def test_records_that_were_not_measured_again_keep_the_stamp_new(load, tmp_path):
+    (run, _), folder = load(YAML).runs, tmp_path / "stamps"
+
+    def new_stamps(text, *quantities):
+        suite = load(text)
+        for quantity in quantities:
+            path_of(run.suite, run.name, quantity).parent.mkdir(parents=True, exist_ok=True)
+            path_of(run.suite, run.name, quantity).touch()
+        write_settings(suite.runs[0], suite.measure, quantities)
+        shutil.rmtree(folder, ignore_errors=True)
+        write_stamps(suite, folder)
+        return {name for name, time in stamp_times(folder).items() if time > 1e6}
+
+    other = YAML.replace("warmup_tokens: 512", "warmup_tokens: 256")
+    assert new_stamps(YAML, "loss", "decay") == set()
+    assert new_stamps(other, "loss") == {run.name}  # decay is of the first training
+    assert new_stamps(other, "decay") == set()
+    assert new_stamps(other.replace("loss_tokens: 256", "loss_tokens: 128"), "loss") == {"measure"}
 
 
 def test_a_size_can_set_what_fits_its_gpu(load):

@@ -64,7 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for run, group in itertools.groupby(stale, key=lambda pair: pair[0]):
             trained = TrainedRun.load(run, suite.measure, device, common_length)
-            for _, quantity in group:
+            group = [quantity for _, quantity in group]
+            for quantity in group:
                 measure = importlib.import_module(f".{quantity}", __package__).measure
                 path = write_records(
                     run, quantity, measure(trained, **keywords),
@@ -72,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
                     trained_tokens=trained.trained_tokens, uses_gpu=device.type == "cuda",
                 )  # fmt: skip
                 print(path)
-            write_settings(run, suite.measure)
+            write_settings(run, suite.measure, group)
     except (TrainingError, RecordError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -115,6 +115,8 @@ def load_checkpoint(
         problem = _problem(path)
         if problem is None:
             _read(path, model, optimizer)
+            # What was passed over would count as one of those that are kept.
+            on_rank_zero(lambda good=path: _drop_newer(folder, good))
             return int(_NAME.fullmatch(path.name).group(1))
         report(f"{path}: {problem}; using an older checkpoint")
     if paths:
@@ -211,6 +213,12 @@ def _publish(temporary: Path, path: Path, sums: dict[str, str | None]) -> None:
     _sync_folder(path.parent)
     for old in sorted(_checkpoints(path.parent))[:-KEEP]:
         shutil.rmtree(old)
+
+
+def _drop_newer(folder: Path, good: Path) -> None:
+    for path in _checkpoints(folder):
+        if path.name > good.name:
+            shutil.rmtree(path)
 
 
 def _read_sums(path: Path) -> dict[str, str]:

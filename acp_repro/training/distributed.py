@@ -89,9 +89,9 @@ def check_ranks(run: Run) -> None:
         possible = [str(n) for n in range(1, micro_batches + 1) if micro_batches % n == 0]
         raise DistributedError(
             f"{run.name}: {ranks} ranks cannot share the {micro_batches} micro-batches of a step "
-            f"equally; use NPROC={' or '.join(possible[-4:])}, or a training.micro_batch_tokens (now "
-            f"{config.micro_batch_tokens}) of which batch_tokens {config.batch_tokens} holds a "
-            f"multiple of {ranks}"
+            f"equally; use NPROC={' or '.join(possible[-4:])}, or begin with a "
+            f"training.micro_batch_tokens (now {config.micro_batch_tokens}) of which batch_tokens "
+            f"{config.batch_tokens} holds a multiple of {ranks}"
         )
 
 

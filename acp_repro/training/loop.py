@@ -16,7 +16,6 @@ i of a step goes to rank i mod ranks, so the data do not depend on the number of
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +39,7 @@ from .distributed import (
 from .optimizer import make_optimizer
 from .run_folder import (
     TrainingError,
+    check_same_text,
     check_unchanged,
     compiles,
     is_done,
@@ -92,8 +92,8 @@ def train(
         report = _silent
     if on_rank_zero(lambda: is_done(run)):
         report(f"{run.name}: done already")
-        weights_file = run.model_folder / "model.safetensors"
-        on_rank_zero(lambda: os.utime(weights_file))  # newer than the suite's file, for Make
+        if run.weights is None:  # a kill may have left them
+            on_rank_zero(lambda: shutil.rmtree(folder / "checkpoints", ignore_errors=True))
         return folder
     if run.weights is not None:
         raise TrainingError(
@@ -115,6 +115,7 @@ def train(
             run.model_config(corpus.vocab_size), run.training.gradient_checkpointing
         ).to(device)
         data = corpus.describe(run.context_length)
+        on_rank_zero(lambda: check_same_text(run, data))
         on_rank_zero(lambda: write_description(run, model, device, data))
         wrapped = parallelize(model, parallel_mode(run), device)
         if compiles(run, device):
@@ -128,9 +129,17 @@ def train(
         trainer = Trainer(run, model, wrapped, optimizer, sequences, device, watch_every)
         if trainer.run_from(first_step, stop_after, tensorboard):
             weights = _full_weights(model)
-            on_rank_zero(lambda: save_pretrained(model, folder / "model", weights))
-            on_rank_zero(lambda: corpus.save_tokenizer(folder / "model"))
-            on_rank_zero(lambda: write_done(run))
+
+            def finish() -> None:
+                # Weights get their name last: Make takes them as the sign that all is there.
+                unnamed = folder / ".model"
+                save_pretrained(model, unnamed, weights)
+                corpus.save_tokenizer(unnamed)
+                write_done(run, unnamed / "model.safetensors")
+                shutil.rmtree(folder / "model", ignore_errors=True)
+                unnamed.replace(folder / "model")
+
+            on_rank_zero(finish)
             on_rank_zero(lambda: shutil.rmtree(checkpoints, ignore_errors=True))
     return folder
 

@@ -90,7 +90,11 @@ class Prefetcher:
     def _work(self, indices) -> None:
         error = None
         try:
-            stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+            stream = None
+            if self.device.type == "cuda":
+                if self.device.index is not None:  # a thread begins on GPU 0, and would open it
+                    torch.cuda.set_device(self.device)
+                stream = torch.cuda.Stream(self.device)
             while not self._closed.is_set():
                 try:
                     index = next(indices)

@@ -55,6 +55,27 @@ def check_unchanged(run: Run) -> None:
         )
 
 
+def check_same_text(run: Run, data: dict[str, Any]) -> None:
+    """Refuses to go on with other text, or with a tokeniser that was trained on other text.
+
+    Args:
+        data: of the corpus as it is now; see `Corpus.describe`.
+
+    Raises:
+        TrainingError: its hash is not the one that the run was begun with.
+    """
+    try:
+        before = json.loads((run.folder / "run.json").read_text())["data"]["hash"]
+    except (OSError, ValueError, KeyError):
+        return
+    if before != data["hash"]:
+        raise TrainingError(
+            f"{run.folder} was begun with other text than what corpus {run.data.corpus} is now (on "
+            f"another machine, or files came or went). Put it back, or delete the run to train anew: "
+            f"rm -r {run.folder}"
+        )
+
+
 def write_description(
     run: Run, model: FoXForCausalLM, device: torch.device, data: dict[str, Any]
 ) -> None:
@@ -76,19 +97,21 @@ def write_description(
     _write_json(run.folder / "run.json", description)
 
 
-def write_done(run: Run) -> None:
-    """``done.json``, from the lines of ``metrics.jsonl`` and the weights."""
+def write_done(run: Run, weights: Path) -> None:
+    """``done.json``, from the lines of ``metrics.jsonl`` and the file of weights."""
     lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    seconds = sum(run.training.batch_tokens / x["throughput_tokens_per_s"] for x in lines)
+    seconds = [run.training.batch_tokens / x["throughput_tokens_per_s"] for x in lines]
+    gpus = [x.get("ranks", world_size()) for x in lines]  # a resume may have changed it
     tail = [x["loss_nats"] for x in lines[-max(1, len(lines) // 20) :]]
     memory = [x["peak_memory_bytes"] for x in lines if "peak_memory_bytes" in x]
     done = {
         "tokens": lines[-1]["tokens"],
-        "seconds": round(seconds, 3),
+        "seconds": round(sum(seconds), 3),
+        "gpu_seconds": round(sum(s * n for s, n in zip(seconds, gpus, strict=True)), 3),
         "loss_nats_last_20th": sum(tail) / len(tail),
         "ranks": world_size(),
         **({"peak_memory_bytes": max(memory)} if memory else {}),
-        "sha256": sha256_of(run.folder / "model" / "model.safetensors"),
+        "sha256": sha256_of(weights),
     }
     _write_json(run.folder / "done.json", done)
 

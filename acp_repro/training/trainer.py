@@ -119,13 +119,14 @@ class Trainer:
                 max_grad_norm=self.config.max_grad_norm, dtype=self.config.dtype,
             )  # fmt: skip
         except ValueError as error:  # a CPU's attention refuses gates that are NaN
-            if world_size() > 1:  # the others do not know
-                raise
+            if world_size() > 1:  # the others do not know, so torchrun ends them
+                raise RuntimeError(f"rank {rank()}: step {step} failed: {error}") from error
             raise TrainingError(self._diagnosis(step, f"failed ({error})")) from error
         record = {
             "step": step,
             "tokens": (step + 1) * self.config.batch_tokens,
             "learning_rate": self.run.size.learning_rate * factor,
+            "ranks": world_size(),
             "data_wait_seconds": self.data.waited_seconds - waited,
             **({"pruned_ratio": self.pruned} if watch else {}),
         }

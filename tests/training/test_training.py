@@ -18,6 +18,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.fox import FoXBlock
 from acp_repro.suite import TrainingConfig, load_suite
 from acp_repro.training import checkpoint as checkpoint_module
+from acp_repro.training import loop as loop_module
 from acp_repro.training.checkpoint import CheckpointError, save_checkpoint
 from acp_repro.training.loop import TrainingError, is_done, num_steps, train
 from acp_repro.training.optimizer import learning_rate_factor, make_optimizer
@@ -113,6 +114,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so(run, trained, capsys, d
     newest = run.folder / "checkpoints" / "step-00000004"
     (shard,) = newest.glob("*.safetensors")
     damage(shard)
+    train(run, device=CPU, stop_after=3)
+    assert not newest.exists()  # or it would count as one of the two that are kept
     train(run, device=CPU)
     out = capsys.readouterr().out
     assert f"{newest}: " in out and said in out and "going on from step 3" in out
@@ -210,6 +213,29 @@ def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys)
         tmp_path, YAML.replace("checkpoint_every_seconds: 0", "checkpoint_every_seconds: 9")
     )
     train(load_suite("mini").run(run.name), device=CPU)
+
+
+def test_other_text_is_refused(run, tmp_path):
+    """With the same settings, and so with the same name of the tokeniser."""
+    train(run, device=CPU, stop_after=2)
+    text = tmp_path / "text.txt"
+    before = text.read_text()
+    text.write_text(before.replace("fox", "cat"))
+    with pytest.raises(TrainingError, match="begun with other text .*Put it back, or delete"):
+        train(run, device=CPU)
+    text.write_text(before)
+    train(run, device=CPU)
+
+
+def test_weights_get_their_name_last(run, trained, monkeypatch):
+    """Make takes them as the sign that the run is done."""
+    with monkeypatch.context() as patch:
+        patch.setattr(loop_module, "write_done", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(run, device=CPU)
+    assert not run.model_folder.exists()
+    train(run, device=CPU)
+    assert is_done(run) and same(weights(run), trained)
 
 
 def test_a_second_process_on_the_same_run_is_refused(run):
