@@ -63,11 +63,11 @@ plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h10
 # The list of runs comes from the suite's file, and beside it a stamp for the settings of each run and of
 # the measures: what a change of the file does not touch is not done again.
 RULES := .make/$(SUITE).mk
-ifneq (,$(filter-out figure-kernel,$(filter figure% table% tables records report all train plan,$(MAKECMDGOALS))))
+ifneq (,$(filter-out figure-kernel,$(filter figure% table% tables records report all train plan clean,$(MAKECMDGOALS))))
 ifeq (,$(wildcard experiments/$(SUITE).yaml))
 $(error no suite $(SUITE) in experiments/; there are: $(basename $(notdir $(wildcard experiments/*.yaml))))
 endif
-ifneq (,$(filter-out train plan,$(MAKECMDGOALS)))
+ifneq (,$(filter-out train plan clean,$(MAKECMDGOALS)))
 include $(RULES)
 endif
 endif
@@ -164,4 +164,6 @@ $(FIGURES)/report.html: $(ALL_FIGURES) $(ALL_TABLES) $(wildcard analysis/report*
 all: report ## everything: train, measure, figures, tables, report
 
 clean: ## delete what SUITE made: runs, results and figures
+	@test -z "$(FORCE)$$(git ls-files $(RESULTS) 2>/dev/null)" || test -n "$(FORCE)" || \
+	  { echo "error: $(RESULTS) came with the project; make clean SUITE=$(SUITE) FORCE=1 deletes it"; exit 1; }
 	rm -rf $(RUNS_DIR) $(RESULTS) $(FIGURES) $(RULES) $(STAMPS)

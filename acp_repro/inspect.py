@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         model = load_pretrained(checkpoint.folder, device=device)
     except ModuleNotFoundError as error:
-        return _fail(f"{error}; pip install 'acp_repro[inspect]'")
+        return _fail(f"{error}; pip install -e '.[inspect]'")
     except (ValueError, OSError) as error:
         return _fail(str(error))
     batches = tqdm(input_ids.split(max(1, 8192 // length)), unit="batch", leave=False, disable=None)

@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tensorboard",
         action="store_true",
-        help="write the metrics to RUN/tensorboard too (pip install 'acp_repro[tensorboard]')",
+        help="write the metrics to RUN/tensorboard too (pip install -e '.[tensorboard]')",
     )
     return parser
 

@@ -120,7 +120,7 @@ def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if there are local and global heads, and more of both together than between."""
     if statistics.grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
-    kinds = head_kinds(pruned_ratio)
+    kinds = statistics.head_kinds(pruned_ratio)
     local, rest, everywhere = (int((kinds == k).sum()) for k in ("local", "between", "global"))
     met = local > 0 and everywhere > 0 and local + everywhere > rest
     return Verdict(met, f"{local} local, {everywhere} global, {rest} between")
@@ -130,7 +130,7 @@ def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if more than half of the heads are local."""
     if statistics.grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
-    local = head_kinds(pruned_ratio) == "local"
+    local = statistics.head_kinds(pruned_ratio) == "local"
     return Verdict(bool(local.mean() > 0.5), f"{local.sum()} of {len(local)} heads")
 
 
@@ -140,22 +140,10 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
         return Verdict(None, "the model has too few layers for the first two to stand out")
     if statistics.grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
-    local = head_kinds(pruned_ratio) == "local"
+    local = statistics.head_kinds(pruned_ratio) == "local"
     layers = [heads for _, heads in local.groupby(pruned_ratio["layer"])][:2]
     each = (f"{heads.sum()} of {len(heads)} in layer {i}" for i, heads in enumerate(layers))
     return Verdict(all(heads.all() for heads in layers), ", ".join(each))
-
-
-def head_kinds(pruned_ratio: pd.DataFrame) -> pd.Series:
-    """ "local", "global" or "between" for each head of one run.
-
-    Local heads save 95 % or more of what the grid of blocks allows, global ones under 5 %. At long
-    contexts the grid allows nearly all, and this is Section 4.3's bins.
-    """
-    limit, _ = statistics.grid_limit(pruned_ratio)
-    share = pruned_ratio["pruned_ratio"] / limit
-    kinds = pd.Series("between", index=pruned_ratio.index)
-    return kinds.mask(share >= 0.95, "local").mask(share < 0.05, "global")
 
 
 def large_weights_kept(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verdict:
@@ -225,7 +213,10 @@ def block_size_negligible(block_size: pd.DataFrame) -> Verdict:
 
 
 def savings_grow_past_training(long_context: pd.DataFrame) -> Verdict:
-    """Met if every longer evaluated length prunes more."""
+    """Met if every longer evaluated length prunes more, from the training length on."""
+    trained = long_context["context_length_tokens"].iloc[0]
+    if trained not in set(long_context["evaluated_length_tokens"]):
+        return Verdict(None, f"not evaluated at the training length, {style.length_label(trained)}")
     table = long_context.sort_values("evaluated_length_tokens")
     table = table.rename(columns={"context_length_tokens": "trained"}).assign(
         context_length_tokens=table["evaluated_length_tokens"], percent=100 * table["pruned_ratio"]

@@ -76,6 +76,7 @@ def make(suite: str) -> tuple[Figure, str]:
     head = statistics.illustrative_head(records, MOST_BLOCKS)
     grid = statistics.block_grid(head, MOST_BLOCKS)
     one, shown = head.iloc[0], min(len(head), len(grid.first_kept) * grid.block_q)
+    share = 100 * statistics.share_of_limit(grid)
     part = "a held-out sequence" if shown == len(head) else f"a held-out sequence of {len(head):,}"
     which = "all" if shown == len(head) else "the first"
     caption = f"""**Figure 1.** Forgetting attention without and with ACP, with the decay of a real head:
@@ -84,7 +85,8 @@ layer {one["layer"]}, head {one["head"]} (counted from 0) of {run.name}, {which}
 computes them; darker is a more negative decay. Arrows: the blocks visited, in this order, in each row
 from the boundary (orange) that the code found to the diagonal. Pruned are the blocks whose largest
 $D_{{ij}}$ is under delta = {one["threshold_nats"]:.2f}. Of the recorded heads, the one is shown that prunes
-nearest to half of what this grid allows. {style.provenance(records)}"""
+nearest to half of what this grid allows; here it prunes {share:.0f} % of that.
+{style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -17,8 +17,8 @@ from . import statistics, style
 BINS = 20
 EDGES = np.arange(0, 100, 100 // BINS)
 KINDS = {"global": style.SIZES[1], "between": "#8c8c8c", "local": style.SIZES[0]}
+# Shares of what the grid allows; see statistics.head_kinds.
 WORDS = {"global": "global (< 5 %)", "between": "between", "local": "local (≥ 95 %)"}
-AT_LIMIT = "#7fb7d8"  # local as far as the grid can tell
 LIMIT_LINE = {"color": "0.2", "lw": 0.8, "ls": (0, (3, 2))}
 
 
@@ -30,8 +30,8 @@ def draw(records: pd.DataFrame) -> Figure:
     """
     limit, at_limit = statistics.grid_limit(records)
     figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
-    for shares, below, colours in stacks(records):
-        ax.bar(EDGES, 100 * shares, 100 / BINS, 100 * below, align="edge", color=colours,
+    for shares, below, colour in stacks(records):
+        ax.bar(EDGES, 100 * shares, 100 / BINS, 100 * below, align="edge", color=colour,
                edgecolor="white", lw=0.5)  # fmt: skip
     ax.set(xlim=(0, 100), xticks=range(0, 101, 20), ylabel="heads (%)",
            xlabel="pruned share of a head's blocks (%)")  # fmt: skip
@@ -51,28 +51,21 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def kinds(records: pd.DataFrame) -> dict[str, float]:
     """Shares of global heads, heads between, and local heads."""
-    shares = statistics.savings_shares(records["pruned_blocks"], records["causal_blocks"], BINS)
-    return statistics.head_kinds(shares)
+    found = statistics.head_kinds(records)
+    return {kind: float((found == kind).mean()) for kind in KINDS}
 
 
-def stacks(records: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
-    """Bars to be stacked, as (shares, what is below them, colours), each for 20 bins.
-
-    Heads at the grid's limit that are not in the last bin come first, in a colour of their own.
-    """
-
-    def shares_of(which: np.ndarray) -> np.ndarray:
-        if not which.any():
-            return np.zeros(BINS)
-        some = records[which]
+def stacks(records: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
+    """Bars to be stacked, one set a kind of head: (shares, what is below them, colour), of 20 bins."""
+    found, below = statistics.head_kinds(records), np.zeros(BINS)
+    for kind, colour in KINDS.items():
+        some = records[found == kind]
+        if some.empty:
+            continue
         shares = statistics.savings_shares(some["pruned_blocks"], some["causal_blocks"], BINS)
-        return shares * len(some) / len(records)
-
-    at_limit = statistics.grid_limit(records)[1] & (records["pruned_ratio"] < 0.95).to_numpy()
-    held = shares_of(at_limit)
-    yield held, np.zeros(BINS), [AT_LIMIT] * BINS
-    colours = [KINDS["global"], *[KINDS["between"]] * (BINS - 2), KINDS["local"]]
-    yield shares_of(~at_limit), held, colours
+        shares = shares * len(some) / len(records)
+        yield shares, below, colour
+        below = below + shares
 
 
 def describe(records: pd.DataFrame) -> str:
@@ -82,10 +75,10 @@ def describe(records: pd.DataFrame) -> str:
     percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
     return f"""Of the {len(records)} heads of {one["run"]}, {percent["local"]} are local (95 % or more
-pruned), {percent["global"]} global (under 5 %) and {percent["between"]} between. Dashed: at
-{one["context_length_tokens"]:,} tokens in blocks of {grid} no head can save more than {100 * limit:.1f} %
-unless a single forget gate closes, for each row keeps the diagonal block and the one before;
-{at_limit.sum()} heads are within a percentage point of it (pale blue). Savings over
+of what the grid of blocks allows is pruned), {percent["global"]} global (under 5 % of it) and
+{percent["between"]} between. Dashed: at {one["context_length_tokens"]:,} tokens in blocks of {grid} no head
+can save more than {100 * limit:.1f} % unless a single forget gate closes, for each row keeps the diagonal
+block and the one before; {at_limit.sum()} heads are within a percentage point of it. Savings over
 {one["measured_tokens"]:,} held-out tokens. {style.provenance(records)}"""
 
 

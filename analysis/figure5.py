@@ -13,7 +13,7 @@ from acp_repro.records import read_records
 from acp_repro.suite import load_suite
 
 from . import statistics, style
-from .figure4 import AT_LIMIT, BINS, EDGES, KINDS, LIMIT_LINE, WORDS, describe, stacks
+from .figure4 import BINS, EDGES, KINDS, LIMIT_LINE, WORDS, describe, stacks
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -27,10 +27,10 @@ def draw(records: pd.DataFrame) -> Figure:
     wide = style.PAGE_INCHES if len(layers) > 8 else style.COLUMN_INCHES
     figure, ax = plt.subplots(figsize=(wide, 2.5), layout="constrained")
     for column, layer in enumerate(layers):
-        for shares, left, colours in stacks(records[records["layer"] == layer]):
+        for shares, left, colour in stacks(records[records["layer"] == layer]):
             # No white edges: one head of 24 is a sliver that they would hide.
             ax.barh(EDGES + 0.3, 0.94 * shares, 100 / BINS - 0.6, column + 0.94 * left,
-                    align="edge", color=colours, lw=0)  # fmt: skip
+                    align="edge", color=colour, lw=0)  # fmt: skip
         ax.axvline(column, color="0.75", lw=0.6, zorder=0)
     ax.axhline(100 * limit, **LIMIT_LINE)
     ax.set(xlim=(0, len(layers)), ylim=(0, 100), yticks=range(0, 101, 20))
@@ -39,10 +39,9 @@ def draw(records: pd.DataFrame) -> Figure:
     ax.set_xlabel("layer (each column: 0 to 100 % of its heads)")
     ax.set_ylabel("pruned share of blocks (%)")
     handles = [Patch(color=colour, label=WORDS[kind]) for kind, colour in KINDS.items()]
-    handles += [Patch(color=AT_LIMIT, label="at the grid's limit"),
-                Line2D([], [], label="the grid's limit", **LIMIT_LINE)]  # fmt: skip
+    handles.append(Line2D([], [], label="the most that the grid allows", **LIMIT_LINE))
     figure.legend(handles=handles, loc="outside upper center", handlelength=1.3, columnspacing=1.2,
-                  handletextpad=0.5, ncols=5 if wide == style.PAGE_INCHES else 3)  # fmt: skip
+                  handletextpad=0.5, ncols=4 if wide == style.PAGE_INCHES else 2)  # fmt: skip
     return figure
 
 

@@ -24,12 +24,13 @@ def draw(records: pd.DataFrame) -> Figure:
     figure, axes = plt.subplots(
         2, 1, figsize=(style.COLUMN_INCHES, 3.2), layout="constrained", sharex=True
     )
-    for ax, values, form, color, title in zip(
+    for ax, values, form, color, title, least in zip(
         axes,
         (100 * records["pruned_ratio"], records["loss_nats"]),
         ("{:.1f}", "{:.4f}"),
         style.SIZES,
         ("Attention pruned (%)", "Loss (nats a token)"),
+        (5.0, 0.05),
         strict=False,
     ):
         ax.axvline(trained, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
@@ -39,6 +40,11 @@ def draw(records: pd.DataFrame) -> Figure:
                         fontsize=7, bbox=sweeps.CLEAR, zorder=1.5)  # fmt: skip
         ax.set_title(title)
         ax.margins(x=0.1, y=0.3)
+        low, high = ax.get_ylim()
+        room = (
+            max(0.0, least - (high - low)) / 2
+        )  # so that a difference of nothing looks like nothing
+        ax.set_ylim(low - room, high + room)
     axes[0].annotate("trained", (trained, 0), (3, 3), xycoords=("data", "axes fraction"),
                      textcoords="offset points", fontsize=7, color="0.35")  # fmt: skip
     axes[1].set_xscale("log", base=2)

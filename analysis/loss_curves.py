@@ -64,7 +64,7 @@ def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> Non
     gaps = statistics.largest_gaps(curves).sort_values("context_length_tokens")
     bottom.legend(
         handles=[Line2D([], [], alpha=0, label="largest gap:")]
-        + [Line2D([], [], alpha=0, label=f"{gap:.3f}") for gap in gaps["gap_nats"]],
+        + [Line2D([], [], alpha=0, label=f"{gap:.4f}" if gap else "none") for gap in gaps["gap_nats"]],
         labelcolor=["0.3", *(colours[n] for n in gaps["context_length_tokens"])], loc="lower left",
         bbox_to_anchor=(0.02, 0.97), ncols=len(gaps) + 1, handlelength=0, handletextpad=0,
         columnspacing=1.0, borderpad=0, borderaxespad=0,
@@ -79,8 +79,9 @@ def make(suite: str, item: str, architecture: str, largest: bool | None) -> tupl
     records = pd.concat(curves, ignore_index=True)
     gaps = statistics.largest_gaps(statistics.loss_differences(records))
     numbers = "; ".join(
-        f"{row.size}, {style.length_label(row.context_length_tokens)}: {row.gap_nats:.3f} at "
-        f"{row.position}" for row in gaps.itertuples()
+        f"{row.size}, {style.length_label(row.context_length_tokens)}: "
+        + (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "none, they are identical")
+        for row in gaps.itertuples()
     )  # fmt: skip
     noise = statistics.seed_gap(records)
     noise = "" if noise is None else f" Two seeds of one setting differ by up to {noise:.3f}."

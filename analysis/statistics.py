@@ -82,11 +82,6 @@ def savings_shares(pruned: np.ndarray, causal: np.ndarray, bins: int = 20) -> np
     return np.bincount(index, minlength=bins) / len(pruned)
 
 
-def head_kinds(shares: np.ndarray) -> dict[str, float]:
-    """Section 4.3's kinds from :func:`savings_shares`: the outer bins are global and local heads."""
-    return {"global": shares[0], "between": shares[1:-1].sum(), "local": shares[-1]}
-
-
 def largest_prunable_share(context_length: int, block_q: int, block_k: int) -> float:
     """The largest share of blocks that a head can save on a grid, short of forgetting at one stroke.
 
@@ -115,6 +110,17 @@ def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.n
         raise ValueError(f"grid_limit: needs the records of one run, got {len(grids)} grids")
     limit = largest_prunable_share(*map(int, grids.iloc[0]))
     return limit, (records["pruned_ratio"] >= limit - within).to_numpy()
+
+
+def head_kinds(records: pd.DataFrame) -> pd.Series:
+    """ "local", "global" or "between" for each head of one run's ``pruned_ratio`` records.
+
+    Local heads save 95 % or more of what the grid of blocks allows, global ones under 5 % of it. At long
+    contexts the grid allows nearly all, and these are Section 4.3's outer bins.
+    """
+    share = records["pruned_ratio"] / grid_limit(records)[0]
+    kinds = pd.Series("between", index=records.index)
+    return kinds.mask(share >= 0.95, "local").mask(share < 0.05, "global")
 
 
 CURVE = ["architecture", "size", "context_length_tokens", "position"]
@@ -198,12 +204,16 @@ def illustrative_head(records: pd.DataFrame, most_blocks: int) -> pd.DataFrame:
     """
 
     def distance(head: pd.DataFrame) -> float:
-        grid = block_grid(head, most_blocks)
-        shown = min(len(head), len(grid.first_kept) * grid.block_q)
-        half = largest_prunable_share(shown, grid.block_q, grid.block_k) / 2
-        return abs(grid.first_kept.sum() / (grid.last + 1).sum() - half)
+        return abs(share_of_limit(block_grid(head, most_blocks)) - 0.5)
 
     return min((head for _, head in records.groupby(["layer", "head"], sort=False)), key=distance)
+
+
+def share_of_limit(grid: BlockGrid) -> float:
+    """Pruned blocks over the most that the grid allows, of the rows shown; 1 for a local head."""
+    shown = grid.last[-1] * grid.block_k + grid.block_k
+    most = largest_prunable_share(int(shown), grid.block_q, grid.block_k)
+    return float(grid.first_kept.sum() / (grid.last + 1).sum() / most)
 
 
 def staircase(first_kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

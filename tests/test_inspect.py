@@ -262,4 +262,4 @@ def test_without_rich_it_says_what_to_install(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.delitem(sys.modules, "acp_repro.measure.heads_table", raising=False)
     assert inspect([RUN]) == 2
-    assert "pip install 'acp_repro[inspect]'" in capsys.readouterr().err
+    assert "pip install -e '.[inspect]'" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def project(tmp_path, monkeypatch):
 
 def execute(project: Path, name: str, start: str = "notebooks"):
     """The cells' outputs, one list a code cell; the kernel starts in ``start``."""
-    reason = "nbclient and ipykernel run notebooks: pip install 'acp_repro[notebooks]'"
+    reason = "nbclient and ipykernel run notebooks: pip install -e '.[notebooks]'"
     nbclient = pytest.importorskip("nbclient", reason=reason)
     nbformat = pytest.importorskip("nbformat", reason=reason)
     pytest.importorskip("ipykernel", reason=reason)
@@ -136,4 +136,4 @@ def test_heads_of_a_pretrained_model_come_first(project, monkeypatch):
     (project / "runs" / "cpu").mkdir(parents=True)
     cells = execute(project, HEADS, ".")
     assert any("pretrained/some/model" in text(cell) for cell in cells)
-    assert any("its tokeniser is not known here" in text(cell) for cell in cells)
+    assert not any("tokens cannot be shown" in text(cell) for cell in cells)  # bytes are bytes

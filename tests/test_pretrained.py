@@ -33,7 +33,7 @@ READY = (
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """A working folder with a run of suite `mini` in pretrained/, its own folder deleted."""
-    pytest.importorskip("tokenizers", reason="byte-pair tokenisers: pip install 'acp_repro[bpe]'")
+    pytest.importorskip("tokenizers", reason="byte-pair tokenisers: pip install -e '.[bpe]'")
     folder = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

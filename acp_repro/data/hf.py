@@ -59,7 +59,7 @@ def _texts(config: DataConfig) -> Iterator[str]:
         import datasets
     except ImportError as error:
         raise DataError(
-            "corpus: hf needs the library `datasets`; pip install 'acp_repro[hf]'"
+            "corpus: hf needs the library `datasets`; pip install -e '.[hf]'"
         ) from error
     try:
         stream = datasets.load_dataset(

@@ -195,7 +195,7 @@ class ChunkedTokens:
             import zarr
         except ImportError as error:
             raise DataError(
-                "corpus: longcrawl64 needs the library `zarr`; pip install 'acp_repro[longcrawl64]'"
+                "corpus: longcrawl64 needs the library `zarr`; pip install -e '.[longcrawl64]'"
             ) from error
         self.path = path
         try:

@@ -212,6 +212,6 @@ def _library():
     except ImportError as error:
         raise DataError(
             "tokenizer: byte-pair encoding needs the library `tokenizers`; "
-            "pip install 'acp_repro[bpe]', or set tokenizer: bytes"
+            "pip install -e '.[bpe]', or set tokenizer: bytes"
         ) from error
     return tokenizers

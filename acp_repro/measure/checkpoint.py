@@ -76,6 +76,19 @@ class Checkpoint:
         """``float32`` or ``bfloat16``, as the run was trained; the authors' format does not say."""
         return None if self.run is None else self.run["settings"]["training"]["dtype"]
 
+    @property
+    def tokenizer(self) -> BPETokenizer | ByteTokenizer | None:
+        """What reads the model's ids: the run's, or a ``tokenizer.json`` of ours beside the weights."""
+        if self.run is not None:
+            return self._corpus().tokenizer
+        path = self.folder / TOKENIZER_FILE
+        try:
+            if path.is_file():
+                return BPETokenizer(path.read_text(encoding="utf-8"))
+        except (DataError, ValueError):  # of another project
+            return None
+        return ByteTokenizer() if self.config.vocab_size == ByteTokenizer.vocab_size else None
+
     def input_ids(
         self,
         context_length: int,

@@ -19,10 +19,11 @@ MULTIPLES = (1, 2, 4, 8)
 def measure(trained: TrainedRun) -> list[dict[str, Any]]:
     """One record a length: pruned over causal blocks of all heads, and the mean loss of all tokens.
 
-    Lengths are the suite's ``measure.long_context_lengths``; where it gives none, 1, 2, 4 and 8 times
-    the training length as far as a held-out document is long enough. Every length reads the very same
-    tokens, those of documents that hold the longest one, so that only the context differs. delta
-    follows the length evaluated (its log L).
+    Lengths are the training length (where it divides the longest) and the suite's
+    ``measure.long_context_lengths``; where it gives none, 1, 2, 4 and 8 times the training length as far
+    as a held-out document is long enough. Every length reads the very same tokens, those of documents
+    that hold the longest one, so that only the context differs. delta follows the length evaluated (its
+    log L).
 
     Raises:
         DataError: no held-out document is as long as a length that the suite asks for, or a length
@@ -30,12 +31,19 @@ def measure(trained: TrainedRun) -> list[dict[str, Any]]:
     """
     corpus = prepare(trained.run.data)
     longest_document = int(np.diff(corpus.offsets("heldout")).max(initial=0))
-    lengths = sorted(trained.measure.long_context_lengths) or [
-        multiple * trained.run.context_length
+    own = trained.run.context_length
+    asked = trained.measure.long_context_lengths or [
+        multiple * own
         for multiple in MULTIPLES
-        if multiple == 1 or multiple * trained.run.context_length <= longest_document
+        if multiple == 1 or multiple * own <= longest_document
     ]
-    return [_at(trained, corpus.sequences("heldout", length), lengths[-1]) for length in lengths]
+    own = [own] if max(asked) % own == 0 else []  # or it cannot read the same tokens
+    lengths = sorted({*own, *asked})
+    # The longest first: it is the one for which the text may be too short.
+    records = [
+        _at(trained, corpus.sequences("heldout", length), lengths[-1]) for length in lengths[::-1]
+    ]
+    return records[::-1]
 
 
 def _at(trained: TrainedRun, sequences: TokenSequences, longest: int) -> dict[str, Any]:

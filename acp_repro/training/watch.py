@@ -68,7 +68,7 @@ def _summary_writer(folder: Path, first_step: int, wanted: bool):
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise RuntimeError(
-            "TensorBoard is not installed; pip install 'acp_repro[tensorboard]', or leave it off"
+            "TensorBoard is not installed; pip install -e '.[tensorboard]', or leave it off"
         ) from None
     return SummaryWriter(str(folder), purge_step=first_step)  # hides what will be written again
 

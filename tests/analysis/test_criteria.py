@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from analysis import criteria
+from analysis import criteria, statistics
 from analysis.report_items import ITEMS
 
 RUN = {"architecture": "pro", "size": "a", "context_length_tokens": 512, "seed": 0,
@@ -91,7 +91,9 @@ def heads(*ratios: float, layers=None, length: int = 640) -> pd.DataFrame:
 
 def test_kinds_of_heads_are_relative_to_what_the_grid_allows():
     most = 36 / 55
-    kinds = criteria.head_kinds(heads(most, 0.951 * most, 0.949 * most, 0.051 * most, 0.049 * most))
+    kinds = statistics.head_kinds(
+        heads(most, 0.951 * most, 0.949 * most, 0.051 * most, 0.049 * most)
+    )
     assert kinds.tolist() == ["local", "local", "between", "between", "global"]
     assert criteria.heads_bimodal(heads(most, most, 0.0, 0.3)).met
     assert criteria.heads_bimodal(heads(most, most, 0.3)).met is False  # no global head

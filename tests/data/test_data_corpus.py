@@ -337,7 +337,7 @@ def test_command_bpe_and_help(folder, tmp_path, capsys, monkeypatch):
         )
         == 1
     )
-    assert "pip install 'acp_repro[bpe]'" in capsys.readouterr().err
+    assert "pip install -e '.[bpe]'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--help"])
     out = capsys.readouterr().out

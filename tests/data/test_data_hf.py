@@ -37,7 +37,7 @@ def hf(path="owner/name", **settings):
 
 
 def test_a_dataset_of_the_library(tmp_path):
-    pytest.importorskip("datasets", reason="pip install 'acp_repro[hf]'")
+    pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
     (tmp_path / "data").mkdir()
     lines = [json.dumps({"body": text, "n": i}) for i, text in enumerate([" ", *TEXTS])]
     (tmp_path / "data" / "train.jsonl").write_text("\n".join(lines))
@@ -67,7 +67,7 @@ def test_only_the_budget_is_streamed_and_only_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("library", "message"),
     [
-        (None, r"needs the library `datasets`; pip install 'acp_repro\[hf\]'"),
+        (None, r"needs the library `datasets`; pip install -e '\.\[hf\]'"),
         (standin(error=ConnectionError("no\n route")), r"cannot be read \(no route\); .*network"),
         (standin([{"body": "x"}]), "text_field: 'text' holds NoneType in document 0 .*are: body"),
         (standin([{"text": " "}]), "path: owner/name, split train, holds no text"),

@@ -12,7 +12,7 @@ from acp_repro.data import longcrawl64 as module
 from acp_repro.data.__main__ import main
 from acp_repro.data.sequences import TokenSequences
 
-zarr = pytest.importorskip("zarr", reason="pip install 'acp_repro[longcrawl64]'")
+zarr = pytest.importorskip("zarr", reason="pip install -e '.[longcrawl64]'")
 
 BOS = 50256
 LENGTH = 64  # of a document; the real ones have 65,536
@@ -173,5 +173,5 @@ def test_errors(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="not fit in one vector of heldout tokens"):
         corpus.tokens("heldout")
     monkeypatch.setitem(__import__("sys").modules, "zarr", None)
-    with pytest.raises(DataError, match=r"pip install 'acp_repro\[longcrawl64\]'"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[longcrawl64\]'"):
         prepare({"corpus": "longcrawl64", "path": str(tmp_path / "a")})

@@ -85,7 +85,7 @@ def test_too_little_text_for_the_vocabulary():
 
 def test_missing_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"pip install 'acp_repro\[bpe\]', or set tokenizer: bytes"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[bpe\]', or set tokenizer: bytes"):
         train_bpe(documents(TEXT), 300)
 
 

@@ -322,7 +322,7 @@ def test_metrics_say_what_a_person_watches(run):
     train(run, device=CPU, watch_every=2)
     lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
     always = {"step", "tokens", "loss_nats", "grad_norm", "learning_rate",
-              "throughput_tokens_per_s", "data_wait_share"}  # fmt: skip
+              "throughput_tokens_per_s", "data_wait_share", "ranks"}  # fmt: skip
     # No memory and no MFU on a CPU: missing is missing.
     assert all(x.keys() - {"pruned_ratio"} == always for x in lines)
     assert [x["step"] for x in lines if "pruned_ratio" in x] == [0, 2, 4]

@@ -59,7 +59,7 @@ def test_tensorboard_gets_the_same_scalars_or_says_what_to_install(tmp_path, mon
     points = [("loss_nats", 2.0, 7), ("pruned_ratio/0", 0.25, 7), ("pruned_ratio/1", 0.5, 7)]
     assert written == [(str(tmp_path / "tensorboard"), 7), *points, "closed"]
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'acp_repro\[tensorboard\]'"):
+    with pytest.raises(RuntimeError, match=r"pip install -e '\.\[tensorboard\]'"):
         RunLog(tmp_path, 0, tensorboard=True)
 
 
