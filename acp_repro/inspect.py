@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         log_pruning_tolerance=options.log_pruning_tolerance,
         dtype=checkpoint.dtype or ("bfloat16" if device.type == "cuda" else "float32"),
     )
+    print(f"text: {checkpoint.source(options.text, options.token_ids)}")
     print_heads(str(checkpoint.folder), heads, options.sort)
     if options.csv:
         options.csv.parent.mkdir(parents=True, exist_ok=True)

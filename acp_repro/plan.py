@@ -37,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             if peak_flops(options.gpu) is None:
                 raise SuiteError(
-                    f"--gpu {options.gpu}: not in the table of acp_repro/model/flops.py"
+                    f"--gpu {options.gpu}: not in the table of acp_repro/model/flops.py, which has a100, "
+                    "h100, h200, l40s, b200 and 4090"
                 )
             costs = [cost_of(run, assumptions, speeds) for run in suite.runs]
             rows = [_row(cost) for cost in costs]

@@ -261,8 +261,9 @@ def read_records(suite: str, quantity: str, **wanted: Any) -> pandas.DataFrame:
             table = table[table[column] == value]
     if table is None or table.empty:
         which = " with " + ", ".join(f"{k} = {v}" for k, v in wanted.items()) if wanted else ""
+        here = "" if Path("experiments").is_dir() else " (run from the project's folder)"
         raise RecordError(
-            f"no records of {quantity} in results/{suite}{which}; make them with "
+            f"no records of {quantity} in results/{suite}{which}{here}; make them with "
             f"`{command_for(quantity, suite)}`"
         )
     return table.reindex(columns=list(columns(quantity))).reset_index(drop=True)

@@ -55,8 +55,11 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
 
 
 def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
+    from .measure.checkpoint import Checkpoint
     from .measure.epsilon_sweep import sweep_checkpoint
 
+    checkpoint = Checkpoint.find(options.checkpoint)
+    print(f"text: {checkpoint.source(options.text, options.token_ids)}")
     rows, origin = sweep_checkpoint(
         options.checkpoint, options.log_pruning_tolerance or MeasureConfig().sweep_log_pruning_tolerances,
         options.device, context_length=options.context_length, tokens=options.tokens,

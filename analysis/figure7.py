@@ -78,11 +78,12 @@ def _mass(ax: Axes, records: pd.DataFrame) -> None:
 def make(suite: str) -> tuple[Figure, str]:
     records = read_records(suite, "epsilon_sweep", run=load_suite(suite).sweep_run.name)
     spread = records["loss_nats"].max() - records["loss_nats"].min()
+    losses = f"differ by {spread:.1g} nats at most" if spread else "are identical"
     first = records.iloc[0]
     caption = f"""**Figure 7.** What ε does in one model: {first["run"]}, trained with log ε =
 {first["log_pruning_tolerance"]:g}, on {first["measured_tokens"]:,} held-out tokens in sequences of
 {first["context_length_tokens"]:,}. Left: share of the attention that is pruned, on the code's grid of
-blocks and entry by entry; the validation losses differ by {spread:.1g} nats at most. Right: the largest
+blocks and entry by entry; the validation losses {losses}. Right: the largest
 attention weight that any row of any head loses to pruned blocks, by the dense float64 reference. The bound
 of Appendix A excludes the grey region. {sweeps.closest(sweeps.bound_margins(records))} Dotted: the paper's
 default, log ε = {DEFAULT}. {style.provenance(records)}"""

@@ -161,9 +161,10 @@ def check_values(log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor 
             f"(logsigmoid of the gate's logits), got {what}"
         )
     if threshold is not None and not bool((threshold <= 0).all()):
+        cause = '; with "auto", q or k holds NaN' if bool(threshold.isnan().any()) else ""
         raise ValueError(
             "adaptive_threshold must be at most 0: it bounds a sum of log gates from below "
-            f"(delta = -2U - log L + log epsilon), got {threshold.max().item():g}"
+            f"(delta = -2U - log L + log epsilon), got {threshold.max().item():g}{cause}"
         )
     if seq_start is not None and not bool(
         ((seq_start >= 0) & (seq_start < log_fgate.shape[2])).all()

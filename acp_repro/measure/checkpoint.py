@@ -76,6 +76,14 @@ class Checkpoint:
         """``float32`` or ``bfloat16``, as the run was trained; the authors' format does not say."""
         return None if self.run is None else self.run["settings"]["training"]["dtype"]
 
+    def source(self, text: str | Path | None = None, token_ids: str | Path | None = None) -> str:
+        """What :meth:`input_ids` reads, in words."""
+        if token_ids or text:
+            return str(token_ids or text)
+        if self.run is not None:
+            return f"the run's held-out text, corpus {self.run['settings']['data']['corpus']}"
+        return "held-out text of the Python standard library (--text FILE for another)"
+
     @property
     def tokenizer(self) -> BPETokenizer | ByteTokenizer | None:
         """What reads the model's ids: the run's, or a ``tokenizer.json`` of ours beside the weights."""

@@ -19,6 +19,18 @@ from ..training.loop import TrainingError, is_done
 T = TypeVar("T")
 
 
+def _check_text(run: Run) -> None:
+    """Refuses a tokeniser that was trained on other text than the model's: its ids mean other words."""
+    if run.weights is not None or not run.data.bpe_size:
+        return
+    trained_on = json.loads((run.folder / "run.json").read_text()).get("data", {}).get("hash")
+    if trained_on not in (None, prepare(run.data).describe()["hash"]):
+        raise TrainingError(
+            f"{run.folder} was trained on other text than what corpus {run.data.corpus} is now, so with "
+            f"another tokeniser. Put the text back, or delete the run and train anew with `{run.command}`"
+        )
+
+
 @dataclass
 class TrainedRun:
     run: Run
@@ -51,6 +63,7 @@ class TrainedRun:
                 f"{run.folder} holds no finished weights of these settings; train them with "
                 f"`{run.command}`"
             )
+        _check_text(run)
         model = load_pretrained(run.model_folder).to(device)
         tokens = json.loads((run.folder / "done.json").read_text())["tokens"]
         return cls(run, measure, model, device, tokens, common_length)

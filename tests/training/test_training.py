@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from acp_repro import train as train_command
+from acp_repro.measure.checkpoint import Checkpoint
+from acp_repro.measure.trained import TrainedRun
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.fox import FoXBlock
 from acp_repro.suite import TrainingConfig, load_suite
@@ -339,12 +341,17 @@ def test_a_missing_corpus_is_one_line(run, tmp_path, capsys):
 
 
 def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
-    from acp_repro.measure.checkpoint import Checkpoint
-
     text = YAML.replace("heldout: [heldout.txt]", "heldout: [heldout.txt], tokenizer: {bpe: 300}")
     write_suite(tmp_path, text, "bpe")
     bpe = load_suite("bpe").run("pro-tiny-128-acp")
-    moved = (train(bpe, device=CPU) / "model").rename(tmp_path / "elsewhere")
+    weights = train(bpe, device=CPU) / "model"
+    suite = load_suite("bpe")
+    TrainedRun.load(bpe, suite.measure, CPU)
+    words = (tmp_path / "text.txt").read_text()
+    (tmp_path / "text.txt").write_text(words.replace("fox", "cat"))
+    with pytest.raises(TrainingError, match="trained on other text .*another tokeniser"):
+        TrainedRun.load(bpe, suite.measure, CPU)
+    moved = weights.rename(tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "runs")
     ids = Checkpoint.find(moved).input_ids(16, 64, text="heldout.txt")
     assert ids.shape == (4, 16)
