@@ -22,6 +22,8 @@ from .suite import Suite, SuiteError, load_suite
 PRUNED_RATIO = 0.7  # "around 70 %" (abstract), at all lengths and sizes
 MFU = 0.3  # an assumption, of executed FLOPs: small models reach less, large ones more
 
+_GPUS = "a100, h100, h200, l40s, b200, 4090"  # names that model.flops.peak_flops knows
+
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
@@ -37,8 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             if peak_flops(options.gpu) is None:
                 raise SuiteError(
-                    f"--gpu {options.gpu}: not in the table of acp_repro/model/flops.py, which has a100, "
-                    "h100, h200, l40s, b200 and 4090"
+                    f"--gpu {options.gpu}: not in the table of acp_repro/model/flops.py, which has "
+                    f"{_GPUS}"
                 )
             costs = [cost_of(run, assumptions, speeds) for run in suite.runs]
             rows = [_row(cost) for cost in costs]
@@ -173,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         "--gpu",
         default="h100",
         metavar="NAME",
-        help="a100, h100, h200, l40s, b200, 4090 (default: h100)",
+        help=f"{_GPUS} (default: h100)",
     )
     add("--nproc", type=int, default=1, metavar="N", help="GPUs that share a run (default: 1)")
     add("--tokens-per-s", action="append", default=[], metavar="RUN=NUMBER",

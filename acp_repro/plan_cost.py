@@ -20,8 +20,6 @@ from .suite import Run
 if TYPE_CHECKING:
     from .plan_speed import Speeds
 
-# The same as in training.distributed, which needs torch; a test holds them equal.
-FSDP_FROM = 300_000_000
 FLOAT32 = 4
 
 
@@ -117,7 +115,7 @@ def cost_of(run: Run, assumptions: Assumptions, speeds: Speeds) -> Cost:
     nominal = training_flops_per_token(config, run.context_length)
     pruned = assumptions.pruned_ratio if run.log_pruning_tolerance is not None else 0.0
     executed = training_flops_per_token(config, run.context_length, pruned)
-    mode = parallel_mode(run, assumptions.ranks)
+    mode = run.parallel_mode(assumptions.ranks)
     tokens_per_s, source = speeds.of(run, assumptions.gpu) or (
         assumptions.mfu * assumptions.peak_flops / executed,
         f"{assumptions.mfu:.0%} MFU",
@@ -126,15 +124,6 @@ def cost_of(run: Run, assumptions: Assumptions, speeds: Speeds) -> Cost:
         run, counts, tokens, steps, nominal * tokens, executed * tokens, mode,
         memory_of(run, config, mode, assumptions.ranks), tokens_per_s, source,
     )  # fmt: skip
-
-
-def parallel_mode(run: Run, ranks: int) -> str:
-    """``none`` for one GPU, else ``ddp`` or ``fsdp``, as the trainer decides."""
-    if ranks == 1:
-        return "none"
-    if run.training.parallel != "auto":
-        return run.training.parallel
-    return "fsdp" if run.size.non_embedding >= FSDP_FROM else "ddp"
 
 
 def memory_of(run: Run, config: FoXConfig, mode: str, ranks: int) -> Memory:

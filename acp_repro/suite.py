@@ -30,6 +30,8 @@ from .settings import (
 from .strict_yaml import SuiteError, load_as
 
 EXPERIMENTS = Path("experiments")
+# Below this many weights in the blocks each rank keeps them all (DDP); above, each keeps a share (FSDP2).
+FSDP_FROM = 300_000_000
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ class Run:
     def setting(self) -> tuple:
         """What two seeds of one setting have in common."""
         return self.architecture, self.size_name, self.context_length, self.log_pruning_tolerance
+
+    def parallel_mode(self, ranks: int) -> str:
+        """``none`` for one rank, else ``ddp`` or ``fsdp``: the settings' choice, or by size for ``auto``."""
+        if ranks == 1:
+            return "none"
+        if self.training.parallel != "auto":
+            return self.training.parallel
+        return "fsdp" if self.size.non_embedding >= FSDP_FROM else "ddp"
 
     @property
     def folder(self) -> Path:

@@ -12,7 +12,7 @@ from tests.attention.test_attention import make_inputs
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="run make test-gpu where a GPU is"),
 ]
 
 

@@ -166,7 +166,7 @@ def test_a_folder_in_the_authors_format_with_any_text(folder, capsys):
 
 
 def test_a_tokenizer_of_another_project(folder, capsys):
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     tokenizer = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, "[UNK]")
     )

@@ -18,7 +18,9 @@ QUANTITIES = (
     "attention_weights", "epsilon_sweep", "pruned_mass", "block_size", "long_context",
 )  # fmt: skip
 
-pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+pytestmark = pytest.mark.skipif(
+    shutil.which("make") is None, reason="install make, e.g. apt install make"
+)
 
 
 @pytest.fixture(params=[0, 1])

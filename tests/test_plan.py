@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from acp_repro import plan, plan_cost
+from acp_repro import plan
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.flops import parameter_counts
 from acp_repro.plan_cost import Assumptions, cost_of, memory_of
 from acp_repro.plan_speed import Speeds
 from acp_repro.records import settings_text
 from acp_repro.suite import load_suite
-from acp_repro.training import distributed
 from tests.suites import YAML, write_suite
 
 ROOT = Path(__file__).parent.parent
@@ -84,16 +83,6 @@ def test_memory_follows_the_settings(paper):
     assert one.peak == one.states + one.activations + one.logits
     # The logits of a micro-batch in bfloat16, and the head's gradient: never float32 logits.
     assert one.logits == 16_384 * 50_257 * 2 + 4 * 1536 * 50_257
-
-
-def test_the_plan_and_the_trainer_choose_alike(paper, monkeypatch):
-    assert plan_cost.FSDP_FROM == distributed.FSDP_FROM
-    for ranks in (1, 4):
-        monkeypatch.setattr(distributed, "world_size", lambda ranks=ranks: ranks)
-        for run in paper.runs:
-            assert plan_cost.parallel_mode(run, ranks) == distributed.parallel_mode(run)
-    assert plan_cost.parallel_mode(paper.run("pro-125m-4k-acp"), 4) == "ddp"
-    assert plan_cost.parallel_mode(paper.run("pro-760m-4k-acp"), 4) == "fsdp"
 
 
 def finished(run, device=H100, tokens_per_s=1000.0, ranks=2, **more):

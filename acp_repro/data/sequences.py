@@ -8,6 +8,7 @@ document, then the second, and so on. Held-out text comes in a fixed order.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 HELDOUT_COLUMN = 65536
 
 
-class Sequences:
+class Sequences(ABC):
     """What a trainer and a measure see of a split: sequences of ``context_length`` tokens.
 
     A subclass says which tokens and in which order: `_training_rows`, `heldout_order`, `_labels`.
@@ -95,19 +96,19 @@ class Sequences:
         for first in range(0, len(order), batch_size):
             yield self._tensors(order[first : first + batch_size])
 
+    @abstractmethod
     def heldout_order(
         self, max_tokens: int | None = None, same_text_as: int | None = None
     ) -> np.ndarray:
         """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _training_rows(self, first: int, size: int) -> np.ndarray:
         """Sequences ``first`` to ``first + size`` of an endless run: (size, 2) of (document, slice)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _labels(self, order: np.ndarray) -> np.ndarray:
         """The tokens of those slices: (sequences, L) int64."""
-        raise NotImplementedError
 
     def _grid(self, same_text_as: int | None) -> int:
         grid = same_text_as or self.context_length

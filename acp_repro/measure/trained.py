@@ -15,6 +15,7 @@ from ..model import FoXForCausalLM, load_pretrained
 from ..records import processor_name
 from ..suite import MeasureConfig, Run
 from ..training.loop import TrainingError, is_done
+from ..training.run_folder import text_hash
 
 T = TypeVar("T")
 
@@ -23,8 +24,7 @@ def _check_text(run: Run) -> None:
     """Refuses a tokeniser that was trained on other text than the model's: its ids mean other words."""
     if run.weights is not None or not run.data.bpe_size:
         return
-    trained_on = json.loads((run.folder / "run.json").read_text()).get("data", {}).get("hash")
-    if trained_on not in (None, prepare(run.data).describe()["hash"]):
+    if text_hash(run) not in (None, prepare(run.data).describe()["hash"]):
         raise TrainingError(
             f"{run.folder} was trained on other text than what corpus {run.data.corpus} is now, so with "
             f"another tokeniser. Put the text back, or delete the run and train anew with `{run.command}`"

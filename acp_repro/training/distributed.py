@@ -23,9 +23,6 @@ from ..suite import Run
 
 T = TypeVar("T")
 
-# Below this many weights in the blocks each rank keeps them all (DDP); above, each keeps a share (FSDP2).
-FSDP_FROM = 300_000_000
-
 
 class DistributedError(RuntimeError):
     """The ranks cannot be set up; the message says what to start instead."""
@@ -93,15 +90,6 @@ def check_ranks(run: Run) -> None:
             f"training.micro_batch_tokens (now {config.micro_batch_tokens}) of which batch_tokens "
             f"{config.batch_tokens} holds a multiple of {ranks}"
         )
-
-
-def parallel_mode(run: Run) -> str:
-    """``none`` for one rank, else ``ddp`` or ``fsdp``: the settings' choice, or by size for ``auto``."""
-    if world_size() == 1:
-        return "none"
-    if run.training.parallel != "auto":
-        return run.training.parallel
-    return "fsdp" if run.size.non_embedding >= FSDP_FROM else "ddp"
 
 
 def parallelize(model: FoXForCausalLM, mode: str, device: torch.device) -> nn.Module:

@@ -32,9 +32,9 @@ from .checkpoint import load_checkpoint
 from .distributed import (
     check_ranks,
     on_rank_zero,
-    parallel_mode,
     parallelize,
     rank,
+    world_size,
 )
 from .optimizer import make_optimizer
 from .run_folder import (
@@ -117,7 +117,7 @@ def train(
         data = corpus.describe(run.context_length)
         on_rank_zero(lambda: check_same_text(run, data))
         on_rank_zero(lambda: write_description(run, model, device, data))
-        wrapped = parallelize(model, parallel_mode(run), device)
+        wrapped = parallelize(model, run.parallel_mode(world_size()), device)
         if compiles(run, device):
             compile_blocks(model)
         optimizer = make_optimizer(model, run.training, run.size.learning_rate)

@@ -15,7 +15,7 @@ from ..model import FoXForCausalLM
 from ..records import _version, commit, processor_name
 from ..suite import Run
 from .checkpoint import sha256_of
-from .distributed import parallel_mode, world_size
+from .distributed import world_size
 
 
 class TrainingError(RuntimeError):
@@ -55,6 +55,14 @@ def check_unchanged(run: Run) -> None:
         )
 
 
+def text_hash(run: Run) -> str | None:
+    """Stands for the text and the tokeniser that the run was begun with, where its folder says."""
+    try:
+        return json.loads((run.folder / "run.json").read_text())["data"]["hash"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def check_same_text(run: Run, data: dict[str, Any]) -> None:
     """Refuses to go on with other text, or with a tokeniser that was trained on other text.
 
@@ -64,11 +72,7 @@ def check_same_text(run: Run, data: dict[str, Any]) -> None:
     Raises:
         TrainingError: its hash is not the one that the run was begun with.
     """
-    try:
-        before = json.loads((run.folder / "run.json").read_text())["data"]["hash"]
-    except (OSError, ValueError, KeyError):
-        return
-    if before != data["hash"]:
+    if text_hash(run) not in (None, data["hash"]):
         raise TrainingError(
             f"{run.folder} was begun with other text than what corpus {run.data.corpus} is now (on "
             f"another machine, or files came or went). Put it back, or delete the run to train anew: "
@@ -88,7 +92,7 @@ def write_description(
         "parameters": model.config.num_parameters(),
         "device": device_name(device),
         "ranks": ranks,
-        "parallel": parallel_mode(run),
+        "parallel": run.parallel_mode(ranks),
         "compile": compiles(run, device),
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, "triton": _version("triton"), "commit": commit()},

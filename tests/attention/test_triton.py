@@ -15,13 +15,13 @@ import torch
 
 from acp_repro.attention.boundary import find_boundary, find_boundary_serial
 
-pytest.importorskip("triton", reason="triton is not installed")
+pytest.importorskip("triton", reason="pip install triton")
 
 from acp_repro.attention import triton as kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="run make test-gpu where a GPU is")
 NAMES = ("out", "dq", "dk", "dv", "dc")
 
 

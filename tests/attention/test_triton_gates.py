@@ -5,7 +5,7 @@ import torch
 
 from acp_repro.attention import decay
 
-pytest.importorskip("triton", reason="triton is not installed")
+pytest.importorskip("triton", reason="pip install triton")
 
 from acp_repro.attention.triton import gates, norms
 

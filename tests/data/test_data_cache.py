@@ -121,7 +121,7 @@ def test_a_failed_repair_keeps_the_error(folder):
 
 
 def test_one_of_many_builds(tmp_path):
-    pytest.importorskip("fcntl")
+    pytest.importorskip("fcntl", reason="locks of files: Linux or macOS")
     built, got = [], []
 
     def slow(writer):

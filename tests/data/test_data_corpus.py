@@ -131,7 +131,7 @@ def test_default_cache(monkeypatch, tmp_path):
 @pytest.mark.parametrize("tokenizer", ["bytes", {"bpe": 300}])
 def test_text_end_to_end(folder, tmp_path, tokenizer, monkeypatch):
     if tokenizer != "bytes":
-        pytest.importorskip("tokenizers")
+        pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     corpus = prepare(text(folder, tokenizer=tokenizer), tmp_path / "cache")
     train, heldout = decoded(corpus, "train"), decoded(corpus, "heldout")
     assert sorted(train + heldout) == sorted(TEXTS) and heldout
@@ -167,7 +167,7 @@ def test_text_end_to_end(folder, tmp_path, tokenizer, monkeypatch):
 
 
 def test_two_builds_give_the_same_bytes(folder, tmp_path):
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     a, b = (prepare(text(folder, tokenizer={"bpe": 300}), tmp_path / n).folder for n in "ab")
     assert a.name == b.name
     for path in a.iterdir():
@@ -200,7 +200,7 @@ def test_explicit_heldout_files(folder, tmp_path):
 
 
 def test_bpe_never_sees_heldout_text(tmp_path):
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     (tmp_path / "train.txt").write_text("abc " * 500)
     (tmp_path / "held.txt").write_text("xyz " * 5000)
     config = text(
@@ -345,7 +345,7 @@ def test_command_bpe_and_help(folder, tmp_path, capsys, monkeypatch):
 
 
 def test_command_exports_the_tokenizer_of_a_suite(folder, tmp_path, capsys, monkeypatch):
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").mkdir()
     data = f"data: {{corpus: text, path: {folder}, heldout: 0.2, tokenizer: {{bpe: 300}}}}\n"

@@ -27,7 +27,7 @@ def labelled(count, size=997):
 
 @pytest.fixture(scope="module")
 def bpe():
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     return BPETokenizer(train_bpe([Document("", TEXT.encode(), b"")], 270))
 
 
@@ -82,7 +82,7 @@ def test_a_reader_error_or_a_caller_that_stops_ends_the_workers(bpe, started):
     assert threading.active_count() == 1 or "ThreadPool" not in str(threading.enumerate())
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX: run on Linux or macOS")
 def test_a_killed_worker_is_one_clear_line(bpe, started):
     running = tokenise(labelled(5000), bpe, 2)
     next(running)
@@ -94,7 +94,7 @@ def test_a_killed_worker_is_one_clear_line(bpe, started):
 
 def test_an_unguarded_script_can_use_workers(tmp_path):
     """Spawned copies of a script would run it again; these workers do not."""
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     script = tmp_path / "script.py"
     (tmp_path / "a.txt").write_text(TEXT * 40)
     (tmp_path / "b.txt").write_text(TEXT.upper() * 40)

@@ -21,7 +21,7 @@ def documents(*texts):
 
 @pytest.fixture(scope="module")
 def bpe():
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     return BPETokenizer(train_bpe(documents(TEXT, TEXT.upper()), 300))
 
 
@@ -60,7 +60,7 @@ def test_bpe_does_not_depend_on_document_order(bpe):
 
 
 def test_bpe_training_sample_is_bounded_and_independent_of_order(monkeypatch):
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     monkeypatch.setattr(module, "BPE_TRAINING_BYTES", 3000)
     texts = [f"{i} {chr(97 + i) * 3} " * 100 for i in range(20)]
     first = train_bpe(documents(*texts), 262)
@@ -78,7 +78,7 @@ def test_long_texts_go_in_pieces(bpe, monkeypatch):
 
 
 def test_too_little_text_for_the_vocabulary():
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     with pytest.raises(DataError, match=r"give 25\d ids of the 4096 asked.*write \{bpe: 25\d\}"):
         train_bpe(documents("ab ab"), 4096)
 
@@ -94,7 +94,7 @@ def test_missing_library(monkeypatch):
 
 def like_gpt2(size=50257):
     """A stand-in for GPT-2's file: as many ids, the ones that are looked at in their places."""
-    library = pytest.importorskip("tokenizers")
+    library = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     letters = sorted(library.pre_tokenizers.ByteLevel.alphabet())
     tokens = letters + [f"{i}." for i in range(size - 1 - len(letters))]
     for token, place in (("Hello", 15496), ("\u0120world", 995)):
@@ -110,7 +110,7 @@ def like_gpt2(size=50257):
 
 
 def test_gpt2_is_fetched_once_and_checked(monkeypatch):
-    library = pytest.importorskip("tokenizers")
+    library = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
 
     wrong = like_gpt2(50000)
 

@@ -99,7 +99,7 @@ def test_rivals_that_are_not_here_say_why(monkeypatch):
 
 def test_flexattention_computes_the_equations():
     """Uncompiled, so on a CPU: the block mask and the decay are ours."""
-    pytest.importorskip("torch.nn.attention.flex_attention")
+    pytest.importorskip("torch.nn.attention.flex_attention", reason="torch 2.5 or newer")
     q, k, v, log_fgate, _, threshold = small_problem()
     rivals._compiled.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
@@ -125,9 +125,16 @@ def test_tuning_says_what_it_needs(capsys):
 @pytest.mark.parametrize(
     "device",
     [
-        pytest.param("cpu", marks=pytest.mark.skipif(GPU, reason="interpreter only without a GPU")),
         pytest.param(
-            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")]
+            "cpu",
+            marks=pytest.mark.skipif(GPU, reason="the interpreter; run make test where no GPU is"),
+        ),
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not GPU, reason="run make test-gpu where a GPU is"),
+            ],
         ),
     ],
 )

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from acp_repro.model import layers
 from acp_repro.suite import load_suite
 from acp_repro.training import distributed, loop
-from acp_repro.training.distributed import DistributedError, check_ranks, parallel_mode
+from acp_repro.training.distributed import DistributedError, check_ranks
 from acp_repro.training.loop import is_done, train
 from acp_repro.training.step import compile_blocks
 from tests.suites import YAML, write_suite
@@ -138,11 +138,10 @@ def test_ranks_share_a_step_equally_or_not_at_all(make_run, monkeypatch):
         check_ranks(run)
 
 
-def test_small_models_are_copied_and_large_ones_sharded(monkeypatch):
+def test_small_models_are_copied_and_large_ones_sharded():
     runs = {r.size_name: r for r in load_suite("paper").runs}
-    assert parallel_mode(runs["760M"]) == "none"
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    assert {n: parallel_mode(r) for n, r in runs.items()} == {
+    assert runs["760M"].parallel_mode(1) == "none"
+    assert {n: r.parallel_mode(2) for n, r in runs.items()} == {
         "125M": "ddp", "360M": "fsdp", "760M": "fsdp",
     }  # fmt: skip
 

@@ -181,7 +181,7 @@ def die_at_a_sync():
     os.fsync = fsync
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to know files by")
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="knows files by /proc: run on Linux")
 @pytest.mark.parametrize(
     ("die_at", "left"),
     [
