@@ -98,7 +98,7 @@ def test_an_edit_redoes_its_own_runs_whether_make_ran_before_or_not(clone):
 
 def test_a_run_that_is_new_in_the_grid_is_the_only_one_done(clone):
     would_do("figure2", "SUITE=h100")
-    edit("h100", "context_length: [8192, 16384]", "context_length: [2048, 8192, 16384]")
+    edit("h100", "context_length: [4096, 8192, 16384]", "context_length: [2048, 4096, 8192, 16384]")
     assert chain(would_do("figure2", "SUITE=h100")) == [{"pro-125m-2k-acp"}] * 2
 
 

@@ -1,4 +1,4 @@
-"""The decay c and the pruning boundary of three heads on one sequence (Figures 1 and 6, top)."""
+"""The decay c and the pruning boundary of a few heads on one sequence (Figures 1 and 6, top)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from ..training.loop import autocast
 from . import pruned_ratio
 from .capture import AttentionInputs, attention_inputs
 from .trained import TrainedRun
+
+_START_BLOCKS = 16  # a side: what Figure 1 draws
 
 
 class Head(NamedTuple):
@@ -64,21 +66,33 @@ def measure(trained: TrainedRun, heads: Sequence[tuple[int, int]] | None = None)
     return records
 
 
-def choose_heads(savings: dict[Head, float]) -> list[Head]:
-    """The most local head, the one nearest halfway, and the most global one, without repetition.
+def choose_heads(savings: dict[Head, float], start: dict[Head, float]) -> list[Head]:
+    """The most local head, one whose boundary shows at the start, one halfway, and the most global one.
 
+    At long contexts the head halfway prunes nothing in the first blocks and a local one all that it can,
+    so neither shows there (Figure 1) what pruning is: that takes a window of some hundred tokens.
     Halfway is the mean of the largest and the smallest saving: in a bimodal distribution the median
     head would be one more local head. The first in order of layers wins a tie.
 
     Args:
         savings: each head's pruned ratio.
+        start: each head's pruned blocks in the first rows of blocks.
+
+    Returns:
+        Without repetition, the most local first.
     """
     order = sorted(savings)
     most, least = max(order, key=savings.get), min(order, key=savings.get)
-    halfway = (savings[most] + savings[least]) / 2
+
+    def nearest_halfway(heads: list[Head], values: dict[Head, float]) -> list[Head]:
+        halfway = (max(values.values()) + min(values.values())) / 2
+        return sorted(heads, key=lambda head: abs(values[head] - halfway))[:1]
+
     between = [head for head in order if head not in (most, least)]
-    middle = sorted(between, key=lambda head: abs(savings[head] - halfway))[:1]
-    return list(dict.fromkeys((most, *middle, least)))
+    chosen = dict.fromkeys((most, *nearest_halfway(between, savings), least))
+    if len(set(start.values())) > 1:
+        chosen |= dict.fromkeys(nearest_halfway(order, start))
+    return sorted(chosen, key=lambda head: (-savings[head], head))
 
 
 def inputs_of_heads(
@@ -109,7 +123,19 @@ def _heads_by_savings(trained: TrainedRun) -> list[Head]:
             "with --heads LAYER.HEAD, or a run with ACP as measure.heads_run of the suite"
         )
     records = trained.once(pruned_ratio.measure)
-    return choose_heads({Head(r["layer"], r["head"]): r["pruned_ratio"] for r in records})
+    start = {
+        Head(layer, head): float(pruned)
+        for layer, inputs in enumerate(trained.once(_first_sequence))
+        for head, pruned in enumerate(_pruned_at_the_start(inputs))
+    }
+    return choose_heads({Head(r["layer"], r["head"]): r["pruned_ratio"] for r in records}, start)
+
+
+def _pruned_at_the_start(inputs: AttentionInputs) -> Tensor:
+    """(H,): each head's pruned blocks in the rows of blocks that Figure 1 has room for."""
+    block_q, block_k = inputs.grid()
+    rows = max(1, _START_BLOCKS * min(block_q, block_k) // block_q)
+    return inputs.boundary(block_q, block_k)[0, :, :rows].sum(-1)
 
 
 def _first_sequence(trained: TrainedRun) -> list[AttentionInputs]:

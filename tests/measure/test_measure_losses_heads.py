@@ -105,10 +105,17 @@ def test_heads_are_chosen_by_savings():
         Head(1, 1): 0.4,
         Head(2, 0): 0.1,
     }
+    nothing = dict.fromkeys(savings, 0.0)
     # Halfway between 0.95 and 0.05 is 0.5.
-    assert choose_heads(savings) == [Head(0, 1), Head(1, 1), Head(1, 0)]
-    assert choose_heads({Head(0, 0): 0.2, Head(0, 1): 0.2}) == [Head(0, 0), Head(0, 1)]
-    assert choose_heads({Head(0, 0): 0.2}) == [Head(0, 0)]
+    three = [Head(0, 1), Head(1, 1), Head(1, 0)]
+    assert choose_heads(savings, nothing) == three
+    # One more where it is the nearest to half of the 8 blocks that go at the start.
+    start = nothing | {Head(0, 1): 8.0, Head(0, 0): 5.0}
+    assert choose_heads(savings, start) == [Head(0, 1), Head(0, 0), Head(1, 1), Head(1, 0)]
+    assert choose_heads(savings, start | {Head(1, 1): 4.0}) == three
+    two = {Head(0, 0): 0.2, Head(0, 1): 0.2}
+    assert choose_heads(two, two) == [Head(0, 0), Head(0, 1)]
+    assert choose_heads({Head(0, 0): 0.2}, {Head(0, 0): 1.0}) == [Head(0, 0)]
 
 
 def test_decay_and_weights_are_those_of_the_model():
@@ -119,7 +126,8 @@ def test_decay_and_weights_are_those_of_the_model():
     table = pandas.DataFrame(decay.measure(trained))
     weights = pandas.DataFrame(attention_weights.measure(trained))
     chosen = list(dict.fromkeys(zip(table["layer"], table["head"], strict=True)))
-    assert chosen == choose_heads(ratios) and table["pruned_ratio"].iloc[0] > 0.2
+    # Of 256 tokens the first blocks are all blocks.
+    assert chosen == choose_heads(ratios, ratios) and table["pruned_ratio"].iloc[0] > 0.2
 
     ((input_ids, _),) = trained.heldout_batches(256, 1)
     layers = attention_inputs(trained.model, input_ids)
