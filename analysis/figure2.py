@@ -54,15 +54,18 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None) -> None:
     width = 0.8 / len(sizes)
     top = max(100.0, table["percent"].max()) if unit != "tok/s" else table["percent"].max()
     ax.set_ylim(min(0, table["percent"].min()), 1.17 * top)
-    for index, size in enumerate(sizes):
-        for row in table[table["size"] == size].itertuples():
-            x = lengths.index(row.context_length_tokens) + (index - (len(sizes) - 1) / 2) * width
+    for at, length in enumerate(lengths):
+        rows = table[table["context_length_tokens"] == length]
+        for place, row in enumerate(sorted(rows.itertuples(), key=lambda r: sizes.index(r.size))):
+            index = sizes.index(row.size)
+            x = at + (place - (len(rows) - 1) / 2) * width  # those that are there, side by side
             ax.bar(x, row.percent, width * 0.92, color=style.SIZES[index])
             ax.annotate(f"{row.percent:.0f}", (x, max(row.percent, 0)), (0, 1.5), ha="center",
-                        textcoords="offset points", fontsize=7)  # fmt: skip
+                        textcoords="offset points", fontsize=7 if len(sizes) < 3 else 6)  # fmt: skip
             if unit is not None:
                 inside = row.percent > 0.55 * top
-                both = " / ".join(map(style.count_label, (row.acp, row.exact)))
+                form = "{:,.0f}".format if unit == "ms" else style.count_label
+                both = " / ".join(map(form, (row.acp, row.exact)))
                 ink = ("white" if index == 0 else "0.1") if inside else "0.25"
                 ax.annotate(f"{both} {unit}", (x, 0 if inside else max(row.percent, 0)), rotation=90,
                             xytext=(0, 4 if inside else 11), textcoords="offset points", ha="center",
