@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from triton.errors import TritonError
 
 from ..attention.op import running_sum_and_boundary
 from ..attention.triton.backward import launch_backward
@@ -94,7 +95,7 @@ class Bench:
                 lambda: self.run(kernel, tile), repeats, self.problem.q.device
             )
             return Timing(tile, milliseconds)
-        except RuntimeError as error:  # Triton's OutOfResources is one
+        except (RuntimeError, TritonError) as error:  # the tile does not fit this GPU
             return Timing(tile, None, str(error).splitlines()[0][:60])
         finally:
             for x, t in zip(results, truth, strict=True):

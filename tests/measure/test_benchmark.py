@@ -139,6 +139,8 @@ def test_tuning_says_what_it_needs(capsys):
     ],
 )
 def test_tuning_finds_tiles_and_names_wrong_ones(device, kernel):
+    from triton.runtime.errors import OutOfResources
+
     from acp_repro.measure.attention_tiles import Bench, candidates
 
     bench = Bench(64, 256, heads=1, tokens=256, device=device)
@@ -147,3 +149,9 @@ def test_tuning_finds_tiles_and_names_wrong_ones(device, kernel):
     assert len(candidates(kernel, 64, torch.bfloat16)) > 5
     bench.truth[0 if kernel == "forward" else 2] += 1
     assert bench.time(kernel, present, 1).why_not.startswith("wrong")
+
+    def too_large(*_):
+        raise OutOfResources(233_496, 232_448, "shared memory")
+
+    bench.run = too_large
+    assert "shared memory" in bench.time(kernel, present, 1).why_not

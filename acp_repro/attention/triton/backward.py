@@ -13,6 +13,10 @@ residues of the column sums. So both are taken, over the same entries and with t
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -308,7 +312,6 @@ def backward(
     """
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     dc = torch.empty(c.shape, dtype=torch.float32, device=q.device)
-    tiles = tiles_for(q, block_q, block_k)
     grads = [empty_rows_like(x) for x in (dq, dk, dv)]
     heads, kv_heads = q.shape[1], k.shape[1]
     if heads != kv_heads:
@@ -316,10 +319,13 @@ def backward(
         shape = (k.shape[0], heads, *k.shape[2:])
         grads[1:] = torch.empty((2, *shape), dtype=torch.float32, device=q.device)
     boundary = None if boundary is None else boundary.contiguous()
-    launch_backward(
-        *(addressable(x) for x in (dout, q, k, v, out)), lse.contiguous(), c.contiguous(),
-        boundary, seq_start, sm_scale, block_q, block_k, *grads, dc, tiles,
-    )  # fmt: skip
+    dout, q, k, v, out = (addressable(x) for x in (dout, q, k, v, out))
+    launch = faster_launch(dout, q, k, v, block_q, block_k)
+    if launch is None:
+        launch = functools.partial(launch_backward, tiles=tiles_for(q, block_q, block_k))
+    with on_device_of(q):
+        launch(dout, q, k, v, out, lse.contiguous(), c.contiguous(), boundary, seq_start, sm_scale,
+               block_q, block_k, *grads, dc)  # fmt: skip
     if heads != kv_heads:
         grads[1:] = (x.unflatten(1, (kv_heads, -1)).sum(2) for x in grads[1:])
     for given, grad in zip((dq, dk, dv), grads, strict=True):
@@ -328,11 +334,30 @@ def backward(
     return dq, dk, dv, dc
 
 
+def faster_launch(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int
+) -> Callable | None:
+    """What to call in place of :func:`launch_backward`, if kernels for just this device and shape exist.
+
+    The one place where a path is chosen. :func:`.hopper.why_not` tells why there is none for an input;
+    ``ACP_REPRO_PORTABLE=1`` in the environment keeps every input to the kernels of this module.
+    """
+    if os.environ.get("ACP_REPRO_PORTABLE") == "1" or not can_stream(q, k, v, dout):
+        return None
+    try:
+        from . import hopper
+    except ImportError:  # a Triton without Gluon, or with a Gluon that has other names
+        return None
+    return None if hopper.why_not(q, k, block_q, block_k) else hopper.launch_backward
+
+
 def launch_backward(
     dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k,
     dq, dk, dv, dc, tiles: Tiles, descriptors: bool | None = None,
 ) -> None:  # fmt: skip
-    """:func:`backward` into given tensors with given tiles; the last dimensions are contiguous.
+    """:func:`backward` into given tensors by the kernels of this module, which run on every device.
+
+    All are contiguous in their last dimension, and those without one of D in every one.
 
     dk and dv have a head for each query head: where heads of keys are shared, the shares of their sum.
     """

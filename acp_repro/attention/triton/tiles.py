@@ -140,11 +140,11 @@ def can_stream(*tensors: Tensor) -> bool:
     if torch.cuda.get_device_capability(x.device)[0] < 9 or x.dtype.itemsize != 2:
         return False
     return x.shape[-1] == padded_head_dim(x.shape[-1]) and all(
-        t.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in _strides(t)) for t in tensors
+        t.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in strides_of(t)) for t in tensors
     )
 
 
-def _strides(x: Tensor) -> list[int]:
+def strides_of(x: Tensor) -> list[int]:
     """The strides of all but the last dimension; that of a dimension of size 1 has no meaning."""
     return [8 if n == 1 else s for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
 
@@ -153,7 +153,7 @@ def streamed(x: Tensor, rows: int, descriptors: bool):
     """What a kernel takes for a matrix that it reads tile after tile of ``rows``."""
     if not descriptors:
         return x
-    return TensorDescriptor(x, list(x.shape), [*_strides(x), 1], [1, 1, rows, x.shape[-1]])
+    return TensorDescriptor(x, list(x.shape), [*strides_of(x), 1], [1, 1, rows, x.shape[-1]])
 
 
 def on_device_of(x: Tensor):

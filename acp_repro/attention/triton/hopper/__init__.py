@@ -1,0 +1,85 @@
+"""The backward for Hopper GPUs, in Gluon: products run while the exponentials are taken.
+
+Triton waits for the scores of a tile before it does anything else with it. Here one warp copies tiles
+ahead, and the four that compute ask for the next tile's scores before they have used this one's, so
+that the tensor cores always have a product to do. The sums are those of :mod:`..backward`, whose
+kernels serve every other device and shape.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ..decay import decay_terms
+from ..tiles import GROUP, LOG2E, launch_order, strides_of
+from .key_side import key_side_kernel
+from .query_side import query_side_kernel
+
+ROWS = 64  # queries and keys of a tile: two accumulators and two score tiles fill the registers
+# Tiles in flight; and a cap on registers that lets two programs share a multiprocessor, whose computing
+# warps then take over those of the copying one.
+_OPTIONS = {"STAGES": 4, "num_warps": 4, "maxnreg": 128}
+
+
+def why_not(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
+    """Why these kernels cannot run on inputs that the bulk copy engine can read; None if they can."""
+    if torch.cuda.get_device_capability(q.device)[0] != 9:
+        return "the GPU is not a Hopper"
+    if q.shape[-1] != 64:
+        return f"head_dim is {q.shape[-1]}, not 64"
+    if q.shape[2] != k.shape[2]:
+        return "there are more keys than queries"
+    if q.shape[2] % 4:
+        return f"the length {q.shape[2]} is no multiple of 4, and the copy engine wants 16 bytes"
+    if block_q % ROWS or block_k % ROWS:
+        return f"the grid of {block_q} by {block_k} is not one of multiples of {ROWS}"
+    return None
+
+
+def launch_backward(
+    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, dq, dk, dv, dc
+) -> None:
+    """:func:`..backward.launch_backward` for inputs that :func:`why_not` has nothing against."""
+    batch, heads, seqlen, head_dim = q.shape
+    row_sums = torch.empty_like(lse)
+    levels, queries = torch.empty((2, *lse.shape), dtype=torch.int64, device=q.device)
+    terms = decay_terms(c, seq_start, ROWS)
+    element = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
+    matrix = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, head_dim], element)
+
+    def rows_of(x):
+        return TensorDescriptor(
+            x, list(x.shape), [*strides_of(x), 1], [1, 1, ROWS, head_dim], matrix
+        )
+
+    described = [rows_of(x) for x in (q, k, v, dout)]
+    tail = TensorDescriptor(
+        terms.tail, [terms.tail.numel()], [1], [ROWS], gl.NVMMASharedLayout(0, 32, 1)
+    )
+
+    def numbers_of(x):
+        x = x.view(torch.int32).view(batch * heads, 2 * seqlen)
+        flat = gl.NVMMASharedLayout(0, 32, 2)
+        return TensorDescriptor(x, list(x.shape), [2 * seqlen, 1], [1, 2 * ROWS], flat)
+
+    grid = (triton.cdiv(seqlen, ROWS) * batch * heads,)
+    sizes = batch * heads, heads, GROUP, seqlen, triton.cdiv(seqlen, block_q)
+    scale = sm_scale * LOG2E.value
+    common = {
+        "BLOCK_Q": block_q, "BLOCK_K": block_k, "ROWS": ROWS, "D": head_dim,
+        "SHARED": heads // k.shape[1], "HAS_BOUNDARY": boundary is not None,
+        "HAS_START": seq_start is not None, **launch_order(), **_OPTIONS,
+    }  # fmt: skip
+    query_side_kernel[grid](
+        *described, tail, out, lse, dq, row_sums, levels, queries, terms.pairs, boundary, seq_start,
+        *out.stride()[:3], *dq.stride()[:3], *sizes, scale, sm_scale, **common,
+    )  # fmt: skip
+    key_side_kernel[grid](
+        *described, numbers_of(queries), numbers_of(levels), numbers_of(terms.pairs),
+        dk, dv, dc, row_sums, terms.pairs, boundary, seq_start,
+        *dk.stride()[:3], *dv.stride()[:3], *sizes, scale, sm_scale, COUNT=256, **common,
+    )  # fmt: skip

@@ -1,0 +1,217 @@
+"""The key side of the backward for Hopper: dK, dV and the gradient of c.
+
+The same sums as the portable ``_key_side_kernel``, over the query tiles from the last kept one up to
+the diagonal; see :mod:`.hopper` for how.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from ..tiles import COUNTS
+from .common import unpack
+
+
+@gluon.jit
+def _fetch(n, last_tile, wanted, q, dout, queries, q_s, g_s, w_s, full, b, h, bh,
+           ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Starts the copy of the n-th tile of queries, counted from ``last_tile`` down, into its stage."""
+    row = (last_tile - n) * ROWS
+    stage = n % STAGES
+    bar = full.index(stage)
+    mbarrier.expect(bar, 4 * ROWS * D + 8 * ROWS, pred=wanted)
+    tma.async_copy_global_to_shared(q, [b, h, row, 0], bar, q_s.index(stage), pred=wanted)
+    tma.async_copy_global_to_shared(dout, [b, h, row, 0], bar, g_s.index(stage), pred=wanted)
+    tma.async_copy_global_to_shared(queries, [bh, 2 * row], bar, w_s.index(stage), pred=wanted)
+
+
+@gluon.jit
+def _copy_tiles(q, dout, queries, q_s, g_s, w_s, full, empty, last_tile, count, b, h, bh,
+                ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """The copying warp: each stage is filled anew as soon as its products are done."""
+    for n in range(STAGES, count):
+        mbarrier.wait(empty.index(n % STAGES), (n // STAGES - 1) & 1)
+        _fetch(n, last_tile, True, q, dout, queries, q_s, g_s, w_s, full, b, h, bh, ROWS, D, STAGES)
+
+
+@gluon.jit
+def _multiply(
+    q_s, g_s, w_s, k_s, v_s, c_s, l_s, own, full, empty, dk, dv, dc, row_sums, pairs,
+    dk_t, dv_t, end, count, column, earliest, seqlen, scale, sm_scale,
+    ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
+    KEYS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    QUERIES: gl.constexpr = gl.SliceLayout(0, SCORES)
+    ROWWISE: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+
+    last = gl.minimum(column + ROWS, seqlen) - 1
+    j = column + gl.arange(0, ROWS, KEYS)
+    valid = (j < seqlen) & (j >= earliest)
+    high_base, low_base = unpack(gl.load(pairs + last))
+    row_sum = gl.load(row_sums + j, mask=j < seqlen, other=0.0)
+    own_pairs = c_s._reinterpret(gl.int64, [ROWS], FLAT)
+    mbarrier.wait(own, 0)
+    high_j, low_j = unpack(own_pairs.load(KEYS))
+    rise = gl.where(valid, (high_base - high_j) + (low_base - low_j), float("-inf"))
+    zero = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
+    parts = gl.sum(gl.reshape(zero, [ROWS, ROWS // 8, 8]), 1)
+    dk_acc = warpgroup_mma_init(gl.zeros([ROWS, D], gl.float32, GRADS))
+    dv_acc = gl.zeros([ROWS, D], gl.float32, GRADS)
+    pair_first = gl.load(pairs + (end - 1) * ROWS)
+    k_t = k_s.reshape([ROWS, D])
+    v_t = v_s.reshape([ROWS, D])
+    mbarrier.wait(full.index(0), 0)
+    s = warpgroup_mma(k_t, q_s.index(0).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False,
+                      is_async=True)  # fmt: skip
+    s = warpgroup_mma_wait(0, [s])
+    ds_left = gl.zeros([ROWS, ROWS], q_s.dtype, LEFT)
+    for n in range(count - 1):
+        stage = n % STAGES
+        q_t = q_s.index(stage).reshape([ROWS, D])
+        g_t = g_s.index(stage).reshape([ROWS, D])
+        dp = warpgroup_mma(v_t, g_t.permute([1, 0]), zero, use_acc=False, is_async=True)
+        shifted, delta = unpack(w_s.index(stage)._reinterpret(gl.int64, [ROWS], FLAT).load(QUERIES))
+        high_first, low_first = unpack(pair_first)
+        gap = (high_first - high_base) + (low_first - low_base)
+        pair_first = gl.load(pairs + gl.maximum((end - 2 - n) * ROWS, 0))
+        p = gl.exp2(s * scale + gl.expand_dims(shifted, 0) + gl.expand_dims(rise + gap, 1))
+        p_left = gl.convert_layout(p.to(q_s.dtype), LEFT)
+        dv_acc = warpgroup_mma(p_left, g_t, dv_acc, is_async=True)
+        dp_sum, dk_sum, ds_left = warpgroup_mma_wait(1, [dp, dk_acc, ds_left])
+        following = (n + 1) % STAGES
+        mbarrier.wait(full.index(following), ((n + 1) // STAGES) & 1)
+        s = warpgroup_mma(k_t, q_s.index(following).reshape([ROWS, D]).permute([1, 0]), zero,
+                          use_acc=False, is_async=True)  # fmt: skip
+        # The products with the tile before are done.
+        mbarrier.arrive(empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
+        ds = p * (dp_sum - gl.expand_dims(delta, 0))
+        parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
+        ds_left = gl.convert_layout(ds.to(q_s.dtype), LEFT)
+        dk_acc = warpgroup_mma(ds_left, q_t, dk_sum, is_async=True)
+        s, dv_acc, p_left = warpgroup_mma_wait(1, [s, dv_acc, p_left])
+
+    # The last tile is the diagonal: every mask, and differences of c that are exact near 0.
+    final = (count - 1) % STAGES
+    q_t = q_s.index(final).reshape([ROWS, D])
+    g_t = g_s.index(final).reshape([ROWS, D])
+    dp = warpgroup_mma(v_t, g_t.permute([1, 0]), zero, use_acc=False, is_async=True)
+    i = column + gl.arange(0, ROWS, QUERIES)
+    high_i, low_i = unpack(own_pairs.load(QUERIES))
+    level, delta = unpack(l_s._reinterpret(gl.int64, [ROWS], FLAT).load(QUERIES))
+    dk_sum, dp_sum, ds_left = warpgroup_mma_wait(0, [dk_acc, dp, ds_left])
+    scores = s * scale
+    scores += gl.expand_dims(low_i, 0) - gl.expand_dims(low_j, 1)
+    scores += gl.expand_dims(high_i, 0) - gl.expand_dims(high_j, 1)
+    kept = gl.expand_dims(i, 0) >= gl.expand_dims(j, 1)
+    kept = kept & gl.expand_dims(valid, 1) & gl.expand_dims(i < seqlen, 0)
+    p = gl.exp2(gl.where(kept, scores - gl.expand_dims(level, 0), float("-inf")))
+    dv_sum = warpgroup_mma(gl.convert_layout(p.to(q_s.dtype), LEFT), g_t, dv_acc)
+    ds = p * (dp_sum - gl.expand_dims(delta, 0))
+    parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
+    dk_sum = warpgroup_mma(gl.convert_layout(ds.to(q_s.dtype), LEFT), q_t, dk_sum)
+
+    r = gl.arange(0, ROWS, gl.SliceLayout(1, ROWWISE))
+    d = gl.arange(0, D, gl.SliceLayout(0, ROWWISE))
+    inside = gl.expand_dims(r < seqlen - column, 1)
+    element: gl.constexpr = dk.dtype.element_ty
+    gl.store(
+        dk + gl.expand_dims(r * dk_t, 1) + gl.expand_dims(d, 0),
+        gl.convert_layout((dk_sum * sm_scale).to(element), ROWWISE), mask=inside,
+    )  # fmt: skip
+    gl.store(
+        dv + gl.expand_dims(r * dv_t, 1) + gl.expand_dims(d, 0),
+        gl.convert_layout(dv_sum.to(element), ROWWISE), mask=inside,
+    )  # fmt: skip
+    column_sum = gl.convert_layout(gl.sum(parts, 1), KEYS)
+    gl.store(dc + j, row_sum - column_sum, mask=j < seqlen)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def key_side_kernel(
+    q, k, v, dout, queries, levels, own_pairs, dk, dv, dc, row_sums, pairs, boundary, seq_start,
+    dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
+    batch_heads, heads, group, seqlen, row_blocks, scale, sm_scale,
+    BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr,
+    SHARED: gl.constexpr, COUNT: gl.constexpr, STAGES: gl.constexpr,
+    HAS_BOUNDARY: gl.constexpr, HAS_START: gl.constexpr, HEAVIEST_FIRST: gl.constexpr,
+):  # fmt: skip
+    tiles = gl.cdiv(seqlen, ROWS)
+    pid = gl.program_id(0)
+    first = pid // (group * tiles) * group
+    size = gl.minimum(batch_heads - first, group)
+    pid -= first * tiles
+    bh = first + pid % size
+    tile = pid // size
+    if not HEAVIEST_FIRST:
+        tile = tiles - 1 - tile
+    column = tile * ROWS
+    b = bh // heads
+    h = bh % heads
+
+    q_s = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, ROWS, D], q.layout)
+    g_s = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, ROWS, D], q.layout)
+    k_s = gl.allocate_shared_memory(q.dtype, [1, 1, ROWS, D], q.layout)
+    v_s = gl.allocate_shared_memory(q.dtype, [1, 1, ROWS, D], q.layout)
+    w_s = gl.allocate_shared_memory(gl.int32, [STAGES, 1, 2 * ROWS], queries.layout)
+    c_s = gl.allocate_shared_memory(gl.int32, [1, 2 * ROWS], queries.layout)
+    l_s = gl.allocate_shared_memory(gl.int32, [1, 2 * ROWS], queries.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    own = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(own, count=1)
+    for each in gl.static_range(STAGES):
+        mbarrier.init(full.index(each), count=1)
+        mbarrier.init(empty.index(each), count=1)
+    mbarrier.expect(own, 4 * ROWS * D + 16 * ROWS)
+    tma.async_copy_global_to_shared(own_pairs, [bh, 2 * column], own, c_s)
+    tma.async_copy_global_to_shared(levels, [bh, 2 * column], own, l_s)
+    tma.async_copy_global_to_shared(k, [b, h // SHARED, column, 0], own, k_s)
+    tma.async_copy_global_to_shared(v, [b, h // SHARED, column, 0], own, v_s)
+
+    wide = bh.to(gl.int64)
+    end = tiles
+    if HAS_BOUNDARY:
+        boundary += wide * row_blocks
+        rows = 0
+        for chunk in range(0, row_blocks, COUNT):
+            block = chunk + gl.arange(0, COUNT, gl.BlockedLayout([COUNT // 32], [32], [4], [0]))
+            starts = gl.load(boundary + block, mask=block < row_blocks, other=2147483647)
+            rows += gl.sum((starts <= column // BLOCK_K).to(gl.int32), 0)
+        end = gl.minimum(tiles, rows * (BLOCK_Q // ROWS))
+    earliest = 0
+    if HAS_START:
+        earliest = gl.load(seq_start + b).to(gl.int32)
+        end = gl.where(gl.minimum(column + ROWS, seqlen) <= earliest, tile + 1, end)
+    end = gl.maximum(end, tile + 1)
+    count = end - tile
+    for each in gl.static_range(STAGES):
+        _fetch(each, end - 1, each < count, q, dout, queries, q_s, g_s, w_s, full, b, h, bh,
+               ROWS, D, STAGES)  # fmt: skip
+    dk += b.to(gl.int64) * dk_b + h.to(gl.int64) * dk_h + column.to(gl.int64) * dk_t
+    dv += b.to(gl.int64) * dv_b + h.to(gl.int64) * dv_h + column.to(gl.int64) * dv_t
+    gl.warp_specialize(
+        [
+            (_multiply, (
+                q_s, g_s, w_s, k_s, v_s, c_s, l_s, own, full, empty, dk, dv, dc + wide * seqlen,
+                row_sums + wide * seqlen, pairs + wide * seqlen, dk_t, dv_t, end, count, column,
+                earliest, seqlen, scale, sm_scale, ROWS, D, STAGES,
+            )),
+            (_copy_tiles, (
+                q, dout, queries, q_s, g_s, w_s, full, empty, end - 1, count, b, h, bh,
+                ROWS, D, STAGES,
+            )),
+        ],
+        [1], [24],
+    )  # fmt: skip

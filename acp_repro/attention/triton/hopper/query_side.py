@@ -1,0 +1,210 @@
+"""The query side of the backward for Hopper: dQ, the row sums of dS, and what the key side needs.
+
+The same sums as the portable ``_query_side_kernel``, in the same order; see :mod:`.hopper` for how.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from ..tiles import COUNTS, LOG2E
+from .common import load_pair, pack, unpack
+
+
+@gluon.jit
+def _fetch(n, start, wanted, k, v, tail, k_s, v_s, w_s, full, b, h, tail_at,
+           ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Starts the copy of the n-th tile of keys, counted from ``start`` up, into its stage."""
+    row = (start + n) * ROWS
+    stage = n % STAGES
+    bar = full.index(stage)
+    mbarrier.expect(bar, 4 * ROWS * D + 4 * ROWS, pred=wanted)
+    tma.async_copy_global_to_shared(k, [b, h, row, 0], bar, k_s.index(stage), pred=wanted)
+    tma.async_copy_global_to_shared(v, [b, h, row, 0], bar, v_s.index(stage), pred=wanted)
+    tma.async_copy_global_to_shared(tail, [tail_at + row], bar, w_s.index(stage), pred=wanted)
+
+
+@gluon.jit
+def _copy_tiles(k, v, tail, k_s, v_s, w_s, full, empty, start, count, b, h, tail_at,
+                ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """The copying warp: each stage is filled anew as soon as its products are done."""
+    for n in range(STAGES, count):
+        mbarrier.wait(empty.index(n % STAGES), (n // STAGES - 1) & 1)
+        _fetch(n, start, True, k, v, tail, k_s, v_s, w_s, full, b, h, tail_at, ROWS, D, STAGES)
+
+
+@gluon.jit
+def _multiply(
+    k_s, v_s, w_s, q_s, g_s, own, full, empty, out, lse, dq, row_sums, levels, queries, pairs,
+    o_t, dq_t, start, count, row, earliest, seqlen, scale, sm_scale,
+    ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
+    OWN: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
+    QUERIES: gl.constexpr = gl.SliceLayout(1, SCORES)
+    KEYS: gl.constexpr = gl.SliceLayout(0, SCORES)
+    ROWWISE: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+
+    r = gl.arange(0, ROWS, gl.SliceLayout(1, ROWWISE))
+    d = gl.arange(0, D, gl.SliceLayout(0, ROWWISE))
+    present = gl.expand_dims(r < seqlen - row, 1)
+    o_tile = gl.load(
+        out + gl.expand_dims(r * o_t, 1) + gl.expand_dims(d, 0), mask=present, other=0.0
+    )
+    i = row + gl.arange(0, ROWS, QUERIES)
+    inside = i < seqlen
+    level = gl.load(lse + i, mask=inside, other=float("inf")) * LOG2E
+    # A row with no key has lse = -inf; its weights are 0, as those of a row with lse = +inf.
+    level = gl.where(level == float("-inf"), float("inf"), level)
+    high_i, low_i = load_pair(pairs, i, inside)
+    high_base, low_base = unpack(gl.load(pairs + row))
+    since_first = (high_i - high_base) + (low_i - low_base)
+    shifted = level - since_first
+    pair_end = gl.load(pairs + gl.minimum((start + 1) * ROWS - 1, seqlen - 1))
+
+    zero = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
+    parts = gl.sum(gl.reshape(zero, [ROWS, ROWS // 8, 8]), 1)
+    dq_acc = warpgroup_mma_init(gl.zeros([ROWS, D], gl.float32, GRADS))
+    mbarrier.wait(own, 0)
+    # In registers, where a product costs half of the shared memory's bandwidth.
+    q_t = q_s.reshape([ROWS, D]).load(OWN)
+    g_t = g_s.reshape([ROWS, D]).load(OWN)
+    mbarrier.wait(full.index(0), 0)
+    s = warpgroup_mma(q_t, k_s.index(0).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False,
+                      is_async=True)  # fmt: skip
+    g_tile = g_s.reshape([ROWS, D]).load(ROWWISE)
+    delta = gl.sum(o_tile.to(gl.float32) * g_tile.to(gl.float32), 1)
+    delta = gl.convert_layout(delta, QUERIES)
+    gl.store(levels + i, pack(level, delta), mask=inside)
+    gl.store(queries + i, pack(since_first - level, delta), mask=inside)
+    s = warpgroup_mma_wait(0, [s])
+    ds_left = gl.zeros([ROWS, ROWS], q_s.dtype, LEFT)
+    for n in range(count - 1):
+        stage = n % STAGES
+        k_t = k_s.index(stage).reshape([ROWS, D])
+        v_t = v_s.index(stage).reshape([ROWS, D])
+        dp = warpgroup_mma(g_t, v_t.permute([1, 0]), zero, use_acc=False, is_async=True)
+        bias = w_s.index(stage)._reinterpret(gl.float32, [ROWS], FLAT).load(KEYS)
+        high_end, low_end = unpack(pair_end)
+        gap = (high_base - high_end) + (low_base - low_end)
+        pair_end = gl.load(pairs + gl.minimum((start + n + 2) * ROWS - 1, seqlen - 1))
+        p = gl.exp2(s * scale + gl.expand_dims(bias, 0) - gl.expand_dims(shifted - gap, 1))
+        following = (n + 1) % STAGES
+        mbarrier.wait(full.index(following), ((n + 1) // STAGES) & 1)
+        s = warpgroup_mma(q_t, k_s.index(following).reshape([ROWS, D]).permute([1, 0]), zero,
+                          use_acc=False, is_async=True)  # fmt: skip
+        dp_sum, dq_sum, ds_left = warpgroup_mma_wait(1, [dp, dq_acc, ds_left])
+        # The products with the tile before are done.
+        mbarrier.arrive(empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
+        ds = p * (dp_sum - gl.expand_dims(delta, 1))
+        parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
+        ds_left = gl.convert_layout(ds.to(q_s.dtype), LEFT)
+        dq_acc = warpgroup_mma(ds_left, k_t, dq_sum, is_async=True)
+        s = warpgroup_mma_wait(1, [s])
+
+    # The last tile is the diagonal: every mask, and differences of c that are exact near 0.
+    final = (count - 1) % STAGES
+    k_t = k_s.index(final).reshape([ROWS, D])
+    v_t = v_s.index(final).reshape([ROWS, D])
+    dp = warpgroup_mma(g_t, v_t.permute([1, 0]), zero, use_acc=False, is_async=True)
+    j = row + gl.arange(0, ROWS, KEYS)
+    high_j, low_j = load_pair(pairs, j, j < seqlen)
+    dq_sum, dp_sum, ds_left = warpgroup_mma_wait(0, [dq_acc, dp, ds_left])
+    scores = s * scale
+    scores += gl.expand_dims(low_i, 1) - gl.expand_dims(low_j, 0)
+    scores += gl.expand_dims(high_i, 1) - gl.expand_dims(high_j, 0)
+    kept = gl.expand_dims(i, 1) >= gl.expand_dims(j, 0)
+    kept = kept & gl.expand_dims((j >= earliest) & (j < seqlen), 0)
+    p = gl.exp2(gl.where(kept, scores - gl.expand_dims(level, 1), float("-inf")))
+    ds = p * (dp_sum - gl.expand_dims(delta, 1))
+    parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
+    dq_sum = warpgroup_mma(gl.convert_layout(ds.to(q_s.dtype), LEFT), k_t, dq_sum)
+
+    gl.store(
+        dq + gl.expand_dims(r * dq_t, 1) + gl.expand_dims(d, 0),
+        gl.convert_layout((dq_sum * sm_scale).to(dq.dtype.element_ty), ROWWISE), mask=present,
+    )  # fmt: skip
+    gl.store(row_sums + i, gl.convert_layout(gl.sum(parts, 1), QUERIES), mask=inside)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def query_side_kernel(
+    q, k, v, dout, tail, out, lse, dq, row_sums, levels, queries, pairs, boundary, seq_start,
+    o_b, o_h, o_t, dq_b, dq_h, dq_t,
+    batch_heads, heads, group, seqlen, row_blocks, scale, sm_scale,
+    BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr,
+    SHARED: gl.constexpr, STAGES: gl.constexpr,
+    HAS_BOUNDARY: gl.constexpr, HAS_START: gl.constexpr, HEAVIEST_FIRST: gl.constexpr,
+):  # fmt: skip
+    tiles = gl.cdiv(seqlen, ROWS)
+    pid = gl.program_id(0)
+    first = pid // (group * tiles) * group
+    size = gl.minimum(batch_heads - first, group)
+    pid -= first * tiles
+    bh = first + pid % size
+    tile = pid // size
+    if HEAVIEST_FIRST:
+        tile = tiles - 1 - tile
+    row = tile * ROWS
+    b = bh // heads
+    h = bh % heads
+    kv_h = h // SHARED
+
+    k_s = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, ROWS, D], q.layout)
+    v_s = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, ROWS, D], q.layout)
+    q_s = gl.allocate_shared_memory(q.dtype, [1, 1, ROWS, D], q.layout)
+    g_s = gl.allocate_shared_memory(q.dtype, [1, 1, ROWS, D], q.layout)
+    w_s = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], tail.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    own = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(own, count=1)
+    for each in gl.static_range(STAGES):
+        mbarrier.init(full.index(each), count=1)
+        mbarrier.init(empty.index(each), count=1)
+    mbarrier.expect(own, 4 * ROWS * D)
+    tma.async_copy_global_to_shared(q, [b, h, row, 0], own, q_s)
+    tma.async_copy_global_to_shared(dout, [b, h, row, 0], own, g_s)
+
+    wide = bh.to(gl.int64)
+    start = 0
+    earliest = 0
+    if HAS_BOUNDARY:
+        start = gl.load(boundary + wide * row_blocks + row // BLOCK_Q) * (BLOCK_K // ROWS)
+    if HAS_START:
+        earliest = gl.minimum(gl.load(seq_start + b), seqlen).to(gl.int32)
+        start = gl.maximum(start, earliest // ROWS)
+    start = gl.minimum(start, tile)
+    count = tile + 1 - start
+    tail_at = bh * seqlen
+    for each in gl.static_range(STAGES):
+        _fetch(each, start, each < count, k, v, tail, k_s, v_s, w_s, full, b, kv_h, tail_at,
+               ROWS, D, STAGES)  # fmt: skip
+    out += b.to(gl.int64) * o_b + h.to(gl.int64) * o_h + row.to(gl.int64) * o_t
+    dq += b.to(gl.int64) * dq_b + h.to(gl.int64) * dq_h + row.to(gl.int64) * dq_t
+    gl.warp_specialize(
+        [
+            (_multiply, (
+                k_s, v_s, w_s, q_s, g_s, own, full, empty, out, lse + wide * seqlen, dq,
+                row_sums + wide * seqlen, levels + wide * seqlen, queries + wide * seqlen,
+                pairs + wide * seqlen, o_t, dq_t, start, count, row, earliest, seqlen, scale,
+                sm_scale, ROWS, D, STAGES,
+            )),
+            (_copy_tiles, (
+                k, v, tail, k_s, v_s, w_s, full, empty, start, count, b, kv_h, tail_at,
+                ROWS, D, STAGES,
+            )),
+        ],
+        [1], [24],
+    )  # fmt: skip

@@ -1,0 +1,104 @@
+"""The kernels for Hopper GPUs: what they refuse, that they compile well, and their sums on a GPU.
+
+They cannot run in Triton's interpreter, but a compiler for their GPU comes with Triton, and tells what
+would make them slow.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="pip install triton")
+
+from acp_repro.attention.triton import block_sizes, hopper
+
+from .test_triton import DEVICE, boundary_for, check, make_inputs, run
+
+backward = importlib.import_module("acp_repro.attention.triton.backward")
+IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
+needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where an H100 is")
+
+
+@pytest.mark.parametrize(
+    ("q_shape", "k_shape", "grid", "reason"),
+    [
+        ((1, 1, 64, 64), (1, 1, 64, 64), (128, 64), None),
+        ((1, 1, 64, 128), (1, 1, 64, 128), (128, 64), "head_dim is 128"),
+        ((1, 1, 64, 64), (1, 1, 128, 64), (128, 64), "more keys"),
+        ((1, 1, 66, 64), (1, 1, 66, 64), (128, 64), "no multiple of 4"),
+        ((1, 1, 64, 64), (1, 1, 64, 64), (128, 32), "grid of 128 by 32"),
+    ],
+)
+def test_what_is_refused_is_said(monkeypatch, q_shape, k_shape, grid, reason):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    said = hopper.why_not(torch.empty(q_shape), torch.empty(k_shape), *grid)
+    assert (said is None) if reason is None else reason in said
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    assert "not a Hopper" in hopper.why_not(torch.empty(q_shape), torch.empty(k_shape), *grid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux")
+def test_they_compile_without_spills_and_without_waiting():
+    """ptxas warns where it makes products wait for each other, which undoes what these kernels are for."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_for_hopper.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6 and all("0 bytes spill stores" in line for line in lines), done.stdout
+    assert "serialized" not in done.stdout
+
+
+@needs_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("seqlen", [4, 64, 68, 132, 192, 1000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["pruned", "exact", "padded"])
+def test_every_output_and_gradient(monkeypatch, seqlen, dtype, kind):
+    inputs = make_inputs(seqlen, seqlen, 64, dtype)
+    grid = block_sizes(64, dtype)
+    assert backward.faster_launch(*inputs[:4], *grid) is hopper.launch_backward
+    seq_start = torch.tensor([0, seqlen // 2 + 1], device=DEVICE) if kind == "padded" else None
+    boundary = boundary_for(inputs[4], seqlen, *grid, seq_start)
+    if kind == "exact":
+        boundary.zero_()
+    actual = run(inputs, boundary, seq_start, 0.125, *grid)
+    check(inputs, boundary, seq_start, 0.125, *grid, actual=actual)
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(x):
+        return x.fill_(float("nan")) if x.is_floating_point() else x.fill_(0x7FC000007FC00000)
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+    again = run(inputs, boundary, seq_start, 0.125, *grid)
+    assert all(torch.equal(a, b) for a, b in zip(actual, again, strict=True))
+    monkeypatch.setenv("ACP_REPRO_PORTABLE", "1")
+    assert backward.faster_launch(*inputs[:4], *grid) is None
+    for a, b in zip(actual, run(inputs, boundary, seq_start, 0.125, *grid), strict=True):
+        torch.testing.assert_close(a, b, atol=2e-2, rtol=2e-2)
+
+
+@needs_hopper
+@pytest.mark.gpu
+def test_shared_keys_are_those_repeated():
+    dout, q, k, v, c = make_inputs(1000, 1000, 64, torch.bfloat16, heads=4)
+    k, v = k[:, :2], v[:, :2]
+    boundary = boundary_for(c, 1000, 128, 64)
+    grid = (boundary, None, 0.125, 128, 64)
+    shared = run((dout, q, k, v, c), *grid)
+    repeated = [x.repeat_interleave(2, dim=1) for x in (k, v)]
+    apart = run((dout, q, *repeated, c), *grid)
+    for name, a, b in zip(("out", "dq", "dk", "dv", "dc"), shared, apart, strict=False):
+        if name in ("dk", "dv"):
+            b = b.float().unflatten(1, (2, 2)).sum(2)
+            torch.testing.assert_close(a.float(), b, atol=3e-2, rtol=2e-2)
+        else:
+            assert torch.equal(a, b)
