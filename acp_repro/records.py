@@ -159,8 +159,16 @@ def settings_path(run: Run) -> Path:
     return RESULTS / run.suite / run.name / "settings.json"
 
 
-def write_settings(run: Run, measure: MeasureConfig, quantities: Iterable[str]) -> None:
+def write_settings(
+    run: Run,
+    measure: MeasureConfig,
+    quantities: Iterable[str],
+    trained: Mapping[str, Any] | None = None,
+) -> None:
     """Keeps the settings of a run beside its records, of which ``quantities`` were measured now.
+
+    ``trained`` is what the training took, kept because a plan is checked against it where the run's
+    folder is no more.
 
     Where the settings are no longer those of before, the run's other records are named under ``older``:
     ``run`` if the training is another, else ``measure``, until they too are measured again.
@@ -173,6 +181,8 @@ def write_settings(run: Run, measure: MeasureConfig, quantities: Iterable[str]) 
             older[key] = {q for q in QUANTITIES if path_of(run.suite, run.name, q).exists()}
     older = {key: sorted(names - set(quantities)) for key, names in older.items()}
     now |= {"older": older} if any(older.values()) else {}
+    if trained := trained or before.get("trained"):
+        now["trained"] = dict(trained)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(now, indent=2) + "\n")
     temporary.replace(path)

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,8 @@ from acp_repro import plan
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.flops import parameter_counts
 from acp_repro.plan_cost import Assumptions, cost_of, memory_of
-from acp_repro.plan_speed import Speeds
-from acp_repro.records import settings_text
+from acp_repro.plan_speed import Speeds, measured_run
+from acp_repro.records import settings_path, settings_text, write_settings
 from acp_repro.suite import load_suite
 from tests.suites import YAML, write_suite
 
@@ -136,6 +137,16 @@ def test_check_holds_the_plan_against_finished_runs(mini, capsys, tmp_path):
     assert on_gpu["ratio"] == "0.50" and on_gpu["on"] == f"2 x {H100}"
     assert on_gpu["measured GB"] == "1.0" and float(on_gpu["ratio GB"]) > 100
     assert (on_cpu["ratio"], on_cpu["measured GB"], on_cpu["from"]) == ("-", "-", "-")
+    # Without the run's folder, as in a clone, what was kept beside its records serves.
+    run = mini.runs[0]
+    took = measured_run(run)
+    shutil.rmtree(run.folder)
+    assert measured_run(run) is None
+    settings_path(run).parent.mkdir(parents=True)
+    write_settings(run, mini.measure, [], dataclasses.asdict(took))
+    write_settings(run, mini.measure, ["loss"])  # measured again where the folder is not
+    assert measured_run(run) == took
+    assert measured_run(dataclasses.replace(run, seed=1)) is None
 
 
 def test_the_command_prints_every_run_and_the_totals_without_torch():

@@ -123,6 +123,8 @@ def forgetting_attention(
     if cu_seqlens is not None:
         if isinstance(adaptive_threshold, str) and threshold is not None:
             threshold = threshold + _longest_document_gain(cu_seqlens, k.shape[2])
+            # The sum too must not be rounded up, or epsilon is passed by its last bit.
+            threshold = torch.nextafter(threshold, torch.full_like(threshold, -math.inf))
         log_fgate = cut_documents(log_fgate, cu_seqlens)
         threshold = documents_threshold(threshold, log_fgate)
 

@@ -6,11 +6,13 @@ Writes results/SUITE/RUN/QUANTITY.csv. A record newer than the weights is kept, 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import itertools
 import math
 import sys
 
+from ..plan_speed import measured_run
 from ..records import QUANTITIES, RecordError, path_of, write_records, write_settings
 from ..suite import Run, SuiteError, load_suite
 from .selection import OPTIONS, select
@@ -73,7 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
                     trained_tokens=trained.trained_tokens, uses_gpu=device.type == "cuda",
                 )  # fmt: skip
                 print(path)
-            write_settings(run, suite.measure, group)
+            took = measured_run(run)
+            write_settings(run, suite.measure, group, took and dataclasses.asdict(took))
     except (TrainingError, RecordError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
