@@ -131,7 +131,7 @@ figure1: ## the grid of blocks, with and without ACP, from a real head
 figure2: ## FLOPs, attention time and throughput saved by ACP (FoX Pro)
 figure3: ## loss against position with and without ACP (figure8: other sizes, figure11: LLaMA)
 figure4: ## how savings are spread over the heads (figure5: within each layer)
-figure6: ## decay and attention of three heads
+figure6: ## decay and attention of some heads
 figure7: ## savings against epsilon
 figure10: ## Figure 2 for FoX (LLaMA)
 figureA1: ## ours: the pruned mass of every row against epsilon (A2: block size, A3: long contexts)

@@ -11,12 +11,14 @@ import csv
 import dataclasses
 import math
 import shutil
+import signal
 import sys
 from pathlib import Path
 
+from .finished_run import measured_run
 from .model.flops import peak_flops
 from .plan_cost import Assumptions, Cost, cost_of
-from .plan_speed import Speeds, measured_run
+from .plan_speed import Speeds
 from .suite import Suite, SuiteError, load_suite
 
 PRUNED_RATIO = 0.7  # "around 70 %" (abstract), at all lengths and sizes
@@ -69,20 +71,20 @@ def _row(cost: Cost) -> dict[str, str]:
     memory = cost.memory
     return {
         "run": cost.run.name,
-        "params M": f"{cost.parameters.non_embedding / 1e6:.0f}",
-        "tokens M": f"{cost.tokens / 1e6:,.0f}",
+        "params M": _digits(cost.parameters.non_embedding / 1e6),
+        "tokens M": _digits(cost.tokens / 1e6),
         "steps": f"{cost.steps:,}",
-        "GPU-hours": f"{cost.gpu_hours:,.1f}" if cost.gpu_hours >= 10 else f"{cost.gpu_hours:.2g}",
-        "peak GB": f"{memory.peak / 1e9:.1f}",
+        "GPU-hours": _digits(cost.gpu_hours),
+        "peak GB": _digits(memory.peak / 1e9),
         "EFLOP": f"{cost.nominal_flops / 1e18:.3g}",
         "executed": f"{cost.executed_flops / 1e18:.3g}",
         "tokens/s": f"{cost.tokens_per_s:,.0f}",
         "from": cost.source,
         "parallel": cost.mode,
-        "states GB": f"{memory.states / 1e9:.1f}",
-        "activations": f"{memory.activations / 1e9:.1f}",
-        "checkpointed": f"{memory.activations_checkpointed / 1e9:.1f}",
-        "logits": f"{memory.logits / 1e9:.1f}",
+        "states GB": _digits(memory.states / 1e9),
+        "activations": _digits(memory.activations / 1e9),
+        "checkpointed": _digits(memory.activations_checkpointed / 1e9),
+        "logits": _digits(memory.logits / 1e9),
     }
 
 
@@ -110,6 +112,11 @@ def _checked(suite: Suite, assumptions: Assumptions, speeds: Speeds) -> list[dic
             }
         )
     return rows
+
+
+def _digits(value: float) -> str:
+    """Two digits at least, so that a small suite is not all zeros."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" if value >= 10 else f"{value:.2g}"
 
 
 def _shown(value: float, form: str) -> str:
@@ -196,4 +203,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     sys.exit(main())

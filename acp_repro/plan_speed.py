@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
 from .model.flops import same_gpu
-from .records import RESULTS, settings_path
+from .records import RESULTS
 from .strict_yaml import SuiteError
 from .suite import Run, Suite
 
@@ -18,16 +17,6 @@ RUNS = Path("runs")
 # Architecture, layers, width, head_dim, vocabulary, dtype, gradient checkpointing, context length, with ACP:
 # what decides the time of a token.
 Shape = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class MeasuredRun:
-    """A finished run: seconds of all its GPUs, and the most memory that one of them held."""
-
-    gpu_seconds: float
-    ranks: int
-    peak_memory_bytes: int | None
-    device: str
 
 
 class Speeds:
@@ -101,30 +90,6 @@ class Speeds:
 
     def _add(self, shape: Shape, speed: float, device: str, path: Path) -> None:
         self._by_shape.setdefault(shape, []).append((speed, device, path))
-
-
-def measured_run(run: Run) -> MeasuredRun | None:
-    """What a finished run took, from its folder or else from beside its records; None if not known."""
-    try:
-        done = json.loads((run.folder / "done.json").read_text())
-        description = json.loads((run.folder / "run.json").read_text())
-        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-    except (OSError, ValueError):
-        return _recorded_run(run)
-    ranks = done.get("ranks", description.get("ranks", 1))
-    peaks = [json.loads(line).get("peak_memory_bytes") for line in lines]
-    peak = max((p for p in [*peaks, done.get("peak_memory_bytes")] if p), default=None)
-    seconds = done.get("gpu_seconds", done["seconds"] * ranks)
-    return MeasuredRun(seconds, ranks, peak, description.get("device", "?"))
-
-
-def _recorded_run(run: Run) -> MeasuredRun | None:
-    try:
-        recorded = json.loads(settings_path(run).read_text())
-    except (OSError, ValueError):
-        return None
-    same = json.loads(json.dumps(run.as_dict())) == recorded["run"]
-    return MeasuredRun(**recorded["trained"]) if same and "trained" in recorded else None
 
 
 def _shape(run: Run) -> Shape:

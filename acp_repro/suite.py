@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import difflib
 import itertools
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -283,4 +284,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     main()

@@ -1,4 +1,4 @@
-"""Figure 6: decay, pruning boundary and attention weights of three heads on one sequence."""
+"""Figure 6: decay, pruning boundary and attention weights of a few heads on one sequence."""
 
 from __future__ import annotations
 

@@ -20,13 +20,14 @@ ALLOWED = {
         "acp_repro.settings", "acp_repro.strict_yaml", "acp_repro.data", "acp_repro.model",
     },
     "acp_repro.records": {"acp_repro.suite"},
+    "acp_repro.finished_run": {"acp_repro.records", "acp_repro.suite"},
     "acp_repro.training": {
         "acp_repro.training", "acp_repro.model", "acp_repro.attention", "acp_repro.data",
         "acp_repro.suite", "acp_repro.records",
     },
     "acp_repro.measure": {
         "acp_repro.measure", "acp_repro.training", "acp_repro.model", "acp_repro.attention",
-        "acp_repro.data", "acp_repro.suite", "acp_repro.records",
+        "acp_repro.data", "acp_repro.suite", "acp_repro.records", "acp_repro.finished_run",
     },
     "analysis": {"analysis", "acp_repro.records", "acp_repro.suite"},
 }  # fmt: skip

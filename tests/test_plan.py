@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from acp_repro import plan
+from acp_repro.finished_run import measured_run
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.flops import parameter_counts
 from acp_repro.plan_cost import Assumptions, cost_of, memory_of
-from acp_repro.plan_speed import Speeds, measured_run
+from acp_repro.plan_speed import Speeds
 from acp_repro.records import settings_path, settings_text, write_settings
 from acp_repro.suite import load_suite
 from tests.suites import YAML, write_suite

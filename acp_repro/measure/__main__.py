@@ -12,7 +12,7 @@ import itertools
 import math
 import sys
 
-from ..plan_speed import measured_run
+from ..finished_run import measured_run
 from ..records import QUANTITIES, RecordError, path_of, write_records, write_settings
 from ..suite import Run, SuiteError, load_suite
 from .selection import OPTIONS, select

@@ -1,4 +1,4 @@
-"""The large attention weights of three heads on one sequence (Figure 6, bottom)."""
+"""The large attention weights of a few heads on one sequence (Figure 6, bottom)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,10 @@ import torch
 
 pytest.importorskip("triton", reason="pip install triton")
 
+from triton.errors import TritonError
+
 from acp_repro.attention.triton import block_sizes, hopper
+from acp_repro.attention.triton.tiles import lightest_first
 
 from .test_triton import DEVICE, boundary_for, check, make_inputs, run
 
@@ -54,6 +57,26 @@ def test_they_compile_without_spills_and_without_waiting():
     lines = done.stdout.splitlines()
     assert len(lines) == 6 and all("0 bytes spill stores" in line for line in lines), done.stdout
     assert "serialized" not in done.stdout
+
+
+def test_a_triton_that_refuses_them_falls_back_with_a_reason(monkeypatch):
+    inputs = make_inputs(64, 64, 16, torch.float32)
+    grid = (None, None, 0.25, 64, 64)
+    expected = run(inputs, *grid)
+    calls = []
+
+    def refuse(*given):
+        calls.append(given)
+        raise TritonError("no such builtin")
+
+    monkeypatch.setattr(backward, "_why_portable", None)
+    monkeypatch.setattr(backward, "faster_launch", lambda *_: refuse)
+    with pytest.warns(UserWarning, match="no such builtin\nThe portable ones"):
+        actual = run(inputs, *grid)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)) and calls
+    monkeypatch.undo()
+    monkeypatch.setattr(backward, "_why_portable", "as above")
+    assert backward.faster_launch(*inputs[:4], 64, 64) is None
 
 
 @needs_hopper
@@ -102,3 +125,25 @@ def test_shared_keys_are_those_repeated():
             torch.testing.assert_close(a.float(), b, atol=3e-2, rtol=2e-2)
         else:
             assert torch.equal(a, b)
+
+
+@needs_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [1, 14])  # 14: a whole group of heads, and the rest of another
+@pytest.mark.parametrize("grid", [(128, 64), (64, 128), (192, 64), (128, 128)])
+def test_every_grid_and_order(heads, grid):
+    inputs = make_inputs(1000, 1000, 64, torch.bfloat16, heads=heads, batch=1)
+    boundary = boundary_for(inputs[4], 1000, *grid)
+    actual = run(inputs, boundary, None, 0.125, *grid)
+    check(inputs, boundary, None, 0.125, *grid, actual=actual)
+    with lightest_first():
+        again = run(inputs, boundary, None, 0.125, *grid)
+    assert all(torch.equal(a, b) for a, b in zip(actual, again, strict=True))
+
+
+@needs_hopper
+@pytest.mark.gpu
+def test_more_rows_of_blocks_than_are_read_at_once():
+    inputs = make_inputs(40_000, 40_000, 64, torch.bfloat16, batch=1)
+    boundary = boundary_for(inputs[4], 40_000, 128, 64)
+    check(inputs, boundary, None, 0.125, 128, 64)

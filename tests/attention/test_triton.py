@@ -13,6 +13,7 @@ import math
 import pytest
 import torch
 
+from acp_repro.attention import forgetting_attention
 from acp_repro.attention.boundary import find_boundary, find_boundary_serial
 
 pytest.importorskip("triton", reason="pip install triton")
@@ -217,6 +218,20 @@ def test_strides_do_not_matter():
         run(summed, None, None, 0.25, 64, 64), run(dense, None, None, 0.25, 64, 64), strict=True
     ):
         assert torch.equal(a, b)
+
+
+def test_a_strided_seq_start_is_read_as_it_is():
+    dout, q, k, v, c = make_inputs(70, 70, 16, torch.float32)
+    log_fgate = c.diff(dim=-1, prepend=torch.zeros_like(c[..., :1])).float()
+    bounds = torch.tensor([[0, 7], [20, 7]], device=DEVICE)
+    results = []
+    for seq_start in (bounds[:, 0], bounds[:, 0].contiguous()):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, log_fgate)]
+        out = forgetting_attention(
+            *leaves, head_first=True, seq_start=seq_start, implementation="triton"
+        )
+        results.append([out, *torch.autograd.grad(out, leaves, dout)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_poisoned_memory_and_bits_that_repeat(monkeypatch):

@@ -1,4 +1,4 @@
-"""Forgetting attention on a GPU, in portable Triton: any GPU that Triton supports.
+"""Forgetting attention on any GPU that Triton supports; Hopper has a backward of its own.
 
 Tensors are (B, H, T, D). The functions below are the whole interface; `acp_repro.attention` calls
 them from its custom operator.

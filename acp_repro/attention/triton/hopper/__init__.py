@@ -1,8 +1,8 @@
 """The backward for Hopper GPUs, in Gluon: products run while the exponentials are taken.
 
 Triton waits for the scores of a tile before it does anything else with it. Here one warp copies tiles
-ahead, and the four that compute ask for the next tile's scores before they have used this one's, so
-that the tensor cores always have a product to do. The sums are those of :mod:`..backward`, whose
+ahead, and the four that compute ask for the next tile's scores before they are done with this one's,
+so that the tensor cores have a product to do meanwhile. The sums are those of :mod:`..backward`, whose
 kernels serve every other device and shape.
 """
 

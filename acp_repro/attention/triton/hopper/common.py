@@ -1,9 +1,25 @@
-"""What both sides share on the device."""
+"""What both sides share on the device, and the names that Gluon has changed from Triton 3.6 to 3.9."""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+copy_tile = (
+    getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+)  # from 3.8, until 3.7
+_RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # from 3.9
+
+
+@gluon.jit
+def numbers_in(memory, element: gl.constexpr, COUNT: gl.constexpr):
+    """Shared memory that the copy engine filled, as a vector of ``COUNT`` elements."""
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    if _RENAMED:
+        return memory.reinterpret(element, [COUNT], FLAT)
+    else:
+        return memory._reinterpret(element, [COUNT], FLAT)
 
 
 @gluon.jit

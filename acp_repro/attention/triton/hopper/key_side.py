@@ -1,6 +1,6 @@
 """The key side of the backward for Hopper: dK, dV and the gradient of c.
 
-The same sums as the portable ``_key_side_kernel``, over the query tiles from the last kept one up to
+The same sums as :mod:`..key_side`, over the query tiles from the last kept one up to
 the diagonal; see :mod:`.hopper` for how.
 """
 
@@ -10,14 +10,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
 from ..tiles import COUNTS
-from .common import unpack
+from .common import copy_tile, numbers_in, unpack
 
 
 @gluon.jit
@@ -28,9 +27,9 @@ def _fetch(n, last_tile, wanted, q, dout, queries, q_s, g_s, w_s, full, b, h, bh
     stage = n % STAGES
     bar = full.index(stage)
     mbarrier.expect(bar, 4 * ROWS * D + 8 * ROWS, pred=wanted)
-    tma.async_copy_global_to_shared(q, [b, h, row, 0], bar, q_s.index(stage), pred=wanted)
-    tma.async_copy_global_to_shared(dout, [b, h, row, 0], bar, g_s.index(stage), pred=wanted)
-    tma.async_copy_global_to_shared(queries, [bh, 2 * row], bar, w_s.index(stage), pred=wanted)
+    copy_tile(q, [b, h, row, 0], bar, q_s.index(stage), pred=wanted)
+    copy_tile(dout, [b, h, row, 0], bar, g_s.index(stage), pred=wanted)
+    copy_tile(queries, [bh, 2 * row], bar, w_s.index(stage), pred=wanted)
 
 
 @gluon.jit
@@ -54,14 +53,13 @@ def _multiply(
     KEYS: gl.constexpr = gl.SliceLayout(1, SCORES)
     QUERIES: gl.constexpr = gl.SliceLayout(0, SCORES)
     ROWWISE: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
 
     last = gl.minimum(column + ROWS, seqlen) - 1
     j = column + gl.arange(0, ROWS, KEYS)
     valid = (j < seqlen) & (j >= earliest)
     high_base, low_base = unpack(gl.load(pairs + last))
     row_sum = gl.load(row_sums + j, mask=j < seqlen, other=0.0)
-    own_pairs = c_s._reinterpret(gl.int64, [ROWS], FLAT)
+    own_pairs = numbers_in(c_s, gl.int64, ROWS)
     mbarrier.wait(own, 0)
     high_j, low_j = unpack(own_pairs.load(KEYS))
     rise = gl.where(valid, (high_base - high_j) + (low_base - low_j), float("-inf"))
@@ -82,10 +80,11 @@ def _multiply(
         q_t = q_s.index(stage).reshape([ROWS, D])
         g_t = g_s.index(stage).reshape([ROWS, D])
         dp = warpgroup_mma(v_t, g_t.permute([1, 0]), zero, use_acc=False, is_async=True)
-        shifted, delta = unpack(w_s.index(stage)._reinterpret(gl.int64, [ROWS], FLAT).load(QUERIES))
+        shifted, delta = unpack(numbers_in(w_s.index(stage), gl.int64, ROWS).load(QUERIES))
         high_first, low_first = unpack(pair_first)
         gap = (high_first - high_base) + (low_first - low_base)
         pair_first = gl.load(pairs + gl.maximum((end - 2 - n) * ROWS, 0))
+        # Rows past the end are copied as zeros: p is at most 1 there, and their dO and Q are 0.
         p = gl.exp2(s * scale + gl.expand_dims(shifted, 0) + gl.expand_dims(rise + gap, 1))
         p_left = gl.convert_layout(p.to(q_s.dtype), LEFT)
         dv_acc = warpgroup_mma(p_left, g_t, dv_acc, is_async=True)
@@ -109,7 +108,7 @@ def _multiply(
     dp = warpgroup_mma(v_t, g_t.permute([1, 0]), zero, use_acc=False, is_async=True)
     i = column + gl.arange(0, ROWS, QUERIES)
     high_i, low_i = unpack(own_pairs.load(QUERIES))
-    level, delta = unpack(l_s._reinterpret(gl.int64, [ROWS], FLAT).load(QUERIES))
+    level, delta = unpack(numbers_in(l_s, gl.int64, ROWS).load(QUERIES))
     dk_sum, dp_sum, ds_left = warpgroup_mma_wait(0, [dk_acc, dp, ds_left])
     scores = s * scale
     scores += gl.expand_dims(low_i, 0) - gl.expand_dims(low_j, 1)
@@ -147,6 +146,7 @@ def key_side_kernel(
     SHARED: gl.constexpr, COUNT: gl.constexpr, STAGES: gl.constexpr,
     HAS_BOUNDARY: gl.constexpr, HAS_START: gl.constexpr, HEAVIEST_FIRST: gl.constexpr,
 ):  # fmt: skip
+    gl.static_assert(STAGES >= 3)  # a tile is waited for before the one two back is given free
     tiles = gl.cdiv(seqlen, ROWS)
     pid = gl.program_id(0)
     first = pid // (group * tiles) * group
@@ -175,10 +175,10 @@ def key_side_kernel(
         mbarrier.init(full.index(each), count=1)
         mbarrier.init(empty.index(each), count=1)
     mbarrier.expect(own, 4 * ROWS * D + 16 * ROWS)
-    tma.async_copy_global_to_shared(own_pairs, [bh, 2 * column], own, c_s)
-    tma.async_copy_global_to_shared(levels, [bh, 2 * column], own, l_s)
-    tma.async_copy_global_to_shared(k, [b, h // SHARED, column, 0], own, k_s)
-    tma.async_copy_global_to_shared(v, [b, h // SHARED, column, 0], own, v_s)
+    copy_tile(own_pairs, [bh, 2 * column], own, c_s)
+    copy_tile(levels, [bh, 2 * column], own, l_s)
+    copy_tile(k, [b, h // SHARED, column, 0], own, k_s)
+    copy_tile(v, [b, h // SHARED, column, 0], own, v_s)
 
     wide = bh.to(gl.int64)
     end = tiles

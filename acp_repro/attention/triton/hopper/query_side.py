@@ -1,6 +1,6 @@
 """The query side of the backward for Hopper: dQ, the row sums of dS, and what the key side needs.
 
-The same sums as the portable ``_query_side_kernel``, in the same order; see :mod:`.hopper` for how.
+The same sums as :mod:`..query_side`, in the same order; see :mod:`.hopper` for how.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
 from ..tiles import COUNTS, LOG2E
-from .common import load_pair, pack, unpack
+from .common import copy_tile, load_pair, numbers_in, pack, unpack
 
 
 @gluon.jit
@@ -27,9 +26,9 @@ def _fetch(n, start, wanted, k, v, tail, k_s, v_s, w_s, full, b, h, tail_at,
     stage = n % STAGES
     bar = full.index(stage)
     mbarrier.expect(bar, 4 * ROWS * D + 4 * ROWS, pred=wanted)
-    tma.async_copy_global_to_shared(k, [b, h, row, 0], bar, k_s.index(stage), pred=wanted)
-    tma.async_copy_global_to_shared(v, [b, h, row, 0], bar, v_s.index(stage), pred=wanted)
-    tma.async_copy_global_to_shared(tail, [tail_at + row], bar, w_s.index(stage), pred=wanted)
+    copy_tile(k, [b, h, row, 0], bar, k_s.index(stage), pred=wanted)
+    copy_tile(v, [b, h, row, 0], bar, v_s.index(stage), pred=wanted)
+    copy_tile(tail, [tail_at + row], bar, w_s.index(stage), pred=wanted)
 
 
 @gluon.jit
@@ -54,7 +53,6 @@ def _multiply(
     QUERIES: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEYS: gl.constexpr = gl.SliceLayout(0, SCORES)
     ROWWISE: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
 
     r = gl.arange(0, ROWS, gl.SliceLayout(1, ROWWISE))
     d = gl.arange(0, D, gl.SliceLayout(0, ROWWISE))
@@ -95,7 +93,7 @@ def _multiply(
         k_t = k_s.index(stage).reshape([ROWS, D])
         v_t = v_s.index(stage).reshape([ROWS, D])
         dp = warpgroup_mma(g_t, v_t.permute([1, 0]), zero, use_acc=False, is_async=True)
-        bias = w_s.index(stage)._reinterpret(gl.float32, [ROWS], FLAT).load(KEYS)
+        bias = numbers_in(w_s.index(stage), gl.float32, ROWS).load(KEYS)
         high_end, low_end = unpack(pair_end)
         gap = (high_base - high_end) + (low_base - low_end)
         pair_end = gl.load(pairs + gl.minimum((start + n + 2) * ROWS - 1, seqlen - 1))
@@ -147,6 +145,7 @@ def query_side_kernel(
     SHARED: gl.constexpr, STAGES: gl.constexpr,
     HAS_BOUNDARY: gl.constexpr, HAS_START: gl.constexpr, HEAVIEST_FIRST: gl.constexpr,
 ):  # fmt: skip
+    gl.static_assert(STAGES >= 3)  # a tile is waited for before the one two back is given free
     tiles = gl.cdiv(seqlen, ROWS)
     pid = gl.program_id(0)
     first = pid // (group * tiles) * group
@@ -174,8 +173,8 @@ def query_side_kernel(
         mbarrier.init(full.index(each), count=1)
         mbarrier.init(empty.index(each), count=1)
     mbarrier.expect(own, 4 * ROWS * D)
-    tma.async_copy_global_to_shared(q, [b, h, row, 0], own, q_s)
-    tma.async_copy_global_to_shared(dout, [b, h, row, 0], own, g_s)
+    copy_tile(q, [b, h, row, 0], own, q_s)
+    copy_tile(dout, [b, h, row, 0], own, g_s)
 
     wide = bh.to(gl.int64)
     start = 0
