@@ -119,6 +119,8 @@ def forgetting_attention(
     if not head_first:
         q, k, v, log_fgate = (x.transpose(1, 2) for x in (q, k, v, log_fgate))
     sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else float(sm_scale)
+    if seq_start is not None:
+        seq_start = seq_start.contiguous()
     threshold = _resolve_threshold(adaptive_threshold, q, k, sm_scale)
     if cu_seqlens is not None:
         if isinstance(adaptive_threshold, str) and threshold is not None:

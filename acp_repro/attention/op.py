@@ -48,7 +48,6 @@ def forgetting_attention_op(
         out like q; the implementation's saved row sums; c (B, H, Tk) float64; boundary (B, H, M) int32.
     """
     check_values(log_fgate, threshold, seq_start)
-    seq_start = None if seq_start is None else seq_start.contiguous()
     module = implementation_module(implementation)
     block_q, block_k = module.block_sizes(q.shape[-1], q.dtype)
     with _as_given(q):
@@ -119,7 +118,6 @@ def forgetting_attention_backward_op(
     implementation: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of :func:`forgetting_attention_op` with respect to q, k, v and log_fgate."""
-    seq_start = None if seq_start is None else seq_start.contiguous()
     module = implementation_module(implementation)
     block_q, block_k = module.block_sizes(q.shape[-1], q.dtype)
     with _as_given(q):

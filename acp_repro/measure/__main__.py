@@ -30,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="measure anew what is up to date")
     parser.add_argument("--heads", nargs="+", type=_layer_and_head, metavar="LAYER.HEAD",
                         help="for decay and attention_weights: look at these heads, counted from 0 "
-                        "(default: by savings, the most local, one halfway, the most global)")  # fmt: skip
+                        "(default: by savings, the most local, one halfway, the most global, and "
+                        "one whose boundary shows in the first blocks)")  # fmt: skip
     options = parser.parse_args(arguments)
     keywords = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     for quantity, name in itertools.product(options.quantity, keywords):

@@ -281,7 +281,7 @@ def test_stdlib_end_to_end(tmp_path):
 def test_a_shard_of_books(tmp_path):
     shards = sorted(BOOKS.glob("*.jsonl.xz"))
     if not shards:
-        pytest.skip("the development corpus ../shared/data/books is not here")
+        pytest.skip("put books as JSON lines (books_core_*.jsonl.xz) into ../shared/data/books")
     few = tmp_path / "few.jsonl"
     with lzma.open(shards[0]) as file:
         few.write_bytes(b"".join(itertools.islice(file, 6)))

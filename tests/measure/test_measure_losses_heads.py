@@ -20,6 +20,7 @@ from acp_repro.measure.selection import select
 from acp_repro.measure.trained import TrainedRun
 from acp_repro.records import RecordError, read_records
 from acp_repro.suite import load_suite
+from analysis import figure1
 from tests.suites import YAML, write_suite
 
 ACP, EXACT, LONG = "pro-tiny-128-acp", "pro-tiny-128-exact", "pro-tiny-256-acp"
@@ -105,6 +106,7 @@ def test_heads_are_chosen_by_savings():
         Head(1, 1): 0.4,
         Head(2, 0): 0.1,
     }
+    assert decay._START_BLOCKS == figure1.MOST_BLOCKS  # the start is what Figure 1 shows
     nothing = dict.fromkeys(savings, 0.0)
     # Halfway between 0.95 and 0.05 is 0.5.
     three = [Head(0, 1), Head(1, 1), Head(1, 0)]

@@ -1,10 +1,14 @@
-"""What both sides share on the device, and the names that Gluon has changed from Triton 3.6 to 3.9."""
+"""What both sides share on the device, and the names that Gluon has changed from Triton 3.6 to 3.9.
+
+Triton's own helpers (``load_pair``, ``share_of_work``) work in Gluon as they are, where they make no
+vectors: those need a layout here.
+"""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 copy_tile = (
     getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -23,20 +27,61 @@ def numbers_in(memory, element: gl.constexpr, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def pack(x, y):
-    """Two float32 as one int64, x below."""
-    below = x.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF
-    return below | (y.to(gl.int32, bitcast=True).to(gl.int64) << 32)
+def make_barriers(STAGES: gl.constexpr):
+    """(full, empty, own): of each stage, that its tile has come and that it may be filled again; and that
+    the program's own tiles have come."""
+    # A tile is waited for before the one two back is given free.
+    gl.static_assert(STAGES >= 3)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    own = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(own, count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=1)
+    return full, empty, own
 
 
 @gluon.jit
-def unpack(pair):
-    x = pair.to(gl.int32).to(gl.float32, bitcast=True)
-    y = (pair >> 32).to(gl.int32).to(gl.float32, bitcast=True)
-    return x, y
+def fetch(n, first, wanted, x, y, numbers, x_s, y_s, numbers_s, full, b, h, at,
+          ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UPWARDS: gl.constexpr):  # fmt: skip
+    """Starts the copy of the n-th tile into its stage: rows of x and y, and their numbers.
+
+    Keys count upwards from tile ``first`` and have one number of 4 bytes a row, from number ``at`` on;
+    queries count downwards and have two, in row ``at`` of a matrix.
+    """
+    row = (first + n if UPWARDS else first - n) * ROWS
+    stage = n % STAGES
+    bar = full.index(stage)
+    mbarrier.expect(bar, 4 * ROWS * D + (4 if UPWARDS else 8) * ROWS, pred=wanted)
+    copy_tile(x, [b, h, row, 0], bar, x_s.index(stage), pred=wanted)
+    copy_tile(y, [b, h, row, 0], bar, y_s.index(stage), pred=wanted)
+    if UPWARDS:
+        copy_tile(numbers, [at + row], bar, numbers_s.index(stage), pred=wanted)
+    else:
+        copy_tile(numbers, [at, 2 * row], bar, numbers_s.index(stage), pred=wanted)
 
 
 @gluon.jit
-def load_pair(pairs, position, inside):
-    """The two float32 at ``position``; 0 where not ``inside``."""
-    return unpack(gl.load(pairs + position, mask=inside, other=0))
+def copy_the_rest(
+    first, count, x, y, numbers, x_s, y_s, numbers_s, full, empty, b, h, at,
+    ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UPWARDS: gl.constexpr,
+):  # fmt: skip
+    """The copying warp: each stage is filled anew as soon as its products are done."""
+    for n in range(STAGES, count):
+        mbarrier.wait(empty.index(n % STAGES), (n // STAGES - 1) & 1)
+        fetch(n, first, True, x, y, numbers, x_s, y_s, numbers_s, full, b, h, at, ROWS, D, STAGES,
+              UPWARDS)  # fmt: skip
+
+
+@gluon.jit
+def store_tile(x, value, stride, count, ROWS: gl.constexpr, D: gl.constexpr):
+    """The first ``count`` rows of ``value`` to where ``x`` points, 16 bytes a thread."""
+    ROWWISE: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    r = gl.arange(0, ROWS, gl.SliceLayout(1, ROWWISE))
+    d = gl.arange(0, D, gl.SliceLayout(0, ROWWISE))
+    inside = gl.expand_dims(r < count, 1)
+    gl.store(
+        x + gl.expand_dims(r * stride, 1) + gl.expand_dims(d, 0),
+        gl.convert_layout(value.to(x.dtype.element_ty), ROWWISE), mask=inside,
+    )  # fmt: skip

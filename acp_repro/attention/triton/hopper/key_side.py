@@ -15,35 +15,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..tiles import COUNTS
-from .common import copy_tile, numbers_in, unpack
-
-
-@gluon.jit
-def _fetch(n, last_tile, wanted, q, dout, queries, q_s, g_s, w_s, full, b, h, bh,
-           ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """Starts the copy of the n-th tile of queries, counted from ``last_tile`` down, into its stage."""
-    row = (last_tile - n) * ROWS
-    stage = n % STAGES
-    bar = full.index(stage)
-    mbarrier.expect(bar, 4 * ROWS * D + 8 * ROWS, pred=wanted)
-    copy_tile(q, [b, h, row, 0], bar, q_s.index(stage), pred=wanted)
-    copy_tile(dout, [b, h, row, 0], bar, g_s.index(stage), pred=wanted)
-    copy_tile(queries, [bh, 2 * row], bar, w_s.index(stage), pred=wanted)
-
-
-@gluon.jit
-def _copy_tiles(q, dout, queries, q_s, g_s, w_s, full, empty, last_tile, count, b, h, bh,
-                ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """The copying warp: each stage is filled anew as soon as its products are done."""
-    for n in range(STAGES, count):
-        mbarrier.wait(empty.index(n % STAGES), (n // STAGES - 1) & 1)
-        _fetch(n, last_tile, True, q, dout, queries, q_s, g_s, w_s, full, b, h, bh, ROWS, D, STAGES)
+from ..decay import unpack
+from ..tiles import COUNTS, share_of_work
+from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, store_tile
 
 
 @gluon.jit
 def _multiply(
-    q_s, g_s, w_s, k_s, v_s, c_s, l_s, own, full, empty, dk, dv, dc, row_sums, pairs,
+    q_s, g_s, numbers_s, k_s, v_s, pairs_s, levels_s, own, full, empty, dk, dv, dc, row_sums, pairs,
     dk_t, dv_t, end, count, column, earliest, seqlen, scale, sm_scale,
     ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -52,14 +31,13 @@ def _multiply(
     LEFT: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
     KEYS: gl.constexpr = gl.SliceLayout(1, SCORES)
     QUERIES: gl.constexpr = gl.SliceLayout(0, SCORES)
-    ROWWISE: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
 
     last = gl.minimum(column + ROWS, seqlen) - 1
     j = column + gl.arange(0, ROWS, KEYS)
     valid = (j < seqlen) & (j >= earliest)
     high_base, low_base = unpack(gl.load(pairs + last))
     row_sum = gl.load(row_sums + j, mask=j < seqlen, other=0.0)
-    own_pairs = numbers_in(c_s, gl.int64, ROWS)
+    own_pairs = numbers_in(pairs_s, gl.int64, ROWS)
     mbarrier.wait(own, 0)
     high_j, low_j = unpack(own_pairs.load(KEYS))
     rise = gl.where(valid, (high_base - high_j) + (low_base - low_j), float("-inf"))
@@ -80,7 +58,7 @@ def _multiply(
         q_t = q_s.index(stage).reshape([ROWS, D])
         g_t = g_s.index(stage).reshape([ROWS, D])
         dp = warpgroup_mma(v_t, g_t.permute([1, 0]), zero, use_acc=False, is_async=True)
-        shifted, delta = unpack(numbers_in(w_s.index(stage), gl.int64, ROWS).load(QUERIES))
+        shifted, delta = unpack(numbers_in(numbers_s.index(stage), gl.int64, ROWS).load(QUERIES))
         high_first, low_first = unpack(pair_first)
         gap = (high_first - high_base) + (low_first - low_base)
         pair_first = gl.load(pairs + gl.maximum((end - 2 - n) * ROWS, 0))
@@ -108,7 +86,7 @@ def _multiply(
     dp = warpgroup_mma(v_t, g_t.permute([1, 0]), zero, use_acc=False, is_async=True)
     i = column + gl.arange(0, ROWS, QUERIES)
     high_i, low_i = unpack(own_pairs.load(QUERIES))
-    level, delta = unpack(numbers_in(l_s, gl.int64, ROWS).load(QUERIES))
+    level, delta = unpack(numbers_in(levels_s, gl.int64, ROWS).load(QUERIES))
     dk_sum, dp_sum, ds_left = warpgroup_mma_wait(0, [dk_acc, dp, ds_left])
     scores = s * scale
     scores += gl.expand_dims(low_i, 0) - gl.expand_dims(low_j, 1)
@@ -121,18 +99,8 @@ def _multiply(
     parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
     dk_sum = warpgroup_mma(gl.convert_layout(ds.to(q_s.dtype), LEFT), q_t, dk_sum)
 
-    r = gl.arange(0, ROWS, gl.SliceLayout(1, ROWWISE))
-    d = gl.arange(0, D, gl.SliceLayout(0, ROWWISE))
-    inside = gl.expand_dims(r < seqlen - column, 1)
-    element: gl.constexpr = dk.dtype.element_ty
-    gl.store(
-        dk + gl.expand_dims(r * dk_t, 1) + gl.expand_dims(d, 0),
-        gl.convert_layout((dk_sum * sm_scale).to(element), ROWWISE), mask=inside,
-    )  # fmt: skip
-    gl.store(
-        dv + gl.expand_dims(r * dv_t, 1) + gl.expand_dims(d, 0),
-        gl.convert_layout(dv_sum.to(element), ROWWISE), mask=inside,
-    )  # fmt: skip
+    store_tile(dk, dk_sum * sm_scale, dk_t, seqlen - column, ROWS, D)
+    store_tile(dv, dv_sum, dv_t, seqlen - column, ROWS, D)
     column_sum = gl.convert_layout(gl.sum(parts, 1), KEYS)
     gl.store(dc + j, row_sum - column_sum, mask=j < seqlen)
 
@@ -146,14 +114,8 @@ def key_side_kernel(
     SHARED: gl.constexpr, COUNT: gl.constexpr, STAGES: gl.constexpr,
     HAS_BOUNDARY: gl.constexpr, HAS_START: gl.constexpr, HEAVIEST_FIRST: gl.constexpr,
 ):  # fmt: skip
-    gl.static_assert(STAGES >= 3)  # a tile is waited for before the one two back is given free
     tiles = gl.cdiv(seqlen, ROWS)
-    pid = gl.program_id(0)
-    first = pid // (group * tiles) * group
-    size = gl.minimum(batch_heads - first, group)
-    pid -= first * tiles
-    bh = first + pid % size
-    tile = pid // size
+    bh, tile = share_of_work(batch_heads, tiles, group)
     if not HEAVIEST_FIRST:
         tile = tiles - 1 - tile
     column = tile * ROWS
@@ -164,19 +126,13 @@ def key_side_kernel(
     g_s = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, ROWS, D], q.layout)
     k_s = gl.allocate_shared_memory(q.dtype, [1, 1, ROWS, D], q.layout)
     v_s = gl.allocate_shared_memory(q.dtype, [1, 1, ROWS, D], q.layout)
-    w_s = gl.allocate_shared_memory(gl.int32, [STAGES, 1, 2 * ROWS], queries.layout)
-    c_s = gl.allocate_shared_memory(gl.int32, [1, 2 * ROWS], queries.layout)
-    l_s = gl.allocate_shared_memory(gl.int32, [1, 2 * ROWS], queries.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    own = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(own, count=1)
-    for each in gl.static_range(STAGES):
-        mbarrier.init(full.index(each), count=1)
-        mbarrier.init(empty.index(each), count=1)
+    numbers_s = gl.allocate_shared_memory(gl.int32, [STAGES, 1, 2 * ROWS], queries.layout)
+    pairs_s = gl.allocate_shared_memory(gl.int32, [1, 2 * ROWS], queries.layout)
+    levels_s = gl.allocate_shared_memory(gl.int32, [1, 2 * ROWS], queries.layout)
+    full, empty, own = make_barriers(STAGES)
     mbarrier.expect(own, 4 * ROWS * D + 16 * ROWS)
-    copy_tile(own_pairs, [bh, 2 * column], own, c_s)
-    copy_tile(levels, [bh, 2 * column], own, l_s)
+    copy_tile(own_pairs, [bh, 2 * column], own, pairs_s)
+    copy_tile(levels, [bh, 2 * column], own, levels_s)
     copy_tile(k, [b, h // SHARED, column, 0], own, k_s)
     copy_tile(v, [b, h // SHARED, column, 0], own, v_s)
 
@@ -197,20 +153,20 @@ def key_side_kernel(
     end = gl.maximum(end, tile + 1)
     count = end - tile
     for each in gl.static_range(STAGES):
-        _fetch(each, end - 1, each < count, q, dout, queries, q_s, g_s, w_s, full, b, h, bh,
-               ROWS, D, STAGES)  # fmt: skip
+        fetch(each, end - 1, each < count, q, dout, queries, q_s, g_s, numbers_s, full, b, h, bh,
+              ROWS, D, STAGES, False)  # fmt: skip
     dk += b.to(gl.int64) * dk_b + h.to(gl.int64) * dk_h + column.to(gl.int64) * dk_t
     dv += b.to(gl.int64) * dv_b + h.to(gl.int64) * dv_h + column.to(gl.int64) * dv_t
     gl.warp_specialize(
         [
             (_multiply, (
-                q_s, g_s, w_s, k_s, v_s, c_s, l_s, own, full, empty, dk, dv, dc + wide * seqlen,
-                row_sums + wide * seqlen, pairs + wide * seqlen, dk_t, dv_t, end, count, column,
-                earliest, seqlen, scale, sm_scale, ROWS, D, STAGES,
+                q_s, g_s, numbers_s, k_s, v_s, pairs_s, levels_s, own, full, empty, dk, dv,
+                dc + wide * seqlen, row_sums + wide * seqlen, pairs + wide * seqlen, dk_t, dv_t,
+                end, count, column, earliest, seqlen, scale, sm_scale, ROWS, D, STAGES,
             )),
-            (_copy_tiles, (
-                q, dout, queries, q_s, g_s, w_s, full, empty, end - 1, count, b, h, bh,
-                ROWS, D, STAGES,
+            (copy_the_rest, (
+                end - 1, count, q, dout, queries, q_s, g_s, numbers_s, full, empty, b, h, bh,
+                ROWS, D, STAGES, False,
             )),
         ],
         [1], [24],

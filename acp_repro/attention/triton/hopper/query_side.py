@@ -14,35 +14,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..tiles import COUNTS, LOG2E
-from .common import copy_tile, load_pair, numbers_in, pack, unpack
-
-
-@gluon.jit
-def _fetch(n, start, wanted, k, v, tail, k_s, v_s, w_s, full, b, h, tail_at,
-           ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """Starts the copy of the n-th tile of keys, counted from ``start`` up, into its stage."""
-    row = (start + n) * ROWS
-    stage = n % STAGES
-    bar = full.index(stage)
-    mbarrier.expect(bar, 4 * ROWS * D + 4 * ROWS, pred=wanted)
-    copy_tile(k, [b, h, row, 0], bar, k_s.index(stage), pred=wanted)
-    copy_tile(v, [b, h, row, 0], bar, v_s.index(stage), pred=wanted)
-    copy_tile(tail, [tail_at + row], bar, w_s.index(stage), pred=wanted)
-
-
-@gluon.jit
-def _copy_tiles(k, v, tail, k_s, v_s, w_s, full, empty, start, count, b, h, tail_at,
-                ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """The copying warp: each stage is filled anew as soon as its products are done."""
-    for n in range(STAGES, count):
-        mbarrier.wait(empty.index(n % STAGES), (n // STAGES - 1) & 1)
-        _fetch(n, start, True, k, v, tail, k_s, v_s, w_s, full, b, h, tail_at, ROWS, D, STAGES)
+from ..decay import load_pair, pack, unpack
+from ..tiles import COUNTS, LOG2E, share_of_work
+from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, store_tile
 
 
 @gluon.jit
 def _multiply(
-    k_s, v_s, w_s, q_s, g_s, own, full, empty, out, lse, dq, row_sums, levels, queries, pairs,
+    k_s, v_s, numbers_s, q_s, g_s, own, full, empty, out, lse, dq, row_sums, levels, queries, pairs,
     o_t, dq_t, start, count, row, earliest, seqlen, scale, sm_scale,
     ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -93,7 +72,7 @@ def _multiply(
         k_t = k_s.index(stage).reshape([ROWS, D])
         v_t = v_s.index(stage).reshape([ROWS, D])
         dp = warpgroup_mma(g_t, v_t.permute([1, 0]), zero, use_acc=False, is_async=True)
-        bias = numbers_in(w_s.index(stage), gl.float32, ROWS).load(KEYS)
+        bias = numbers_in(numbers_s.index(stage), gl.float32, ROWS).load(KEYS)
         high_end, low_end = unpack(pair_end)
         gap = (high_base - high_end) + (low_base - low_end)
         pair_end = gl.load(pairs + gl.minimum((start + n + 2) * ROWS - 1, seqlen - 1))
@@ -129,10 +108,7 @@ def _multiply(
     parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
     dq_sum = warpgroup_mma(gl.convert_layout(ds.to(q_s.dtype), LEFT), k_t, dq_sum)
 
-    gl.store(
-        dq + gl.expand_dims(r * dq_t, 1) + gl.expand_dims(d, 0),
-        gl.convert_layout((dq_sum * sm_scale).to(dq.dtype.element_ty), ROWWISE), mask=present,
-    )  # fmt: skip
+    store_tile(dq, dq_sum * sm_scale, dq_t, seqlen - row, ROWS, D)
     gl.store(row_sums + i, gl.convert_layout(gl.sum(parts, 1), QUERIES), mask=inside)
 
 
@@ -145,14 +121,8 @@ def query_side_kernel(
     SHARED: gl.constexpr, STAGES: gl.constexpr,
     HAS_BOUNDARY: gl.constexpr, HAS_START: gl.constexpr, HEAVIEST_FIRST: gl.constexpr,
 ):  # fmt: skip
-    gl.static_assert(STAGES >= 3)  # a tile is waited for before the one two back is given free
     tiles = gl.cdiv(seqlen, ROWS)
-    pid = gl.program_id(0)
-    first = pid // (group * tiles) * group
-    size = gl.minimum(batch_heads - first, group)
-    pid -= first * tiles
-    bh = first + pid % size
-    tile = pid // size
+    bh, tile = share_of_work(batch_heads, tiles, group)
     if HEAVIEST_FIRST:
         tile = tiles - 1 - tile
     row = tile * ROWS
@@ -164,14 +134,8 @@ def query_side_kernel(
     v_s = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, ROWS, D], q.layout)
     q_s = gl.allocate_shared_memory(q.dtype, [1, 1, ROWS, D], q.layout)
     g_s = gl.allocate_shared_memory(q.dtype, [1, 1, ROWS, D], q.layout)
-    w_s = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], tail.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    own = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(own, count=1)
-    for each in gl.static_range(STAGES):
-        mbarrier.init(full.index(each), count=1)
-        mbarrier.init(empty.index(each), count=1)
+    numbers_s = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], tail.layout)
+    full, empty, own = make_barriers(STAGES)
     mbarrier.expect(own, 4 * ROWS * D)
     copy_tile(q, [b, h, row, 0], own, q_s)
     copy_tile(dout, [b, h, row, 0], own, g_s)
@@ -186,23 +150,22 @@ def query_side_kernel(
         start = gl.maximum(start, earliest // ROWS)
     start = gl.minimum(start, tile)
     count = tile + 1 - start
-    tail_at = bh * seqlen
     for each in gl.static_range(STAGES):
-        _fetch(each, start, each < count, k, v, tail, k_s, v_s, w_s, full, b, kv_h, tail_at,
-               ROWS, D, STAGES)  # fmt: skip
+        fetch(each, start, each < count, k, v, tail, k_s, v_s, numbers_s, full, b, kv_h, bh * seqlen,
+              ROWS, D, STAGES, True)  # fmt: skip
     out += b.to(gl.int64) * o_b + h.to(gl.int64) * o_h + row.to(gl.int64) * o_t
     dq += b.to(gl.int64) * dq_b + h.to(gl.int64) * dq_h + row.to(gl.int64) * dq_t
     gl.warp_specialize(
         [
             (_multiply, (
-                k_s, v_s, w_s, q_s, g_s, own, full, empty, out, lse + wide * seqlen, dq,
+                k_s, v_s, numbers_s, q_s, g_s, own, full, empty, out, lse + wide * seqlen, dq,
                 row_sums + wide * seqlen, levels + wide * seqlen, queries + wide * seqlen,
                 pairs + wide * seqlen, o_t, dq_t, start, count, row, earliest, seqlen, scale,
                 sm_scale, ROWS, D, STAGES,
             )),
-            (_copy_tiles, (
-                k, v, tail, k_s, v_s, w_s, full, empty, start, count, b, kv_h, tail_at,
-                ROWS, D, STAGES,
+            (copy_the_rest, (
+                start, count, k, v, tail, k_s, v_s, numbers_s, full, empty, b, kv_h, bh * seqlen,
+                ROWS, D, STAGES, True,
             )),
         ],
         [1], [24],
