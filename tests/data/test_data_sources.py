@@ -50,9 +50,7 @@ def test_stdlib_is_library_text_and_help(stdlib):
         assert not name.startswith(("_sysconfigdata", "sitecustomize", "config-"))
     assert all(d.data.strip() and b"\r" not in d.data for d in documents)
     # the help topics come from one module; where a distribution ships it, they are documents
-    pytest.importorskip(
-        "pydoc_data.topics", reason="run with a Python that has pydoc_data"
-    )
+    pytest.importorskip("pydoc_data.topics", reason="run with a Python that has pydoc_data")
     assert "help/assert" in names
 
 
