@@ -32,19 +32,17 @@ def main(arguments: list[str] | None = None) -> int:
     records = []
     for length in lengths:
         heads, tokens = options.heads or (12 if gpu else 4), options.tokens or (65536 if gpu else 1)
-        problem = make_problem(
-            length, heads, options.head_dim, options.gates, tokens, device, dtype
+        problem = make_problem(length, heads, options.head_dim, options.gates, tokens, device, dtype)
+        print(
+            f"\n{length} tokens, {problem.q.shape[0]} x {heads} heads of {options.head_dim}, "
+            f"gates {options.gates}, {str(dtype)[6:]}"
         )
-        print(f"\n{length} tokens, {problem.q.shape[0]} x {heads} heads of {options.head_dim}, "
-              f"gates {options.gates}, {str(dtype)[6:]}")  # fmt: skip
         found = []
         for name, call in calls.items():
             if isinstance(call, str):
                 print(f"  {name}: {call}")
                 continue
-            for one in measure(
-                problem, options.gates, name, call, options.repeats, options.launch_order
-            ):
+            for one in measure(problem, options.gates, name, call, options.repeats, options.launch_order):
                 print(f"  {one}") if isinstance(one, str) else found.append(one)
         print(table(found))
         records += found
@@ -53,9 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     provenance = {"device": name, "dtype": str(dtype)[6:], "uses_gpu": gpu}
     try:
         for path in [options.csv] * bool(options.csv) + [None] * bool(options.suite):
-            made = write_suite_records(
-                options.suite, "kernel_time", records, path=path, **provenance
-            )
+            made = write_suite_records(options.suite, "kernel_time", records, path=path, **provenance)
             print(f"records: {made}")
     except RecordError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -64,27 +60,45 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.benchmark_attention", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m acp_repro.benchmark_attention", description=__doc__)
     add = parser.add_argument
-    add("--lengths", type=int, nargs="+", metavar="N", help="tokens a sequence (default: 4096 8192 "
-        "16384 32768 on a GPU, 512 1024 2048 on a CPU)")  # fmt: skip
+    add(
+        "--lengths",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="tokens a sequence (default: 4096 8192 16384 32768 on a GPU, 512 1024 2048 on a CPU)",
+    )
     add("--heads", type=int, metavar="N", help="default: 12 on a GPU, 4 on a CPU")
     add("--head-dim", type=int, default=64, metavar="N", help="default: %(default)s")
-    add("--gates", default="bimodal", choices=("bimodal", "local", "global", "one-global"),
-        help="which heads are local: two thirds, all, none, all but one (default: %(default)s)")  # fmt: skip
-    add("--tokens", type=int, metavar="N",
-        help="tokens a batch (default: 65536; on a CPU one sequence)")  # fmt: skip
-    add("--rivals", nargs="*", default=NAMES[1:], choices=NAMES[1:], metavar="NAME",
-        help=f"any of {', '.join(NAMES[1:])} (default: all that are installed)")  # fmt: skip
-    add("--launch-order", action="store_true",
-        help="also time our kernels with each head's tiles lightest first (GPU only)")  # fmt: skip
+    add(
+        "--gates",
+        default="bimodal",
+        choices=("bimodal", "local", "global", "one-global"),
+        help="which heads are local: two thirds, all, none, all but one (default: %(default)s)",
+    )
+    add("--tokens", type=int, metavar="N", help="tokens a batch (default: 65536; on a CPU one sequence)")
+    add(
+        "--rivals",
+        nargs="*",
+        default=NAMES[1:],
+        choices=NAMES[1:],
+        metavar="NAME",
+        help=f"any of {', '.join(NAMES[1:])} (default: all that are installed)",
+    )
+    add(
+        "--launch-order",
+        action="store_true",
+        help="also time our kernels with each head's tiles lightest first (GPU only)",
+    )
     add("--repeats", type=int, default=20, metavar="N", help="default: %(default)s")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add("--csv", type=Path, metavar="FILE", help="write the records there")
-    add("--suite", metavar="NAME",
-        help="write results/NAME/benchmark/kernel_time.csv, for `make figure-kernel`")  # fmt: skip
+    add(
+        "--suite",
+        metavar="NAME",
+        help="write results/NAME/benchmark/kernel_time.csv, for `make figure-kernel`",
+    )
     return parser.parse_args(arguments)
 
 

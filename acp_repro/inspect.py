@@ -66,15 +66,32 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("path", metavar="PATH", help="a checkpoint folder, or a run folder")
     text = parser.add_mutually_exclusive_group()
-    text.add_argument("--text", metavar="FILE", help="a text file, .jsonl or folder (default: the "
-                      "run's held-out text, else that of the Python standard library)")  # fmt: skip
+    text.add_argument(
+        "--text",
+        metavar="FILE",
+        help="a text file, .jsonl or folder (default: the "
+        "run's held-out text, else that of the Python standard library)",
+    )
     text.add_argument("--token-ids", metavar="FILE.npy", help="integers instead of text")
-    add("--context-length", type=_positive, metavar="N",
-        help=f"tokens a sequence (default: the run's, else {DEFAULT_CONTEXT_LENGTH})")  # fmt: skip
-    add("--tokens", type=_positive, metavar="N", default=32_768,
-        help="look at no more than this many tokens (default: %(default)s)")  # fmt: skip
-    add("--log-pruning-tolerance", type=_negative, metavar="X",
-        help="log epsilon (default: the model's own, or -10 if it is exact)")  # fmt: skip
+    add(
+        "--context-length",
+        type=_positive,
+        metavar="N",
+        help=f"tokens a sequence (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
+    )
+    add(
+        "--tokens",
+        type=_positive,
+        metavar="N",
+        default=32_768,
+        help="look at no more than this many tokens (default: %(default)s)",
+    )
+    add(
+        "--log-pruning-tolerance",
+        type=_negative,
+        metavar="X",
+        help="log epsilon (default: the model's own, or -10 if it is exact)",
+    )
     add("--sort", choices=("pruned", "layer"), default="pruned", help="order of the heads")
     add("--csv", type=Path, metavar="FILE", help="also write every column there")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")

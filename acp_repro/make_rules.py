@@ -46,8 +46,7 @@ def write_stamps(suite: Suite, folder: Path) -> None:
         recorded = _recorded_settings(run)
         now = json.loads(settings_text(run, suite.measure))
         current = {
-            key: recorded is None
-            or (recorded[key] == now[key] and not recorded.get("older", {}).get(key))
+            key: recorded is None or (recorded[key] == now[key] and not recorded.get("older", {}).get(key))
             for key in ("run", "measure")
         }
         _stamp(folder, run.name, json.dumps(now["run"], indent=2) + "\n", current["run"])

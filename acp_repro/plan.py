@@ -32,17 +32,19 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         suite = load_suite(options.suite)
         assumptions = Assumptions(
-            gpu=options.gpu, ranks=options.nproc, mfu=options.mfu,
-            pruned_ratio=options.pruned_ratio, vocab_size=options.vocab_size,
-        )  # fmt: skip
+            gpu=options.gpu,
+            ranks=options.nproc,
+            mfu=options.mfu,
+            pruned_ratio=options.pruned_ratio,
+            vocab_size=options.vocab_size,
+        )
         speeds = Speeds.find(suite, options.tokens_per_s, of_finished_runs=not options.check)
         if options.check:
             rows = _checked(suite, assumptions, speeds)
         else:
             if peak_flops(options.gpu) is None:
                 raise SuiteError(
-                    f"--gpu {options.gpu}: not in the table of acp_repro/model/flops.py, which has "
-                    f"{_GPUS}"
+                    f"--gpu {options.gpu}: not in the table of acp_repro/model/flops.py, which has {_GPUS}"
                 )
             costs = [cost_of(run, assumptions, speeds) for run in suite.runs]
             rows = [_row(cost) for cost in costs]
@@ -50,9 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not rows:
-        print(
-            f"no run of suite {suite.name} is finished: there is nothing to check", file=sys.stderr
-        )
+        print(f"no run of suite {suite.name} is finished: there is nothing to check", file=sys.stderr)
         return 1
     _print(f"{suite.name}: {suite.description}", rows)
     if not options.check:
@@ -129,13 +129,17 @@ def _print_totals(costs: list[Cost], assumptions: Assumptions) -> None:
     executed, nominal = (
         sum(getattr(cost, name) for cost in costs) for name in ("executed_flops", "nominal_flops")
     )
-    print(f"{len(costs)} runs: {nominal / 1e18:,.4g} EFLOP nominal, {executed / 1e18:,.4g} executed, "
-          f"{hours:,.1f} GPU-hours, {hours / assumptions.ranks:,.1f} hours one after another on "
-          f"{assumptions.ranks} GPU(s)")  # fmt: skip
-    print(f"ACP runs execute {1 - assumptions.pruned_ratio:.0%} of the attention's FLOPs. "
-          f"{assumptions.gpu}: {assumptions.peak_flops / 1e12:.0f} TFLOP/s at most; where no speed was "
-          f"measured, {assumptions.mfu:.0%} of that on executed FLOPs. GPUs are taken to scale "
-          "without loss. Measuring and writing checkpoints are not counted.")  # fmt: skip
+    print(
+        f"{len(costs)} runs: {nominal / 1e18:,.4g} EFLOP nominal, {executed / 1e18:,.4g} executed, "
+        f"{hours:,.1f} GPU-hours, {hours / assumptions.ranks:,.1f} hours one after another on "
+        f"{assumptions.ranks} GPU(s)"
+    )
+    print(
+        f"ACP runs execute {1 - assumptions.pruned_ratio:.0%} of the attention's FLOPs. "
+        f"{assumptions.gpu}: {assumptions.peak_flops / 1e12:.0f} TFLOP/s at most; where no speed was "
+        f"measured, {assumptions.mfu:.0%} of that on executed FLOPs. GPUs are taken to scale "
+        "without loss. Measuring and writing checkpoints are not counted."
+    )
 
 
 def _print(title: str, rows: list[dict[str, str]]) -> None:
@@ -152,8 +156,7 @@ def _print(title: str, rows: list[dict[str, str]]) -> None:
         from rich.table import Table
     except ImportError:
         for row in ({name: name for name in shown}, *rows):
-            cells = [row[n].ljust(widths[n]) if n in left_aligned else row[n].rjust(widths[n])
-                     for n in shown]  # fmt: skip
+            cells = [row[n].ljust(widths[n]) if n in left_aligned else row[n].rjust(widths[n]) for n in shown]
             print("  ".join(cells).rstrip())
     else:
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
@@ -164,9 +167,7 @@ def _print(title: str, rows: list[dict[str, str]]) -> None:
             table.add_row(*(row[name] for name in shown))
         Console(highlight=False, width=sum(widths[name] + 2 for name in shown)).print(table)
     if hidden:
-        print(
-            f"not shown, for want of width: {', '.join(hidden)} (a wider terminal, or --csv FILE)"
-        )
+        print(f"not shown, for want of width: {', '.join(hidden)} (a wider terminal, or --csv FILE)")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -178,25 +179,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--suite", default="paper", help="a name in experiments/ (default: paper)")
-    add(
-        "--gpu",
-        default="h100",
-        metavar="NAME",
-        help=f"{_GPUS} (default: h100)",
-    )
+    add("--gpu", default="h100", metavar="NAME", help=f"{_GPUS} (default: h100)")
     add("--nproc", type=int, default=1, metavar="N", help="GPUs that share a run (default: 1)")
-    add("--tokens-per-s", action="append", default=[], metavar="RUN=NUMBER",
-        help="speed of a run on one GPU (repeatable)")  # fmt: skip
-    add("--mfu", type=float, default=MFU, help="share of the peak FLOP/s, where no speed is known "
-        "(default: %(default)s)")  # fmt: skip
-    add("--pruned-ratio", type=float, default=PRUNED_RATIO,
-        help="share of the attention that ACP runs prune (default: %(default)s)")  # fmt: skip
     add(
-        "--vocab-size",
-        type=int,
-        metavar="V",
-        help="where the tokenizer is a file that is not here yet",
+        "--tokens-per-s",
+        action="append",
+        default=[],
+        metavar="RUN=NUMBER",
+        help="speed of a run on one GPU (repeatable)",
     )
+    add(
+        "--mfu",
+        type=float,
+        default=MFU,
+        help="share of the peak FLOP/s, where no speed is known (default: %(default)s)",
+    )
+    add(
+        "--pruned-ratio",
+        type=float,
+        default=PRUNED_RATIO,
+        help="share of the attention that ACP runs prune (default: %(default)s)",
+    )
+    add("--vocab-size", type=int, metavar="V", help="where the tokenizer is a file that is not here yet")
     add("--check", action="store_true", help="hold the predictions against finished runs")
     add("--csv", type=Path, metavar="FILE", help="write the table there too")
     return parser

@@ -121,9 +121,17 @@ def cost_of(run: Run, assumptions: Assumptions, speeds: Speeds) -> Cost:
         f"{assumptions.mfu:.0%} MFU",
     )
     return Cost(
-        run, counts, tokens, steps, nominal * tokens, executed * tokens, mode,
-        memory_of(run, config, mode, assumptions.ranks), tokens_per_s, source,
-    )  # fmt: skip
+        run,
+        counts,
+        tokens,
+        steps,
+        nominal * tokens,
+        executed * tokens,
+        mode,
+        memory_of(run, config, mode, assumptions.ranks),
+        tokens_per_s,
+        source,
+    )
 
 
 def memory_of(run: Run, config: FoXConfig, mode: str, ranks: int) -> Memory:
@@ -142,9 +150,7 @@ def memory_of(run: Run, config: FoXConfig, mode: str, ranks: int) -> Memory:
     checkpointed = config.num_hidden_layers * inputs + per_block
     logits = tokens * config.vocab_size * half + FLOAT32 * counts.head
     chosen = checkpointed if run.training.gradient_checkpointing else activations
-    return Memory(
-        states + copies, activations, checkpointed, logits, states + copies + chosen + logits
-    )
+    return Memory(states + copies, activations, checkpointed, logits, states + copies + chosen + logits)
 
 
 def _bytes_per_token_of_a_block(config: FoXConfig, half: int) -> int:

@@ -101,7 +101,13 @@ def _shape_of_settings(settings: dict[str, Any]) -> Shape:
     # What the vocabulary comes from; its size is not always known before the text is read.
     vocabulary = (data["corpus"] == "longcrawl64", json.dumps(data["tokenizer"], default=dict))
     return (
-        settings["architecture"], size["num_hidden_layers"], size["hidden_size"], size["head_dim"],
-        vocabulary, training["dtype"], training["gradient_checkpointing"],
-        settings["context_length"], settings["log_pruning_tolerance"] is not None,
-    )  # fmt: skip
+        settings["architecture"],
+        size["num_hidden_layers"],
+        size["hidden_size"],
+        size["head_dim"],
+        vocabulary,
+        training["dtype"],
+        training["gradient_checkpointing"],
+        settings["context_length"],
+        settings["log_pruning_tolerance"] is not None,
+    )

@@ -33,60 +33,109 @@ RESULTS = Path("results")
 
 # Columns of every record: what was run, then on what.
 _RUN_COLUMNS = (
-    "suite", "run", "architecture", "size", "context_length_tokens", "log_pruning_tolerance",
-    "seed", "trained_tokens",
-)  # fmt: skip
+    "suite",
+    "run",
+    "architecture",
+    "size",
+    "context_length_tokens",
+    "log_pruning_tolerance",
+    "seed",
+    "trained_tokens",
+)
 _ORIGIN_COLUMNS = (
-    "origin", "device", "dtype", "torch_version", "triton_version", "ptxas_version",
-    "python_version", "commit",
-)  # fmt: skip
+    "origin",
+    "device",
+    "dtype",
+    "torch_version",
+    "triton_version",
+    "ptxas_version",
+    "python_version",
+    "commit",
+)
 
 # The measured columns of each quantity. A unit ends the name; counts, ratios and indices name
 # themselves. "decay" is c of Section 2; masses are sums of attention weights, between 0 and 1.
 QUANTITIES: dict[str, tuple[str, ...]] = {
     "pruned_ratio": (
-        "layer", "head", "measured_tokens", "block_q_tokens", "block_k_tokens",
-        "pruned_blocks", "causal_blocks", "pruned_ratio",
+        "layer",
+        "head",
+        "measured_tokens",
+        "block_q_tokens",
+        "block_k_tokens",
+        "pruned_blocks",
+        "causal_blocks",
+        "pruned_ratio",
     ),
     "attention_time": (
-        "implementation", "method", "measured_tokens", "repeats",
-        "forward_ms", "backward_ms", "boundary_search_ms",
+        "implementation",
+        "method",
+        "measured_tokens",
+        "repeats",
+        "forward_ms",
+        "backward_ms",
+        "boundary_search_ms",
     ),
-    "throughput": (
-        "implementation", "method", "measured_tokens", "repeats", "throughput_tokens_per_s",
-    ),
+    "throughput": ("implementation", "method", "measured_tokens", "repeats", "throughput_tokens_per_s"),
     "loss_curve": ("position", "window_tokens", "measured_tokens", "loss_nats"),
     "loss": ("measured_tokens", "loss_nats"),
     "decay": (
-        "layer", "head", "pruned_ratio", "position", "cumulative_log_fgate_nats",
-        "threshold_nats", "block_q_tokens", "block_k_tokens", "first_kept_key_position",
+        "layer",
+        "head",
+        "pruned_ratio",
+        "position",
+        "cumulative_log_fgate_nats",
+        "threshold_nats",
+        "block_q_tokens",
+        "block_k_tokens",
+        "first_kept_key_position",
     ),
-    "attention_weights": (
-        "layer", "head", "query_position", "key_position", "attention_weight",
-    ),
+    "attention_weights": ("layer", "head", "query_position", "key_position", "attention_weight"),
     "epsilon_sweep": (
-        "swept_log_pruning_tolerance", "block_pruned_ratio", "token_pruned_ratio",
-        "loss_nats", "largest_pruned_mass", "measured_tokens",
+        "swept_log_pruning_tolerance",
+        "block_pruned_ratio",
+        "token_pruned_ratio",
+        "loss_nats",
+        "largest_pruned_mass",
+        "measured_tokens",
     ),
     "pruned_mass": (
-        "layer", "head", "measured_rows", "rows_with_pruning", "threshold_nats", "pruned_ratio",
-        "largest_pruned_mass", "q99_pruned_mass", "q90_pruned_mass", "median_pruned_mass",
+        "layer",
+        "head",
+        "measured_rows",
+        "rows_with_pruning",
+        "threshold_nats",
+        "pruned_ratio",
+        "largest_pruned_mass",
+        "q99_pruned_mass",
+        "q90_pruned_mass",
+        "median_pruned_mass",
         "threshold_slack_nats",
     ),
     "block_size": ("block_tokens", "measured_tokens", "pruned_ratio"),
     "long_context": ("evaluated_length_tokens", "measured_tokens", "pruned_ratio", "loss_nats"),
-}  # fmt: skip
+}
 
 # Quantities of a suite as a whole, that no run stands behind: the columns of the run are missing.
 # "nominal": of the whole causal grid, pruned or not.
 SUITE_QUANTITIES: dict[str, tuple[str, ...]] = {
     "kernel_time": (
-        "implementation", "method", "gates", "length_tokens", "heads", "head_dim",
-        "measured_tokens", "repeats", "pruned_ratio", "forward_ms", "forward_backward_ms", "search_ms",
-        "nominal_forward_tflop", "nominal_forward_backward_tflop",
+        "implementation",
+        "method",
+        "gates",
+        "length_tokens",
+        "heads",
+        "head_dim",
+        "measured_tokens",
+        "repeats",
+        "pruned_ratio",
+        "forward_ms",
+        "forward_backward_ms",
+        "search_ms",
+        "nominal_forward_tflop",
+        "nominal_forward_backward_tflop",
         "gate_gradient_error",
-    ),
-}  # fmt: skip
+    )
+}
 _COMMANDS = {"kernel_time": "python -m acp_repro.benchmark_attention --suite {suite}"}
 
 # Thousands of rows that share one provenance: written gzipped.
@@ -160,10 +209,7 @@ def settings_path(run: Run) -> Path:
 
 
 def write_settings(
-    run: Run,
-    measure: MeasureConfig,
-    quantities: Iterable[str],
-    trained: Mapping[str, Any] | None = None,
+    run: Run, measure: MeasureConfig, quantities: Iterable[str], trained: Mapping[str, Any] | None = None
 ) -> None:
     """Keeps the settings of a run beside its records, of which ``quantities`` were measured now.
 
@@ -262,8 +308,7 @@ def read_records(suite: str, quantity: str, **wanted: Any) -> pandas.DataFrame:
     for file, frame in zip(files, frames, strict=True):
         if tuple(frame.columns) != columns(quantity):
             raise RecordError(
-                f"{file}: not the columns of this version; delete it and run "
-                f"`{command_for(quantity, suite)}`"
+                f"{file}: not the columns of this version; delete it and run `{command_for(quantity, suite)}`"
             )
     table = pandas.concat([f.dropna(axis="columns", how="all") for f in frames]) if frames else None
     for column, value in wanted.items():

@@ -71,13 +71,10 @@ class TrainingConfig:
         _positive(self, "batch_tokens", "micro_batch_tokens", "max_grad_norm", "initializer_range")
         if self.batch_tokens % self.micro_batch_tokens:
             raise ValueError(
-                f"micro_batch_tokens: {self.micro_batch_tokens} must divide batch_tokens "
-                f"{self.batch_tokens}"
+                f"micro_batch_tokens: {self.micro_batch_tokens} must divide batch_tokens {self.batch_tokens}"
             )
         if self.warmup_tokens < 0 or self.weight_decay < 0 or self.checkpoint_every_seconds < 0:
-            raise ValueError(
-                "warmup_tokens, weight_decay and checkpoint_every_seconds must not be negative"
-            )
+            raise ValueError("warmup_tokens, weight_decay and checkpoint_every_seconds must not be negative")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be in [0, 1), got {getattr(self, name)}")
@@ -100,16 +97,13 @@ class MeasureConfig:
         default_factory=lambda: [-1.0, -5.0, -10.0, -20.0, -40.0]
     )
     long_context_lengths: list[int] = field(default_factory=list)  # past the training length
-    heads_run: str | None = (
-        None  # Figures 1, 4, 5, 6; default: the largest ACP run, shortest context
-    )
+    heads_run: str | None = None  # Figures 1, 4, 5, 6; default: the largest ACP run, shortest context
     sweep_run: str | None = None  # Figure 7 and what else looks at one model; default: heads_run
 
     def __post_init__(self):
         _positive(
-            self, "pruned_ratio_tokens", "timing_tokens", "timing_repeats", "loss_tokens",
-            "sweep_tokens",
-        )  # fmt: skip
+            self, "pruned_ratio_tokens", "timing_tokens", "timing_repeats", "loss_tokens", "sweep_tokens"
+        )
         if not all(value < 0 for value in self.sweep_log_pruning_tolerances):
             raise ValueError(
                 "sweep_log_pruning_tolerances: each is log(epsilon), negative; got "

@@ -46,9 +46,10 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
-)  # fmt: skip
+)
 
 
 def _build(cls, content: Any, file: str, where: str):
@@ -97,9 +98,7 @@ def _convert(hint, value, file: str, where: str):
             return float(value)
         if isinstance(value, option) and (option is bool or not isinstance(value, bool)):
             return value
-    names = " or ".join(
-        "null" if o is type(None) else getattr(o, "__name__", str(o)) for o in options
-    )
+    names = " or ".join("null" if o is type(None) else getattr(o, "__name__", str(o)) for o in options)
     raise SuiteError(f"{file}: {where}: must be {names}, got {_shown(value)}")
 
 

@@ -20,14 +20,7 @@ from typing import Any
 
 from .data.config import DataConfig
 from .model.config import FoXConfig
-from .settings import (
-    SIZE_OVERRIDES,
-    GridConfig,
-    MeasureConfig,
-    SizeConfig,
-    TrainingConfig,
-    WeightsConfig,
-)
+from .settings import SIZE_OVERRIDES, GridConfig, MeasureConfig, SizeConfig, TrainingConfig, WeightsConfig
 from .strict_yaml import SuiteError, load_as
 
 EXPERIMENTS = Path("experiments")
@@ -148,8 +141,7 @@ class Suite:
         runs = self.select(architecture="pro", acp=True) or list(self.runs)
         largest = max(run.size.non_embedding for run in runs)
         return min(
-            (run for run in runs if run.size.non_embedding == largest),
-            key=lambda run: run.context_length,
+            (run for run in runs if run.size.non_embedding == largest), key=lambda run: run.context_length
         )
 
     @property
@@ -160,8 +152,7 @@ class Suite:
 
     def twins(self, architecture: str) -> list[Run]:
         """Runs that exist both with ACP (log epsilon = -10) and exact, all else equal (Figure 3)."""
-        runs = [r for r in self.select(architecture=architecture)
-                if r.log_pruning_tolerance in (-10.0, None)]  # fmt: skip
+        runs = [r for r in self.select(architecture=architecture) if r.log_pruning_tolerance in (-10.0, None)]
         keys = [(run.size_name, run.context_length, run.seed) for run in runs]
         return [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
 
@@ -230,9 +221,8 @@ def load_suite(name: str) -> Suite:
                     f"which has {', '.join(file.sizes)}"
                 )
         for architecture, size_name, length, tolerance, seed in itertools.product(
-            grid.architecture, grid.size, grid.context_length,
-            grid.log_pruning_tolerance, grid.seed,
-        ):  # fmt: skip
+            grid.architecture, grid.size, grid.context_length, grid.log_pruning_tolerance, grid.seed
+        ):
             size = file.sizes[size_name]
             try:
                 training = dataclasses.replace(file.training, **size.training_overrides)
@@ -245,16 +235,30 @@ def load_suite(name: str) -> Suite:
                     f"be a multiple of the context length {length}"
                 )
             run = Run(
-                path.stem, architecture, size_name, size, length, tolerance, seed,
-                training, file.data, file.weights,
-            )  # fmt: skip
+                path.stem,
+                architecture,
+                size_name,
+                size,
+                length,
+                tolerance,
+                seed,
+                training,
+                file.data,
+                file.weights,
+            )
             if any(run.name == other.name for other in runs):
                 raise SuiteError(f"{path}: grid[{index}]: makes the run {run.name} a second time")
             runs.append(run)
     suite = Suite(
-        path.stem, file.description, file.data, file.sizes, tuple(runs), file.training,
-        file.measure, file.weights,
-    )  # fmt: skip
+        path.stem,
+        file.description,
+        file.data,
+        file.sizes,
+        tuple(runs),
+        file.training,
+        file.measure,
+        file.weights,
+    )
     for key in ("heads_run", "sweep_run"):
         try:
             getattr(suite, key)
@@ -266,9 +270,7 @@ def load_suite(name: str) -> Suite:
 def main() -> None:
     """``python -m acp_repro.suite NAME``: the runs of a suite, one a line."""
     parser = argparse.ArgumentParser(prog="python -m acp_repro.suite", description=main.__doc__)
-    parser.add_argument(
-        "suite", nargs="?", default="cpu", help="a name in experiments/ or a YAML file"
-    )
+    parser.add_argument("suite", nargs="?", default="cpu", help="a name in experiments/ or a YAML file")
     parser.add_argument("--names", action="store_true", help="names of the runs and nothing else")
     arguments = parser.parse_args()
     try:

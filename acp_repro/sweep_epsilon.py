@@ -48,9 +48,17 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
             return records.to_dict("records")
     config = dataclasses.replace(suite.measure, sweep_log_pruning_tolerances=values)
     rows = measure(trained := TrainedRun.load(run, config, options.device))
-    print(write_records(
-        run, "epsilon_sweep", rows, device=trained.device_name, dtype=run.training.dtype,
-        trained_tokens=trained.trained_tokens, uses_gpu=options.device.type == "cuda"))  # fmt: skip
+    print(
+        write_records(
+            run,
+            "epsilon_sweep",
+            rows,
+            device=trained.device_name,
+            dtype=run.training.dtype,
+            trained_tokens=trained.trained_tokens,
+            uses_gpu=options.device.type == "cuda",
+        )
+    )
     return rows
 
 
@@ -61,9 +69,14 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
     checkpoint = Checkpoint.find(options.checkpoint)
     print(f"text: {checkpoint.source(options.text, options.token_ids)}")
     rows, origin = sweep_checkpoint(
-        options.checkpoint, options.log_pruning_tolerance or MeasureConfig().sweep_log_pruning_tolerances,
-        options.device, context_length=options.context_length, tokens=options.tokens,
-        text=options.text, token_ids=options.token_ids)  # fmt: skip
+        options.checkpoint,
+        options.log_pruning_tolerance or MeasureConfig().sweep_log_pruning_tolerances,
+        options.device,
+        context_length=options.context_length,
+        tokens=options.tokens,
+        text=options.text,
+        token_ids=options.token_ids,
+    )
     if options.csv:
         print(write_csv(options.csv, rows, origin))
     return rows
@@ -72,8 +85,13 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m acp_repro.sweep_epsilon", description=__doc__)
     add = parser.add_argument
-    add("--log-pruning-tolerance", type=float, nargs="+", metavar="X",
-        help="log epsilon, one or more (default: the suite's, or -1 -5 -10 -20 -40)")  # fmt: skip
+    add(
+        "--log-pruning-tolerance",
+        type=float,
+        nargs="+",
+        metavar="X",
+        help="log epsilon, one or more (default: the suite's, or -1 -5 -10 -20 -40)",
+    )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add = parser.add_argument_group("a run of a suite").add_argument
     add("--suite", default="cpu", help="a name in experiments/ (default: cpu)")

@@ -40,10 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
             try:
                 for run in runs:
                     train(
-                        run,
-                        device=device,
-                        watch_every=options.watch_every,
-                        tensorboard=options.tensorboard,
+                        run, device=device, watch_every=options.watch_every, tensorboard=options.tensorboard
                     )
             except (TrainingError, CheckpointError, DistributedError, DataError) as error:
                 # All ranks meet these, so all leave, and the process group is left in order.
@@ -72,8 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
     parser.add_argument("--run", action="append", metavar="NAME", help="only this run (repeatable)")
     parser.add_argument(
-        "--device",
-        help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun one GPU a rank)",
+        "--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun one GPU a rank)"
     )
     parser.add_argument(
         "--watch-every",

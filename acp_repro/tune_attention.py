@@ -19,8 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--head-dims", type=int, nargs="+", default=[64, 128], metavar="N",
-        help="default: 64 128")  # fmt: skip
+    add("--head-dims", type=int, nargs="+", default=[64, 128], metavar="N", help="default: 64 128")
     add("--length", type=int, default=16384, metavar="N", help="tokens a sequence (default: 16384)")
     add("--repeats", type=int, default=10, metavar="N", help="default: %(default)s")
     add("--jobs", type=int, metavar="N", help="processes that compile (default: one a core, to 16)")

@@ -55,8 +55,11 @@ def pruned_at_longest(pruned_ratio: pd.DataFrame, low=60.0, high=80.0) -> Verdic
     """Met if every size prunes ``low`` to ``high`` percent at its longest context."""
     table = _mean(statistics.pruned_percent(pruned_ratio))
     longest = table.groupby("size", sort=False).tail(1)
-    outside = [name for name, out in (("below", longest["percent"] < low),
-                                      ("above", longest["percent"] > high)) if out.any()]  # fmt: skip
+    outside = [
+        name
+        for name, out in (("below", longest["percent"] < low), ("above", longest["percent"] > high))
+        if out.any()
+    ]
     note = f" ({' and '.join(outside)} the range)" if outside else ""
     return Verdict(not outside, _listed(longest) + note)
 
@@ -96,9 +99,7 @@ def losses_match(loss: pd.DataFrame) -> Verdict:
     method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
     loss = loss.assign(method=method)
     keys = ["architecture", "size", "context_length_tokens"]
-    twins = loss.pivot_table(
-        index=[*keys, "seed"], columns="method", values="loss_nats", sort=False
-    ).dropna()
+    twins = loss.pivot_table(index=[*keys, "seed"], columns="method", values="loss_nats", sort=False).dropna()
     if not {"acp", "exact"} <= set(twins.columns) or twins.empty:
         return Verdict(None, "no run is measured together with its exact twin")
     gaps = (twins["acp"] - twins["exact"]).groupby(keys).mean().reset_index(name="gap")
@@ -165,8 +166,7 @@ def savings_fall_with_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
         return Verdict(None, "only one epsilon")
     percent = 100 * table["block_pruned_ratio"]
     each = ", ".join(
-        f"{p:.1f} % at {_e_to(e)}"
-        for p, e in zip(percent, table["swept_log_pruning_tolerance"], strict=True)
+        f"{p:.1f} % at {_e_to(e)}" for p, e in zip(percent, table["swept_log_pruning_tolerance"], strict=True)
     )
     met = percent.is_monotonic_decreasing and percent.iloc[-1] < percent.iloc[0]
     return Verdict(bool(met), each)
@@ -193,9 +193,7 @@ def loss_unmoved(epsilon_sweep: pd.DataFrame) -> Verdict:
 
 def swept_mass_below_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
     """Met if at every epsilon the largest pruned mass is below it."""
-    return _mass_below(
-        epsilon_sweep["largest_pruned_mass"], epsilon_sweep["swept_log_pruning_tolerance"]
-    )
+    return _mass_below(epsilon_sweep["largest_pruned_mass"], epsilon_sweep["swept_log_pruning_tolerance"])
 
 
 def mass_below_epsilon(pruned_mass: pd.DataFrame) -> Verdict:

@@ -33,10 +33,18 @@ def draw(records: pd.DataFrame) -> Figure:
     _panel(axes[1], grid, grid.first_kept, delta)
     axes[1].set_title(f"with ACP: {grid.first_kept.sum()} of {(grid.last + 1).sum()} blocks pruned")
     rows = np.repeat(np.arange(len(grid.first_kept) + 1), 2)[1:-1] * grid.block_q
-    axes[1].plot(np.repeat(grid.first_kept, 2) * grid.block_k, rows, color=style.BOUNDARY, lw=2.2,
-                 solid_capstyle="butt", solid_joinstyle="miter", clip_on=False)  # fmt: skip
-    bar = figure.colorbar(mesh, ax=axes, shrink=0.8, aspect=25, pad=0.02, extend="min",
-                          ticks=[0, delta, 2 * delta])  # fmt: skip
+    axes[1].plot(
+        np.repeat(grid.first_kept, 2) * grid.block_k,
+        rows,
+        color=style.BOUNDARY,
+        lw=2.2,
+        solid_capstyle="butt",
+        solid_joinstyle="miter",
+        clip_on=False,
+    )
+    bar = figure.colorbar(
+        mesh, ax=axes, shrink=0.8, aspect=25, pad=0.02, extend="min", ticks=[0, delta, 2 * delta]
+    )
     bar.ax.set_yticklabels(["0", f"δ = −{-delta:.1f}", f"2δ = −{-2 * delta:.1f}"])
     bar.set_label("largest $D_{ij}$ of the block (nats)")
     bar.outline.set_visible(False)
@@ -47,17 +55,32 @@ def _panel(ax: Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float
     """The causal blocks in their decay's colour, and an arrow over those that each row visits."""
     rows, columns = grid.largest_decay.shape
     # Past twice delta all is equally gone; delta itself is then the middle of the colours.
-    mesh = ax.pcolormesh(np.arange(columns + 1) * grid.block_k, np.arange(rows + 1) * grid.block_q,
-                         grid.largest_decay, cmap=style.DECAY_MAP, vmin=2 * delta, vmax=0,
-                         edgecolors="white", linewidth=0.8)  # fmt: skip
+    mesh = ax.pcolormesh(
+        np.arange(columns + 1) * grid.block_k,
+        np.arange(rows + 1) * grid.block_q,
+        grid.largest_decay,
+        cmap=style.DECAY_MAP,
+        vmin=2 * delta,
+        vmax=0,
+        edgecolors="white",
+        linewidth=0.8,
+    )
     for row, (first, last) in enumerate(zip(start, grid.last, strict=True)):
         y = (row + 0.5) * grid.block_q
         tail, tip = (first + 0.12) * grid.block_k, (last + 0.88) * grid.block_k
-        ax.annotate("", (tip, y), (tail, y), arrowprops={
-            "arrowstyle": "-|>,head_length=0.25,head_width=0.12", "color": "0.1", "lw": 0.8,
-            "shrinkA": 0, "shrinkB": 0,
-            "path_effects": [withStroke(linewidth=1.8, foreground="white")],
-        })  # fmt: skip
+        ax.annotate(
+            "",
+            (tip, y),
+            (tail, y),
+            arrowprops={
+                "arrowstyle": "-|>,head_length=0.25,head_width=0.12",
+                "color": "0.1",
+                "lw": 0.8,
+                "shrinkA": 0,
+                "shrinkB": 0,
+                "path_effects": [withStroke(linewidth=1.8, foreground="white")],
+            },
+        )
     ax.set(xticks=[], yticks=[], aspect="equal")
     ax.invert_yaxis()
     ax.set_xlabel(f"key blocks of {grid.block_k} tokens")

@@ -24,13 +24,25 @@ def draw(records: dict[str, pd.DataFrame], item: str = "figure2") -> Figure:
         item: whose numbers in ``paper_values.csv`` stand beside ours.
     """
     panels = (
-        ("FLOPs and memory accesses saved (%)", "pruned_ratio",
-         statistics.pruned_percent(records["pruned_ratio"]), None),
-        ("Attention time saved (%)", "attention_time_reduction",
-         statistics.time_reduction(records["attention_time"]), "ms"),
-        ("Training throughput gained (%)", "throughput_gain",
-         statistics.throughput_gain(records["throughput"]), "tok/s"),
-    )  # fmt: skip
+        (
+            "FLOPs and memory accesses saved (%)",
+            "pruned_ratio",
+            statistics.pruned_percent(records["pruned_ratio"]),
+            None,
+        ),
+        (
+            "Attention time saved (%)",
+            "attention_time_reduction",
+            statistics.time_reduction(records["attention_time"]),
+            "ms",
+        ),
+        (
+            "Training throughput gained (%)",
+            "throughput_gain",
+            statistics.throughput_gain(records["throughput"]),
+            "tok/s",
+        ),
+    )
     figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.5), layout="constrained")
     for ax, (title, quantity, table, unit) in zip(axes, panels, strict=True):
         _bars(ax, table, unit)
@@ -38,9 +50,7 @@ def draw(records: dict[str, pd.DataFrame], item: str = "figure2") -> Figure:
         ax.set_title(title)
         ax.set_xlabel("context length $L$ (tokens)")
     sizes = list(dict.fromkeys(panels[0][2]["size"]))
-    handles = [
-        Patch(color=c, label=f"{s} parameters") for s, c in zip(sizes, style.SIZES, strict=False)
-    ]
+    handles = [Patch(color=c, label=f"{s} parameters") for s, c in zip(sizes, style.SIZES, strict=False)]
     paper = Patch(fc="white", ec=style.PAPER, hatch="////", label="range in the paper")
     handles.append(paper)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
@@ -60,16 +70,30 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None) -> None:
             index = sizes.index(row.size)
             x = at + (place - (len(rows) - 1) / 2) * width  # those that are there, side by side
             ax.bar(x, row.percent, width * 0.92, color=style.SIZES[index])
-            ax.annotate(f"{row.percent:.0f}", (x, max(row.percent, 0)), (0, 1.5), ha="center",
-                        textcoords="offset points", fontsize=7 if len(sizes) < 3 else 6)  # fmt: skip
+            ax.annotate(
+                f"{row.percent:.0f}",
+                (x, max(row.percent, 0)),
+                (0, 1.5),
+                ha="center",
+                textcoords="offset points",
+                fontsize=7 if len(sizes) < 3 else 6,
+            )
             if unit is not None:
                 inside = row.percent > 0.55 * top
                 form = "{:,.0f}".format if unit == "ms" else style.count_label
                 both = " / ".join(map(form, (row.acp, row.exact)))
                 ink = ("white" if index == 0 else "0.1") if inside else "0.25"
-                ax.annotate(f"{both} {unit}", (x, 0 if inside else max(row.percent, 0)), rotation=90,
-                            xytext=(0, 4 if inside else 11), textcoords="offset points", ha="center",
-                            va="bottom", fontsize=5.5, color=ink)  # fmt: skip
+                ax.annotate(
+                    f"{both} {unit}",
+                    (x, 0 if inside else max(row.percent, 0)),
+                    rotation=90,
+                    xytext=(0, 4 if inside else 11),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    fontsize=5.5,
+                    color=ink,
+                )
     ax.set_xticks([*range(len(lengths)), len(lengths)])
     ax.set_xticklabels([*map(style.length_label, lengths), "paper"])
     ax.tick_params(axis="x", length=0)
@@ -78,10 +102,24 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None) -> None:
 def _paper_bar(ax: Axes, x: float, low: float, high: float) -> None:
     """What the paper prints: a range from ``low`` to ``high``, or one value as a line."""
     label = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
-    ax.bar(x, max(high - low, 0.4), 0.5, bottom=low, facecolor="white", edgecolor=style.PAPER,
-           hatch="////" if high > low else None)  # fmt: skip
-    ax.annotate(f"{'about ' if low == high else ''}{label}", (x, high), (0, 1.5), ha="center",
-                textcoords="offset points", fontsize=7, color="0.35")  # fmt: skip
+    ax.bar(
+        x,
+        max(high - low, 0.4),
+        0.5,
+        bottom=low,
+        facecolor="white",
+        edgecolor=style.PAPER,
+        hatch="////" if high > low else None,
+    )
+    ax.annotate(
+        f"{'about ' if low == high else ''}{label}",
+        (x, high),
+        (0, 1.5),
+        ha="center",
+        textcoords="offset points",
+        fontsize=7,
+        color="0.35",
+    )
 
 
 def make(suite: str, item="figure2", architecture="pro", threshold=QK_NORM) -> tuple[Figure, str]:

@@ -31,21 +31,48 @@ def draw(records: pd.DataFrame) -> Figure:
     limit, at_limit = statistics.grid_limit(records)
     figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
     for shares, below, colour in stacks(records):
-        ax.bar(EDGES, 100 * shares, 100 / BINS, 100 * below, align="edge", color=colour,
-               edgecolor="white", lw=0.5)  # fmt: skip
-    ax.set(xlim=(0, 100), xticks=range(0, 101, 20), ylabel="heads (%)",
-           xlabel="pruned share of a head's blocks (%)")  # fmt: skip
+        ax.bar(
+            EDGES,
+            100 * shares,
+            100 / BINS,
+            100 * below,
+            align="edge",
+            color=colour,
+            edgecolor="white",
+            lw=0.5,
+        )
+    ax.set(
+        xlim=(0, 100),
+        xticks=range(0, 101, 20),
+        ylabel="heads (%)",
+        xlabel="pruned share of a head's blocks (%)",
+    )
     top = 1.3 * ax.dataLim.ymax
     ax.set_ylim(0, top)
-    for x, align, (kind, share) in zip((0, 0.5, 1), ("left", "center", "right"),
-                                       kinds(records).items(), strict=True):  # fmt: skip
-        ax.text(x, 1.03, f"{WORDS[kind]}\n{100 * share:.0f} % of heads", ha=align, va="bottom",
-                transform=ax.transAxes, color="0.3" if kind == "between" else KINDS[kind])  # fmt: skip
+    for x, align, (kind, share) in zip(
+        (0, 0.5, 1), ("left", "center", "right"), kinds(records).items(), strict=True
+    ):
+        ax.text(
+            x,
+            1.03,
+            f"{WORDS[kind]}\n{100 * share:.0f} % of heads",
+            ha=align,
+            va="bottom",
+            transform=ax.transAxes,
+            color="0.3" if kind == "between" else KINDS[kind],
+        )
     ax.plot([100 * limit] * 2, [0, top], **LIMIT_LINE)
     on_right = limit < 0.7  # where there is room
-    ax.annotate(f"most that the\ngrid allows: {100 * limit:.0f} %\n({at_limit.sum()} heads there)",
-                (100 * limit, top), (4 if on_right else -4, 0), textcoords="offset points",
-                ha="left" if on_right else "right", va="top", fontsize=7, color="0.2")  # fmt: skip
+    ax.annotate(
+        f"most that the\ngrid allows: {100 * limit:.0f} %\n({at_limit.sum()} heads there)",
+        (100 * limit, top),
+        (4 if on_right else -4, 0),
+        textcoords="offset points",
+        ha="left" if on_right else "right",
+        va="top",
+        fontsize=7,
+        color="0.2",
+    )
     return figure
 
 

@@ -29,8 +29,15 @@ def draw(records: pd.DataFrame) -> Figure:
     for column, layer in enumerate(layers):
         for shares, left, colour in stacks(records[records["layer"] == layer]):
             # No white edges: one head of 24 is a sliver that they would hide.
-            ax.barh(EDGES + 0.3, 0.94 * shares, 100 / BINS - 0.6, column + 0.94 * left,
-                    align="edge", color=colour, lw=0)  # fmt: skip
+            ax.barh(
+                EDGES + 0.3,
+                0.94 * shares,
+                100 / BINS - 0.6,
+                column + 0.94 * left,
+                align="edge",
+                color=colour,
+                lw=0,
+            )
         ax.axvline(column, color="0.75", lw=0.6, zorder=0)
     ax.axhline(100 * limit, **LIMIT_LINE)
     ax.set(xlim=(0, len(layers)), ylim=(0, 100), yticks=range(0, 101, 20))
@@ -40,8 +47,14 @@ def draw(records: pd.DataFrame) -> Figure:
     ax.set_ylabel("pruned share of blocks (%)")
     handles = [Patch(color=colour, label=WORDS[kind]) for kind, colour in KINDS.items()]
     handles.append(Line2D([], [], label="the most that the grid allows", **LIMIT_LINE))
-    figure.legend(handles=handles, loc="outside upper center", handlelength=1.3, columnspacing=1.2,
-                  handletextpad=0.5, ncols=4 if wide == style.PAGE_INCHES else 2)  # fmt: skip
+    figure.legend(
+        handles=handles,
+        loc="outside upper center",
+        handlelength=1.3,
+        columnspacing=1.2,
+        handletextpad=0.5,
+        ncols=4 if wide == style.PAGE_INCHES else 2,
+    )
     return figure
 
 

@@ -28,17 +28,25 @@ def draw(records: dict[str, pd.DataFrame]) -> Figure:
     low = 1.5 * decay["threshold_nats"].min()  # NaN for exact attention: the scale is then D's own
     low = low if np.isfinite(low) else decay["cumulative_log_fgate_nats"].min()
     width = style.PAGE_INCHES * len(heads) / 3
-    figure, axes = plt.subplots(2, len(heads), figsize=(width, 4.5), squeeze=False, sharex=True,
-                                sharey=True, layout="constrained")  # fmt: skip
+    figure, axes = plt.subplots(
+        2, len(heads), figsize=(width, 4.5), squeeze=False, sharex=True, sharey=True, layout="constrained"
+    )
     for (top, bottom), ((layer, head), of_head) in zip(axes.T, heads, strict=True):
         image = _decay(top, of_head, low)
-        top.set_title(
-            f"layer {layer}, head {head}: {100 * of_head['pruned_ratio'].iloc[0]:.0f} % saved"
-        )
+        top.set_title(f"layer {layer}, head {head}: {100 * of_head['pruned_ratio'].iloc[0]:.0f} % saved")
         entries = weights[(weights["layer"] == layer) & (weights["head"] == head)]
-        dots = bottom.scatter(entries["key_position"], entries["query_position"], marker="s", lw=0,
-                              s=max(0.6, (90 / len(of_head)) ** 2 * 8), c=entries["attention_weight"],
-                              cmap="viridis_r", vmin=-0.3, vmax=1, rasterized=True)  # fmt: skip
+        dots = bottom.scatter(
+            entries["key_position"],
+            entries["query_position"],
+            marker="s",
+            lw=0,
+            s=max(0.6, (90 / len(of_head)) ** 2 * 8),
+            c=entries["attention_weight"],
+            cmap="viridis_r",
+            vmin=-0.3,
+            vmax=1,
+            rasterized=True,
+        )
         bottom.plot([0, len(of_head)], [0, len(of_head)], color="0.8", lw=0.5, zorder=0)
         bottom.set_xlabel("key position")
     for ax in axes.flat:
@@ -48,8 +56,10 @@ def draw(records: dict[str, pd.DataFrame]) -> Figure:
         ax.set_aspect("equal")
     for ax in axes[:, 0]:
         ax.set_ylabel("query position")
-    for row, mappable, label in ((axes[0], image, "decay $D_{ij}$ (nats)"),
-                                 (axes[1], dots, "weight $A_{ij}$ over 0.1")):  # fmt: skip
+    for row, mappable, label in (
+        (axes[0], image, "decay $D_{ij}$ (nats)"),
+        (axes[1], dots, "weight $A_{ij}$ over 0.1"),
+    ):
         extend = "min" if mappable is image else "neither"
         bar = figure.colorbar(mappable, ax=row, shrink=0.9, aspect=22, pad=0.015, extend=extend)
         bar.set_label(label)
@@ -64,13 +74,12 @@ def _decay(ax: Axes, head: pd.DataFrame, low: float):
     shown = np.unique(np.linspace(0, length - 1, min(length, MOST_PIXELS)).round().astype(int))
     c = head["cumulative_log_fgate_nats"].to_numpy()[shown]
     bias = np.where(shown[:, None] >= shown, c[:, None] - c, np.nan)
-    image = ax.imshow(bias, cmap=style.DECAY_MAP, vmin=low, vmax=0, extent=(0, length, length, 0),
-                      interpolation="nearest")  # fmt: skip
+    image = ax.imshow(
+        bias, cmap=style.DECAY_MAP, vmin=low, vmax=0, extent=(0, length, length, 0), interpolation="nearest"
+    )
     if head["threshold_nats"].notna().all():
         x, y = statistics.staircase(head["first_kept_key_position"].to_numpy())
-        ax.plot(
-            x, y, color=style.BOUNDARY, lw=1.3, solid_joinstyle="miter", clip_on=False, zorder=4
-        )
+        ax.plot(x, y, color=style.BOUNDARY, lw=1.3, solid_joinstyle="miter", clip_on=False, zorder=4)
     return image
 
 

@@ -49,8 +49,17 @@ def _savings(ax: Axes, records: pd.DataFrame) -> None:
         ax.plot(x, 100 * records[column], line, color=color, markersize=4, label=label)
     for row in records.itertuples():
         point = row.swept_log_pruning_tolerance, 100 * row.block_pruned_ratio
-        ax.annotate(f"{row.loss_nats:.3f}", point, (0, -6), textcoords="offset points",
-                    ha="center", va="top", fontsize=6.2, bbox=sweeps.CLEAR, zorder=1.5)  # fmt: skip
+        ax.annotate(
+            f"{row.loss_nats:.3f}",
+            point,
+            (0, -6),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=6.2,
+            bbox=sweeps.CLEAR,
+            zorder=1.5,
+        )
     ax.set_ylim(0, 104)
     ax.set_title("Attention pruned (%)")
     ax.legend(loc="best", **OPAQUE)
@@ -64,11 +73,20 @@ def _mass(ax: Axes, records: pd.DataFrame) -> None:
     ax.plot(x, mass, "o-", color=BLOCKS, markersize=4, label="measured, the largest of all rows")
     for value, high, low in zip(x, bound, mass, strict=True):
         if value == DEFAULT and np.isfinite(low):
-            ax.annotate("", (value, high), (value, low),
-                        arrowprops={"arrowstyle": "<->", "color": "0.35", "lw": 0.8,
-                                    "shrinkA": 3, "shrinkB": 1})  # fmt: skip
-            ax.annotate(f"{sweeps.power_of_ten(high / low)}×", (value, high**0.6 * low**0.4),
-                        (3, 0), textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+            ax.annotate(
+                "",
+                (value, high),
+                (value, low),
+                arrowprops={"arrowstyle": "<->", "color": "0.35", "lw": 0.8, "shrinkA": 3, "shrinkB": 1},
+            )
+            ax.annotate(
+                f"{sweeps.power_of_ten(high / low)}×",
+                (value, high**0.6 * low**0.4),
+                (3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7,
+            )
     ax.set_yscale("log")
     ax.set_ylim(ax.get_ylim()[0] * 1e-5, 1)  # the legend's room
     ax.set_title("Attention weight that a row loses")

@@ -25,9 +25,7 @@ def draw(records: pd.DataFrame) -> Figure:
         records: ``pruned_mass`` records of one run.
     """
     heads = records.sort_values("largest_pruned_mass", ascending=False, na_position="last")
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(style.PAGE_INCHES, 2.8), layout="constrained"
-    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.8), layout="constrained")
     _masses(left, heads)
     _slack(right, heads)
     for ax in (left, right):
@@ -51,14 +49,27 @@ def _masses(ax: Axes, heads: pd.DataFrame) -> None:
         ("q99", "_", "99 % quantile"),
         ("median", "v", "median"),
     ):
-        ax.plot(x, digits[name], marker, color=SET, markersize=size, label=label,
-                markerfacecolor="white" if name == "median" else SET)  # fmt: skip
+        ax.plot(
+            x,
+            digits[name],
+            marker,
+            color=SET,
+            markersize=size,
+            label=label,
+            markerfacecolor="white" if name == "median" else SET,
+        )
     bound = -heads["log_pruning_tolerance"].iloc[0] / np.log(10)
     ax.axhline(bound, color="0.25")
     ax.axhspan(1, bound, color="0.92", linewidth=0, zorder=0)
-    ax.annotate(r"excluded by the proof: $\epsilon$ or more", (0.5, bound), (0, 4),
-                xycoords=("axes fraction", "data"), textcoords="offset points", ha="center",
-                fontsize=7)  # fmt: skip
+    ax.annotate(
+        r"excluded by the proof: $\epsilon$ or more",
+        (0.5, bound),
+        (0, 4),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha="center",
+        fontsize=7,
+    )
     ax.set_yscale("log")
     ax.set_ylim(max(30.0, 1.3 * np.nanmax([*digits["median"], 0])), 2.5)
     ticks = [t for t in (3, 5, 10, 20, 50, 100, 200, 300) if t < ax.get_ylim()[0]]

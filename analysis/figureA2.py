@@ -26,8 +26,9 @@ def draw(records: pd.DataFrame) -> Figure:
     ax.plot(blocks, most, "--", color=style.PAPER, label="the most that the grid allows")
     ax.plot(blocks, percent, "o-", color=style.SIZES[0], markersize=4, label="measured")
     for x, y in zip(blocks, percent, strict=True):
-        ax.annotate(f"{y:.0f}", (x, y), (0, -5), textcoords="offset points", ha="center", va="top",
-                    fontsize=7)  # fmt: skip
+        ax.annotate(
+            f"{y:.0f}", (x, y), (0, -5), textcoords="offset points", ha="center", va="top", fontsize=7
+        )
     ax.set_xscale("log", base=2)
     ax.set_xticks(blocks, [str(b) for b in blocks])
     ax.minorticks_off()

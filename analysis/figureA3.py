@@ -21,9 +21,7 @@ def draw(records: pd.DataFrame) -> Figure:
     records = records.sort_values("evaluated_length_tokens")
     lengths = records["evaluated_length_tokens"]
     trained = records["context_length_tokens"].iloc[0]
-    figure, axes = plt.subplots(
-        2, 1, figsize=(style.COLUMN_INCHES, 3.2), layout="constrained", sharex=True
-    )
+    figure, axes = plt.subplots(2, 1, figsize=(style.COLUMN_INCHES, 3.2), layout="constrained", sharex=True)
     for ax, values, form, color, title, least in zip(
         axes,
         (100 * records["pruned_ratio"], records["loss_nats"]),
@@ -36,17 +34,30 @@ def draw(records: pd.DataFrame) -> Figure:
         ax.axvline(trained, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
         ax.plot(lengths, values, "o-", color=color, markersize=4)
         for x, y in zip(lengths, values, strict=True):
-            ax.annotate(form.format(y), (x, y), (0, 6), textcoords="offset points", ha="center",
-                        fontsize=7, bbox=sweeps.CLEAR, zorder=1.5)  # fmt: skip
+            ax.annotate(
+                form.format(y),
+                (x, y),
+                (0, 6),
+                textcoords="offset points",
+                ha="center",
+                fontsize=7,
+                bbox=sweeps.CLEAR,
+                zorder=1.5,
+            )
         ax.set_title(title)
         ax.margins(x=0.1, y=0.3)
         low, high = ax.get_ylim()
-        room = (
-            max(0.0, least - (high - low)) / 2
-        )  # so that a difference of nothing looks like nothing
+        room = max(0.0, least - (high - low)) / 2  # so that a difference of nothing looks like nothing
         ax.set_ylim(low - room, high + room)
-    axes[0].annotate("trained", (trained, 0), (3, 3), xycoords=("data", "axes fraction"),
-                     textcoords="offset points", fontsize=7, color="0.35")  # fmt: skip
+    axes[0].annotate(
+        "trained",
+        (trained, 0),
+        (3, 3),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        fontsize=7,
+        color="0.35",
+    )
     axes[1].set_xscale("log", base=2)
     axes[1].set_xticks(lengths, [style.length_label(x) for x in lengths])
     axes[1].minorticks_off()

@@ -13,14 +13,25 @@ from . import style
 
 OURS = {"triton", "blockwise"}
 NAMES = {
-    "triton": "ours", "blockwise": "ours (CPU)", "official": "official", "cudnn": "cuDNN",
-    "fla": "flash-linear-attention", "flex": "FlexAttention", "eager": "eager PyTorch",
-}  # fmt: skip
+    "triton": "ours",
+    "blockwise": "ours (CPU)",
+    "official": "official",
+    "cudnn": "cuDNN",
+    "fla": "flash-linear-attention",
+    "flex": "FlexAttention",
+    "eager": "eager PyTorch",
+}
 METHODS = {"acp": "ACP", "exact": "exact", "no gates": "no gates"}
 DASHES = {"acp": "-", "exact": "--", "no gates": ":"}
-COLORS = {"triton": style.SIZES[0], "blockwise": style.SIZES[0], "official": style.SIZES[1],
-          "flex": style.SIZES[2], "fla": style.SIZES[3], "cudnn": "#000000",
-          "eager": "#8c564b"}  # fmt: skip
+COLORS = {
+    "triton": style.SIZES[0],
+    "blockwise": style.SIZES[0],
+    "official": style.SIZES[1],
+    "flex": style.SIZES[2],
+    "fla": style.SIZES[3],
+    "cudnn": "#000000",
+    "eager": "#8c564b",
+}
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -30,25 +41,44 @@ def draw(records: pd.DataFrame) -> Figure:
         records: ``kernel_time`` records of one device and one kind of gates.
     """
     records = records[records["method"].isin(DASHES)].sort_values("length_tokens")
-    figure, (time, rate) = plt.subplots(
-        1, 2, figsize=(style.PAGE_INCHES, 2.9), layout="constrained"
-    )
+    figure, (time, rate) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.9), layout="constrained")
     for (name, method), rows in records.groupby(["implementation", "method"], sort=False):
         lengths, seconds = rows["length_tokens"], rows["forward_backward_ms"] / 1e3
         nominal = rows["nominal_forward_backward_tflop"] / seconds
-        look = {"color": COLORS[name], "linestyle": DASHES[method], "marker": "o", "markersize": 3,
-                "linewidth": 1.8 if name in OURS else 1.0}  # fmt: skip
+        look = {
+            "color": COLORS[name],
+            "linestyle": DASHES[method],
+            "marker": "o",
+            "markersize": 3,
+            "linewidth": 1.8 if name in OURS else 1.0,
+        }
         time.plot(lengths, 1e3 * seconds, label=f"{NAMES[name]}, {METHODS[method]}", **look)
         rate.plot(lengths, nominal * (1 - rows["pruned_ratio"]), **look)
         if method == "acp":
             rate.plot(lengths, nominal, **{**look, "alpha": 0.4, "markerfacecolor": "white"})
             last = (lengths.iloc[-1], nominal.iloc[-1])
-            rate.annotate("nominal", last, (0, 4), textcoords="offset points", ha="right",
-                          color=COLORS[name], alpha=0.7, fontsize=7)  # fmt: skip
+            rate.annotate(
+                "nominal",
+                last,
+                (0, 4),
+                textcoords="offset points",
+                ha="right",
+                color=COLORS[name],
+                alpha=0.7,
+                fontsize=7,
+            )
     bound = limit(records)
     if not bound.empty:
-        time.plot(bound.index, bound, color=style.PAPER, linestyle=(0, (1, 1)), linewidth=3,
-                  alpha=0.6, zorder=1, label=r"limit: cuDNN $\times$ (1 $-$ pruned share)")  # fmt: skip
+        time.plot(
+            bound.index,
+            bound,
+            color=style.PAPER,
+            linestyle=(0, (1, 1)),
+            linewidth=3,
+            alpha=0.6,
+            zorder=1,
+            label=r"limit: cuDNN $\times$ (1 $-$ pruned share)",
+        )
     time.set_yscale("log")
     time.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     time.yaxis.set_major_formatter("{x:g}")
@@ -79,9 +109,7 @@ def make(suite: str) -> tuple[Figure, str]:
     first = records.iloc[0]
     share = ", ".join(
         f"{100 * row.pruned_ratio:.0f} % at {style.length_label(row.length_tokens)}"
-        for row in records[records["implementation"].isin(OURS)]
-        .query("method == 'acp'")
-        .itertuples()
+        for row in records[records["implementation"].isin(OURS)].query("method == 'acp'").itertuples()
     )
     origin = style.provenance(records.assign(trained_tokens=0)).split("; models trained")[0]
     caption = f"""**Kernel times.** Forward + backward of {first["heads"]} heads of {first["head_dim"]},

@@ -32,8 +32,16 @@ def draw(records: pd.DataFrame) -> Figure:
     lengths = sorted(curves["context_length_tokens"].unique())
     colours = dict(zip(lengths, sns.color_palette("viridis", len(lengths) + 1), strict=False))
     width = min(style.PAGE_INCHES, style.COLUMN_INCHES * len(sizes))
-    figure, axes = plt.subplots(2, len(sizes), figsize=(width, 3.2), sharex="col", sharey="row",
-                                squeeze=False, height_ratios=(3, 1.3), layout="constrained")  # fmt: skip
+    figure, axes = plt.subplots(
+        2,
+        len(sizes),
+        figsize=(width, 3.2),
+        sharex="col",
+        sharey="row",
+        squeeze=False,
+        height_ratios=(3, 1.3),
+        layout="constrained",
+    )
     for (top, bottom), size in zip(axes.T, sizes, strict=True):
         _column(top, bottom, curves[curves["size"] == size], colours)
         top.set_title(f"{size} parameters")
@@ -41,14 +49,18 @@ def draw(records: pd.DataFrame) -> Figure:
     axes[1, 0].set_ylim(-widest, widest)
     axes[0, 0].set_ylabel("loss (nats)")
     axes[1, 0].set_ylabel("ACP − exact")
-    handles = [
-        Line2D([], [], color=c, lw=2, label=style.length_label(n)) for n, c in colours.items()
-    ]
+    handles = [Line2D([], [], color=c, lw=2, label=style.length_label(n)) for n, c in colours.items()]
     handles[0].set_label(f"$L$ = {handles[0].get_label()}")
     for label, line in (("ACP", ACP), ("exact", EXACT)):
         handles.append(Line2D([], [], color="0.3", label=label, **line))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), handlelength=1.5,
-                  columnspacing=1.2, handletextpad=0.5)  # fmt: skip
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=len(handles),
+        handlelength=1.5,
+        columnspacing=1.2,
+        handletextpad=0.5,
+    )
     return figure
 
 
@@ -65,10 +77,16 @@ def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> Non
     bottom.legend(
         handles=[Line2D([], [], alpha=0, label="largest gap:")]
         + [Line2D([], [], alpha=0, label=f"{gap:.4f}" if gap else "none") for gap in gaps["gap_nats"]],
-        labelcolor=["0.3", *(colours[n] for n in gaps["context_length_tokens"])], loc="lower left",
-        bbox_to_anchor=(0.02, 0.97), ncols=len(gaps) + 1, handlelength=0, handletextpad=0,
-        columnspacing=1.0, borderpad=0, borderaxespad=0,
-    )  # fmt: skip
+        labelcolor=["0.3", *(colours[n] for n in gaps["context_length_tokens"])],
+        loc="lower left",
+        bbox_to_anchor=(0.02, 0.97),
+        ncols=len(gaps) + 1,
+        handlelength=0,
+        handletextpad=0,
+        columnspacing=1.0,
+        borderpad=0,
+        borderaxespad=0,
+    )
 
 
 def make(suite: str, item: str, architecture: str, largest: bool | None) -> tuple[Figure, str]:
@@ -82,7 +100,7 @@ def make(suite: str, item: str, architecture: str, largest: bool | None) -> tupl
         f"{row.size}, {style.length_label(row.context_length_tokens)}: "
         + (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "none, they are identical")
         for row in gaps.itertuples()
-    )  # fmt: skip
+    )
     noise = statistics.seed_gap(records)
     noise = "" if noise is None else f" Two seeds of one setting differ by up to {noise:.3f}."
     tokens, windows = (

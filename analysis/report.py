@@ -23,13 +23,7 @@ from . import style
 from .criteria import Criterion
 from .report_items import ITEMS, Item
 
-MET, MISSED, UNDECIDED, MISSING, ABSENT = (
-    "met",
-    "not met",
-    "undecided",
-    "not measured",
-    "not in suite",
-)
+MET, MISSED, UNDECIDED, MISSING, ABSENT = ("met", "not met", "undecided", "not measured", "not in suite")
 
 
 @dataclass(frozen=True)
@@ -133,9 +127,11 @@ def scale_in_words(item: Item, runs: list[Run]) -> str:
     settings = style.paper_values().query("item == 'table2' and size == @name")
     settings = settings.set_index("quantity")["low"]
     paper = SizeConfig(
-        int(settings["num_hidden_layers"]), int(settings["hidden_size"]),
-        int(1e9 * settings["tokens"]), settings["learning_rate"],
-    )  # fmt: skip
+        int(settings["num_hidden_layers"]),
+        int(settings["hidden_size"]),
+        int(1e9 * settings["tokens"]),
+        settings["learning_rate"],
+    )
     largest = max(runs, key=lambda run: run.size.non_embedding)
     longest = max(run.context_length for run in runs)
     ours = largest.size
@@ -164,8 +160,12 @@ def facts(records: Mapping[str, pd.DataFrame]) -> tuple[tuple[str, str], ...]:
         found = {str(v) for table in records.values() for v in table[column].dropna().unique()}
         return ", ".join(sorted(found)) or "none"
 
-    versions = [("torch", "torch_version"), ("triton", "triton_version"), ("ptxas", "ptxas_version"),
-                ("Python", "python_version")]  # fmt: skip
+    versions = [
+        ("torch", "torch_version"),
+        ("triton", "triton_version"),
+        ("ptxas", "ptxas_version"),
+        ("Python", "python_version"),
+    ]
     return (
         ("Device", values("device")),
         ("Number format", values("dtype")),
@@ -200,9 +200,7 @@ def runs_table(suite: Suite, records: Mapping[str, pd.DataFrame]) -> pd.DataFram
 def main() -> None:
     from .report_page import render
 
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.report", description=__doc__.split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__.split("\n\n")[0])
     parser.add_argument("--suite", default="cpu", help="whose records to show (default: cpu)")
     try:
         report = gather(parser.parse_args().suite)

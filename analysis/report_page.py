@@ -14,8 +14,13 @@ from .report_text import inline, paragraphs_and_tables, plain
 
 # Nothing may be fetched: the browser itself refuses.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-_BADGES = {MET: "✓ met", MISSED: "✗ not met", UNDECIDED: "? cannot be told",
-           MISSING: "– not measured", ABSENT: "– not in this suite"}  # fmt: skip
+_BADGES = {
+    MET: "✓ met",
+    MISSED: "✗ not met",
+    UNDECIDED: "? cannot be told",
+    MISSING: "– not measured",
+    ABSENT: "– not in this suite",
+}
 _CLASSES = {MET: " met", MISSED: " missed"}
 _INCH = 96 * 1.05  # CSS pixels that a printed inch takes on the page
 
@@ -54,9 +59,7 @@ def _header(title: str, report: Report, shown: list[Entry]) -> str:
     tokens = sorted({run.size.tokens for run in suite.runs})
     trained = " to ".join(style.count_label(t) for t in dict.fromkeys((tokens[0], tokens[-1])))
     sizes = ", ".join(dict.fromkeys(run.size_name for run in suite.runs))
-    lengths = ", ".join(
-        style.length_label(n) for n in sorted({run.context_length for run in suite.runs})
-    )
+    lengths = ", ".join(style.length_label(n) for n in sorted({run.context_length for run in suite.runs}))
     links = "".join(f'<li><a href="#{e.item.name}">{e.item.label}</a></li>' for e in shown)
     return f"""<a class="skip" href="#main">Skip to the results</a>
 <header>
@@ -79,8 +82,13 @@ def _summary(shown: list[Entry]) -> str:
     """Every criterion in one table, and how many are met."""
     pairs = [(entry, judgement) for entry in shown for judgement in entry.judgements]
     counts = Counter(judgement.status for _, judgement in pairs)
-    words = {MET: "met", MISSED: "not met", UNDECIDED: "cannot be told from these runs",
-             MISSING: "not measured", ABSENT: "not in this suite"}  # fmt: skip
+    words = {
+        MET: "met",
+        MISSED: "not met",
+        UNDECIDED: "cannot be told from these runs",
+        MISSING: "not measured",
+        ABSENT: "not in this suite",
+    }
     counted = ", ".join(f"{counts[status]} {words[status]}" for status in words if counts[status])
     rows = "".join(
         f"""<tr role="row"><td role="cell">{_badge(j)}</td>
@@ -90,9 +98,7 @@ def _summary(shown: list[Entry]) -> str:
 """
         for e, j in pairs
     )
-    head = "".join(
-        f'<th scope="col" role="columnheader">{c}</th>' for c in ("Verdict", "Claim", "Here")
-    )
+    head = "".join(f'<th scope="col" role="columnheader">{c}</th>' for c in ("Verdict", "Claim", "Here"))
     return f"""<section id="claims" aria-labelledby="claims-h">
 <h2 id="claims-h">What the paper claims, checked</h2>
 <p>{len(pairs)} criteria: {counted}. Each is stated in words beside its figure, and only one that holds for
@@ -130,8 +136,7 @@ def _absent(entry: Entry, suite: str) -> str:
         return f'<p class="absent">Not in this suite: {html.escape(entry.absent)}.</p>'
     command = html.escape(f"make {entry.item.name} SUITE={suite}")
     return (
-        f'<p class="absent">Not drawn yet. <code>{command}</code> measures what is missing and '
-        "draws it.</p>"
+        f'<p class="absent">Not drawn yet. <code>{command}</code> measures what is missing and draws it.</p>'
     )
 
 
@@ -214,9 +219,7 @@ def _runs(report: Report) -> str:
 
 
 def _footer(left_out: list[Entry], suite: str) -> str:
-    names = ", ".join(
-        f"{e.item.label} ({e.item.title[:1].lower()}{e.item.title[1:]})" for e in left_out
-    )
+    names = ", ".join(f"{e.item.label} ({e.item.title[:1].lower()}{e.item.title[1:]})" for e in left_out)
     absent = f"Not re-run here: {html.escape(names)}. " if names else ""
     return f"""<footer><p>{absent}Made by <code>make report SUITE={html.escape(suite)}</code> from records
 alone; every number on this page is measured by us or, where marked, printed in the paper.</p></footer>"""

@@ -6,9 +6,19 @@ import html
 import re
 
 _SYMBOLS = {
-    "epsilon": "ε", "varepsilon": "ε", "delta": "δ", "times": "×", "geq": "≥", "leq": "≤", "approx": "≈",
-    "cdot": "·", "log": "log", "exp": "exp", "max": "max", "infty": "∞",
-}  # fmt: skip
+    "epsilon": "ε",
+    "varepsilon": "ε",
+    "delta": "δ",
+    "times": "×",
+    "geq": "≥",
+    "leq": "≤",
+    "approx": "≈",
+    "cdot": "·",
+    "log": "log",
+    "exp": "exp",
+    "max": "max",
+    "infty": "∞",
+}
 
 
 def inline(text: str) -> str:
@@ -20,11 +30,13 @@ def inline(text: str) -> str:
     text = re.sub(r"(?<=\s)-(?=\d)", "\u2212", text)
     pieces = re.split(r"(`[^`]+`|\$[^$]+\$)", text)
     return "".join(
-        f"<code>{html.escape(piece[1:-1])}</code>" if piece.startswith("`")
-        else math(piece[1:-1]) if piece.startswith("$") and len(piece) > 1
+        f"<code>{html.escape(piece[1:-1])}</code>"
+        if piece.startswith("`")
+        else math(piece[1:-1])
+        if piece.startswith("$") and len(piece) > 1
         else _emphasis(html.escape(piece))
         for piece in pieces
-    )  # fmt: skip
+    )
 
 
 def _emphasis(text: str) -> str:
@@ -38,8 +50,9 @@ def math(source: str) -> str:
     text = text.replace("-", "\u2212")
     text = re.sub(r"(?<![A-Za-z&])([A-Za-zδε])(?![A-Za-z;])", r"<i>\1</i>", text)
     for mark, tag in (("_", "sub"), (r"\^", "sup")):
-        text = re.sub(mark + r"(?:\{([^}]*)\}|(<i>.</i>|.))",
-                      lambda m, tag=tag: f"<{tag}>{m[1] or m[2]}</{tag}>", text)  # fmt: skip
+        text = re.sub(
+            mark + r"(?:\{([^}]*)\}|(<i>.</i>|.))", lambda m, tag=tag: f"<{tag}>{m[1] or m[2]}</{tag}>", text
+        )
     return text
 
 
@@ -68,14 +81,15 @@ def _table(block: str) -> str:
 
     def row(cells: list[str], first: str, rest: str) -> str:
         scopes = [first, *[rest] * (len(cells) - 1)]
-        return "<tr>" + "".join(
-            f"<{tag}{css}>{inline(cell)}</{tag.split()[0]}>"
-            for tag, css, cell in zip(scopes, classes, cells, strict=True)
-        ) + "</tr>"  # fmt: skip
+        return (
+            "<tr>"
+            + "".join(
+                f"<{tag}{css}>{inline(cell)}</{tag.split()[0]}>"
+                for tag, css, cell in zip(scopes, classes, cells, strict=True)
+            )
+            + "</tr>"
+        )
 
     column, heading = 'th scope="col"', 'th scope="row"'
     body = "".join(row(cells, heading, "td") for cells in rows)
-    return (
-        f'<table class="numbers"><thead>{row(header, column, column)}</thead><tbody>{body}</tbody>'
-        "</table>"
-    )
+    return f'<table class="numbers"><thead>{row(header, column, column)}</thead><tbody>{body}</tbody></table>'

@@ -160,9 +160,7 @@ def largest_gaps(differences: pd.DataFrame) -> pd.DataFrame:
 def seed_gap(records: pd.DataFrame) -> float | None:
     """Largest difference in nats between the curves of two seeds of one setting; None with one seed."""
     table = records.pivot_table(
-        index=[*CURVE, records["log_pruning_tolerance"].fillna(0)],
-        columns="seed",
-        values="loss_nats",
+        index=[*CURVE, records["log_pruning_tolerance"].fillna(0)], columns="seed", values="loss_nats"
     )
     return None if table.shape[1] < 2 else float((table.max(axis=1) - table.min(axis=1)).max())
 

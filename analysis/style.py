@@ -119,9 +119,7 @@ def save(figure: Figure, suite: str, name: str, caption: str) -> Path:
     (folder / f"{name}.md").write_text(caption.strip() + "\n")
     for suffix in ("pdf", "png"):
         path = folder / f"{name}.{suffix}"
-        undated = (
-            {"CreationDate": None} if suffix == "pdf" else None
-        )  # the same bytes if drawn again
+        undated = {"CreationDate": None} if suffix == "pdf" else None  # the same bytes if drawn again
         figure.savefig(path, bbox_inches="tight", pad_inches=0.03, metadata=undated)
     plt.close(figure)
     print(f"figure: {path.resolve()}")

@@ -51,9 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--suite", default="small", help="default: small")
     parser.add_argument("--run", default="pro-3m-4k-acp", help="default: pro-3m-4k-acp")
-    parser.add_argument(
-        "--folder", type=Path, default=Path("pretrained"), help="default: pretrained"
-    )
+    parser.add_argument("--folder", type=Path, default=Path("pretrained"), help="default: pretrained")
     parser.add_argument("--about", default="", help="a line for the card on where the text is from")
     options = parser.parse_args(arguments)
     try:
@@ -100,16 +98,27 @@ def _card(run: Run, about: str) -> str:
     corpus = prepare(run.data)
     config = run.model_config(corpus.vocab_size)
     return CARD.format(
-        name=run.name, suite=run.suite, architecture=run.architecture, command=run.command,
-        layers=config.num_hidden_layers, width=config.hidden_size, heads=config.num_heads,
-        head_dim=config.head_dim, parameters=config.num_parameters(non_embedding=False),
-        tolerance=run.log_pruning_tolerance, vocab=config.vocab_size, length=run.context_length,
+        name=run.name,
+        suite=run.suite,
+        architecture=run.architecture,
+        command=run.command,
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        heads=config.num_heads,
+        head_dim=config.head_dim,
+        parameters=config.num_parameters(non_embedding=False),
+        tolerance=run.log_pruning_tolerance,
+        vocab=config.vocab_size,
+        length=run.context_length,
         data=f"{about}`corpus: {run.data.corpus}`, {run.data.path or 'on every machine'}",
-        tokens=done["tokens"], seconds=done["seconds"], device=description["device"],
-        loss=loss["loss_nats"], loss_tokens=loss["measured_tokens"],
+        tokens=done["tokens"],
+        seconds=done["seconds"],
+        device=description["device"],
+        loss=loss["loss_nats"],
+        loss_tokens=loss["measured_tokens"],
         pruned=blocks["pruned_blocks"].sum() / blocks["causal_blocks"].sum(),
         pruned_tokens=blocks["measured_tokens"].iloc[0],
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -32,9 +32,7 @@ def test_compile_has_no_graph_break_and_changes_nothing(threshold):
 
 
 def test_operator_is_registered_soundly():
-    inputs = [
-        x.detach().transpose(1, 2).clone().cuda().requires_grad_() for x in make_inputs(65, 65)
-    ]
+    inputs = [x.detach().transpose(1, 2).clone().cuda().requires_grad_() for x in make_inputs(65, 65)]
     threshold = torch.full((2, 2), -20.0, device="cuda")
     torch.library.opcheck(forgetting_attention_op, (*inputs, threshold, None, 0.2, "triton"))
 
@@ -45,8 +43,9 @@ def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
     from acp_repro.suite import TrainingConfig
 
     make = getattr(FoXConfig, architecture)
-    config = make(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_heads=2,
-                  log_pruning_tolerance=-10.0)  # fmt: skip
+    config = make(
+        vocab_size=64, hidden_size=64, num_hidden_layers=2, num_heads=2, log_pruning_tolerance=-10.0
+    )
     generator = torch.Generator().manual_seed(0)
     ids, labels = (torch.randint(0, 64, (2, 256), generator=generator) for _ in range(2))
     results = []
@@ -61,17 +60,16 @@ def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
     assert results[1] == pytest.approx(results[0], rel=1e-4)
     for block in model.model.layers:
         block.compile(fullgraph=True)
-    loss, _ = train_step(
-        model, optimizer, iter([(ids, labels)]), 1, max_grad_norm=1.0, dtype="bfloat16"
-    )
+    loss, _ = train_step(model, optimizer, iter([(ids, labels)]), 1, max_grad_norm=1.0, dtype="bfloat16")
     assert loss.item() == pytest.approx(results[0][0], rel=0.05)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_under_checkpointing_are_the_same_bits(compiled):
     """Blocks computed again in the backward pass give what they gave the first time."""
-    config = FoXConfig.pro(vocab_size=64, hidden_size=128, num_hidden_layers=2, num_heads=2,
-                           log_pruning_tolerance=-10.0)  # fmt: skip
+    config = FoXConfig.pro(
+        vocab_size=64, hidden_size=128, num_hidden_layers=2, num_heads=2, log_pruning_tolerance=-10.0
+    )
     ids = torch.randint(0, 64, (2, 1000), generator=torch.Generator().manual_seed(0)).cuda()
     gradients = []
     for checkpointing in (False, True):

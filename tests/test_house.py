@@ -16,21 +16,29 @@ ALLOWED = {
     "acp_repro.data": {"acp_repro.data"},
     "acp_repro.strict_yaml": set(),
     "acp_repro.settings": set(),
-    "acp_repro.suite": {
-        "acp_repro.settings", "acp_repro.strict_yaml", "acp_repro.data", "acp_repro.model",
-    },
+    "acp_repro.suite": {"acp_repro.settings", "acp_repro.strict_yaml", "acp_repro.data", "acp_repro.model"},
     "acp_repro.records": {"acp_repro.suite"},
     "acp_repro.finished_run": {"acp_repro.records", "acp_repro.suite"},
     "acp_repro.training": {
-        "acp_repro.training", "acp_repro.model", "acp_repro.attention", "acp_repro.data",
-        "acp_repro.suite", "acp_repro.records",
+        "acp_repro.training",
+        "acp_repro.model",
+        "acp_repro.attention",
+        "acp_repro.data",
+        "acp_repro.suite",
+        "acp_repro.records",
     },
     "acp_repro.measure": {
-        "acp_repro.measure", "acp_repro.training", "acp_repro.model", "acp_repro.attention",
-        "acp_repro.data", "acp_repro.suite", "acp_repro.records", "acp_repro.finished_run",
+        "acp_repro.measure",
+        "acp_repro.training",
+        "acp_repro.model",
+        "acp_repro.attention",
+        "acp_repro.data",
+        "acp_repro.suite",
+        "acp_repro.records",
+        "acp_repro.finished_run",
     },
     "analysis": {"analysis", "acp_repro.records", "acp_repro.suite"},
-}  # fmt: skip
+}
 
 
 ANALYSIS = sorted((ROOT / "analysis").glob("[a-z]*.py"))
@@ -50,8 +58,11 @@ def imported_modules(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             stem = ".".join([*base, *([node.module] if node.module else [])])
-            names.update([f"{stem}.{alias.name}" for alias in node.names] if not node.module or
-                         stem in ("acp_repro", "analysis") else [stem])  # fmt: skip
+            names.update(
+                [f"{stem}.{alias.name}" for alias in node.names]
+                if not node.module or stem in ("acp_repro", "analysis")
+                else [stem]
+            )
     return {name for name in names if name.split(".")[0] in ("acp_repro", "analysis")}
 
 
@@ -81,10 +92,13 @@ def test_implementations_do_not_import_each_other():
     [
         (("torch", "triton"), "; ".join(f"import analysis.{p.stem}" for p in ANALYSIS)),
         (("torch",), "import acp_repro, acp_repro.suite, acp_repro.records"),
-        (("triton",), "from acp_repro.attention import forgetting_attention as f; import torch;"
-                      "f(*(torch.zeros(1, 4, 1, 16),) * 3, torch.zeros(1, 4, 1))"),
+        (
+            ("triton",),
+            "from acp_repro.attention import forgetting_attention as f; import torch;"
+            "f(*(torch.zeros(1, 4, 1, 16),) * 3, torch.zeros(1, 4, 1))",
+        ),
     ],
-)  # fmt: skip
+)
 def test_light_parts_import_no_heavy_library(forbidden, statement):
     block = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in forbidden)
     subprocess.run([sys.executable, "-c", block + statement], check=True, cwd=ROOT)

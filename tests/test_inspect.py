@@ -14,13 +14,7 @@ from acp_repro.attention.reference import decay_bias
 from acp_repro.attention.threshold import logit_bound_from_qk_norm
 from acp_repro.inspect import main as inspect
 from acp_repro.measure.capture import attention_inputs
-from acp_repro.measure.heads import (
-    COLUMNS,
-    head_kind,
-    inspect_heads,
-    largest_pruned_ratio,
-    layer_summary,
-)
+from acp_repro.measure.heads import COLUMNS, head_kind, inspect_heads, largest_pruned_ratio, layer_summary
 from acp_repro.model import FoXConfig, FoXForCausalLM, load_pretrained, save_pretrained
 from analysis.statistics import largest_prunable_share
 from tests.suites import write_suite
@@ -34,9 +28,14 @@ def small_model(architecture: str = "pro", tolerance: float | None = -10.0, voca
     torch.manual_seed(0)
     make = getattr(FoXConfig, architecture)
     model = FoXForCausalLM(
-        make(vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, num_heads=2,
-             log_pruning_tolerance=tolerance)
-    )  # fmt: skip
+        make(
+            vocab_size=vocab_size,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_heads=2,
+            log_pruning_tolerance=tolerance,
+        )
+    )
     with torch.no_grad():
         for block in model.model.layers:
             block.attn.fgate_proj.bias.copy_(torch.tensor([-3.0, 9.0]))
@@ -78,9 +77,7 @@ def test_numbers_are_those_of_the_dense_matrices(architecture):
             gates += inputs.log_fgate[:, row.head].exp().flatten().tolist()
             thresholds += delta.tolist()
         assert row.pruned_ratio == pruned_blocks / (3 * 10)  # 4 x 4 blocks, 10 of them causal
-        assert row.token_pruned_ratio == pytest.approx(
-            1 - sum(windows) / (3 * LENGTH * (LENGTH + 1) / 2)
-        )
+        assert row.token_pruned_ratio == pytest.approx(1 - sum(windows) / (3 * LENGTH * (LENGTH + 1) / 2))
         for share, value in ((0.5, row.median_window_tokens), (0.9, row.q90_window_tokens)):
             assert value == np.quantile(windows, share, method="inverted_cdf")
         assert row.mean_forget_gate == pytest.approx(np.mean(gates), rel=1e-6)
@@ -131,9 +128,13 @@ def test_kinds_and_limits_by_hand():
     assert head_kind(0.05, 1.0) == "between" and head_kind(0.04, 1.0) == "global"
     assert head_kind(0.0, 0.0) is None
     heads = pd.DataFrame(
-        {"layer": [0, 0, 2], "pruned_ratio": [0.5, 0.1, 0.0], "kind": ["local", "global", None],
-         "median_window_tokens": [3, 40, 7]}
-    )  # fmt: skip
+        {
+            "layer": [0, 0, 2],
+            "pruned_ratio": [0.5, 0.1, 0.0],
+            "kind": ["local", "global", None],
+            "median_window_tokens": [3, 40, 7],
+        }
+    )
     layers = layer_summary(heads)
     assert layers.loc[0].tolist() == [pytest.approx(0.3), 1, 0, 1, 3, 40]
     assert layers.loc[2].tolist() == [0.0, 0, 0, 0, 7, 7]
@@ -167,9 +168,7 @@ def test_a_folder_in_the_authors_format_with_any_text(folder, capsys):
 
 def test_a_tokenizer_of_another_project(folder, capsys):
     tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, "[UNK]")
-    )
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, "[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     save_pretrained(small_model(vocab_size=4), "words")
     tokenizer.save("words/tokenizer.json")
@@ -215,7 +214,7 @@ def test_a_narrow_terminal_gets_fewer_columns(folder, capsys, monkeypatch):
         (["official", "--token-ids", "real.npy"], "must hold integers"),
         (["nowords"], "has 99 token ids and no tokenizer.json"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_one_line_with_the_fix(folder, capsys, arguments, message):
     for name, config in (("gpt2", {"model_type": "gpt2"}), ("half", None), ("begun", None)):
         (folder / name).mkdir(exist_ok=True)
@@ -249,9 +248,7 @@ def test_a_tokenizer_learnt_from_other_text_is_refused(folder, capsys):
     assert "with another tokeniser" in error and "--token-ids FILE.npy" in error
 
 
-@pytest.mark.parametrize(
-    "option", ["--context-length=0", "--tokens=x", "--log-pruning-tolerance=1"]
-)
+@pytest.mark.parametrize("option", ["--context-length=0", "--tokens=x", "--log-pruning-tolerance=1"])
 def test_wrong_options_are_refused(option, capsys):
     with pytest.raises(SystemExit) as exit:
         inspect(["official", option])

@@ -14,13 +14,20 @@ from acp_repro.suite import load_suite
 
 ROOT = Path(__file__).parent.parent
 QUANTITIES = (
-    "pruned_ratio", "attention_time", "throughput", "loss", "loss_curve", "decay",
-    "attention_weights", "epsilon_sweep", "pruned_mass", "block_size", "long_context",
-)  # fmt: skip
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("make") is None, reason="install make, e.g. apt install make"
+    "pruned_ratio",
+    "attention_time",
+    "throughput",
+    "loss",
+    "loss_curve",
+    "decay",
+    "attention_weights",
+    "epsilon_sweep",
+    "pruned_mass",
+    "block_size",
+    "long_context",
 )
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="install make, e.g. apt install make")
 
 
 @pytest.fixture(params=[0, 1])
@@ -57,9 +64,12 @@ def clone(tmp_path, monkeypatch, request):
 
 def would_do(*arguments):
     done = subprocess.run(
-        ["make", "-n", *arguments], capture_output=True, text=True, check=True,
+        ["make", "-n", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "MAKEFLAGS": ""},
-    )  # fmt: skip
+    )
     return done.stdout
 
 

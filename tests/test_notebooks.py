@@ -53,9 +53,8 @@ def execute(project: Path, name: str, start: str = "notebooks"):
     notebook = nbformat.read(project / "notebooks" / f"{name}.ipynb", as_version=4)
     nbformat.validate(notebook)
     nbclient.NotebookClient(
-        notebook, timeout=120, kernel_name="python3",
-        resources={"metadata": {"path": str(project / start)}},
-    ).execute()  # fmt: skip
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(project / start)}}
+    ).execute()
     return [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
 
 
@@ -70,15 +69,21 @@ def text(outputs) -> str:
 
 @pytest.mark.parametrize(
     ("name", "start", "figures"),
-    [("01_forget_gates", "notebooks", 2), ("02_pruning_threshold", ".", 4),
-     ("03_boundary_search", "notebooks", 3)],
-)  # fmt: skip
+    [
+        ("01_forget_gates", "notebooks", 2),
+        ("02_pruning_threshold", ".", 4),
+        ("03_boundary_search", "notebooks", 3),
+    ],
+)
 def test_it_runs(project, name, start, figures):
     outputs = [output for cell in execute(project, name, start) for output in cell]
     assert kinds(outputs).count("image/png") == figures
     assert {path.name for path in project.iterdir()} <= {
-        "notebooks", "experiments", "pyproject.toml", "ipython",
-    }  # fmt: skip
+        "notebooks",
+        "experiments",
+        "pyproject.toml",
+        "ipython",
+    }
 
 
 NO_WIDGETS = "raise ImportError('not installed')"
@@ -113,9 +118,7 @@ def test_heads_of_a_model_trained_on_the_spot_and_no_widgets(project, monkeypatc
 
 def test_heads_of_a_run_of_the_suite_and_widgets(project, monkeypatch):
     use_widgets(project, monkeypatch, WIDGETS)
-    yaml = YAML.replace("[128]", "[256]").replace(
-        "micro_batch_tokens: 128", "micro_batch_tokens: 256"
-    )
+    yaml = YAML.replace("[128]", "[256]").replace("micro_batch_tokens: 128", "micro_batch_tokens: 256")
     monkeypatch.chdir(project)
     monkeypatch.setenv("ACP_REPRO_CACHE", str(project / "cache"))
     write_suite(project, yaml, "cpu")  # so that the run folder is runs/cpu/...

@@ -65,9 +65,7 @@ def test_states_are_those_of_a_model_after_a_step(mini):
     config = run.model_config(257)
     model = FoXForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters())
-    model(
-        torch.zeros(1, 64, dtype=torch.long), labels=torch.zeros(1, 64, dtype=torch.long)
-    ).mean().backward()
+    model(torch.zeros(1, 64, dtype=torch.long), labels=torch.zeros(1, 64, dtype=torch.long)).mean().backward()
     optimizer.step()
     tensors = [t for p in model.parameters() for t in (p, p.grad, *optimizer.state[p].values())]
     size = sum(t.numel() * t.element_size() for t in tensors if t.dim())
@@ -108,8 +106,14 @@ def test_speeds_are_given_or_measured_on_the_same_shape_and_gpu(mini, capsys):
     folder = Path("results/h100/some")
     folder.mkdir(parents=True)
     with (folder / "throughput.csv").open("w", newline="") as file:
-        row = {"architecture": "pro", "size": "tiny", "context_length_tokens": 128,
-               "method": "exact", "throughput_tokens_per_s": 70, "device": H100}  # fmt: skip
+        row = {
+            "architecture": "pro",
+            "size": "tiny",
+            "context_length_tokens": 128,
+            "method": "exact",
+            "throughput_tokens_per_s": 70,
+            "device": H100,
+        }
         writer = csv.DictWriter(file, row)
         writer.writeheader()
         writer.writerow(row)
@@ -130,9 +134,7 @@ def test_check_holds_the_plan_against_finished_runs(mini, capsys, tmp_path):
     finished(mini.runs[1], device="some processor")
     file = tmp_path / "check.csv"
     given = f"{mini.runs[0].name}=250"
-    assert (
-        plan.main(["--suite", "mini", "--check", "--tokens-per-s", given, "--csv", str(file)]) == 0
-    )
+    assert plan.main(["--suite", "mini", "--check", "--tokens-per-s", given, "--csv", str(file)]) == 0
     on_gpu, on_cpu = csv.DictReader(file.open())
     # Two GPUs did 1,000 tokens a second, so 500 each; 250 were predicted.
     assert on_gpu["ratio"] == "0.50" and on_gpu["on"] == f"2 x {H100}"
@@ -151,13 +153,14 @@ def test_check_holds_the_plan_against_finished_runs(mini, capsys, tmp_path):
 
 
 def test_the_command_prints_every_run_and_the_totals_without_torch():
-    code = (
-        "import sys; sys.modules['torch'] = None; from acp_repro.plan import main; sys.exit(main())"
-    )
+    code = "import sys; sys.modules['torch'] = None; from acp_repro.plan import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", code, "--suite", "paper", "--nproc", "4"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     lines = done.stdout.splitlines()
     assert sum(line.startswith(("pro-", "llama-")) for line in lines) == 36
     assert "36 runs:" in lines[-2] and "GPU-hours" in lines[-2] and "989 TFLOP/s" in lines[-1]

@@ -22,9 +22,7 @@ ROOT = Path(__file__).parent.parent
 RUN = "pro-tiny-128-acp"
 BPE = YAML.replace("{corpus: text,", "{tokenizer: {bpe: 280}, corpus: text,")
 READY = (
-    YAML.replace(
-        "{corpus: text,", f"{{tokenizer: {{file: pretrained/{RUN}/tokenizer.json}}, corpus: text,"
-    )
+    YAML.replace("{corpus: text,", f"{{tokenizer: {{file: pretrained/{RUN}/tokenizer.json}}, corpus: text,")
     .replace("grid:", "weights: {folder: pretrained, trained_by: mini}\ngrid:")
     .replace("[-10, null]", "[-10]")
 )
@@ -52,11 +50,13 @@ def published(tmp_path_factory):
 def test_the_folder_holds_the_model_and_its_card(published):
     run = load_suite("ready").run(RUN)
     assert sorted(path.name for path in run.folder.iterdir()) == [
-        "README.md", "config.json", "done.json", "model.safetensors", "tokenizer.json",
-    ]  # fmt: skip
-    assert {t.dtype for t in load_file(run.folder / "model.safetensors").values()} == {
-        torch.bfloat16
-    }
+        "README.md",
+        "config.json",
+        "done.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert {t.dtype for t in load_file(run.folder / "model.safetensors").values()} == {torch.bfloat16}
     model = load_pretrained(run.model_folder)
     for ours, theirs in zip(model.parameters(), published.parameters(), strict=True):
         assert torch.equal(ours, theirs.bfloat16().float())

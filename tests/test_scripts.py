@@ -20,10 +20,14 @@ def submit(tmp_path):
 
     def run(task, **environment):
         environment = {
-            **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT),
-            "SLURM_ARRAY_TASK_ID": str(task), "SLURM_GPUS_ON_NODE": "4",
-            "SLURM_CPUS_PER_TASK": "32", **environment,
-        }  # fmt: skip
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_SUBMIT_DIR": str(ROOT),
+            "SLURM_ARRAY_TASK_ID": str(task),
+            "SLURM_GPUS_ON_NODE": "4",
+            "SLURM_CPUS_PER_TASK": "32",
+            **environment,
+        }
         script = ["bash", str(ROOT / "scripts" / "paper.slurm")]
         return subprocess.run(script, env=environment, capture_output=True, text=True)
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """The suite loader: the grid, and one clear line for everything that can be wrong in a file."""
 
 import dataclasses
@@ -51,9 +50,7 @@ def test_stamps_change_only_with_their_own_settings(load, tmp_path):
     first = stamp_times(folder)
     assert set(first) == {"pro-tiny-128-acp", "pro-tiny-128-exact", "measure"}
     assert max(first.values()) < 1e6  # older than any file of a checkout
-    more = YAML.replace("[-10, null]", "[-10, -5, null]").replace(
-        "timing_repeats: 1", "timing_repeats: 2"
-    )
+    more = YAML.replace("[-10, null]", "[-10, -5, null]").replace("timing_repeats: 1", "timing_repeats: 2")
     write_stamps(load(more + "# a comment\n"), folder)
     second = stamp_times(folder)
     assert {name for name in first if second[name] != first[name]} == {"measure"}
@@ -100,16 +97,18 @@ def test_records_that_were_not_measured_again_keep_the_stamp_new(load, tmp_path)
 
 
 def test_a_size_can_set_what_fits_its_gpu(load):
-    suite = load(YAML.replace("learning_rate: 1e-2", "learning_rate: 1e-2, micro_batch_tokens: 256, "
-                              "gradient_checkpointing: true"))  # fmt: skip
+    suite = load(
+        YAML.replace(
+            "learning_rate: 1e-2",
+            "learning_rate: 1e-2, micro_batch_tokens: 256, gradient_checkpointing: true",
+        )
+    )
     run = suite.runs[0]
     assert (run.training.micro_batch_tokens, run.training.gradient_checkpointing) == (256, True)
     assert suite.training.micro_batch_tokens == 128
     assert run.as_dict()["training"]["micro_batch_tokens"] == 256
     assert not run.as_dict()["size"].keys() & {"micro_batch_tokens", "gradient_checkpointing"}
-    with pytest.raises(
-        SuiteError, match=r"sizes.tiny.micro_batch_tokens: 96 must divide batch_tokens"
-    ):
+    with pytest.raises(SuiteError, match=r"sizes.tiny.micro_batch_tokens: 96 must divide batch_tokens"):
         load(YAML.replace("learning_rate: 1e-2", "learning_rate: 1e-2, micro_batch_tokens: 96"))
     with pytest.raises(SuiteError, match=r"sizes.tiny.micro_batch_tokens: 64 must be a multiple"):
         load(YAML.replace("learning_rate: 1e-2", "learning_rate: 1e-2, micro_batch_tokens: 64"))
@@ -169,9 +168,13 @@ def test_names_tell_length_tolerance_and_seed(load):
     )
     text = text.replace("batch_tokens: 256", "batch_tokens: 2048")
     assert [run.name for run in load(text).runs] == [
-        "pro-tiny-1k-acp", "pro-tiny-1k-acp-seed3", "pro-tiny-1k-acp2.5",
-        "pro-tiny-1k-acp2.5-seed3", "pro-tiny-1k-exact", "pro-tiny-1k-exact-seed3",
-    ]  # fmt: skip
+        "pro-tiny-1k-acp",
+        "pro-tiny-1k-acp-seed3",
+        "pro-tiny-1k-acp2.5",
+        "pro-tiny-1k-acp2.5-seed3",
+        "pro-tiny-1k-exact",
+        "pro-tiny-1k-exact-seed3",
+    ]
 
 
 def test_every_suite_of_the_project_loads():
@@ -183,10 +186,18 @@ def test_every_suite_of_the_project_loads():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("hidden_size: 32", "hiden_size: 32", r"sizes.tiny.hiden_size: unknown key; did you mean hidden_size\?"),
+        (
+            "hidden_size: 32",
+            "hiden_size: 32",
+            r"sizes.tiny.hiden_size: unknown key; did you mean hidden_size\?",
+        ),
         ("measure:", "measures:", "measures: unknown key; did you mean measure?"),
         ("hidden_size: 32", "hidden_size: wide", r"sizes.tiny.hidden_size: must be int, got 'wide' \(str\)"),
-        ("hidden_size: 32", "hidden_size: 40", "sizes.tiny.hidden_size: 40 must be a multiple of head_dim 16"),
+        (
+            "hidden_size: 32",
+            "hidden_size: 40",
+            "sizes.tiny.hidden_size: 40 must be a multiple of head_dim 16",
+        ),
         ("hidden_size: 32, ", "", "sizes.tiny.hidden_size: missing"),
         ("tokens: 1536", "tokens: -1", "sizes.tiny.tokens: must be positive, got -1"),
         ("tokens: 1536", "tokens: true", "sizes.tiny.tokens: must be int, got True"),
@@ -197,7 +208,11 @@ def test_every_suite_of_the_project_loads():
         ("[-10, null]", "[10]", r"grid\[0\].log_pruning_tolerance: is log\(epsilon\), negative"),
         ("[-10, null]", "[-10, -10]", "must be a list of different values"),
         ("[-10, null]", "[-10], architecture: [gpt]", "architecture: must be pro or llama, got 'gpt'"),
-        ("micro_batch_tokens: 128", "micro_batch_tokens: 96", "micro_batch_tokens: 96 must divide batch_tokens 256"),
+        (
+            "micro_batch_tokens: 128",
+            "micro_batch_tokens: 96",
+            "micro_batch_tokens: 96 must divide batch_tokens 256",
+        ),
         ("dtype: float32", "dtype: float8", "training.dtype: must be bfloat16 or float32"),
         ("corpus: text", "corpus: web", "data.corpus"),
         ("dtype: float32", "parallel: both", "training.parallel: must be auto, ddp or fsdp, got 'both'"),
@@ -206,9 +221,13 @@ def test_every_suite_of_the_project_loads():
         ("corpus: text", "corpus: text, corps: x", "data.corps: unknown key; did you mean corpus?"),
         ("description: a test", "description: a test\ndescription: twice", "'description' is given twice"),
         ("description: a test", "description: [", "not valid YAML"),
-        ("grid:", "grid:\n  - {size: [tiny], context_length: [128]}", "makes the run pro-tiny-128-acp a second time"),
+        (
+            "grid:",
+            "grid:\n  - {size: [tiny], context_length: [128]}",
+            "makes the run pro-tiny-128-acp a second time",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
     assert old in YAML
     with pytest.raises(SuiteError, match=message) as caught:

@@ -20,11 +20,7 @@ from . import reference as _reference
 from .checks import check_arguments, check_packing, check_values, threshold_tensor
 from .decay import cumulative_log_fgate, cut_documents, documents_threshold
 from .op import HAS_TRITON, forgetting_attention_op, implementation_module
-from .threshold import (
-    logit_bound_from_norms,
-    logit_bound_from_qk_norm,
-    pruning_threshold,
-)
+from .threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
 
 __all__ = [
     "choose_implementation",
@@ -107,9 +103,15 @@ def forgetting_attention(
             stream, so it runs only under ``torch.autograd.set_detect_anomaly(True)``.
     """
     check_arguments(
-        q, k, v, log_fgate,
-        head_first=head_first, seq_start=seq_start, sm_scale=sm_scale, implementation=implementation,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        log_fgate,
+        head_first=head_first,
+        seq_start=seq_start,
+        sm_scale=sm_scale,
+        implementation=implementation,
+    )
     if cu_seqlens is not None:
         check_packing(cu_seqlens, q, k, head_first=head_first, seq_start=seq_start)
     if implementation == "auto":
@@ -188,8 +190,7 @@ def _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale):
 def _check_triton(device: torch.device) -> None:
     if not HAS_TRITON:
         raise ImportError(
-            "implementation='triton' needs triton: `pip install triton`, or take "
-            "implementation='blockwise'"
+            "implementation='triton' needs triton: `pip install triton`, or take implementation='blockwise'"
         )
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(

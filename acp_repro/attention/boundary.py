@@ -26,9 +26,7 @@ def _last_positions(seqlen_k: int, block_k: int, device=None) -> Tensor:
     return (starts + (block_k - 1)).clamp_(max=seqlen_k - 1)
 
 
-def find_boundary_serial(
-    c: Tensor, threshold: Tensor, seqlen_q: int, block_q: int, block_k: int
-) -> Tensor:
+def find_boundary_serial(c: Tensor, threshold: Tensor, seqlen_q: int, block_q: int, block_k: int) -> Tensor:
     """Algorithm 1 of the paper, mended: n_m is the block that passed the test, not the one after it.
 
     The serial scan over blocks, one (batch, head) at a time; the oracle of :func:`find_boundary`.
@@ -56,12 +54,7 @@ def find_boundary_serial(
 
 
 def find_boundary(
-    c: Tensor,
-    threshold: Tensor,
-    seqlen_q: int,
-    block_q: int,
-    block_k: int,
-    seq_start: Tensor | None = None,
+    c: Tensor, threshold: Tensor, seqlen_q: int, block_q: int, block_k: int, seq_start: Tensor | None = None
 ) -> Tensor:
     """The boundary of every query block at once: one binary search per row.
 
@@ -116,9 +109,7 @@ def causal_blocks(seqlen_q: int, seqlen_k: int, block_q: int, block_k: int) -> i
     return int((last_of_row // block_k + 1).sum())
 
 
-def count_blocks(
-    boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, block_k: int
-) -> BlockCount:
+def count_blocks(boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, block_k: int) -> BlockCount:
     """Pruned and causal blocks: ``sum_m n_m`` of ``sum_m (last block of row m + 1)``.
 
     Args:
@@ -142,9 +133,7 @@ def token_level_pruned_ratio(c: Tensor, threshold: Tensor) -> Tensor:
     return count_blocks(boundary, c.shape[-1], c.shape[-1], 1, 1).pruned_ratio
 
 
-def attention_flops(
-    blocks: int | Tensor, block_q: int, block_k: int, head_dim: int, backward: bool
-):
+def attention_flops(blocks: int | Tensor, block_q: int, block_k: int, head_dim: int, backward: bool):
     """Multiply-adds (2 FLOPs each) of the matrix products in ``blocks`` blocks.
 
     The forward pass has two products (QK^T, PV), the backward pass five (QK^T again, dO V^T, P^T dO,

@@ -39,9 +39,7 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, impl
     if log_fgate.dtype != torch.float32 and not (
         implementation == "reference" and log_fgate.dtype == torch.float64
     ):
-        raise TypeError(
-            f"log_fgate must be float32 (logsigmoid(logits.float())), got {log_fgate.dtype}"
-        )
+        raise TypeError(f"log_fgate must be float32 (logsigmoid(logits.float())), got {log_fgate.dtype}")
     for name, x in (("k", k), ("v", v), ("log_fgate", log_fgate)):
         if x.device != q.device:
             raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
@@ -78,9 +76,7 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, impl
         if not isinstance(seq_start, Tensor) or seq_start.dtype not in (torch.int32, torch.int64):
             raise TypeError("seq_start must be an int64 tensor of shape (batch,)")
         if seq_start.shape != q.shape[:1]:
-            raise ValueError(
-                f"seq_start must have shape ({q.shape[0]},), got {tuple(seq_start.shape)}"
-            )
+            raise ValueError(f"seq_start must have shape ({q.shape[0]},), got {tuple(seq_start.shape)}")
         if seq_start.device != q.device:
             raise ValueError(f"seq_start must be on the device of q, {q.device}")
     if sm_scale is not None and not (
@@ -98,9 +94,7 @@ def check_packing(cu_seqlens, q, k, *, head_first: bool, seq_start) -> None:
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError("cu_seqlens must be an int32 or int64 tensor of shape (documents + 1,)")
     if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
-        raise ValueError(
-            f"cu_seqlens must have shape (documents + 1,), got {tuple(cu_seqlens.shape)}"
-        )
+        raise ValueError(f"cu_seqlens must have shape (documents + 1,), got {tuple(cu_seqlens.shape)}")
     if cu_seqlens.device != q.device:
         raise ValueError(f"cu_seqlens must be on the device of q, {q.device}")
     time = 2 if head_first else 1
@@ -166,9 +160,7 @@ def check_values(log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor 
             "adaptive_threshold must be at most 0: it bounds a sum of log gates from below "
             f"(delta = -2U - log L + log epsilon), got {threshold.max().item():g}{cause}"
         )
-    if seq_start is not None and not bool(
-        ((seq_start >= 0) & (seq_start < log_fgate.shape[2])).all()
-    ):
+    if seq_start is not None and not bool(((seq_start >= 0) & (seq_start < log_fgate.shape[2])).all()):
         raise ValueError(
             f"seq_start must lie in [0, seqlen_k = {log_fgate.shape[2]}), got {seq_start.tolist()}"
         )

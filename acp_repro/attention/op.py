@@ -51,9 +51,7 @@ def forgetting_attention_op(
     module = implementation_module(implementation)
     block_q, block_k = module.block_sizes(q.shape[-1], q.dtype)
     with _as_given(q):
-        return _forward(
-            implementation, q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k
-        )
+        return _forward(implementation, q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k)
 
 
 def _as_given(q: Tensor):
@@ -62,9 +60,14 @@ def _as_given(q: Tensor):
 
 
 def running_sum_and_boundary(
-    implementation: str, log_fgate: Tensor, threshold: Tensor | None, seqlen_q: int,
-    block_q: int, block_k: int, seq_start: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    implementation: str,
+    log_fgate: Tensor,
+    threshold: Tensor | None,
+    seqlen_q: int,
+    block_q: int,
+    block_k: int,
+    seq_start: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """The first stage of a call: c (B, H, Tk) float64, and n_m (B, H, M) int32 of each query block.
 
     Args:

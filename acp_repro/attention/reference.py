@@ -23,15 +23,11 @@ def decay_bias(log_fgate: Tensor, seqlen_q: int, dtype: torch.dtype = torch.floa
     c = cumulative_log_fgate(log_fgate)
     seqlen_k = c.shape[-1]
     bias = (c[..., seqlen_k - seqlen_q :, None] - c[..., None, :]).to(dtype)
-    causal = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=c.device).tril_(
-        seqlen_k - seqlen_q
-    )
+    causal = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=c.device).tril_(seqlen_k - seqlen_q)
     return bias.masked_fill(~causal, float("-inf"))
 
 
-def kept_entries(
-    boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, block_k: int
-) -> Tensor:
+def kept_entries(boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, block_k: int) -> Tensor:
     """(B, H, Tq, Tk) bool: True where the entry's block is at or right of the boundary."""
     rows = torch.arange(seqlen_q, device=boundary.device) // block_q
     columns = torch.arange(seqlen_k, device=boundary.device) // block_k
@@ -94,20 +90,12 @@ def forgetting_attention(
 
 
 def pruned_mass(
-    q: Tensor,
-    k: Tensor,
-    log_fgate: Tensor,
-    kept: Tensor,
-    *,
-    seq_start: Tensor | None = None,
-    sm_scale: float,
+    q: Tensor, k: Tensor, log_fgate: Tensor, kept: Tensor, *, seq_start: Tensor | None = None, sm_scale: float
 ) -> Tensor:
     """``sum_j 1{pruned} A_ij`` of every row under the exact weights A, what Appendix A bounds.
 
     Returns:
         (B, H, Tq) in float64.
     """
-    scores = attention_scores(
-        q.double(), k.double(), log_fgate, seq_start=seq_start, sm_scale=sm_scale
-    )
+    scores = attention_scores(q.double(), k.double(), log_fgate, seq_start=seq_start, sm_scale=sm_scale)
     return scores.softmax(-1).nan_to_num(0.0).masked_fill(kept, 0.0).sum(-1)

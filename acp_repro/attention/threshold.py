@@ -32,9 +32,7 @@ def _dot_margin(head_dim: int) -> float:
 
 
 def pruning_threshold(
-    logit_bound: Tensor | float,
-    seqlen: int,
-    log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE,
+    logit_bound: Tensor | float, seqlen: int, log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE
 ) -> Tensor:
     """``delta = -2 U - log L + log epsilon`` (Section 3; proof in Appendix A).
 
@@ -95,14 +93,10 @@ def logit_bound_from_qk_norm(
         raise ValueError(f"num_kv_heads must divide num_heads = {num_heads}, got {num_kv_heads}")
     sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
     gammas = []
-    for name, weight, heads in (
-        ("q_weight", q_weight, num_heads),
-        ("k_weight", k_weight, num_kv_heads),
-    ):
+    for name, weight, heads in (("q_weight", q_weight, num_heads), ("k_weight", k_weight, num_kv_heads)):
         if weight.shape not in ((head_dim,), (heads * head_dim,)):
             raise ValueError(
-                f"{name} must have shape ({head_dim},) or ({heads * head_dim},), "
-                f"got {tuple(weight.shape)}"
+                f"{name} must have shape ({head_dim},) or ({heads * head_dim},), got {tuple(weight.shape)}"
             )
         gamma = weight.detach().float().view(-1, head_dim).abs().amax(-1)
         gammas.append(gamma.repeat_interleave(num_heads // heads) if len(gamma) > 1 else gamma)

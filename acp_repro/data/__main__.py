@@ -42,9 +42,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if exporting:
         parser.add_argument("file", type=Path, metavar="FILE", help="the tokenizer.json to write")
     parser.add_argument(
-        "--suite",
-        metavar="NAME",
-        help="take the data settings of experiments/NAME.yaml (or of a .yaml file)",
+        "--suite", metavar="NAME", help="take the data settings of experiments/NAME.yaml (or of a .yaml file)"
     )
     keys = parser.add_argument_group("data settings, where no suite is named (see DataConfig)")
     keys.add_argument("--corpus", metavar="NAME", help=f"{', '.join(CORPORA)} (default: stdlib)")
@@ -57,9 +55,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help=f"share of documents to hold out (default: {DEFAULT_HELDOUT}), or, for text, the files",
     )
     keys.add_argument(
-        "--tokenizer",
-        metavar="bytes|gpt2|bpe:SIZE|file:PATH",
-        help="how text becomes ids (default: bytes)",
+        "--tokenizer", metavar="bytes|gpt2|bpe:SIZE|file:PATH", help="how text becomes ids (default: bytes)"
     )
     keys.add_argument("--config", help="for hf: the dataset's configuration")
     keys.add_argument("--split", help="for hf: the dataset's split (train)")
@@ -109,9 +105,7 @@ def _of_suite(name: str) -> DataConfig:
     try:
         return DataConfig.from_dict(yaml.safe_load(path.read_text("utf-8"))["data"])
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}); run from the project's folder"
-        ) from None
+        raise DataError(f"{path}: cannot be read ({error}); run from the project's folder") from None
     except (yaml.YAMLError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: no YAML file with a section `data` ({reason})") from None

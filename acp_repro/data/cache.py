@@ -51,11 +51,7 @@ class EntryWriter:
             file.flush()
             os.fsync(file.fileno())
             stat = os.fstat(file.fileno())
-            record[name] = {
-                "size": stat.st_size,
-                "sha256": digest.hexdigest(),
-                "mtime_ns": stat.st_mtime_ns,
-            }
+            record[name] = {"size": stat.st_size, "sha256": digest.hexdigest(), "mtime_ns": stat.st_mtime_ns}
         self.close()
         return record
 

@@ -75,18 +75,14 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.corpus not in CORPORA:
             *first, last = CORPORA
-            raise DataError(
-                f"corpus: {self.corpus!r} is not known; use {', '.join(first)} or {last}"
-            )
+            raise DataError(f"corpus: {self.corpus!r} is not known; use {', '.join(first)} or {last}")
         self._check_path()
         if not (isinstance(self.text_field, str) and self.text_field):
             raise DataError(f"text_field: {self.text_field!r} is not the name of a field; use text")
         if self.corpus == "longcrawl64":
             self._set("tokenizer", "gpt2")
             if self.heldout is not None:
-                raise DataError(
-                    "heldout: `corpus: longcrawl64` holds out heldout.zarr; remove the key"
-                )
+                raise DataError("heldout: `corpus: longcrawl64` holds out heldout.zarr; remove the key")
         else:
             self._set("tokenizer", "bytes")
             self._set("heldout", DEFAULT_HELDOUT)
@@ -106,9 +102,7 @@ class DataConfig:
         }.get(self.corpus)
         if needs and not (isinstance(self.path, str) and self.path):
             what = "name" if self.corpus == "hf" else "path"
-            raise DataError(
-                f"path: {self.path!r}, but `corpus: {self.corpus}` needs the {what} of {needs}"
-            )
+            raise DataError(f"path: {self.path!r}, but `corpus: {self.corpus}` needs the {what} of {needs}")
         if not needs and self.path is not None:
             raise DataError("path: `corpus: stdlib` takes none; remove it, or set corpus: text")
 
@@ -126,9 +120,7 @@ class DataConfig:
                     "one, or give a share such as 0.05"
                 )
             if self.corpus != "text":
-                raise DataError(
-                    f"heldout: `corpus: {self.corpus}` takes a share such as 0.05, not paths"
-                )
+                raise DataError(f"heldout: `corpus: {self.corpus}` takes a share such as 0.05, not paths")
         elif isinstance(value, bool) or not isinstance(value, int | float):
             raise DataError(f"heldout: {value!r} is neither a share such as 0.05 nor a path")
         elif not 0 <= value < 1:
@@ -140,9 +132,7 @@ class DataConfig:
         if kind == "bpe" and isinstance(value, Mapping):
             size = value["bpe"]
             if isinstance(size, bool) or not isinstance(size, int):
-                raise DataError(
-                    f"tokenizer: bpe: {size!r} is not a whole number; write {{bpe: 4096}}"
-                )
+                raise DataError(f"tokenizer: bpe: {size!r} is not a whole number; write {{bpe: 4096}}")
             if not SMALLEST_BPE <= size < 2**32:
                 raise DataError(
                     f"tokenizer: bpe: {size} ids cannot be; use {SMALLEST_BPE} (the "
@@ -150,17 +140,13 @@ class DataConfig:
                 )
         elif kind == "file" and isinstance(value, Mapping):
             if not (isinstance(value["file"], str) and value["file"]):
-                raise DataError(
-                    f"tokenizer: file: {value['file']!r} is not a path; name a tokenizer.json"
-                )
+                raise DataError(f"tokenizer: file: {value['file']!r} is not a path; name a tokenizer.json")
         elif value not in ("bytes", "gpt2"):
             raise DataError(
                 f"tokenizer: {value!r} is not known; use bytes, gpt2, {{bpe: 4096}} or {{file: PATH}}"
             )
         if self.corpus == "longcrawl64" and kind not in ("gpt2", "file"):
-            raise DataError(
-                f"tokenizer: {value!r}, but `corpus: longcrawl64` is GPT-2 ids; remove the key"
-            )
+            raise DataError(f"tokenizer: {value!r}, but `corpus: longcrawl64` is GPT-2 ids; remove the key")
 
     def _check_hf(self) -> None:
         for name in ("config", "split", "max_documents"):

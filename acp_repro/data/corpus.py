@@ -129,9 +129,7 @@ class Corpus:
 
 
 def prepare(
-    config: DataConfig | Mapping[str, Any],
-    cache_dir: str | Path | None = None,
-    workers: int | None = None,
+    config: DataConfig | Mapping[str, Any], cache_dir: str | Path | None = None, workers: int | None = None
 ) -> Corpus | LongCrawl64:
     """The corpus of ``config``, tokenised now unless the cache has it.
 
@@ -219,9 +217,7 @@ class _Reader:
 
     def documents(self, doing: str) -> Iterator[tuple[str, Document]]:
         """Give (split, document), behind a progress bar that says ``doing``."""
-        with tqdm(
-            total=self._size, desc=doing, unit="B", unit_scale=True, leave=False, disable=None
-        ) as bar:
+        with tqdm(total=self._size, desc=doing, unit="B", unit_scale=True, leave=False, disable=None) as bar:
             for document in self._source.documents(bar.update):
                 yield SPLITS[is_heldout(document, self._share)], document
             if self._heldout:
@@ -229,9 +225,7 @@ class _Reader:
                     yield "heldout", document
 
 
-def _build(
-    config: DataConfig, reader: _Reader, workers: int | None, writer: EntryWriter
-) -> dict[str, Any]:
+def _build(config: DataConfig, reader: _Reader, workers: int | None, writer: EntryWriter) -> dict[str, Any]:
     """Write tokens, offsets, names and tokeniser; gives the entry's facts."""
     tokenizer: Tokenizer = ByteTokenizer()
     if config.tokenizer != "bytes":

@@ -44,8 +44,7 @@ def open_plain(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
         raise
     except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         raise DataError(
-            f"{path}: cannot be read ({error}); the file is damaged, cut short or "
-            "protected: copy it again"
+            f"{path}: cannot be read ({error}); the file is damaged, cut short or protected: copy it again"
         ) from error
 
 

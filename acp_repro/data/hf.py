@@ -37,8 +37,11 @@ def downloaded(config: DataConfig, cache: Path) -> Path:
         lines, documents = bytearray(), 0
         for text in tqdm(
             islice(_texts(config), config.max_documents),
-            desc=f"fetching {config.path}", unit=" documents", leave=False, disable=None,
-        ):  # fmt: skip
+            desc=f"fetching {config.path}",
+            unit=" documents",
+            leave=False,
+            disable=None,
+        ):
             lines += json.dumps({"text": text}).encode() + b"\n"
             documents += 1
             if len(lines) >= _FRAME_BYTES:
@@ -49,22 +52,16 @@ def downloaded(config: DataConfig, cache: Path) -> Path:
         writer.append("documents.jsonl.zst", zstandard.compress(lines))
         return {"source": what, "documents": documents}
 
-    return (
-        open_or_build(cache / f"hf-fetched-{key[:16]}", key, build).folder / "documents.jsonl.zst"
-    )
+    return open_or_build(cache / f"hf-fetched-{key[:16]}", key, build).folder / "documents.jsonl.zst"
 
 
 def _texts(config: DataConfig) -> Iterator[str]:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(
-            "corpus: hf needs the library `datasets`; pip install -e '.[hf]'"
-        ) from error
+        raise DataError("corpus: hf needs the library `datasets`; pip install -e '.[hf]'") from error
     try:
-        stream = datasets.load_dataset(
-            config.path, config.config, split=config.split, streaming=True
-        )
+        stream = datasets.load_dataset(config.path, config.config, split=config.split, streaming=True)
         for number, record in enumerate(stream):
             text = record.get(config.text_field)
             if not isinstance(text, str):

@@ -27,13 +27,7 @@ import numpy as np
 from acp_repro.data.config import DataConfig
 from acp_repro.data.files import DataError
 from acp_repro.data.sequences import Sequences
-from acp_repro.data.tokenizer import (
-    GPT2_VOCAB_SIZE,
-    BPETokenizer,
-    gpt2_json,
-    read_json,
-    save_json,
-)
+from acp_repro.data.tokenizer import GPT2_VOCAB_SIZE, BPETokenizer, gpt2_json, read_json, save_json
 
 _log = logging.getLogger(__name__)
 _REMEMBERED_BYTES = 256 << 20  # of decoded chunks, for each array
@@ -50,9 +44,7 @@ class LongCrawl64:
 
     def __init__(self, config: DataConfig):
         self.config, self.folder = config, Path(config.path).expanduser()
-        self._arrays = {
-            split: ChunkedTokens(self.folder / f"{split}.zarr") for split in ("train", "heldout")
-        }
+        self._arrays = {split: ChunkedTokens(self.folder / f"{split}.zarr") for split in ("train", "heldout")}
 
     @functools.cached_property
     def tokenizer(self) -> BPETokenizer:
@@ -159,9 +151,7 @@ class ColumnSequences(Sequences):
         self.tokens_used = documents * (length // context_length * context_length)
         self.share_used = self.tokens_used / (documents * length)
 
-    def heldout_order(
-        self, max_tokens: int | None = None, same_text_as: int | None = None
-    ) -> np.ndarray:
+    def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
         """Document by document: (sequences, 2) int64 of (document, slice)."""
         documents, length = self._tokens.shape
         grid = self._grid(same_text_as)
@@ -229,9 +219,7 @@ class ChunkedTokens:
         with self._lock:
             chunks = self._chunks(sorted(wanted))
         labels = np.empty((len(order), length), np.int64)
-        for label, document, start in zip(
-            labels, order[:, 0].tolist(), starts.tolist(), strict=True
-        ):
+        for label, document, start in zip(labels, order[:, 0].tolist(), starts.tolist(), strict=True):
             done = 0
             while done < length:
                 column, within = divmod(start + done, width)
@@ -266,9 +254,7 @@ class ChunkedTokens:
         rows, width = self._array.chunks
         (first, column), (last, _) = run[0], run[-1]
         try:
-            block = self._array[
-                first * rows : (last + 1) * rows, column * width : (column + 1) * width
-            ]
+            block = self._array[first * rows : (last + 1) * rows, column * width : (column + 1) * width]
         except Exception as error:  # each codec has its own
             raise DataError(
                 f"{self.path}: the documents {first * rows} to {(last + 1) * rows - 1} cannot be "

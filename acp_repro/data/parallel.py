@@ -84,9 +84,7 @@ def _groups(labelled: Iterable[Labelled]) -> Iterator[list[Labelled]]:
 
 
 def _in_order(
-    encode: Callable[[list[Labelled]], list[np.ndarray]],
-    groups: Iterable[list[Labelled]],
-    workers: int,
+    encode: Callable[[list[Labelled]], list[np.ndarray]], groups: Iterable[list[Labelled]], workers: int
 ) -> Iterator[tuple[list[Labelled], list[np.ndarray]]]:
     waiting: deque = deque()
     with ThreadPoolExecutor(workers) as threads:  # each waits for one process
@@ -175,7 +173,5 @@ def work() -> None:
         tokenizer = BPETokenizer(pickle.load(sys.stdin.buffer))
         while True:
             texts = pickle.load(sys.stdin.buffer)
-            pickle.dump(
-                [tokenizer.encode(text) for text in texts], replies, pickle.HIGHEST_PROTOCOL
-            )
+            pickle.dump([tokenizer.encode(text) for text in texts], replies, pickle.HIGHEST_PROTOCOL)
             replies.flush()

@@ -47,12 +47,7 @@ class Sequences(ABC):
             raise DataError(f"context_length: {context_length} is no length; use 1 or more")
         if seed < 0:
             raise DataError(f"seed: {seed} is negative; use 0 or more")
-        self.context_length, self.split, self.seed, self.bos_id = (
-            context_length,
-            split,
-            seed,
-            bos_id,
-        )
+        self.context_length, self.split, self.seed, self.bos_id = (context_length, split, seed, bos_id)
 
     def __len__(self) -> int:
         """Sequences in an epoch."""
@@ -65,9 +60,7 @@ class Sequences(ABC):
         batch size alone, so a run that resumes at a step sees what it would have seen.
         """
         if step < 0 or batch_size < 1:
-            raise DataError(
-                f"batch: step {step} and batch_size {batch_size} must be at least 0 and 1"
-            )
+            raise DataError(f"batch: step {step} and batch_size {batch_size} must be at least 0 and 1")
         return self._tensors(self._training_rows(step * batch_size, batch_size))
 
     def iter_batches(
@@ -97,9 +90,7 @@ class Sequences(ABC):
             yield self._tensors(order[first : first + batch_size])
 
     @abstractmethod
-    def heldout_order(
-        self, max_tokens: int | None = None, same_text_as: int | None = None
-    ) -> np.ndarray:
+    def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
         """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
 
     @abstractmethod
@@ -196,9 +187,7 @@ class TokenSequences(Sequences):
         spans = _spans(first, size, len(self))
         return np.concatenate([self.epoch_order(epoch)[a:b] for epoch, a, b in spans])
 
-    def heldout_order(
-        self, max_tokens: int | None = None, same_text_as: int | None = None
-    ) -> np.ndarray:
+    def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
         length, grid = self.context_length, self._grid(same_text_as)
         slices = self._lengths // grid * (grid // length)
         order = _slices_of(np.arange(len(slices)), slices)

@@ -77,9 +77,7 @@ class StdlibSource:
         self.size = sum(len(d.data) for d in self._documents)
         digest = hashlib.sha256(b"stdlib")
         for document in self._documents:
-            digest.update(
-                b"%d %s %d " % (len(document.name), document.split_key, len(document.data))
-            )
+            digest.update(b"%d %s %d " % (len(document.name), document.split_key, len(document.data)))
             digest.update(document.data)
         self.identity = digest.hexdigest()
 
@@ -109,8 +107,7 @@ def _read_module(path: Path) -> str:
             return file.read()
     except (SyntaxError, UnicodeDecodeError, OSError) as error:
         raise DataError(
-            f"{path}: cannot be read as Python source ({error}); reinstall Python, or "
-            "use `corpus: text`"
+            f"{path}: cannot be read as Python source ({error}); reinstall Python, or use `corpus: text`"
         ) from error
 
 
@@ -149,9 +146,7 @@ class TextSource:
     ):
         left_out = {path.resolve() for _, path in _expand(exclude, key)}
         self._text_field = text_field
-        self._files = [
-            (name, path) for name, path in _expand(paths, key) if path.resolve() not in left_out
-        ]
+        self._files = [(name, path) for name, path in _expand(paths, key) if path.resolve() not in left_out]
         if not self._files:
             raise DataError(
                 f"{key}: every file under {', '.join(map(str, paths))} is held out; "
@@ -223,8 +218,7 @@ def _checked(data: bytes, where: str) -> bytes:
     if bad >= 0:
         line = data.count(b"\n", 0, bad) + 1
         raise DataError(
-            f"{where}:{line}: {reason}; convert the file to UTF-8 text, or keep it "
-            "out of the folder"
+            f"{where}:{line}: {reason}; convert the file to UTF-8 text, or keep it out of the folder"
         )
     return data
 

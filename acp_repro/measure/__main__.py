@@ -19,26 +19,31 @@ from .selection import OPTIONS, select
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.measure", description=__doc__.split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m acp_repro.measure", description=__doc__.split("\n\n")[0])
     parser.add_argument("quantity", nargs="+", choices=QUANTITIES, help="what to measure")
     parser.add_argument("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
-    parser.add_argument("--run", action="append", metavar="NAME",
-                        help="only this run (repeatable; default: all that it is about)")  # fmt: skip
+    parser.add_argument(
+        "--run",
+        action="append",
+        metavar="NAME",
+        help="only this run (repeatable; default: all that it is about)",
+    )
     parser.add_argument("--device", help="cpu, cuda (default: a GPU if there is one)")
     parser.add_argument("--again", action="store_true", help="measure anew what is up to date")
-    parser.add_argument("--heads", nargs="+", type=_layer_and_head, metavar="LAYER.HEAD",
-                        help="for decay and attention_weights: look at these heads, counted from 0 "
-                        "(default: by savings, the most local, one halfway, the most global, and "
-                        "one whose boundary shows in the first blocks)")  # fmt: skip
+    parser.add_argument(
+        "--heads",
+        nargs="+",
+        type=_layer_and_head,
+        metavar="LAYER.HEAD",
+        help="for decay and attention_weights: look at these heads, counted from 0 "
+        "(default: by savings, the most local, one halfway, the most global, and "
+        "one whose boundary shows in the first blocks)",
+    )
     options = parser.parse_args(arguments)
     keywords = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     for quantity, name in itertools.product(options.quantity, keywords):
         if quantity not in OPTIONS[name]:
-            parser.error(
-                f"--{name}: {quantity} has no such choice; {', '.join(OPTIONS[name])} have"
-            )
+            parser.error(f"--{name}: {quantity} has no such choice; {', '.join(OPTIONS[name])} have")
     try:
         suite = load_suite(options.suite)
         wanted = select(suite, options.quantity, options.run)
@@ -71,10 +76,14 @@ def main(arguments: list[str] | None = None) -> int:
             for quantity in group:
                 measure = importlib.import_module(f".{quantity}", __package__).measure
                 path = write_records(
-                    run, quantity, measure(trained, **keywords),
-                    device=trained.device_name, dtype=run.training.dtype,
-                    trained_tokens=trained.trained_tokens, uses_gpu=device.type == "cuda",
-                )  # fmt: skip
+                    run,
+                    quantity,
+                    measure(trained, **keywords),
+                    device=trained.device_name,
+                    dtype=run.training.dtype,
+                    trained_tokens=trained.trained_tokens,
+                    uses_gpu=device.type == "cuda",
+                )
                 print(path)
             took = measured_run(run)
             write_settings(run, suite.measure, group, took and dataclasses.asdict(took))
@@ -94,9 +103,7 @@ def _layer_and_head(text: str) -> tuple[int, int]:
 def _is_current(run: Run, quantity: str) -> bool:
     weights = run.model_folder / "model.safetensors"
     record = path_of(run.suite, run.name, quantity)
-    return (
-        record.exists() and weights.exists() and record.stat().st_mtime >= weights.stat().st_mtime
-    )
+    return record.exists() and weights.exists() and record.stat().st_mtime >= weights.stat().st_mtime
 
 
 if __name__ == "__main__":

@@ -54,11 +54,7 @@ class Problem(NamedTuple):
 
     def search(self, method: str) -> Tensor:
         """(B, H, M): all that ours does before its kernels, as it does it on this device."""
-        name, length, threshold = (
-            choose_implementation(self.q.device),
-            self.q.shape[2],
-            self.threshold,
-        )
+        name, length, threshold = (choose_implementation(self.q.device), self.q.shape[2], self.threshold)
         if method == "acp auto":
             bound = logit_bound_from_norms(self.q, self.k, self.q.shape[-1] ** -0.5)
             threshold = pruning_threshold(bound, length)
@@ -77,9 +73,8 @@ class Problem(NamedTuple):
 
 
 def make_problem(
-    length: int, heads: int, head_dim: int, gates: str, tokens: int, device: torch.device,
-    dtype: torch.dtype,
-) -> Problem:  # fmt: skip
+    length: int, heads: int, head_dim: int, gates: str, tokens: int, device: torch.device, dtype: torch.dtype
+) -> Problem:
     """``max(1, tokens // length)`` sequences; log gates are exponentially distributed."""
     generator = torch.Generator(device).manual_seed(0)
     batch = max(1, tokens // length)
@@ -95,9 +90,7 @@ def make_problem(
     steps = torch.empty(batch, heads, length, device=device).exponential_(generator=generator)
     # A margin for the rounding of norms to the dtype.
     threshold = pruning_threshold(math.sqrt(head_dim) * (1 + 2**-6), length).to(device)
-    return Problem(
-        q, k, v, steps * mean[:, None], dout, threshold.expand(batch, heads).contiguous()
-    )
+    return Problem(q, k, v, steps * mean[:, None], dout, threshold.expand(batch, heads).contiguous())
 
 
 class Error(NamedTuple):
@@ -105,9 +98,7 @@ class Error(NamedTuple):
     budgets: float  # the same over twice the error of eager PyTorch and 1e-3
 
 
-def errors(
-    call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool
-) -> dict[str, Error]:
+def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool) -> dict[str, Error]:
     """Error of the output and each gradient against the equations in float64.
 
     On the first sequence, with an upstream gradient at its last rows only: then everything follows from
@@ -127,9 +118,7 @@ def errors(
         inputs = [x.detach().to(dtype).requires_grad_() for x in first]
         if dtype != torch.float64:
             inputs[3] = first[3].detach().clone().requires_grad_()
-        expected, _ = equations(
-            inputs[0][:, :, -rows:], *inputs[1:], sm_scale=out.shape[-1] ** -0.5
-        )
+        expected, _ = equations(inputs[0][:, :, -rows:], *inputs[1:], sm_scale=out.shape[-1] ** -0.5)
         return [expected, *torch.autograd.grad(expected, inputs, dout[:, :, -rows:].to(dtype))]
 
     names = ("out", "dq", "dk", "dv", "dlog_fgate")
@@ -137,9 +126,7 @@ def errors(
     result = {}
     for name, a, t, e in zip(names, [out[:, :, -rows:], *grads], truth, eager, strict=False):
         error, norm = (a.double() - t).norm().item(), t.norm().item()
-        result[name] = Error(
-            error / norm, error / (2 * (e.double() - t).norm().item() + 1e-3 * norm)
-        )
+        result[name] = Error(error / norm, error / (2 * (e.double() - t).norm().item() + 1e-3 * norm))
     return result
 
 
@@ -201,9 +188,7 @@ def _median_ms(call, repeats: int, device: torch.device) -> float:
     return median(start.elapsed_time(end) for start, end in events)
 
 
-def measure(
-    problem: Problem, gates: str, name: str, call: Call, repeats: int, launch_order: bool = False
-):
+def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int, launch_order: bool = False):
     """Yields one record, or one line of text on why there is none, for each method of a rival.
 
     Args:

@@ -100,9 +100,14 @@ def _flex() -> Call:
         whole = (kept[..., None] + rows).clamp_(max=len(rows) - 1)
         diagonal = rows[:, None].expand(*kept.shape, len(rows)).contiguous()
         mask = BlockMask.from_kv_blocks(
-            torch.ones_like(kept), diagonal, rows - kept, whole, BLOCK_SIZE=size,
-            mask_mod=causal, seq_lengths=(length, length),
-        )  # fmt: skip
+            torch.ones_like(kept),
+            diagonal,
+            rows - kept,
+            whole,
+            BLOCK_SIZE=size,
+            mask_mod=causal,
+            seq_lengths=(length, length),
+        )
         c = c.float()
         own = c.detach()  # the softmax ignores a row's shift, so no gradient is lost
 

@@ -53,9 +53,7 @@ class Bench:
         self, head_dim: int, length: int, heads: int = 12, tokens: int = 65536, device: str = "cuda"
     ):
         device, dtype = torch.device(device), torch.bfloat16
-        self.problem: Problem = make_problem(
-            length, heads, head_dim, "bimodal", tokens, device, dtype
-        )
+        self.problem: Problem = make_problem(length, heads, head_dim, "bimodal", tokens, device, dtype)
         q = self.problem.q
         self.grid = block_sizes(head_dim, dtype)
         self.present = tiles_for(q, *self.grid)
@@ -73,12 +71,26 @@ class Bench:
         """One pass with ``tile`` in the place of ``kernel`` and the present tiles elsewhere."""
         p, scale = self.problem, self.problem.q.shape[-1] ** -0.5
         if kernel == "forward":
-            launch_forward(p.q, p.k, p.v, self.out, self.lse, self.c, self.boundary, None, scale,
-                           *self.grid, tile)  # fmt: skip
+            launch_forward(
+                p.q, p.k, p.v, self.out, self.lse, self.c, self.boundary, None, scale, *self.grid, tile
+            )
             return
         tiles: Tiles = self.present._replace(**{kernel: tile})
-        launch_backward(p.dout, p.q, p.k, p.v, self.out, self.lse, self.c, self.boundary, None, scale,
-                        *self.grid, *self.grads, tiles)  # fmt: skip
+        launch_backward(
+            p.dout,
+            p.q,
+            p.k,
+            p.v,
+            self.out,
+            self.lse,
+            self.c,
+            self.boundary,
+            None,
+            scale,
+            *self.grid,
+            *self.grads,
+            tiles,
+        )
 
     def time(self, kernel: str, tile: Tile, repeats: int) -> Timing:
         """Milliseconds of the forward, or of the whole backward with this tile in one of its places."""
@@ -91,9 +103,7 @@ class Bench:
             worst = max(_difference(a, t) for a, t in zip(results, truth, strict=True))
             if not worst <= _LARGEST_DIFFERENCE:
                 return Timing(tile, None, f"wrong: off by {worst:.1e}")
-            milliseconds = _median_ms(
-                lambda: self.run(kernel, tile), repeats, self.problem.q.device
-            )
+            milliseconds = _median_ms(lambda: self.run(kernel, tile), repeats, self.problem.q.device)
             return Timing(tile, milliseconds)
         except (RuntimeError, TritonError) as error:  # the tile does not fit this GPU
             return Timing(tile, None, str(error).splitlines()[0][:60])
@@ -102,16 +112,15 @@ class Bench:
                 x.copy_(t)  # the backward reads what the forward wrote
 
 
-def tune(
-    head_dim: int, length: int, repeats: int, jobs: int | None
-) -> Iterator[tuple[str, Timing]]:
+def tune(head_dim: int, length: int, repeats: int, jobs: int | None) -> Iterator[tuple[str, Timing]]:
     """Times every candidate of every kernel; yields (kernel, timing), the present tile first."""
     bench = Bench(head_dim, length)
     every = {
-        kernel: list(dict.fromkeys([getattr(bench.present, kernel),
-                                    *candidates(kernel, head_dim, torch.bfloat16)]))
+        kernel: list(
+            dict.fromkeys([getattr(bench.present, kernel), *candidates(kernel, head_dim, torch.bfloat16)])
+        )
         for kernel in KERNELS
-    }  # fmt: skip
+    }
     work = [(head_dim, kernel, tile) for kernel in KERNELS for tile in every[kernel]]
     # Compiling takes seconds each and lands in Triton's cache on disk, so other processes do it.
     with ProcessPoolExecutor(jobs or min(16, os.cpu_count() or 1), get_context("spawn")) as pool:

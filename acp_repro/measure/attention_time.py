@@ -55,9 +55,7 @@ def measure(trained: TrainedRun) -> list[dict[str, Any]]:
     ]
 
 
-def _time_one(
-    inputs: AttentionInputs, acp: bool, device: torch.device
-) -> tuple[float, float, float]:
+def _time_one(inputs: AttentionInputs, acp: bool, device: torch.device) -> tuple[float, float, float]:
     """(forward, backward, boundary search) milliseconds of one layer."""
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v, inputs.log_fgate)]
     threshold = inputs.threshold if acp else None

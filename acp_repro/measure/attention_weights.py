@@ -59,9 +59,8 @@ def large_weights(
         last = min(length, first + rows)
         # The reference takes queries as the last positions of the keys, so keys end with the chunk.
         scores = attention_scores(
-            q[:, :, first:last], k[:, :, :last], log_fgate[:, :, :last],
-            sm_scale=1 / math.sqrt(head_dim),
-        )  # fmt: skip
+            q[:, :, first:last], k[:, :, :last], log_fgate[:, :, :last], sm_scale=1 / math.sqrt(head_dim)
+        )
         weights: Tensor = scores[0, 0].softmax(-1)
         entries = torch.nonzero(weights > above)
         values = weights[tuple(entries.T)].tolist()

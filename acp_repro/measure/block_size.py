@@ -27,9 +27,7 @@ def measure(trained: TrainedRun) -> list[dict[str, Any]]:
     """
     run = trained.run
     if trained.model.config.log_pruning_tolerance is None:
-        raise RecordError(
-            f"block_size: {run.name} prunes nothing; choose a run with ACP (--run NAME)"
-        )
+        raise RecordError(f"block_size: {run.name} prunes nothing; choose a run with ACP (--run NAME)")
     pruned = torch.zeros(len(BLOCKS), dtype=torch.int64, device=trained.device)
     causal = [0] * len(BLOCKS)
 

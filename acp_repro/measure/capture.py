@@ -42,15 +42,11 @@ class AttentionInputs:
         """What a call runs before its kernel, as it runs it here: running sum and boundary search."""
         name = choose_implementation(self.q.device)
         threshold = self.threshold.expand(self.q.shape[:2]).contiguous()
-        return running_sum_and_boundary(
-            name, self.log_fgate, threshold, self.q.shape[2], *self.grid()
-        )[1]
+        return running_sum_and_boundary(name, self.log_fgate, threshold, self.q.shape[2], *self.grid())[1]
 
 
 @contextlib.contextmanager
-def watch_attention(
-    model: FoXForCausalLM, see: Callable[[int, AttentionInputs], None]
-) -> Iterator[None]:
+def watch_attention(model: FoXForCausalLM, see: Callable[[int, AttentionInputs], None]) -> Iterator[None]:
     """While open, ``see(layer, inputs)`` is called before every attention of ``model``."""
     cores = [m for m in model.modules() if isinstance(m, ForgettingAttentionCore)]
 

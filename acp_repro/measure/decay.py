@@ -152,6 +152,4 @@ def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
     threshold = inputs.threshold
     if threshold is not None:
         threshold = of_head(torch.broadcast_to(threshold, inputs.q.shape[:2]))
-    return AttentionInputs(
-        *map(of_head, (inputs.q, inputs.k, inputs.v, inputs.log_fgate)), threshold
-    )
+    return AttentionInputs(*map(of_head, (inputs.q, inputs.k, inputs.v, inputs.log_fgate)), threshold)

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 HEADER = (
-    "log epsilon", "blocks pruned", "entries pruned", "loss (nats)", "largest pruned mass",
+    "log epsilon",
+    "blocks pruned",
+    "entries pruned",
+    "loss (nats)",
+    "largest pruned mass",
     "bound epsilon",
-)  # fmt: skip
+)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -31,8 +35,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
     )
 
 

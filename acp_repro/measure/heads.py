@@ -77,8 +77,7 @@ def inspect_heads(
     rows = [row for layer, tally in enumerate(tallies) for row in tally.rows(layer, length)]
     table = pd.DataFrame(rows)
     table["kind"] = [
-        head_kind(*pair)
-        for pair in zip(table["pruned_ratio"], table["largest_pruned_ratio"], strict=True)
+        head_kind(*pair) for pair in zip(table["pruned_ratio"], table["largest_pruned_ratio"], strict=True)
     ]
     # U as the model used it, whichever way it was found: delta is linear in U.
     zero = float(pruning_threshold(0.0, length, log_pruning_tolerance))
@@ -89,11 +88,23 @@ def inspect_heads(
 
 
 COLUMNS = [
-    "layer", "head", "pruned_ratio", "largest_pruned_ratio", "token_pruned_ratio", "kind",
-    "median_window_tokens", "q90_window_tokens", "mean_forget_gate", "logit_bound",
-    "threshold_nats", "context_length_tokens", "measured_tokens", "block_q_tokens",
-    "block_k_tokens", "log_pruning_tolerance",
-]  # fmt: skip
+    "layer",
+    "head",
+    "pruned_ratio",
+    "largest_pruned_ratio",
+    "token_pruned_ratio",
+    "kind",
+    "median_window_tokens",
+    "q90_window_tokens",
+    "mean_forget_gate",
+    "logit_bound",
+    "threshold_nats",
+    "context_length_tokens",
+    "measured_tokens",
+    "block_q_tokens",
+    "block_k_tokens",
+    "log_pruning_tolerance",
+]
 
 
 def head_kind(pruned_ratio: float, largest_pruned_ratio: float) -> str | None:

@@ -12,34 +12,44 @@ search and running sum of the gates, over forward + backward ("auto": also the n
 def table(records: list[dict]) -> str:
     """One line a record; the limit where cuDNN was timed."""
     columns = "{:<10} {:<20}{:>9}{:>10}{:>8}{:>10}{:>10}{:>8}{:>11}{:>9}{:>8}"
-    lines = [columns.format("", "", "f", "f+b", "pruned", "limit f", "limit f+b", "ratio",
-                            "effective", "nominal", "dgate")]  # fmt: skip
+    lines = [
+        columns.format(
+            "", "", "f", "f+b", "pruned", "limit f", "limit f+b", "ratio", "effective", "nominal", "dgate"
+        )
+    ]
     cudnn = next((r for r in records if r["implementation"] == "cudnn"), None)
     for r in records:
         left, both = 1 - r["pruned_ratio"], r["forward_backward_ms"]
         limits = [cudnn[k] * left for k in ("forward_ms", "forward_backward_ms")] if cudnn else []
         nominal = r["nominal_forward_backward_tflop"] / (both / 1e3)
         gate = r["gate_gradient_error"]
-        lines.append(columns.format(
-            r["implementation"], r["method"], f"{r['forward_ms']:.2f}", f"{both:.2f}",
-            f"{r['pruned_ratio']:.3f}", *(f"{x:.2f}" for x in limits or ()), *[""] * (2 - len(limits)),
-            f"{both / limits[1]:.2f}" if limits else "", f"{nominal * left:.4g}", f"{nominal:.4g}",
-            f"{100 * gate:.1f} %" if gate is not None else "",
-        ))  # fmt: skip
+        lines.append(
+            columns.format(
+                r["implementation"],
+                r["method"],
+                f"{r['forward_ms']:.2f}",
+                f"{both:.2f}",
+                f"{r['pruned_ratio']:.3f}",
+                *(f"{x:.2f}" for x in limits or ()),
+                *[""] * (2 - len(limits)),
+                f"{both / limits[1]:.2f}" if limits else "",
+                f"{nominal * left:.4g}",
+                f"{nominal:.4g}",
+                f"{100 * gate:.1f} %" if gate is not None else "",
+            )
+        )
     return "\n".join(lines + [x for r in records for x in _how_skipping_pays(r, records)])
 
 
 def _how_skipping_pays(r: dict, records: list[dict]) -> list[str]:
     """A line on a pruned record beside its exact twin."""
-    exact = [x for x in records if x["method"] == "exact"
-             and x["implementation"] == r["implementation"]]  # fmt: skip
+    exact = [x for x in records if x["method"] == "exact" and x["implementation"] == r["implementation"]]
     if not (r["method"].startswith("acp") and exact):
         return []
     left = 1 - r["pruned_ratio"]
     parts = []
     for name, of in (("forward", _forward), ("backward", _backward)):
-        parts.append(f"{name} {of(r):.2f} / {left * of(exact[0]):.2f} = "
-                     f"{of(r) / (left * of(exact[0])):.2f}")  # fmt: skip
+        parts.append(f"{name} {of(r):.2f} / {left * of(exact[0]):.2f} = {of(r) / (left * of(exact[0])):.2f}")
     if r["search_ms"]:
         share = r["search_ms"] / r["forward_backward_ms"]
         parts.append(f"search {1e3 * r['search_ms']:.0f} microseconds, {100 * share:.1f} %")

@@ -33,16 +33,12 @@ def measure(trained: TrainedRun) -> list[dict[str, Any]]:
     longest_document = int(np.diff(corpus.offsets("heldout")).max(initial=0))
     own = trained.run.context_length
     asked = trained.measure.long_context_lengths or [
-        multiple * own
-        for multiple in MULTIPLES
-        if multiple == 1 or multiple * own <= longest_document
+        multiple * own for multiple in MULTIPLES if multiple == 1 or multiple * own <= longest_document
     ]
     own = [own] if max(asked) % own == 0 else []  # or it cannot read the same tokens
     lengths = sorted({*own, *asked})
     # The longest first: it is the one for which the text may be too short.
-    records = [
-        _at(trained, corpus.sequences("heldout", length), lengths[-1]) for length in lengths[::-1]
-    ]
+    records = [_at(trained, corpus.sequences("heldout", length), lengths[-1]) for length in lengths[::-1]]
     return records[::-1]
 
 
@@ -65,9 +61,8 @@ def _at(trained: TrainedRun, sequences: TokenSequences, longest: int) -> dict[st
         for batch in sequences.iter_batches(rows, budget, same_text_as=longest)
     )
     loss, tokens = one_pass(
-        trained.model, batches, see, dtype=run.training.dtype,
-        description=f"{run.name}: {length} tokens",
-    )  # fmt: skip
+        trained.model, batches, see, dtype=run.training.dtype, description=f"{run.name}: {length} tokens"
+    )
     return {
         "evaluated_length_tokens": length,
         "measured_tokens": tokens,

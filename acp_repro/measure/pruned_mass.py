@@ -50,9 +50,7 @@ def _row_chunks(inputs: AttentionInputs, block_q: int) -> Iterator[_Rows]:
         yield _Rows(start, stop, q, k, inputs.log_fgate[..., :stop], 1.0 / math.sqrt(head_dim))
 
 
-def pruned_row_mass(
-    inputs: AttentionInputs, boundary: Tensor, block_q: int, block_k: int
-) -> Tensor:
+def pruned_row_mass(inputs: AttentionInputs, boundary: Tensor, block_q: int, block_k: int) -> Tensor:
     """The attention weight that each row loses to pruned blocks, under its exact weights.
 
     Args:
@@ -121,9 +119,7 @@ def measure(trained: TrainedRun) -> list[dict[str, Any]]:
     """
     run, config = trained.run, trained.model.config
     if config.log_pruning_tolerance is None:
-        raise RecordError(
-            f"pruned_mass: {run.name} prunes nothing; choose a run with ACP (--run NAME)"
-        )
+        raise RecordError(f"pruned_mass: {run.name} prunes nothing; choose a run with ACP (--run NAME)")
     shape = config.num_hidden_layers, config.num_heads
     masses: dict[tuple[int, int], list[np.ndarray]] = {index: [] for index in np.ndindex(shape)}
     slack = torch.full(shape, torch.inf, dtype=torch.float64)
@@ -149,9 +145,8 @@ def measure(trained: TrainedRun) -> list[dict[str, Any]]:
     rows = max(1, run.training.micro_batch_tokens // run.context_length)
     batches = trained.heldout_batches(trained.measure.sweep_tokens, rows)
     _, tokens = one_pass(
-        trained.model, batches, see, dtype=run.training.dtype,
-        description=f"{run.name}: pruned mass",
-    )  # fmt: skip
+        trained.model, batches, see, dtype=run.training.dtype, description=f"{run.name}: pruned mass"
+    )
     return [
         {
             "layer": layer,

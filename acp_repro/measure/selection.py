@@ -19,9 +19,7 @@ _RUNS: dict[str, Callable[[Suite], list[Run]]] = {**_EVERY_RUN, **_HEADS_RUN, **
 OPTIONS = {"heads": ("decay", "attention_weights")}
 
 
-def select(
-    suite: Suite, quantities: list[str], names: list[str] | None = None
-) -> list[tuple[Run, str]]:
+def select(suite: Suite, quantities: list[str], names: list[str] | None = None) -> list[tuple[Run, str]]:
     """(run, quantity) pairs to measure, a run's together, so that its weights are read once.
 
     Args:
@@ -33,6 +31,4 @@ def select(
     if names is not None:
         return list(itertools.product([suite.run(name) for name in names], quantities))
     runs = {q: _RUNS.get(q, lambda suite: suite.select(acp=True))(suite) for q in quantities}
-    return [
-        (run, quantity) for run in suite.runs for quantity in quantities if run in runs[quantity]
-    ]
+    return [(run, quantity) for run in suite.runs for quantity in quantities if run in runs[quantity]]

@@ -39,9 +39,13 @@ def measure(trained: TrainedRun) -> list[dict[str, Any]]:
             def steps():
                 for batch in batches:
                     train_step(
-                        trained.model, optimizer, iter([batch]), 1,
-                        max_grad_norm=config.max_grad_norm, dtype=config.dtype,
-                    )  # fmt: skip
+                        trained.model,
+                        optimizer,
+                        iter([batch]),
+                        1,
+                        max_grad_norm=config.max_grad_norm,
+                        dtype=config.dtype,
+                    )
 
             milliseconds, _ = elapsed_ms(steps, trained.device)
             if repeat:  # the first pass warms up

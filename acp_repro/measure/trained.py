@@ -43,11 +43,7 @@ class TrainedRun:
 
     @classmethod
     def load(
-        cls,
-        run: Run,
-        measure: MeasureConfig,
-        device: torch.device,
-        common_length: int | None = None,
+        cls, run: Run, measure: MeasureConfig, device: torch.device, common_length: int | None = None
     ) -> TrainedRun:
         """The weights in the run's folder.
 
@@ -60,8 +56,7 @@ class TrainedRun:
         """
         if not is_done(run):
             raise TrainingError(
-                f"{run.folder} holds no finished weights of these settings; train them with "
-                f"`{run.command}`"
+                f"{run.folder} holds no finished weights of these settings; train them with `{run.command}`"
             )
         _check_text(run)
         model = load_pretrained(run.model_folder).to(device)

@@ -58,9 +58,7 @@ class LayerCache:
         """
         new = (k, v, log_fgate)
         if torch.is_grad_enabled() and any(x.requires_grad for x in new):
-            raise RuntimeError(
-                "a FoXCache holds no gradients: call the model under torch.no_grad()"
-            )
+            raise RuntimeError("a FoXCache holds no gradients: call the model under torch.no_grad()")
         start, end = self.length, self.length + k.shape[2]
         self._reserve(end, new)
         for buffer, x in zip(self._buffers, new, strict=True):

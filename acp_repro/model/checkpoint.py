@@ -46,9 +46,7 @@ _MOST_LISTED = 40
 
 
 def save_pretrained(
-    model: torch.nn.Module,
-    folder: str | os.PathLike[str],
-    state_dict: Mapping[str, Tensor] | None = None,
+    model: torch.nn.Module, folder: str | os.PathLike[str], state_dict: Mapping[str, Tensor] | None = None
 ) -> None:
     """Write ``config.json`` and ``model.safetensors`` that the official code reads.
 
@@ -154,8 +152,7 @@ def _official_dict(config: FoXConfig) -> dict[str, Any]:
 def _check_supported(path: Path, values: dict[str, Any]) -> None:
     if values.get("model_type") != MODEL_TYPE:
         raise ValueError(
-            f"{path}: model_type {values.get('model_type')!r} is not supported,"
-            f" only {MODEL_TYPE!r} is"
+            f"{path}: model_type {values.get('model_type')!r} is not supported, only {MODEL_TYPE!r} is"
         )
     for key, supported in _SUPPORTED.items():
         value = values.get(key, supported[0])
@@ -165,18 +162,14 @@ def _check_supported(path: Path, values: dict[str, Any]) -> None:
         if not any(type(value) is type(good) and value == good for good in supported):
             listed = " or ".join(json.dumps(good) for good in supported)
             also = " or the same as num_heads" if key == "num_kv_heads" else ""
-            raise ValueError(
-                f"{path}: {key} {json.dumps(value)} is not supported, only {listed}{also} is"
-            )
+            raise ValueError(f"{path}: {key} {json.dumps(value)} is not supported, only {listed}{also} is")
 
 
 def _replace(config: FoXConfig, overrides: dict[str, Any]) -> FoXConfig:
     names = [field.name for field in dataclasses.fields(FoXConfig)]
     unknown = [name for name in overrides if name not in names]
     if unknown:
-        raise ValueError(
-            f"{', '.join(unknown)}: no such field of FoXConfig; there are {', '.join(names)}"
-        )
+        raise ValueError(f"{', '.join(unknown)}: no such field of FoXConfig; there are {', '.join(names)}")
     return dataclasses.replace(config, **overrides)
 
 
@@ -187,9 +180,7 @@ def _check_tensors(
     # A config that asks for absurdly many layers must not cost the building of them.
     layers = config.num_hidden_layers
     if layers > len(shapes):
-        raise ValueError(
-            f"{source} has {len(shapes)} tensors, too few for num_hidden_layers={layers}"
-        )
+        raise ValueError(f"{source} has {len(shapes)} tensors, too few for num_hidden_layers={layers}")
     with torch.device("meta"):
         wanted = {n: tuple(t.shape) for n, t in FoXForCausalLM(config).state_dict().items()}
     problems = [f"missing {n} {wanted[n]}" for n in wanted if n not in shapes]
@@ -221,9 +212,7 @@ class _Replacement:
         self.target = target
 
     def __enter__(self) -> _Replacement:
-        handle, name = tempfile.mkstemp(
-            dir=self.target.parent, prefix=f".{self.target.name}.", suffix=".tmp"
-        )
+        handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=f".{self.target.name}.", suffix=".tmp")
         os.close(handle)
         self.path = Path(name)
         return self

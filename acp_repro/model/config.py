@@ -194,8 +194,7 @@ class FoXConfig:
         if not _is_finite_number(kept_ratio) or not 0 <= kept_ratio <= 1:
             raise ValueError(f"kept_ratio must be between 0 and 1, got {kept_ratio!r}")
         matrices = (
-            self.num_hidden_layers * self._matrix_parameters_per_block()
-            + self.vocab_size * self.hidden_size
+            self.num_hidden_layers * self._matrix_parameters_per_block() + self.vocab_size * self.hidden_size
         )
         # Scores and weighted sum: two products of hidden_size multiply-adds per (query, key) pair.
         pairs = kept_ratio * (context_length + 1) / 2

@@ -56,9 +56,7 @@ def parameter_counts(config: FoXConfig) -> ParameterCounts:
     return ParameterCounts(table, table, config.num_parameters() - table)
 
 
-def training_flops_per_token(
-    config: FoXConfig, context_length: int, pruned_ratio: float = 0.0
-) -> float:
+def training_flops_per_token(config: FoXConfig, context_length: int, pruned_ratio: float = 0.0) -> float:
     """Forward and backward FLOPs of one training token: three times the forward pass.
 
     Matrix products of the blocks, of the head, and of attention over the causal half; see

@@ -11,11 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acp_repro.attention import forgetting_attention
-from acp_repro.attention.threshold import (
-    logit_bound_from_norms,
-    logit_bound_from_qk_norm,
-    pruning_threshold,
-)
+from acp_repro.attention.threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
 
 from .cache import LayerCache
 from .config import FoXConfig
@@ -160,12 +156,7 @@ class ForgettingAttentionCore(nn.Module):
         self.implementation = implementation
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_fgate: Tensor,
-        adaptive_threshold: Tensor | None,
+        self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, adaptive_threshold: Tensor | None
     ) -> Tensor:
         """Equation 1, or 3 where there is a threshold.
 
@@ -245,9 +236,7 @@ class ForgettingAttentionLayer(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def _project_kv(
-        self, proj: nn.Module, x: Tensor, cache: LayerCache | None, state: str
-    ) -> Tensor:
+    def _project_kv(self, proj: nn.Module, x: Tensor, cache: LayerCache | None, state: str) -> Tensor:
         if not isinstance(proj, ShiftedLinear):
             return self._heads(proj(x))
         y, last = proj(x, None if cache is None else getattr(cache, state))
@@ -265,11 +254,7 @@ class ForgettingAttentionLayer(nn.Module):
             bound = None if cache is None else cache.logit_bound
             if bound is None:
                 bound = logit_bound_from_qk_norm(
-                    self.q_norm.weight,
-                    self.k_norm.weight,
-                    self.num_heads,
-                    self.head_dim,
-                    dtype=q.dtype,
+                    self.q_norm.weight, self.k_norm.weight, self.num_heads, self.head_dim, dtype=q.dtype
                 )
             if cache is not None:
                 cache.logit_bound = bound

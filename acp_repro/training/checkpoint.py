@@ -62,9 +62,7 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     return state
 
 
-def save_checkpoint(
-    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> Path:
+def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
     """Writes one checkpoint and drops all but the newest :data:`KEEP`. All ranks must call.
 
     Raises:
@@ -92,10 +90,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    report: Callable[[str], None],
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, report: Callable[[str], None]
 ) -> int | None:
     """Fills weights and optimiser from the newest checkpoint whose hashes are right.
 

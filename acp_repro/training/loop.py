@@ -29,13 +29,7 @@ from ..data import prepare
 from ..model import FoXForCausalLM, save_pretrained
 from ..suite import Run
 from .checkpoint import load_checkpoint
-from .distributed import (
-    check_ranks,
-    on_rank_zero,
-    parallelize,
-    rank,
-    world_size,
-)
+from .distributed import check_ranks, on_rank_zero, parallelize, rank, world_size
 from .optimizer import make_optimizer
 from .run_folder import (
     TrainingError,
@@ -50,15 +44,7 @@ from .run_folder import (
 from .step import autocast, compile_blocks, train_step
 from .trainer import Trainer, num_steps
 
-__all__ = [
-    "TrainingError",
-    "autocast",
-    "compile_blocks",
-    "is_done",
-    "num_steps",
-    "train",
-    "train_step",
-]
+__all__ = ["TrainingError", "autocast", "compile_blocks", "is_done", "num_steps", "train", "train_step"]
 
 
 def train(
@@ -111,9 +97,9 @@ def train(
         corpus = prepare(run.data)
         sequences = corpus.sequences("train", run.context_length, run.seed)
         torch.manual_seed(run.seed)  # the same weights on every rank
-        model = FoXForCausalLM(
-            run.model_config(corpus.vocab_size), run.training.gradient_checkpointing
-        ).to(device)
+        model = FoXForCausalLM(run.model_config(corpus.vocab_size), run.training.gradient_checkpointing).to(
+            device
+        )
         data = corpus.describe(run.context_length)
         on_rank_zero(lambda: check_same_text(run, data))
         on_rank_zero(lambda: write_description(run, model, device, data))
@@ -148,9 +134,7 @@ def _full_weights(model: FoXForCausalLM) -> dict[str, Tensor] | None:
     """All weights on the CPU of rank 0, where they are sharded; None where they are whole."""
     if not isinstance(next(model.parameters()), DTensor):
         return None
-    return get_model_state_dict(
-        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
 def _silent(_: str) -> None:

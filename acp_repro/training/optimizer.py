@@ -10,17 +10,12 @@ from torch import Tensor, nn
 from ..suite import TrainingConfig
 
 
-def make_optimizer(
-    model: nn.Module, config: TrainingConfig, learning_rate: float
-) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: TrainingConfig, learning_rate: float) -> torch.optim.AdamW:
     """AdamW, fused; weight decay on matrices only, so on no norm and no bias."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
+        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
         lr=learning_rate,
         betas=(config.beta1, config.beta2),
         fused=True,

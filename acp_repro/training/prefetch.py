@@ -34,11 +34,7 @@ class Prefetcher:
     """
 
     def __init__(
-        self,
-        load: Callable[[int], Batch],
-        indices: Iterable[int],
-        device: torch.device | str,
-        depth: int = 4,
+        self, load: Callable[[int], Batch], indices: Iterable[int], device: torch.device | str, depth: int = 4
     ):
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")

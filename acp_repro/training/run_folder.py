@@ -80,9 +80,7 @@ def check_same_text(run: Run, data: dict[str, Any]) -> None:
         )
 
 
-def write_description(
-    run: Run, model: FoXForCausalLM, device: torch.device, data: dict[str, Any]
-) -> None:
+def write_description(run: Run, model: FoXForCausalLM, device: torch.device, data: dict[str, Any]) -> None:
     """``run.json``: the settings, and with what and on what they are run."""
     ranks = world_size()
     launcher = f"torchrun --standalone --nproc-per-node {ranks} -m --"

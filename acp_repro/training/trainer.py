@@ -81,11 +81,15 @@ class Trainer:
             self.data = stack.enter_context(Prefetcher(self.load, indices, self.device))
             self.progress = stack.enter_context(
                 tqdm(
-                    total=self.run.size.tokens, initial=first * self.config.batch_tokens,
-                    desc=self.run.name, unit="tok", unit_scale=True, dynamic_ncols=True,
+                    total=self.run.size.tokens,
+                    initial=first * self.config.batch_tokens,
+                    desc=self.run.name,
+                    unit="tok",
+                    unit_scale=True,
+                    dynamic_ncols=True,
                     disable=rank() > 0,
                 )
-            )  # fmt: skip
+            )
             saved_at = time.monotonic()
             self._restart_clock()
             for step in range(first, last):
@@ -106,18 +110,20 @@ class Trainer:
 
     def _step(self, step: int, watch: bool) -> None:
         """Launches one step, and reads what is due."""
-        factor = learning_rate_factor(
-            step * self.config.batch_tokens, self.run.size.tokens, self.config
-        )
+        factor = learning_rate_factor(step * self.config.batch_tokens, self.run.size.tokens, self.config)
         for group in self.optimizer.param_groups:
             group["lr"] = self.run.size.learning_rate * factor
         try:
             batches = self._watched(self.data) if watch else self.data
             waited = self.data.waited_seconds
             loss, norm = train_step(
-                self.wrapped, self.optimizer, batches, self.micro_batches // world_size(),
-                max_grad_norm=self.config.max_grad_norm, dtype=self.config.dtype,
-            )  # fmt: skip
+                self.wrapped,
+                self.optimizer,
+                batches,
+                self.micro_batches // world_size(),
+                max_grad_norm=self.config.max_grad_norm,
+                dtype=self.config.dtype,
+            )
         except ValueError as error:  # a CPU's attention refuses gates that are NaN
             if world_size() > 1:  # the others do not know, so torchrun ends them
                 raise RuntimeError(f"rank {rank()}: step {step} failed: {error}") from error
@@ -138,9 +144,7 @@ class Trainer:
         """``batches``, after a look at what the first sequence of the first one prunes."""
         self._read(0)
         batch = next(batches)
-        self.pruned = pruned_ratio_per_layer(
-            self._callable(), batch[0][:1], dtype=self.config.dtype
-        )
+        self.pruned = pruned_ratio_per_layer(self._callable(), batch[0][:1], dtype=self.config.dtype)
         self._restart_clock()
         return itertools.chain([batch], batches)
 

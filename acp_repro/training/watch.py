@@ -225,9 +225,7 @@ def _watch(module: nn.Module, place: str, note: Callable[[Any, str], None]) -> l
 
 def _place(name: str) -> str:
     """``model.layers.3.attn.core`` -> ``layer 3: attn.core``, whatever wraps the model."""
-    parts = [
-        p for p in name.split(".") if p not in ("module", "_orig_mod", "_checkpoint_wrapped_module")
-    ]
+    parts = [p for p in name.split(".") if p not in ("module", "_orig_mod", "_checkpoint_wrapped_module")]
     parts = parts[1:] if parts[:1] == ["model"] else parts
     if parts[:1] == ["layers"] and len(parts) > 1:
         return f"layer {parts[1]}: {'.'.join(parts[2:]) or 'the whole block'}"

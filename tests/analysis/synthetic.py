@@ -9,11 +9,13 @@ FACTS = {"device": "a processor", "dtype": "float32", "trained_tokens": 1536}
 
 def two_lengths(folder, architectures: str = "pro") -> None:
     """A suite ``mini`` with ACP and exact runs at 256 and 512 tokens, in ``folder``."""
-    text = YAML.replace("[128]", "[256, 512]").replace(
-        "{size:", f"{{architecture: [{architectures}], size:"
+    text = YAML.replace("[128]", "[256, 512]").replace("{size:", f"{{architecture: [{architectures}], size:")
+    write_suite(
+        folder,
+        text.replace("batch_tokens: 256", "batch_tokens: 512").replace(
+            "micro_batch_tokens: 128", "micro_batch_tokens: 512"
+        ),
     )
-    write_suite(folder, text.replace("batch_tokens: 256", "batch_tokens: 512")
-                .replace("micro_batch_tokens: 128", "micro_batch_tokens: 512"))  # fmt: skip
 
 
 def write(run_name: str, quantity: str, *rows: dict) -> None:
@@ -26,13 +28,31 @@ def write_savings(architecture: str = "pro") -> None:
     """At 256 tokens half the blocks, half the time, twice the throughput are saved; at 512 more."""
     for length, pruned, fast in ((256, 5, 1.0), (512, 7, 0.8)):
         run = f"{architecture}-tiny-{length}-acp"
-        write(run, "pruned_ratio", *(
-            {"layer": layer, "head": 0, "block_q_tokens": 64, "block_k_tokens": 64,
-             "pruned_blocks": pruned, "causal_blocks": 10, "pruned_ratio": pruned / 10}
-            for layer in (0, 1)
-        ))  # fmt: skip
-        write(run, "attention_time",
-              {"method": "acp", "forward_ms": fast, "backward_ms": fast, "boundary_search_ms": fast / 10},
-              {"method": "exact", "forward_ms": 2, "backward_ms": 2, "boundary_search_ms": None})  # fmt: skip
-        write(run, "throughput", {"method": "acp", "throughput_tokens_per_s": 200 / fast},
-              {"method": "exact", "throughput_tokens_per_s": 100})  # fmt: skip
+        write(
+            run,
+            "pruned_ratio",
+            *(
+                {
+                    "layer": layer,
+                    "head": 0,
+                    "block_q_tokens": 64,
+                    "block_k_tokens": 64,
+                    "pruned_blocks": pruned,
+                    "causal_blocks": 10,
+                    "pruned_ratio": pruned / 10,
+                }
+                for layer in (0, 1)
+            ),
+        )
+        write(
+            run,
+            "attention_time",
+            {"method": "acp", "forward_ms": fast, "backward_ms": fast, "boundary_search_ms": fast / 10},
+            {"method": "exact", "forward_ms": 2, "backward_ms": 2, "boundary_search_ms": None},
+        )
+        write(
+            run,
+            "throughput",
+            {"method": "acp", "throughput_tokens_per_s": 200 / fast},
+            {"method": "exact", "throughput_tokens_per_s": 100},
+        )

@@ -8,8 +8,13 @@ import pytest
 from analysis import criteria, statistics
 from analysis.report_items import ITEMS
 
-RUN = {"architecture": "pro", "size": "a", "context_length_tokens": 512, "seed": 0,
-       "log_pruning_tolerance": -10.0}  # fmt: skip
+RUN = {
+    "architecture": "pro",
+    "size": "a",
+    "context_length_tokens": 512,
+    "seed": 0,
+    "log_pruning_tolerance": -10.0,
+}
 
 
 def table(*rows: dict) -> pd.DataFrame:
@@ -18,8 +23,12 @@ def table(*rows: dict) -> pd.DataFrame:
 
 def blocks(*pruned: int, lengths=(512, 1024), size: str = "a") -> pd.DataFrame:
     """One head a run, ``pruned`` of 100 blocks."""
-    return table(*({"size": size, "context_length_tokens": length, "pruned_blocks": p, "causal_blocks": 100}
-                   for p, length in zip(pruned, lengths, strict=False)))  # fmt: skip
+    return table(
+        *(
+            {"size": size, "context_length_tokens": length, "pruned_blocks": p, "causal_blocks": 100}
+            for p, length in zip(pruned, lengths, strict=False)
+        )
+    )
 
 
 def test_pruned_at_longest_looks_at_the_longest_context_of_every_size():
@@ -52,9 +61,7 @@ def test_time_and_throughput():
     speed = both_methods("throughput_tokens_per_s", 100.0, 100.0)
     assert criteria.throughput_not_lower(speed).met
     assert criteria.throughput_not_lower(speed).ours == "a: +0 % at 512"
-    assert not criteria.throughput_not_lower(
-        both_methods("throughput_tokens_per_s", 99.0, 100.0)
-    ).met
+    assert not criteria.throughput_not_lower(both_methods("throughput_tokens_per_s", 99.0, 100.0)).met
     assert criteria.gains_grow(speed).met is None
     search = both_methods("forward_ms", 50.0, 90.0).assign(backward_ms=50.0)
     assert criteria.search_is_cheap(search.assign(boundary_search_ms=6.0)).met
@@ -63,11 +70,13 @@ def test_time_and_throughput():
 
 def losses(*pairs: tuple[float, float]) -> pd.DataFrame:
     """A seed for each (with ACP, exact)."""
-    return table(*(
-        {"log_pruning_tolerance": tolerance, "seed": seed, "loss_nats": loss}
-        for seed, pair in enumerate(pairs)
-        for tolerance, loss in zip((-10.0, None), pair, strict=True)
-    ))  # fmt: skip
+    return table(
+        *(
+            {"log_pruning_tolerance": tolerance, "seed": seed, "loss_nats": loss}
+            for seed, pair in enumerate(pairs)
+            for tolerance, loss in zip((-10.0, None), pair, strict=True)
+        )
+    )
 
 
 def test_losses_match_within_the_noise_of_seeds_or_the_papers_own():
@@ -84,16 +93,24 @@ def test_losses_match_within_the_noise_of_seeds_or_the_papers_own():
 def heads(*ratios: float, layers=None, length: int = 640) -> pd.DataFrame:
     """Ten blocks a side: at most 36 of 55 are pruned, a row keeping its own and the one before."""
     layers = layers or [0] * len(ratios)
-    return table(*({"context_length_tokens": length, "layer": layer, "head": i, "pruned_ratio": r,
-                    "block_q_tokens": 64, "block_k_tokens": 64}
-                   for i, (r, layer) in enumerate(zip(ratios, layers, strict=True))))  # fmt: skip
+    return table(
+        *(
+            {
+                "context_length_tokens": length,
+                "layer": layer,
+                "head": i,
+                "pruned_ratio": r,
+                "block_q_tokens": 64,
+                "block_k_tokens": 64,
+            }
+            for i, (r, layer) in enumerate(zip(ratios, layers, strict=True))
+        )
+    )
 
 
 def test_kinds_of_heads_are_relative_to_what_the_grid_allows():
     most = 36 / 55
-    kinds = statistics.head_kinds(
-        heads(most, 0.951 * most, 0.949 * most, 0.051 * most, 0.049 * most)
-    )
+    kinds = statistics.head_kinds(heads(most, 0.951 * most, 0.949 * most, 0.051 * most, 0.049 * most))
     assert kinds.tolist() == ["local", "local", "between", "between", "global"]
     assert criteria.heads_bimodal(heads(most, most, 0.0, 0.3)).met
     assert criteria.heads_bimodal(heads(most, most, 0.3)).met is False  # no global head
@@ -115,10 +132,13 @@ def test_first_layers():
 
 def test_large_weights_left_of_the_boundary_are_counted():
     head = {"layer": 0, "head": 0}
-    decay = table({**head, "position": 0, "first_kept_key_position": 0},
-                  {**head, "position": 1, "first_kept_key_position": 1})  # fmt: skip
-    weights = table({**head, "query_position": 0, "key_position": 0},
-                    {**head, "query_position": 1, "key_position": 1})  # fmt: skip
+    decay = table(
+        {**head, "position": 0, "first_kept_key_position": 0},
+        {**head, "position": 1, "first_kept_key_position": 1},
+    )
+    weights = table(
+        {**head, "query_position": 0, "key_position": 0}, {**head, "query_position": 1, "key_position": 1}
+    )
     assert criteria.large_weights_kept(decay, weights).met
     verdict = criteria.large_weights_kept(decay, weights.assign(key_position=0))
     assert verdict.met is False and verdict.ours == "1 of 2 such weights are pruned"
@@ -156,14 +176,14 @@ def test_pruned_mass_against_its_bound():
 
 
 def test_blocks_and_long_contexts():
-    sizes = table(
-        {"block_tokens": 32, "pruned_ratio": 0.74}, {"block_tokens": 64, "pruned_ratio": 0.7}
-    )
+    sizes = table({"block_tokens": 32, "pruned_ratio": 0.74}, {"block_tokens": 64, "pruned_ratio": 0.7})
     assert criteria.block_size_negligible(sizes).met
     assert criteria.block_size_negligible(sizes.assign(pruned_ratio=[0.76, 0.7])).met is False
     assert criteria.block_size_negligible(sizes[:1]).met is None
-    longer = table({"evaluated_length_tokens": 1024, "pruned_ratio": 0.8},
-                   {"evaluated_length_tokens": 512, "pruned_ratio": 0.7})  # fmt: skip
+    longer = table(
+        {"evaluated_length_tokens": 1024, "pruned_ratio": 0.8},
+        {"evaluated_length_tokens": 512, "pruned_ratio": 0.7},
+    )
     assert criteria.savings_grow_past_training(longer).met
     assert criteria.savings_grow_past_training(longer.assign(pruned_ratio=0.7)).met is False
 
@@ -172,13 +192,13 @@ def test_every_claim_says_what_it_checks_and_where_the_paper_says_it():
     claims = [claim for item in ITEMS for claim in item.claims]
     assert len({item.name for item in ITEMS}) == len(ITEMS) and len(claims) > 20
     for claim in claims:
-        assert claim.quantities and claim.holds_if and claim.paper.split()[0] in (
-            "Abstract:", "Section", "Appendix", "Figure"
-        )  # fmt: skip
+        assert (
+            claim.quantities
+            and claim.holds_if
+            and claim.paper.split()[0] in ("Abstract:", "Section", "Appendix", "Figure")
+        )
 
 
-@pytest.mark.parametrize(
-    "item", [item for item in ITEMS if item.claims], ids=lambda item: item.name
-)
+@pytest.mark.parametrize("item", [item for item in ITEMS if item.claims], ids=lambda item: item.name)
 def test_claims_need_no_more_than_their_figure_is_drawn_from(item):
     assert all(set(claim.quantities) <= set(item.quantities) for claim in item.claims)

@@ -23,16 +23,18 @@ from analysis import (
     loss_curves,
     statistics,
     style,
-)  # fmt: skip
+)
 from tests.suites import YAML, write_suite
 
 SUITE = YAML
 for before, after in (
-    ("sizes:\n", "sizes:\n  big: {num_hidden_layers: 2, hidden_size: 64, head_dim: 16, tokens: 9, "
-                 "learning_rate: 1}\n"),
+    (
+        "sizes:\n",
+        "sizes:\n  big: {num_hidden_layers: 2, hidden_size: 64, head_dim: 16, tokens: 9, learning_rate: 1}\n",
+    ),
     ("size: [tiny], context_length: [128]", "size: [tiny, big], context_length: [256, 512]"),
     ("batch_tokens: 256, micro_batch_tokens: 128", "batch_tokens: 512, micro_batch_tokens: 512"),
-):  # fmt: skip
+):
     assert before in SUITE
     SUITE = SUITE.replace(before, after)
 HEADS_RUN = "pro-big-256-acp"
@@ -55,11 +57,19 @@ def write_curves(names: list[str]) -> None:
     """A straight line for ACP; exact lies 0.01 lower, and 0.03 at position 60."""
     for name in names:
         length, exact = int(name.split("-")[2]), name.endswith("exact")
-        record(name, "loss_curve", [
-            {"position": p, "window_tokens": 101, "measured_tokens": 512,
-             "loss_nats": 3 - p / 1000 - exact * (0.03 if p == 60 else 0.01)}
-            for p in range(50, length - 50, 2)
-        ])  # fmt: skip
+        record(
+            name,
+            "loss_curve",
+            [
+                {
+                    "position": p,
+                    "window_tokens": 101,
+                    "measured_tokens": 512,
+                    "loss_nats": 3 - p / 1000 - exact * (0.03 if p == 60 else 0.01),
+                }
+                for p in range(50, length - 50, 2)
+            ],
+        )
 
 
 def decay_rows(step: float, layer: int, head: int, block_q: int = 64) -> list[dict]:
@@ -69,29 +79,56 @@ def decay_rows(step: float, layer: int, head: int, block_q: int = 64) -> list[di
     kept = [sum(c[f] - c[k * 64 + 63] < -10 for k in range(f // 64)) for f in first]
     causal = sum((f + block_q - 1) // 64 + 1 for f in first)
     return [
-        {"layer": layer, "head": head, "pruned_ratio": sum(kept) / causal, "position": p,
-         "cumulative_log_fgate_nats": c[p], "threshold_nats": -10.0, "block_q_tokens": block_q,
-         "block_k_tokens": 64, "first_kept_key_position": 64 * kept[p // block_q]}
+        {
+            "layer": layer,
+            "head": head,
+            "pruned_ratio": sum(kept) / causal,
+            "position": p,
+            "cumulative_log_fgate_nats": c[p],
+            "threshold_nats": -10.0,
+            "block_q_tokens": block_q,
+            "block_k_tokens": 64,
+            "first_kept_key_position": 64 * kept[p // block_q],
+        }
         for p in range(256)
-    ]  # fmt: skip
+    ]
 
 
 def write_heads() -> None:
+    record(HEADS_RUN, "decay", decay_rows(1, 0, 2) + decay_rows(0.1, 1, 0) + decay_rows(0.001, 1, 3))
     record(
-        HEADS_RUN, "decay", decay_rows(1, 0, 2) + decay_rows(0.1, 1, 0) + decay_rows(0.001, 1, 3)
+        HEADS_RUN,
+        "attention_weights",
+        [
+            {
+                "layer": layer,
+                "head": head,
+                "query_position": q,
+                "key_position": q // 2,
+                "attention_weight": 0.5,
+            }
+            for layer, head in ((0, 2), (1, 0), (1, 3))
+            for q in range(256)
+        ],
     )
-    record(HEADS_RUN, "attention_weights", [
-        {"layer": layer, "head": head, "query_position": q, "key_position": q // 2,
-         "attention_weight": 0.5}
-        for layer, head in ((0, 2), (1, 0), (1, 3)) for q in range(256)
-    ])  # fmt: skip
     # On a grid of 4 by 4 blocks the most is 3 of 10: rows 2 and 3 prune 1 and 2.
-    record(HEADS_RUN, "pruned_ratio", [
-        {"layer": i // 4, "head": i % 4, "measured_tokens": 512, "block_q_tokens": 64,
-         "block_k_tokens": 64, "pruned_blocks": pruned, "causal_blocks": 20,
-         "pruned_ratio": pruned / 20}
-        for i, pruned in enumerate((6, 6, 6, 0, 6, 3, 0, 1))
-    ])  # fmt: skip
+    record(
+        HEADS_RUN,
+        "pruned_ratio",
+        [
+            {
+                "layer": i // 4,
+                "head": i % 4,
+                "measured_tokens": 512,
+                "block_q_tokens": 64,
+                "block_k_tokens": 64,
+                "pruned_blocks": pruned,
+                "causal_blocks": 20,
+                "pruned_ratio": pruned / 20,
+            }
+            for i, pruned in enumerate((6, 6, 6, 0, 6, 3, 0, 1))
+        ],
+    )
 
 
 def make(name: str, monkeypatch) -> str:
@@ -125,12 +162,7 @@ def test_savings_fall_into_the_papers_bins():
         (512, 64, 64, 21 / 36),  # 0 + 0 + 1 + ... + 6 of 1 + ... + 8
         (256, 128, 64, 1 / 6),  # two rows of 2 and 4 blocks; the second keeps blocks 1, 2 and 3
         (64, 64, 64, 0.0),
-        (
-            100,
-            64,
-            64,
-            0.0,
-        ),  # the last row is short; its two blocks are the diagonal and its neighbour
+        (100, 64, 64, 0.0),  # the last row is short; its two blocks are the diagonal and its neighbour
     ],
 )
 def test_the_grid_sets_a_limit(length, block_q, block_k, share):
@@ -143,25 +175,33 @@ def test_the_limit_is_what_strong_gates_reach_and_do_not_pass():
 
 
 def test_heads_at_the_limit_are_found():
-    table = pd.DataFrame({"context_length_tokens": 512, "block_q_tokens": 64, "block_k_tokens": 64,
-                          "pruned_ratio": [0.5834, 0.575, 0.57, 0.0]})  # fmt: skip
+    table = pd.DataFrame(
+        {
+            "context_length_tokens": 512,
+            "block_q_tokens": 64,
+            "block_k_tokens": 64,
+            "pruned_ratio": [0.5834, 0.575, 0.57, 0.0],
+        }
+    )
     limit, there = statistics.grid_limit(table)
-    assert limit == pytest.approx(0.58333, abs=1e-4) and there.tolist() == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert limit == pytest.approx(0.58333, abs=1e-4) and there.tolist() == [True, True, False, False]
     table.loc[0, "block_q_tokens"] = 128
     with pytest.raises(ValueError, match="2 grids"):
         statistics.grid_limit(table)
 
 
 def curve(tolerance, losses, length=256, seed=0):
-    return pd.DataFrame({
-        "architecture": "pro", "size": "big", "context_length_tokens": length, "seed": seed,
-        "log_pruning_tolerance": tolerance, "position": range(len(losses)), "loss_nats": losses,
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "architecture": "pro",
+            "size": "big",
+            "context_length_tokens": length,
+            "seed": seed,
+            "log_pruning_tolerance": tolerance,
+            "position": range(len(losses)),
+            "loss_nats": losses,
+        }
+    )
 
 
 def test_curves_are_paired_position_by_position():
@@ -175,14 +215,10 @@ def test_curves_are_paired_position_by_position():
     more = pd.concat([table, curve(None, [3.1, 2.5, 1.2], seed=1)])
     assert statistics.seed_gap(more) == pytest.approx(0.5)
     # A seed without its twin says nothing of the difference.
-    pd.testing.assert_frame_equal(
-        statistics.loss_differences(more), statistics.loss_differences(table)
-    )
+    pd.testing.assert_frame_equal(statistics.loss_differences(more), statistics.loss_differences(table))
     # With it the two pairs are averaged: at position 1, 0 and -0.5.
     pairs = pd.concat([more, curve(-10.0, [3.0, 2.0, 1.0], seed=1)])
-    assert statistics.loss_differences(pairs)["difference"].tolist() == pytest.approx(
-        [-0.1, -0.25, -0.2]
-    )
+    assert statistics.loss_differences(pairs)["difference"].tolist() == pytest.approx([-0.1, -0.25, -0.2])
     for half in (table[:3], table[:-1]):
         with pytest.raises(ValueError, match="exact twin"):
             statistics.loss_differences(half)
@@ -238,8 +274,11 @@ def test_heads_figures_say_what_was_measured(folder, monkeypatch):
     assert "first held-out sequence, 256 tokens" in caption
     figure = figure6.draw({q: read_records("mini", q) for q in figure6.QUANTITIES})
     titles = [ax.get_title() for ax in figure.axes[:3]]
-    assert titles == ["layer 0, head 2: 30 % saved", "layer 1, head 0: 10 % saved",
-                      "layer 1, head 3: 0 % saved"]  # fmt: skip
+    assert titles == [
+        "layer 0, head 2: 30 % saved",
+        "layer 1, head 0: 10 % saved",
+        "layer 1, head 3: 0 % saved",
+    ]
 
 
 def test_bars_of_figure_4_stack_to_the_distribution(folder):
@@ -262,9 +301,7 @@ def test_loss_figures_take_their_sizes_and_print_the_gap(folder, monkeypatch):
         assert "FoX (Pro)" in caption and "Two seeds" not in caption
     assert "**Figure 8.**" in caption and "big" not in caption
     figure = loss_curves.draw(read_records("mini", "loss_curve"))
-    words = [
-        t.get_text() for ax in figure.axes for t in (ax.get_legend() or figure.legends[0]).texts
-    ]
+    words = [t.get_text() for ax in figure.axes for t in (ax.get_legend() or figure.legends[0]).texts]
     assert words.count("0.0300") == 4  # two sizes of two lengths
     assert {line.get_linestyle() for line in figure.axes[0].lines} == {"-", "--"}
 
@@ -281,18 +318,8 @@ def test_a_missing_record_of_one_run_names_its_command(folder, monkeypatch):
     ("name", "before", "after", "message"),
     [
         ("figure11", "", "", r"no run of FoX \(LLaMA\) both .* grid has no such run"),
-        (
-            "figure3",
-            "[-10, null]",
-            "[-10]",
-            "lacks the twins of pro-tiny-256-acp, pro-tiny-512-acp",
-        ),
-        (
-            "figure8",
-            "[tiny, big]",
-            "[tiny]",
-            r"no second size of FoX \(Pro\).*grid has one size with twins",
-        ),
+        ("figure3", "[-10, null]", "[-10]", "lacks the twins of pro-tiny-256-acp, pro-tiny-512-acp"),
+        ("figure8", "[tiny, big]", "[tiny]", r"no second size of FoX \(Pro\).*grid has one size with twins"),
     ],
 )
 def test_a_grid_without_the_runs_is_told_so(folder, monkeypatch, name, before, after, message):
@@ -303,8 +330,10 @@ def test_a_grid_without_the_runs_is_told_so(folder, monkeypatch, name, before, a
 
 def test_exact_heads_have_no_boundary_and_no_figure_1(folder, monkeypatch):
     write_heads()
-    exact = [{**row, "threshold_nats": None, "first_kept_key_position": 0, "pruned_ratio": 0.0}
-             for row in decay_rows(0.1, 0, 0)]  # fmt: skip
+    exact = [
+        {**row, "threshold_nats": None, "first_kept_key_position": 0, "pruned_ratio": 0.0}
+        for row in decay_rows(0.1, 0, 0)
+    ]
     record(HEADS_RUN, "decay", exact)
     with pytest.raises(SystemExit, match="figure1 shows pruning, and pro-big-256-acp is exact"):
         make("figure1", monkeypatch)

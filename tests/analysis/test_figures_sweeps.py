@@ -16,29 +16,51 @@ from tests.suites import write_suite
 
 RUN = "pro-tiny-128-acp"
 SWEEP = [
-    {"swept_log_pruning_tolerance": value, "block_pruned_ratio": ratio, "measured_tokens": 256,
-     "token_pruned_ratio": ratio + 0.1, "loss_nats": loss, "largest_pruned_mass": mass}
+    {
+        "swept_log_pruning_tolerance": value,
+        "block_pruned_ratio": ratio,
+        "measured_tokens": 256,
+        "token_pruned_ratio": ratio + 0.1,
+        "loss_nats": loss,
+        "largest_pruned_mass": mass,
+    }
     for value, ratio, loss, mass in (
-        (-10.0, 0.5, 3.1, math.exp(-10) / 4000), (-1.0, 0.6, 3.1005, 1e-4), (-40.0, 0.0, 3.1, None),
+        (-10.0, 0.5, 3.1, math.exp(-10) / 4000),
+        (-1.0, 0.6, 3.1005, 1e-4),
+        (-40.0, 0.0, 3.1, None),
     )
-]  # fmt: skip
+]
 MASS = [
-    {"layer": 0, "head": head, "measured_rows": 256, "rows_with_pruning": 100 if largest else 0,
-     "threshold_nats": -20.0, "pruned_ratio": 0.5 if largest else 0.0, "largest_pruned_mass": largest,
-     "q99_pruned_mass": median, "q90_pruned_mass": median, "median_pruned_mass": median,
-     "threshold_slack_nats": slack}
+    {
+        "layer": 0,
+        "head": head,
+        "measured_rows": 256,
+        "rows_with_pruning": 100 if largest else 0,
+        "threshold_nats": -20.0,
+        "pruned_ratio": 0.5 if largest else 0.0,
+        "largest_pruned_mass": largest,
+        "q99_pruned_mass": median,
+        "q90_pruned_mass": median,
+        "median_pruned_mass": median,
+        "threshold_slack_nats": slack,
+    }
     for head, (largest, median, slack) in enumerate(
         [(1e-30, 0.0, 20.0), (math.exp(-10) / 300, 1e-9, 5.0), (None, None, 2.0)]
     )
-]  # fmt: skip
+]
 BLOCKS = [
     {"block_tokens": block, "measured_tokens": 256, "pruned_ratio": ratio}
     for block, ratio in ((1, 0.9), (64, 0.25), (16, 0.7))
 ]
 LONG = [
-    {"evaluated_length_tokens": 128 * n, "measured_tokens": 512, "pruned_ratio": 1 - 0.5 / n,
-     "loss_nats": 3 + 0.1 / n} for n in (1, 2, 4)
-]  # fmt: skip
+    {
+        "evaluated_length_tokens": 128 * n,
+        "measured_tokens": 512,
+        "pruned_ratio": 1 - 0.5 / n,
+        "loss_nats": 3 + 0.1 / n,
+    }
+    for n in (1, 2, 4)
+]
 FIGURES = {
     "figure7": (figure7, "epsilon_sweep", SWEEP),
     "figureA1": (figureA1, "pruned_mass", MASS),
@@ -144,9 +166,13 @@ def test_numbers_by_hand():
     assert sweeps.bound_margins(sweep).iloc[0] == pytest.approx(math.exp(2))
     assert sweeps.bound_margins(sweep).isna().tolist() == [False, True]
     heads = pd.DataFrame(
-        {"log_pruning_tolerance": -1.0, "largest_pruned_mass": [np.exp(-3), np.exp(-2)],
-         "threshold_nats": [-20.0, -10.0], "threshold_slack_nats": [5.0, 10.0]}
-    )  # fmt: skip
+        {
+            "log_pruning_tolerance": -1.0,
+            "largest_pruned_mass": [np.exp(-3), np.exp(-2)],
+            "threshold_nats": [-20.0, -10.0],
+            "threshold_slack_nats": [5.0, 10.0],
+        }
+    )
     assert sweeps.head_margins(heads).tolist() == pytest.approx([math.exp(2), math.e])
     assert sweeps.slack_shares(heads).tolist() == [0.25, 1.0]
     assert sweeps.closest(sweeps.head_margins(heads)).endswith("a factor of 2.7.")

@@ -17,9 +17,7 @@ from analysis import report, report_text, style, table4
 from analysis.report_page import render
 from tests.analysis import synthetic
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
@@ -86,9 +84,7 @@ def test_images_decode_and_are_described(made):
     attributes = images[0][1]
     data = base64.b64decode(attributes["src"].removeprefix("data:image/png;base64,"), validate=True)
     height, width, _ = matplotlib.image.imread(io.BytesIO(data)).shape
-    assert int(attributes["width"]) / int(attributes["height"]) == pytest.approx(
-        width / height, rel=0.01
-    )
+    assert int(attributes["width"]) / int(attributes["height"]) == pytest.approx(width / height, rel=0.01)
     assert attributes["alt"] == "Figure 2: Bars & more for L < 9."
 
 
@@ -132,9 +128,7 @@ def test_verdicts_are_shown_with_their_numbers(made):
     assert "✗ not met" in figure3 and "tiny, 512: +0.0300" in figure3
     summary = words(section(text, "claims"))
     # Figure 2: all five; Figure 4: both heads are local, none is global; Table 4: 5 % of the time.
-    assert (
-        "25 criteria: 7 met, 2 not met, 1 cannot be told from these runs, 8 not measured" in summary
-    )
+    assert "25 criteria: 7 met, 2 not met, 1 cannot be told from these runs, 8 not measured" in summary
     assert text.count("✓ met") == 2 * 7  # once in the summary, once at its figure
 
 
@@ -166,9 +160,7 @@ def test_nothing_measured_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     synthetic.two_lengths(tmp_path)
     monkeypatch.setattr("sys.argv", ["report", "--suite", "mini"])
-    with pytest.raises(
-        SystemExit, match="error: no records in results/mini; make them with `make rec"
-    ):
+    with pytest.raises(SystemExit, match="error: no records in results/mini; make them with `make rec"):
         report.main()
     monkeypatch.setattr("sys.argv", ["report", "--suite", "no"])
     with pytest.raises(SystemExit, match="error: .*no such suite"):
@@ -184,16 +176,16 @@ def test_markdown_of_captions():
         "<i>D</i><sub>ij</sub> at <i>e</i><sup>\u221210</sup>"
     )
     assert report_text.inline(r"$3 \times 10^2 \geq \delta$") == "3 × 10<sup>2</sup> ≥ <i>δ</i>"
-    paragraph, tables = report_text.paragraphs_and_tables(
-        "Text.\n\n| a | b |\n| --- | ---: |\n| 1 | 2 |"
-    )
+    paragraph, tables = report_text.paragraphs_and_tables("Text.\n\n| a | b |\n| --- | ---: |\n| 1 | 2 |")
     assert paragraph == "Text." and len(tables) == 1
     assert '<th scope="row">1</th><td class="right">2</td>' in tables[0]
 
 
 def test_analysis_needs_no_torch():
-    code = "import sys, analysis.report, analysis.report_page, analysis.table2, analysis.table4, " \
-           "analysis.figure10; sys.exit('torch' in sys.modules)"  # fmt: skip
+    code = (
+        "import sys, analysis.report, analysis.report_page, analysis.table2, analysis.table4, "
+        "analysis.figure10; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -211,10 +203,21 @@ def test_browser_renders_it_without_sideways_scroll(made, tmp_path, width):
         <iframe src="copy.html" style="width: {width}px; height: 900px; border: 0"></iframe>"""
     (tmp_path / "copy.html").write_text(text.replace("</body>", script), encoding="utf-8")
     (tmp_path / "frame.html").write_text(frame, encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-             "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000",
-             "--window-size=1300,900", "--dump-dom"]  # fmt: skip
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=3000",
+        "--window-size=1300,900",
+        "--dump-dom",
+    ]
 
     def dom(page: str) -> str:
         command = [BROWSER, *flags, (tmp_path / page).as_uri()]

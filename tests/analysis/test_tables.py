@@ -21,9 +21,11 @@ def suite(tmp_path, monkeypatch):
 def test_search_share_by_hand():
     run = {"architecture": "pro", "size": "a", "context_length_tokens": 128, "seed": 0}
     times = pd.DataFrame(
-        [{**run, "method": "acp", "forward_ms": 3.0, "backward_ms": 5.0, "boundary_search_ms": 0.4},
-         {**run, "method": "exact", "forward_ms": 9.0, "backward_ms": 9.0}]
-    )  # fmt: skip
+        [
+            {**run, "method": "acp", "forward_ms": 3.0, "backward_ms": 5.0, "boundary_search_ms": 0.4},
+            {**run, "method": "exact", "forward_ms": 9.0, "backward_ms": 9.0},
+        ]
+    )
     table = statistics.search_share(times)
     assert table[["search_ms", "attention_ms"]].to_numpy().tolist() == [[0.4, 8.0]]
     assert table["percent"].tolist() == pytest.approx([5.0])
@@ -33,9 +35,18 @@ def test_search_share_by_hand():
 
 @pytest.mark.parametrize(
     ("count", "label"),
-    [(0, "0"), (12, "12"), (999, "999"), (2048, "2k"), (1536, "1.5k"), (409_600, "410k"),
-     (2**28, "268M"), (2_684_354_560, "2.7B"), (16_106_127_360, "16B")],
-)  # fmt: skip
+    [
+        (0, "0"),
+        (12, "12"),
+        (999, "999"),
+        (2048, "2k"),
+        (1536, "1.5k"),
+        (409_600, "410k"),
+        (2**28, "268M"),
+        (2_684_354_560, "2.7B"),
+        (16_106_127_360, "16B"),
+    ],
+)
 def test_count_labels(count, label):
     assert style.count_label(count) == label
 
@@ -78,9 +89,7 @@ def test_paper_values_are_whole():
     table = style.paper_values()
     assert (table["low"] <= table["high"]).all()
     assert table[["item", "quantity", "unit", "place"]].notna().all(axis=None)
-    assert not table.duplicated(
-        ["item", "quantity", "size", "context_length_tokens", "method"]
-    ).any()
+    assert not table.duplicated(["item", "quantity", "size", "context_length_tokens", "method"]).any()
     # Six models and thirteen columns in each of Tables 1 and 3; three by three in Table 4.
     assert table["item"].value_counts()[["table1", "table3"]].tolist() == [78, 78]
     cells = table[(table["item"] == "table4") & table["size"].notna()]

@@ -46,21 +46,56 @@ def compile_all():
     tail = TensorDescriptor(numbers, [4096 * 48], [1], [64], gl.NVMMASharedLayout(0, 32, 1))
     for boundary, seq_start, shared in ((None, None, 1), (starts, None, 1), (starts, pairs, 4)):
         common = dict(
-            options,
-            HAS_BOUNDARY=boundary is not None,
-            HAS_START=seq_start is not None,
-            SHARED=shared,
+            options, HAS_BOUNDARY=boundary is not None, HAS_START=seq_start is not None, SHARED=shared
         )
         grads = x if shared == 1 else x.float()
         yield hopper.query_side_kernel.warmup(
-            matrix, matrix, matrix, matrix, tail, x, numbers, x, numbers, pairs, pairs, pairs, boundary,
-            seq_start, *strides, *strides, *sizes, 0.18, 0.125, grid=(1,), **common,
-        )  # fmt: skip
-        yield hopper.key_side_kernel.warmup(
-            matrix, matrix, matrix, matrix, of_pairs, of_pairs, of_pairs, grads, grads, numbers, numbers,
-            pairs, boundary, seq_start, *strides, *strides, *sizes, 0.18, 0.125, COUNT=256, grid=(1,),
+            matrix,
+            matrix,
+            matrix,
+            matrix,
+            tail,
+            x,
+            numbers,
+            x,
+            numbers,
+            pairs,
+            pairs,
+            pairs,
+            boundary,
+            seq_start,
+            *strides,
+            *strides,
+            *sizes,
+            0.18,
+            0.125,
+            grid=(1,),
             **common,
-        )  # fmt: skip
+        )
+        yield hopper.key_side_kernel.warmup(
+            matrix,
+            matrix,
+            matrix,
+            matrix,
+            of_pairs,
+            of_pairs,
+            of_pairs,
+            grads,
+            grads,
+            numbers,
+            numbers,
+            pairs,
+            boundary,
+            seq_start,
+            *strides,
+            *strides,
+            *sizes,
+            0.18,
+            0.125,
+            COUNT=256,
+            grid=(1,),
+            **common,
+        )
 
 
 if __name__ == "__main__":
@@ -72,6 +107,8 @@ if __name__ == "__main__":
             source.write_text(kernel.asm["ptx"])
             said = subprocess.run(
                 [ptxas, "-v", "--gpu-name=sm_90a", source, "-o", Path(folder) / "kernel.cubin"],
-                capture_output=True, text=True, check=True,
-            ).stderr  # fmt: skip
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stderr
             print(" ".join(said.split()))

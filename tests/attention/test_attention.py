@@ -7,12 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from acp_repro.attention import blockwise, forgetting_attention, pruning_grid
-from acp_repro.attention.boundary import (
-    attention_flops,
-    count_blocks,
-    find_boundary,
-    find_boundary_serial,
-)
+from acp_repro.attention.boundary import attention_flops, count_blocks, find_boundary, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.op import forgetting_attention_op
 
@@ -50,8 +45,7 @@ def relative_error(actual, expected):
 
 
 @pytest.mark.parametrize(
-    ("seqlen_q", "seqlen_k"),
-    [(1, 1), (63, 63), (65, 65), (129, 129), (1000, 1000), (65, 129), (7, 300)],
+    ("seqlen_q", "seqlen_k"), [(1, 1), (63, 63), (65, 65), (129, 129), (1000, 1000), (65, 129), (7, 300)]
 )
 @pytest.mark.parametrize("threshold", [None, -20.0, "auto"])
 @pytest.mark.parametrize("padded", [False, True])
@@ -123,9 +117,7 @@ def test_pruned_blocks_cost_no_work():
         flops.append(counter.get_total_flops())
         count = count_blocks(boundary, 1024, 1024, 64, 64)
         kept = 4 * count.causal - int(count.pruned.sum())
-        assert flops[-1] == sum(
-            attention_flops(kept, 64, 64, 16, backward=b) for b in (False, True)
-        )
+        assert flops[-1] == sum(attention_flops(kept, 64, 64, 16, backward=b) for b in (False, True))
     assert flops[0] < 0.65 * flops[1]
 
 
@@ -156,9 +148,7 @@ def test_gates_at_zero_cut_the_sequence():
     log_fgate[:, 40] = -torch.inf
     inputs = [x.requires_grad_() for x in (q, k, v, log_fgate)]
     out = forgetting_attention(*inputs, adaptive_threshold=-50.0)
-    tail = forgetting_attention(
-        *(x[:, 40:] for x in (q, k, v, log_fgate)), implementation="reference"
-    )
+    tail = forgetting_attention(*(x[:, 40:] for x in (q, k, v, log_fgate)), implementation="reference")
     torch.testing.assert_close(out[:, 40:], tail, rtol=1e-3, atol=1e-3)
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), inputs))
 
@@ -171,9 +161,12 @@ def test_layouts_and_start_index(implementation):
     )
     heads_first = [x.transpose(1, 2) for x in inputs]
     other, same = forgetting_attention(
-        *heads_first, adaptive_threshold=torch.tensor([-20.0]), head_first=True,
-        return_start_index=True, implementation=implementation,
-    )  # fmt: skip
+        *heads_first,
+        adaptive_threshold=torch.tensor([-20.0]),
+        head_first=True,
+        return_start_index=True,
+        implementation=implementation,
+    )
     assert torch.equal(out, other.transpose(1, 2)) and torch.equal(start, same)
     block_q, block_k = pruning_grid(implementation, 32, torch.float32)
     c = cumulative_log_fgate(heads_first[3].detach())
@@ -183,12 +176,7 @@ def test_layouts_and_start_index(implementation):
 
 @pytest.mark.parametrize(
     "threshold",
-    [
-        torch.tensor(-20.0),
-        torch.full((2,), -20.0),
-        torch.full((2, 2), -20.0, dtype=torch.float64),
-        -20,
-    ],
+    [torch.tensor(-20.0), torch.full((2,), -20.0), torch.full((2, 2), -20.0, dtype=torch.float64), -20],
 )
 def test_thresholds_broadcast(threshold):
     inputs = make_inputs(130, 130)
@@ -216,9 +204,7 @@ def test_autocast_changes_nothing_inside(implementation):
     expected = run(inputs, implementation, adaptive_threshold=-20.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = run(inputs, implementation, adaptive_threshold=-20.0)
-    for a, e in zip(
-        actual[:1] if implementation == "reference" else actual, expected, strict=False
-    ):
+    for a, e in zip(actual[:1] if implementation == "reference" else actual, expected, strict=False):
         assert torch.equal(a, e)
 
 
@@ -278,7 +264,7 @@ def _wrong(**changes):
         ({"implementation": "cuda"}, ValueError, "implementation must be one of"),
         ({"implementation": "reference", "log_fgate": torch.rand(2, 8, 2)}, ValueError, "at most 0"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_are_named(changes, error, message):
     with pytest.raises(error, match=message):
         forgetting_attention(**_wrong(**changes))

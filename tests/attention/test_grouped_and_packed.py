@@ -10,11 +10,7 @@ import math
 import pytest
 import torch
 
-from acp_repro.attention import (
-    _longest_document_gain,
-    forgetting_attention,
-    logit_bound_from_qk_norm,
-)
+from acp_repro.attention import _longest_document_gain, forgetting_attention, logit_bound_from_qk_norm
 from acp_repro.attention.boundary import find_boundary
 from acp_repro.attention.decay import cumulative_log_fgate, cut_documents, documents_threshold
 from acp_repro.attention.op import forgetting_attention_op
@@ -25,9 +21,7 @@ IMPLEMENTATIONS = [
     "reference",
     pytest.param(
         "blockwise",
-        marks=pytest.mark.skipif(
-            DEVICE == "cuda", reason="a CPU path; run make test where no GPU is"
-        ),
+        marks=pytest.mark.skipif(DEVICE == "cuda", reason="a CPU path; run make test where no GPU is"),
     ),
     pytest.param("triton", marks=pytest.mark.skipif(not HAS_TRITON, reason="pip install triton")),
 ]
@@ -42,8 +36,9 @@ def make_inputs(seqlen_q, seqlen_k, heads=4, kv_heads=2, head_dim=16, batch=2, d
     def draw(length, count):
         return torch.randn(batch, length, count, head_dim, generator=generator).to(dtype)
 
-    q, k, v, dout = (draw(*x) for x in ((seqlen_q, heads), (seqlen_k, kv_heads),
-                                        (seqlen_k, kv_heads), (seqlen_q, heads)))  # fmt: skip
+    q, k, v, dout = (
+        draw(*x) for x in ((seqlen_q, heads), (seqlen_k, kv_heads), (seqlen_k, kv_heads), (seqlen_q, heads))
+    )
     mean = torch.where(torch.arange(heads) % 2 == 0, 1.0, 1e-3)
     log_fgate = -torch.rand(batch, seqlen_k, heads, generator=generator) * mean
     return [x.to(DEVICE) for x in (q, k, v, log_fgate, dout)]
@@ -77,9 +72,7 @@ def repeated(inputs, **options):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1), (6, 2)])
-@pytest.mark.parametrize(
-    "options", [{}, {"adaptive_threshold": -20.0}, {"adaptive_threshold": "auto"}]
-)
+@pytest.mark.parametrize("options", [{}, {"adaptive_threshold": -20.0}, {"adaptive_threshold": "auto"}])
 def test_shared_heads_are_repeated_heads(implementation, heads, kv_heads, options):
     inputs = make_inputs(65, 129, heads, kv_heads)
     # The boundary is that of the query heads, whichever head of keys they share.

@@ -50,9 +50,7 @@ def test_they_compile_without_spills_and_without_waiting():
     """ptxas warns where it makes products wait for each other, which undoes what these kernels are for."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("compile_for_hopper.py")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=environment
-    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     assert len(lines) == 6 and all("0 bytes spill stores" in line for line in lines), done.stdout

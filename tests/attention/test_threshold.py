@@ -7,12 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acp_repro.attention import (
-    logit_bound_from_norms,
-    logit_bound_from_qk_norm,
-    pruning_threshold,
-    reference,
-)
+from acp_repro.attention import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold, reference
 from acp_repro.attention.boundary import find_boundary
 from acp_repro.attention.decay import cumulative_log_fgate
 

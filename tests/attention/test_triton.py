@@ -173,9 +173,7 @@ def test_the_grid_is_whatever_is_asked(grid):
 def test_no_boundary_is_a_boundary_of_zeros():
     inputs = make_inputs(100, 150, 32, torch.float32, batch=1)
     zeros = torch.zeros(1, 2, 2, dtype=torch.int32, device=DEVICE)
-    for a, b in zip(
-        run(inputs, None, None, 0.2, 64, 64), run(inputs, zeros, None, 0.2, 64, 64), strict=True
-    ):
+    for a, b in zip(run(inputs, None, None, 0.2, 64, 64), run(inputs, zeros, None, 0.2, 64, 64), strict=True):
         assert torch.equal(a, b)
 
 
@@ -214,9 +212,7 @@ def test_strides_do_not_matter():
             assert torch.equal(a, b)
     summed = [inputs[0].sum((2, 3), keepdim=True).expand_as(inputs[0]), *inputs[1:]]
     dense = [summed[0].contiguous(), *inputs[1:]]
-    for a, b in zip(
-        run(summed, None, None, 0.25, 64, 64), run(dense, None, None, 0.25, 64, 64), strict=True
-    ):
+    for a, b in zip(run(summed, None, None, 0.25, 64, 64), run(dense, None, None, 0.25, 64, 64), strict=True):
         assert torch.equal(a, b)
 
 
@@ -227,9 +223,7 @@ def test_a_strided_seq_start_is_read_as_it_is():
     results = []
     for seq_start in (bounds[:, 0], bounds[:, 0].contiguous()):
         leaves = [x.clone().requires_grad_() for x in (q, k, v, log_fgate)]
-        out = forgetting_attention(
-            *leaves, head_first=True, seq_start=seq_start, implementation="triton"
-        )
+        out = forgetting_attention(*leaves, head_first=True, seq_start=seq_start, implementation="triton")
         results.append([out, *torch.autograd.grad(out, leaves, dout)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -243,9 +237,7 @@ def test_poisoned_memory_and_bits_that_repeat(monkeypatch):
     empty, empty_like = torch.empty, torch.empty_like
 
     def poison(x):
-        return x.fill_(
-            math.nan if x.is_floating_point() else 0x7FC000007FC00000 >> (64 - 8 * x.itemsize)
-        )
+        return x.fill_(math.nan if x.is_floating_point() else 0x7FC000007FC00000 >> (64 - 8 * x.itemsize))
 
     monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
@@ -374,8 +366,7 @@ def test_errors_do_not_grow_with_length():
 
     device = torch.device(DEVICE)
     short, long = (
-        make_problem(seqlen, 2, 64, "local", seqlen, device, torch.bfloat16)
-        for seqlen in (4096, 131072)
+        make_problem(seqlen, 2, 64, "local", seqlen, device, torch.bfloat16) for seqlen in (4096, 131072)
     )
     # The same last tokens after a long past that the gates forget: the same truth, at a larger c.
     for name in ("q", "k", "v", "log_fgate", "dout"):

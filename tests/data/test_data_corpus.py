@@ -59,32 +59,17 @@ def decoded(corpus, split):
         ({"heldout": "x"}, "heldout: `corpus: stdlib` takes a share such as 0.05, not paths"),
         ({"corpus": "text", "path": "x", "heldout": []}, "heldout: .* is not a list of paths"),
         ({"corpus": "text", "path": "x", "heldout": ["a", 1]}, "heldout: .* not a list of paths"),
-        (
-            {"tokenizer": "gpt3"},
-            r"'gpt3' is not known; use bytes, gpt2, \{bpe: 4096\} or \{file: PATH",
-        ),
+        ({"tokenizer": "gpt3"}, r"'gpt3' is not known; use bytes, gpt2, \{bpe: 4096\} or \{file: PATH"),
         ({"tokenizer": "bpe"}, "tokenizer: 'bpe' is not known"),
         ({"tokenizer": ["bpe"]}, "tokenizer: .* is not known"),
         ({"tokenizer": {"file": 3}}, "tokenizer: file: 3 is not a path; name a tokenizer.json"),
-        (
-            {"corpus": "longcrawl64"},
-            "path: None, but .* needs the path of the folder with train.zarr",
-        ),
-        (
-            {"corpus": "longcrawl64", "path": "x", "heldout": 0.1},
-            "heldout: .* heldout.zarr; remove",
-        ),
-        (
-            {"corpus": "longcrawl64", "path": "x", "tokenizer": "bytes"},
-            "is GPT-2 ids; remove the key",
-        ),
+        ({"corpus": "longcrawl64"}, "path: None, but .* needs the path of the folder with train.zarr"),
+        ({"corpus": "longcrawl64", "path": "x", "heldout": 0.1}, "heldout: .* heldout.zarr; remove"),
+        ({"corpus": "longcrawl64", "path": "x", "tokenizer": "bytes"}, "is GPT-2 ids; remove the key"),
         ({"corpus": "hf"}, "path: None, but `corpus: hf` needs the name of a dataset"),
         ({"corpus": "hf", "path": "a/b"}, "max_documents: None, but .* such as 10_000"),
         ({"corpus": "hf", "path": "a/b", "max_documents": 0}, "max_documents: 0, but"),
-        (
-            {"corpus": "hf", "path": "a/b", "max_documents": 9, "split": ""},
-            "split: '' is not a name",
-        ),
+        ({"corpus": "hf", "path": "a/b", "max_documents": 9, "split": ""}, "split: '' is not a name"),
         ({"corpus": "hf", "path": "a/b", "max_documents": 9, "heldout": "x"}, "takes a share"),
         ({"max_documents": 9}, "max_documents: is for `corpus: hf`; remove it, or set corpus: hf"),
         ({"tokenizer": {"bpe": 4096, "x": 1}}, "tokenizer: .* is not known"),
@@ -104,11 +89,7 @@ def test_settings_defaults():
     assert DataConfig.from_dict(config) is config
     paper = DataConfig("longcrawl64", "x")
     assert (paper.tokenizer, paper.heldout, paper.vocab_size) == ("gpt2", None, 50257)
-    for one in (
-        config,
-        paper,
-        DataConfig("hf", "a/b", max_documents=3),
-    ):  # as a run's folder keeps it
+    for one in (config, paper, DataConfig("hf", "a/b", max_documents=3)):  # as a run's folder keeps it
         assert DataConfig.from_dict(json.loads(json.dumps(dataclasses.asdict(one)))) == one
     paths = DataConfig("text", "x", heldout=["a", "b"])
     assert paths.heldout == paths.heldout_paths == ("a", "b")
@@ -203,9 +184,7 @@ def test_bpe_never_sees_heldout_text(tmp_path):
     pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     (tmp_path / "train.txt").write_text("abc " * 500)
     (tmp_path / "held.txt").write_text("xyz " * 5000)
-    config = text(
-        tmp_path / "train.txt", heldout=str(tmp_path / "held.txt"), tokenizer={"bpe": 259}
-    )
+    config = text(tmp_path / "train.txt", heldout=str(tmp_path / "held.txt"), tokenizer={"bpe": 259})
     corpus = prepare(config, tmp_path / "cache")
     assert len(corpus.tokenizer.encode("xyz ")) == 4
     assert len(corpus.tokenizer.encode("abc ")) < 4
@@ -366,10 +345,7 @@ def test_command_exports_the_tokenizer_of_a_suite(folder, tmp_path, capsys, monk
 
     for args, message in [
         (["export-tokenizer", "x", "--suite", "none"], "experiments/none.yaml: cannot be read"),
-        (
-            ["export-tokenizer", "x", *where[2:], "--corpus", "text", "--path", str(folder)],
-            "need no",
-        ),
+        (["export-tokenizer", "x", *where[2:], "--corpus", "text", "--path", str(folder)], "need no"),
         ([*where, "--corpus", "text"], "--suite settles the data; leave out --corpus"),
         ([*where, "--workers", "0"], "workers: 0 must be at least 1"),
         ([*where[2:], "--tokenizer", f"file:{file}"], "cannot be read .*export-tokenizer"),

@@ -48,9 +48,7 @@ def test_a_dataset_of_the_library(tmp_path):
     assert splits["heldout"]["documents"]
     text = corpus.tokenizer.decode([*corpus.tokens("train"), *corpus.tokens("heldout")])
     assert len(text) == sum(map(len, TEXTS[:20])) and TEXTS[0] in text
-    with pytest.raises(
-        DataError, match="the dataset .* cannot be read .*check path, config and split"
-    ):
+    with pytest.raises(DataError, match="the dataset .* cannot be read .*check path, config and split"):
         prepare({**config, "split": "nothing"}, tmp_path / "cache")
 
 

@@ -65,9 +65,7 @@ def test_the_end_of_a_document_that_no_slice_fills_is_dropped(tmp_path):
 @pytest.mark.parametrize("arguments", [{}, {"max_tokens": 90}, {"same_text_as": 32}])
 def test_heldout_is_what_a_vector_of_the_same_tokens_gives(tmp_path, arguments):
     corpus = prepare(write(tmp_path, "v2, chunks across"))
-    vector = TokenSequences(
-        ids(HELDOUT, 1).reshape(-1), corpus.offsets("heldout"), 16, "heldout", bos_id=BOS
-    )
+    vector = TokenSequences(ids(HELDOUT, 1).reshape(-1), corpus.offsets("heldout"), 16, "heldout", bos_id=BOS)
     ours = list(corpus.sequences("heldout", 16).iter_batches(3, **arguments))
     theirs = list(vector.iter_batches(3, **arguments))
     assert len(ours) == len(theirs)
@@ -102,8 +100,12 @@ def test_description_and_command(tmp_path, capsys):
     facts = prepare(data).describe(24)
     assert facts["tokenizer"] == "gpt2" and facts["vocab_size"] == 50257
     assert facts["splits"]["train"] == {
-        "documents": 13, "tokens": 832, "longest": 64, "sequences": 26, "share_used": 0.75,
-    }  # fmt: skip
+        "documents": 13,
+        "tokens": 832,
+        "longest": 64,
+        "sequences": 26,
+        "share_used": 0.75,
+    }
     other = write(tmp_path / "b", heldout=ids(HELDOUT, 2))
     assert prepare(other).describe()["hash"] != facts["hash"] == prepare(data).describe()["hash"]
     arguments = ["--corpus", "longcrawl64", "--path", str(tmp_path), "--context-length", "16"]
@@ -131,16 +133,8 @@ def test_damage_is_seen_and_named(tmp_path):
 
     write(tmp_path)
     for name, damage, message in [
-        (
-            "gone",
-            lambda file: file.unlink(),
-            r"train\.zarr: chunk 3\.0 is missing .*copy the array",
-        ),
-        (
-            "cut",
-            lambda file: file.write_bytes(file.read_bytes()[:20]),
-            "documents 0 to 8 cannot be",
-        ),
+        ("gone", lambda file: file.unlink(), r"train\.zarr: chunk 3\.0 is missing .*copy the array"),
+        ("cut", lambda file: file.write_bytes(file.read_bytes()[:20]), "documents 0 to 8 cannot be"),
     ]:
         copy = tmp_path / name
         for split in ("train", "heldout"):
@@ -164,9 +158,7 @@ def test_errors(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="holds float32 .*must hold integers"):
         prepare(floats)
     corpus = prepare(write(tmp_path / "a"))
-    with pytest.raises(
-        DataError, match="context_length = 65 tokens: .*use a context_length of at m"
-    ):
+    with pytest.raises(DataError, match="context_length = 65 tokens: .*use a context_length of at m"):
         corpus.sequences("train", 65)
     with pytest.raises(DataError, match="split: 'test' is not known"):
         corpus.sequences("test", 16)

@@ -22,8 +22,7 @@ def make(lengths, context_length, seed=0, split="train"):
 
 
 lengths_and_context = st.tuples(
-    st.lists(st.integers(0, 40), min_size=1, max_size=30),
-    st.integers(1, 9),
+    st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 9)
 ).filter(lambda x: max(x[0]) >= x[1])
 
 
@@ -81,9 +80,7 @@ def test_resume_sees_the_same_batches():
 
 
 def test_seed_and_epoch_change_the_permutation():
-    orders = [
-        make([8] * 50, 8, seed).epoch_order(epoch).tolist() for seed in (0, 1) for epoch in (0, 1)
-    ]
+    orders = [make([8] * 50, 8, seed).epoch_order(epoch).tolist() for seed in (0, 1) for epoch in (0, 1)]
     assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
 
 
@@ -120,27 +117,13 @@ def test_heldout_without_a_budget_is_everything():
 def test_heldout_goes_over_documents_in_wide_columns(monkeypatch):
     monkeypatch.setattr(module, "HELDOUT_COLUMN", 8)
     order = make([20, 9, 16], 4).heldout_order().tolist()
-    assert order == [
-        [0, 0],
-        [0, 1],
-        [1, 0],
-        [1, 1],
-        [2, 0],
-        [2, 1],
-        [0, 2],
-        [0, 3],
-        [2, 2],
-        [2, 3],
-        [0, 4],
-    ]
+    assert order == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1], [0, 2], [0, 3], [2, 2], [2, 3], [0, 4]]
     assert make([40], 12).heldout_order().tolist() == [[0, 0], [0, 1], [0, 2]]
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.integers(0, 60), min_size=1, max_size=20),
-    st.integers(1, 20),
-    st.sampled_from([4, 16, 65536]),
+    st.lists(st.integers(0, 60), min_size=1, max_size=20), st.integers(1, 20), st.sampled_from([4, 16, 65536])
 )
 def test_every_context_length_sees_the_same_text(lengths, budget, column):
     if max(lengths) < 8:
@@ -149,10 +132,7 @@ def test_every_context_length_sees_the_same_text(lengths, budget, column):
         patch.setattr(module, "HELDOUT_COLUMN", column)
         seen = [
             torch.cat(
-                [
-                    y.flatten()
-                    for _, y in make(lengths, context).iter_batches(3, 8 * budget, same_text_as=8)
-                ]
+                [y.flatten() for _, y in make(lengths, context).iter_batches(3, 8 * budget, same_text_as=8)]
             )
             for context in (1, 2, 4, 8)
         ]

@@ -134,9 +134,7 @@ def test_gpt2_is_fetched_once_and_checked(monkeypatch):
     assert tokenizer.decode([tokenizer.bos_id, *ids]) == text
 
     Hub.answer = OSError("no route to host\nsecond line")
-    with pytest.raises(
-        DataError, match=r"cannot be fetched \(no route to host\); .*file: PATH"
-    ) as e:
+    with pytest.raises(DataError, match=r"cannot be fetched \(no route to host\); .*file: PATH") as e:
         module.gpt2_json()
     assert "\n" not in str(e.value)
     Hub.answer = wrong

@@ -13,8 +13,7 @@ from acp_repro.records import RecordError, columns, read_records
 from analysis import figure_kernel
 
 GPU = torch.cuda.is_available()
-SMALL = ["--device", "cpu", "--lengths", "128", "256", "--heads", "3", "--head-dim", "16",
-         "--repeats", "1"]  # fmt: skip
+SMALL = ["--device", "cpu", "--lengths", "128", "256", "--heads", "3", "--head-dim", "16", "--repeats", "1"]
 
 
 def small_problem(gates="bimodal"):
@@ -46,19 +45,13 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
 def test_the_limit_is_cudnn_times_what_is_left():
     import pandas as pd
 
-    rows = [
-        ("cudnn", "no gates", 0.0, 10.0),
-        ("triton", "acp", 0.75, 4.0),
-        ("flex", "acp", 0.7, 9.0),
-    ]
+    rows = [("cudnn", "no gates", 0.0, 10.0), ("triton", "acp", 0.75, 4.0), ("flex", "acp", 0.7, 9.0)]
     names = ["implementation", "method", "pruned_ratio", "forward_backward_ms"]
     records = pd.DataFrame(rows, columns=names).assign(length_tokens=4096)
     assert figure_kernel.limit(records).to_dict() == {4096: 2.5}
 
 
-@pytest.mark.parametrize(
-    ("gates", "local"), [("bimodal", 2), ("local", 3), ("global", 0), ("one-global", 2)]
-)
+@pytest.mark.parametrize(("gates", "local"), [("bimodal", 2), ("local", 3), ("global", 0), ("one-global", 2)])
 def test_gates(gates, local):
     problem = small_problem(gates)
     assert problem.q.shape == (2, 3, 256, 16)
@@ -108,9 +101,7 @@ def test_flexattention_computes_the_equations():
     with torch.no_grad():
         expected = rivals._eager(q, k, v, log_fgate, None)
         for delta in (threshold, None):
-            torch.testing.assert_close(
-                call(q, k, v, log_fgate, delta), expected, rtol=1e-3, atol=1e-3
-            )
+            torch.testing.assert_close(call(q, k, v, log_fgate, delta), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_tuning_says_what_it_needs(capsys):
@@ -126,15 +117,11 @@ def test_tuning_says_what_it_needs(capsys):
     "device",
     [
         pytest.param(
-            "cpu",
-            marks=pytest.mark.skipif(GPU, reason="the interpreter; run make test where no GPU is"),
+            "cpu", marks=pytest.mark.skipif(GPU, reason="the interpreter; run make test where no GPU is")
         ),
         pytest.param(
             "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not GPU, reason="run make test-gpu where a GPU is"),
-            ],
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="run make test-gpu where a GPU is")],
         ),
     ],
 )

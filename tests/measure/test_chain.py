@@ -103,9 +103,7 @@ def test_missing_links_name_the_command_that_makes_them(chain, capsys, monkeypat
     assert measure(["throughput", "--suite", "mini", "--run", "pro-tiny-128-exact"]) == 1
     error = capsys.readouterr().err
     assert "python -m acp_repro.train --suite mini --run pro-tiny-128-exact" in error
-    with pytest.raises(
-        RecordError, match=r"architecture = llama; make them with `python -m acp_rep"
-    ):
+    with pytest.raises(RecordError, match=r"architecture = llama; make them with `python -m acp_rep"):
         read_records("mini", "throughput", architecture="llama")
     monkeypatch.setattr("sys.argv", ["figure2", "--suite", "cpu"])
     with pytest.raises(SystemExit, match="python -m acp_repro.measure pruned_ratio --suite cpu"):
@@ -127,14 +125,18 @@ def test_statistics_by_hand():
     blocks = pd.DataFrame([{**run, "pruned_blocks": p, "causal_blocks": 10} for p in (4, 9)])
     assert statistics.pruned_percent(blocks)["percent"].tolist() == [65.0]
     times = pd.DataFrame(
-        [{**run, "method": "acp", "forward_ms": 1.0, "backward_ms": 2.0},
-         {**run, "method": "exact", "forward_ms": 4.0, "backward_ms": 8.0}]
-    )  # fmt: skip
+        [
+            {**run, "method": "acp", "forward_ms": 1.0, "backward_ms": 2.0},
+            {**run, "method": "exact", "forward_ms": 4.0, "backward_ms": 8.0},
+        ]
+    )
     assert statistics.time_reduction(times)["percent"].tolist() == [75.0]
     speed = pd.DataFrame(
-        [{**run, "method": "acp", "throughput_tokens_per_s": 150.0},
-         {**run, "method": "exact", "throughput_tokens_per_s": 100.0}]
-    )  # fmt: skip
+        [
+            {**run, "method": "acp", "throughput_tokens_per_s": 150.0},
+            {**run, "method": "exact", "throughput_tokens_per_s": 100.0},
+        ]
+    )
     assert statistics.throughput_gain(speed)["percent"].tolist() == pytest.approx([50.0])
     with pytest.raises(ValueError, match="one with exact"):
         statistics.throughput_gain(speed[:1])

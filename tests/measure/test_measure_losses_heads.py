@@ -76,9 +76,7 @@ def test_losses_are_plain_cross_entropy_of_the_same_text_at_every_length(name):
 def test_one_command_makes_one_pass_over_the_text(monkeypatch):
     passes = []
     batches = TrainedRun.heldout_batches
-    monkeypatch.setattr(
-        TrainedRun, "heldout_batches", lambda *a, **k: passes.append(1) or batches(*a, **k)
-    )
+    monkeypatch.setattr(TrainedRun, "heldout_batches", lambda *a, **k: passes.append(1) or batches(*a, **k))
     assert measure(["loss", "loss_curve", "--suite", "mini", "--run", ACP, "--again"]) == 0
     assert len(passes) == 1
 
@@ -99,13 +97,7 @@ def test_a_long_curve_is_thinned_and_a_short_context_refused():
 
 
 def test_heads_are_chosen_by_savings():
-    savings = {
-        Head(0, 0): 0.9,
-        Head(0, 1): 0.95,
-        Head(1, 0): 0.05,
-        Head(1, 1): 0.4,
-        Head(2, 0): 0.1,
-    }
+    savings = {Head(0, 0): 0.9, Head(0, 1): 0.95, Head(1, 0): 0.05, Head(1, 1): 0.4, Head(2, 0): 0.1}
     assert decay._START_BLOCKS == figure1.MOST_BLOCKS  # the start is what Figure 1 shows
     nothing = dict.fromkeys(savings, 0.0)
     # Halfway between 0.95 and 0.05 is 0.5.
@@ -183,8 +175,10 @@ def test_heads_can_be_named(capsys):
     capsys.readouterr()
     assert measure([*command, "2.0"]) == 1
     assert "has no head 2.0: layers are 0 to 1, heads 0 to 1" in capsys.readouterr().err
-    for wrong, message in ((["decay", "--heads", "1"], "'1' is not LAYER.HEAD"),
-                           (["loss", "--heads", "0.0"], "--heads: loss has no such choice")):  # fmt: skip
+    for wrong, message in (
+        (["decay", "--heads", "1"], "'1' is not LAYER.HEAD"),
+        (["loss", "--heads", "0.0"], "--heads: loss has no such choice"),
+    ):
         with pytest.raises(SystemExit):
             measure(wrong)
         assert message in capsys.readouterr().err
@@ -201,11 +195,14 @@ def test_an_exact_run_has_no_savings_to_choose_by(capsys):
 
 def test_each_quantity_knows_the_runs_that_it_is_about():
     suite = load_suite("mini")
-    names = [
-        (run.name, quantity) for run, quantity in select(suite, ["loss", "decay", "throughput"])
-    ]
+    names = [(run.name, quantity) for run, quantity in select(suite, ["loss", "decay", "throughput"])]
     assert names == [
-        (ACP, "loss"), (ACP, "decay"), (ACP, "throughput"), (EXACT, "loss"),
-        (LONG, "loss"), (LONG, "throughput"), ("pro-tiny-256-exact", "loss"),
-    ]  # fmt: skip
+        (ACP, "loss"),
+        (ACP, "decay"),
+        (ACP, "throughput"),
+        (EXACT, "loss"),
+        (LONG, "loss"),
+        (LONG, "throughput"),
+        ("pro-tiny-256-exact", "loss"),
+    ]
     assert [(r.name, q) for r, q in select(suite, ["decay"], [EXACT])] == [(EXACT, "decay")]

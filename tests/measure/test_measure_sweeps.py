@@ -115,9 +115,10 @@ def small_model(tolerance: float | None = -10.0) -> FoXForCausalLM:
     """A random FoX (Pro) of bytes: one head a layer forgets at once, the other hardly."""
     torch.manual_seed(0)
     model = FoXForCausalLM(
-        FoXConfig.pro(vocab_size=257, hidden_size=32, num_hidden_layers=2, num_heads=2,
-                      log_pruning_tolerance=tolerance)
-    )  # fmt: skip
+        FoXConfig.pro(
+            vocab_size=257, hidden_size=32, num_hidden_layers=2, num_heads=2, log_pruning_tolerance=tolerance
+        )
+    )
     for block in model.model.layers:
         block.attn.fgate_proj.bias.data = torch.tensor([-1.0, 3.0])
     return model
@@ -276,10 +277,24 @@ def checkpoint(tmp_path_factory):
 @pytest.mark.parametrize("source", [("--text", "text.txt"), ("--token-ids", "tokens.npy")])
 def test_command_on_a_checkpoint_prints_and_writes_what_it_measured(checkpoint, capsys, source):
     csv = checkpoint / "out" / "sweep.csv"
-    assert sweep_epsilon.main([
-        "--checkpoint", str(checkpoint / "fox"), source[0], str(checkpoint / source[1]),
-        "--context-length", "320", "--log-pruning-tolerance", "-2", "-10.5", "--csv", str(csv),
-    ]) == 0  # fmt: skip
+    assert (
+        sweep_epsilon.main(
+            [
+                "--checkpoint",
+                str(checkpoint / "fox"),
+                source[0],
+                str(checkpoint / source[1]),
+                "--context-length",
+                "320",
+                "--log-pruning-tolerance",
+                "-2",
+                "-10.5",
+                "--csv",
+                str(csv),
+            ]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[-2:]] == ["-2", "-10.5"]
     assert len({len(line) for line in lines[-3:]}) == 1  # aligned
@@ -334,9 +349,7 @@ def test_command_on_a_suite_writes_records_and_keeps_current_ones(tmp_path, monk
     capsys.readouterr()
     assert sweep_epsilon.main(["--suite", "mini"]) == 0
     printed = capsys.readouterr().out
-    assert read_records("mini", "epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == (
-        TOLERANCES
-    )
+    assert read_records("mini", "epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == (TOLERANCES)
     assert sweep_epsilon.main(["--suite", "mini"]) == 0
     again = capsys.readouterr().out
     assert "up to date" in again and again.splitlines()[1:] == printed.splitlines()[1:]

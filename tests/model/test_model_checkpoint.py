@@ -96,9 +96,7 @@ def test_the_written_config_is_the_authors(saved, official_pro):
     assert ours["model_type"] == "forgetting_transformer-project_fox"
     assert set(ours) <= set(theirs)
     sizes = {"vocab_size", "hidden_size", "num_hidden_layers", "num_heads"}
-    assert {k: v for k, v in ours.items() if k not in sizes} == {
-        k: theirs[k] for k in ours if k not in sizes
-    }
+    assert {k: v for k, v in ours.items() if k not in sizes} == {k: theirs[k] for k in ours if k not in sizes}
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,13 @@ def test_llama_counts_by_hand(name):
 )
 def test_counts_are_those_of_the_model_for_every_combination(flags, heads, head_dim, width):
     config = FoXConfig(
-        vocab_size=11, hidden_size=heads * head_dim, num_hidden_layers=2, num_heads=heads,
-        intermediate_size=width, **flags,
-    )  # fmt: skip
+        vocab_size=11,
+        hidden_size=heads * head_dim,
+        num_hidden_layers=2,
+        num_heads=heads,
+        intermediate_size=width,
+        **flags,
+    )
     assert config.num_parameters(non_embedding=False) == actual_parameters(config)
 
 
@@ -130,10 +134,7 @@ def test_flops_refuses_an_impossible_length():
         ({"use_v_shift": None}, "use_v_shift must be True or False"),
         ({"use_output_gate": 0}, "use_output_gate must be True or False"),
         ({"use_output_norm": 0}, "use_output_norm must be True or False"),
-        (
-            {"qk_norm_share_param_across_head": 0},
-            "qk_norm_share_param_across_head must be True or False",
-        ),
+        ({"qk_norm_share_param_across_head": 0}, "qk_norm_share_param_across_head must be True or False"),
         ({"log_pruning_tolerance": 0}, "log_pruning_tolerance must be a finite number below 0"),
         ({"log_pruning_tolerance": 10.0}, "or None for exact attention, got 10.0"),
         ({"log_pruning_tolerance": float("-inf")}, "log_pruning_tolerance must be a finite"),

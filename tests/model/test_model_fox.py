@@ -41,9 +41,7 @@ def test_init_weights_fills_a_model_made_without_memory():
     late.to_empty(device="cpu")
     torch.manual_seed(3)
     late.init_weights()
-    for (name, one), two in zip(
-        direct.state_dict().items(), late.state_dict().values(), strict=True
-    ):
+    for (name, one), two in zip(direct.state_dict().items(), late.state_dict().values(), strict=True):
         assert torch.equal(one, two), name
 
 
@@ -54,14 +52,25 @@ def test_parameter_names_are_the_official_ones():
 
     common = {"model.embeddings.weight", "model.norm.weight", "lm_head.weight"}
     block = (
-        "attn_norm.weight", "attn.q_proj.weight", "attn.o_proj.weight", "attn.fgate_proj.weight",
-        "attn.fgate_proj.bias", "mlp_norm.weight", "mlp.gate_proj.weight", "mlp.down_proj.weight",
-    )  # fmt: skip
+        "attn_norm.weight",
+        "attn.q_proj.weight",
+        "attn.o_proj.weight",
+        "attn.fgate_proj.weight",
+        "attn.fgate_proj.bias",
+        "mlp_norm.weight",
+        "mlp.gate_proj.weight",
+        "mlp.down_proj.weight",
+    )
     pro = (
-        "attn.k_proj.linear.weight", "attn.k_proj.shift_proj.weight", "attn.v_proj.linear.weight",
-        "attn.v_proj.shift_proj.weight", "attn.ogate_proj.weight", "attn.output_norm.weight",
-        "attn.q_norm.weight", "attn.k_norm.weight",
-    )  # fmt: skip
+        "attn.k_proj.linear.weight",
+        "attn.k_proj.shift_proj.weight",
+        "attn.v_proj.linear.weight",
+        "attn.v_proj.shift_proj.weight",
+        "attn.ogate_proj.weight",
+        "attn.output_norm.weight",
+        "attn.q_norm.weight",
+        "attn.k_norm.weight",
+    )
     llama = ("attn.k_proj.weight", "attn.v_proj.weight")
     for config, own in ((FoXConfig.pro(**SMALL), pro), (FoXConfig.llama(**SMALL), llama)):
         expected = common | {f"model.layers.{n}.{name}" for n in (0, 1) for name in block + own}
@@ -121,9 +130,7 @@ def test_loss_is_cross_entropy_of_the_logits(chunk_tokens, dtype):
     wide = [x.detach().double().requires_grad_() for x in (hidden, weight)]
     right = plain(*wide, autocast=False)
     eager = plain(hidden, weight, autocast=dtype == torch.bfloat16)
-    for what, our, eager_one, right_one in zip(
-        ("loss", "hidden", "weight"), ours, eager, right, strict=True
-    ):
+    for what, our, eager_one, right_one in zip(("loss", "hidden", "weight"), ours, eager, right, strict=True):
         # The budget: eager's error in this dtype, a little more for sums split into chunks.
         budget = 1.5 * relative_error(eager_one, right_one) + 4 * 2.0**-24
         assert relative_error(our, right_one) <= budget, what
@@ -174,9 +181,7 @@ def test_compiles_into_one_graph(small_model, small_ids, autocast):
 
     loss, grads = run(small_model)
     torch.compiler.reset()
-    compiled_loss, compiled_grads = run(
-        torch.compile(small_model, backend="aot_eager", fullgraph=True)
-    )
+    compiled_loss, compiled_grads = run(torch.compile(small_model, backend="aot_eager", fullgraph=True))
     # The same operators in the same order: the same bits.
     assert torch.equal(compiled_loss, loss)
     for name, gradient in grads.items():

@@ -25,9 +25,12 @@ from acp_repro.model.layers import (
 
 @settings(max_examples=30, deadline=None)
 @given(
-    batch=st.integers(1, 3), time=st.integers(1, 9), heads=st.integers(1, 3),
-    cut=st.integers(0, 9), seed=st.integers(0, 2**31),
-)  # fmt: skip
+    batch=st.integers(1, 3),
+    time=st.integers(1, 9),
+    heads=st.integers(1, 3),
+    cut=st.integers(0, 9),
+    seed=st.integers(0, 2**31),
+)
 def test_token_shift_is_the_naive_loop_whole_and_in_two_parts(batch, time, heads, cut, seed):
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(batch, time, heads, 4, generator=generator)
@@ -149,9 +152,7 @@ def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torc
     mask = torch.ones(time, time, dtype=torch.bool).triu(1)
     attention = scores.masked_fill(mask, -math.inf).softmax(-1)
     out = torch.einsum("bhij,bjhd->bihd", attention, v)
-    out = norm(out, "output_norm", 1e-6).flatten(2) * torch.sigmoid(
-        x @ weights["ogate_proj.weight"].T
-    )
+    out = norm(out, "output_norm", 1e-6).flatten(2) * torch.sigmoid(x @ weights["ogate_proj.weight"].T)
     return out @ weights["o_proj.weight"].T
 
 
@@ -160,9 +161,13 @@ def straight_attention(layer: ForgettingAttentionLayer, x: torch.Tensor) -> torc
 def test_attention_layer_is_the_equations(share, time):
     torch.manual_seed(time)
     config = FoXConfig.pro(
-        vocab_size=7, hidden_size=64, num_hidden_layers=1, num_heads=2,
-        qk_norm_share_param_across_head=share, log_pruning_tolerance=None,
-    )  # fmt: skip
+        vocab_size=7,
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_heads=2,
+        qk_norm_share_param_across_head=share,
+        log_pruning_tolerance=None,
+    )
     layer = with_strong_gates(FoXForCausalLM(config)).model.layers[0].attn
     x = torch.randn(2, time, 64)
     expected = straight_attention(layer, x)
@@ -199,18 +204,15 @@ def test_core_adds_no_parameters_and_can_pin_an_implementation(small_model, smal
 @pytest.mark.parametrize("share", [False, True])
 def test_threshold_with_qk_norm_comes_from_its_weights(share):
     config = FoXConfig.pro(
-        vocab_size=7, hidden_size=64, num_hidden_layers=1, num_heads=4,
-        qk_norm_share_param_across_head=share,
-    )  # fmt: skip
+        vocab_size=7, hidden_size=64, num_hidden_layers=1, num_heads=4, qk_norm_share_param_across_head=share
+    )
     layer = ForgettingAttentionLayer(config)
     torch.nn.init.normal_(layer.q_norm.weight)
     torch.nn.init.normal_(layer.k_norm.weight)
     calls = record_core(layer)
     layer(torch.randn(1, 77, 64))
-    (args, _), = calls  # fmt: skip
-    gammas = [
-        norm.weight.view(-1, 16).abs().amax(-1).expand(4) for norm in (layer.q_norm, layer.k_norm)
-    ]
+    ((args, _),) = calls
+    gammas = [norm.weight.view(-1, 16).abs().amax(-1).expand(4) for norm in (layer.q_norm, layer.k_norm)]
     plain = -2 * gammas[0] * gammas[1] * math.sqrt(16) - math.log(77) - 10.0
     threshold = args[-1].expand(1, 4)[0]
     # At most the plain value of Appendix E, and lower only by what covers float32 rounding.
@@ -222,7 +224,7 @@ def test_threshold_without_qk_norm_bounds_the_scores():
     layer = ForgettingAttentionLayer(config)
     calls = record_core(layer)
     layer(torch.randn(2, 77, 64))
-    ((q, k, _, _, threshold), _), = calls  # fmt: skip
+    (((q, k, _, _, threshold), _),) = calls
     bound = attention_threshold.logit_bound_from_norms(q, k)
     assert (bound >= (q @ k.mT / 4).abs().amax((-2, -1))).all()
     assert torch.equal(threshold, attention_threshold.pruning_threshold(bound, 77, -10.0))

@@ -42,8 +42,7 @@ def train_on(
     pairs = [_CONTEXT.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
         _CONTEXT.Process(
-            target=_work,
-            args=(rank, ranks, port, folder, name, stop_after, before, environment or {}, pipe),
+            target=_work, args=(rank, ranks, port, folder, name, stop_after, before, environment or {}, pipe)
         )
         for rank, (_, pipe) in enumerate(pairs)
     ]
@@ -67,9 +66,12 @@ def train_on(
 def _work(rank, ranks, port, folder, name, stop_after, before, environment, pipe) -> None:
     os.chdir(folder)
     os.environ |= environment | {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     message = ""
     if before is not None:
         before()

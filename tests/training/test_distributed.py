@@ -132,43 +132,46 @@ def test_what_rank_zero_refuses_all_refuse(make_run):
 def test_ranks_share_a_step_equally_or_not_at_all(make_run, monkeypatch):
     run = make_run("ranks")
     monkeypatch.setattr(distributed, "world_size", lambda: 3)
-    with pytest.raises(
-        DistributedError, match="3 ranks .* 4 micro-batches .*NPROC=1 or 2 or 4, or"
-    ):
+    with pytest.raises(DistributedError, match="3 ranks .* 4 micro-batches .*NPROC=1 or 2 or 4, or"):
         check_ranks(run)
 
 
 def test_small_models_are_copied_and_large_ones_sharded():
     runs = {r.size_name: r for r in load_suite("paper").runs}
     assert runs["760M"].parallel_mode(1) == "none"
-    assert {n: r.parallel_mode(2) for n, r in runs.items()} == {
-        "125M": "ddp", "360M": "fsdp", "760M": "fsdp",
-    }  # fmt: skip
+    assert {n: r.parallel_mode(2) for n, r in runs.items()} == {"125M": "ddp", "360M": "fsdp", "760M": "fsdp"}
 
 
 def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(make_run):
     """The whole command, as it is typed; then what it left is finished on one rank."""
     run = make_run("killed", yaml=YAML_4.replace("2560", "51200").replace("999", "0"))
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "--", "acp_repro.train", "--suite", "mini", "--run", NAME, "--device", "cpu",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "--",
+        "acp_repro.train",
+        "--suite",
+        "mini",
+        "--run",
+        NAME,
+        "--device",
+        "cpu",
+    ]
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     with Path("log").open("w") as log:
-        launcher = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log
-        )
+        launcher = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log)
         checkpoints = run.folder / "checkpoints"
         until = time.monotonic() + 60
         while not list(checkpoints.glob("step-*")):
             assert launcher.poll() is None and time.monotonic() < until, Path("log").read_text()
             time.sleep(0.02)
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-        workers = [
-            pid
-            for pid in children
-            if b"acp_repro.train" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
+        workers = [pid for pid in children if b"acp_repro.train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(workers) == 2
         os.kill(int(workers[1]), signal.SIGKILL)
         assert launcher.wait(60) != 0

@@ -184,16 +184,9 @@ def die_at_a_sync():
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="knows files by /proc: run on Linux")
 @pytest.mark.parametrize(
     ("die_at", "left"),
-    [
-        ("step-00000003/shard-", 2),
-        ("step-00000003/SHA256SUMS", 2),
-        ("step-00000003$", 2),
-        ("named", 3),
-    ],
+    [("step-00000003/shard-", 2), ("step-00000003/SHA256SUMS", 2), ("step-00000003$", 2), ("named", 3)],
 )
-def test_a_kill_within_a_checkpoint_costs_the_steps_since_the_last(
-    run, trained, capsys, die_at, left
-):
+def test_a_kill_within_a_checkpoint_costs_the_steps_since_the_last(run, trained, capsys, die_at, left):
     ends = train_on(1, Path.cwd(), run.name, before=die_at_a_sync, environment={"DIE_AT": die_at})
     assert ends == [(-signal.SIGKILL, "killed")]
     names = {p.name for p in (run.folder / "checkpoints").iterdir()}
@@ -211,9 +204,7 @@ def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys)
     assert train_command.main(["--suite", "mini", "--run", run.name]) == 1
     assert "error: runs/mini/pro-tiny-128-acp was begun with other" in capsys.readouterr().err
     # When checkpoints are written changes nothing about the weights.
-    write_suite(
-        tmp_path, YAML.replace("checkpoint_every_seconds: 0", "checkpoint_every_seconds: 9")
-    )
+    write_suite(tmp_path, YAML.replace("checkpoint_every_seconds: 0", "checkpoint_every_seconds: 9"))
     train(load_suite("mini").run(run.name), device=CPU)
 
 
@@ -255,9 +246,7 @@ def test_a_nan_stops_the_run_by_name(run, monkeypatch, where):
     """In the loss, and where a CPU's attention itself refuses it."""
     train(run, device=CPU, stop_after=2)
     block = FoXBlock.forward
-    spoil = {"loss": 0, "gates": 1}[
-        where
-    ]  # before the last layer, its gates are the next to see it
+    spoil = {"loss": 0, "gates": 1}[where]  # before the last layer, its gates are the next to see it
 
     def forward(self, x, cache=None):
         y = block(self, x, cache)
@@ -266,8 +255,11 @@ def test_a_nan_stops_the_run_by_name(run, monkeypatch, where):
     calls = itertools.count()
     monkeypatch.setattr(FoXBlock, "forward", forward)
     what = "gave loss nan and gradient norm nan" if where == "loss" else "failed .log_fgate must"
-    with pytest.raises(TrainingError, match=rf"step 2 {what}.*turns finite inputs into nan; .*"
-                                            r"last good checkpoint is .*step-00000002$"):  # fmt: skip
+    with pytest.raises(
+        TrainingError,
+        match=rf"step 2 {what}.*turns finite inputs into nan; .*"
+        r"last good checkpoint is .*step-00000002$",
+    ):
         train(run, device=CPU)
     lines = (run.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(x)["step"] for x in lines] == [0, 1]
@@ -275,16 +267,12 @@ def test_a_nan_stops_the_run_by_name(run, monkeypatch, where):
 
 def test_no_update_after_a_nan_changes_the_weights():
     """The host reads a step's loss when the next is under way: by then nothing must be lost."""
-    model = FoXForCausalLM(
-        FoXConfig.pro(vocab_size=20, hidden_size=32, num_hidden_layers=1, num_heads=2)
-    )
+    model = FoXForCausalLM(FoXConfig.pro(vocab_size=20, hidden_size=32, num_hidden_layers=1, num_heads=2))
     optimizer = make_optimizer(model, TrainingConfig(), 1e-3)
     ids = torch.arange(16).view(1, 16)
 
     def step():
-        loss, _ = train_step(
-            model, optimizer, iter([(ids, ids)]), 1, max_grad_norm=1.0, dtype="float32"
-        )
+        loss, _ = train_step(model, optimizer, iter([(ids, ids)]), 1, max_grad_norm=1.0, dtype="float32")
         return loss.item()
 
     state = [{n: p.detach().clone() for n, p in model.named_parameters()}]
@@ -323,8 +311,16 @@ def test_compiled_blocks_train_as_others_do(checkpointing):
 def test_metrics_say_what_a_person_watches(run):
     train(run, device=CPU, watch_every=2)
     lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    always = {"step", "tokens", "loss_nats", "grad_norm", "learning_rate",
-              "throughput_tokens_per_s", "data_wait_share", "ranks"}  # fmt: skip
+    always = {
+        "step",
+        "tokens",
+        "loss_nats",
+        "grad_norm",
+        "learning_rate",
+        "throughput_tokens_per_s",
+        "data_wait_share",
+        "ranks",
+    }
     # No memory and no MFU on a CPU: missing is missing.
     assert all(x.keys() - {"pruned_ratio"} == always for x in lines)
     assert [x["step"] for x in lines if "pruned_ratio" in x] == [0, 2, 4]
@@ -358,9 +354,7 @@ def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
 
 
 def test_weight_decay_is_on_matrices_only():
-    model = FoXForCausalLM(
-        FoXConfig.pro(vocab_size=20, hidden_size=32, num_hidden_layers=1, num_heads=2)
-    )
+    model = FoXForCausalLM(FoXConfig.pro(vocab_size=20, hidden_size=32, num_hidden_layers=1, num_heads=2))
     optimizer = make_optimizer(model, TrainingConfig(), 1e-3)
     decayed, plain = optimizer.param_groups
     assert {p.dim() for p in decayed["params"]} == {2} and decayed["weight_decay"] == 0.1

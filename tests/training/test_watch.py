@@ -33,10 +33,7 @@ def test_lines_that_will_be_written_again_are_dropped(tmp_path):
     with RunLog(tmp_path, 1) as log:
         log.write({"step": 1, "loss_nats": 2.5, "pruned_ratio": [0.5, float("nan")]})
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines == [
-        {"step": 0, "x": 1},
-        {"step": 1, "loss_nats": 2.5, "pruned_ratio": [0.5, None]},
-    ]
+    assert lines == [{"step": 0, "x": 1}, {"step": 1, "loss_nats": 2.5, "pruned_ratio": [0.5, None]}]
 
 
 def test_tensorboard_gets_the_same_scalars_or_says_what_to_install(tmp_path, monkeypatch):
@@ -74,9 +71,7 @@ def test_a_nan_in_a_weight_is_named(model):
 def test_a_nan_in_the_forward_pass_is_named(model, compiled, monkeypatch):
     core = model.model.layers[1].attn.core
     forward = core.forward
-    monkeypatch.setattr(
-        core, "forward", lambda *x: forward(*x).index_fill(2, IDS[0, :1], torch.nan)
-    )
+    monkeypatch.setattr(core, "forward", lambda *x: forward(*x).index_fill(2, IDS[0, :1], torch.nan))
     if compiled:
         for block in model.model.layers:
             block.compile()

@@ -73,8 +73,22 @@ def backward(
         grads[1:] = torch.empty((2, *shape), dtype=torch.float32, device=q.device)
     boundary = None if boundary is None else boundary.contiguous()
     dout, q, k, v, out = (addressable(x) for x in (dout, q, k, v, out))
-    given = (dout, q, k, v, out, lse.contiguous(), c.contiguous(), boundary, seq_start, sm_scale,
-             block_q, block_k, *grads, dc)  # fmt: skip
+    given = (
+        dout,
+        q,
+        k,
+        v,
+        out,
+        lse.contiguous(),
+        c.contiguous(),
+        boundary,
+        seq_start,
+        sm_scale,
+        block_q,
+        block_k,
+        *grads,
+        dc,
+    )
     with on_device_of(q):
         launch = faster_launch(dout, q, k, v, block_q, block_k)
         if launch is None or not _launched(launch, given):
@@ -116,17 +130,31 @@ def _launched(launch: Callable, given: tuple) -> bool:
         launch(*given)
     except TritonError as error:
         _why_portable = f"Triton {triton.__version__} does not compile the Hopper kernels: {error}"
-        warnings.warn(
-            f"{_why_portable}\nThe portable ones, which are slower, run instead.", stacklevel=2
-        )
+        warnings.warn(f"{_why_portable}\nThe portable ones, which are slower, run instead.", stacklevel=2)
         return False
     return True
 
 
 def launch_backward(
-    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k,
-    dq, dk, dv, dc, tiles: Tiles, descriptors: bool | None = None,
-) -> None:  # fmt: skip
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    c,
+    boundary,
+    seq_start,
+    sm_scale,
+    block_q,
+    block_k,
+    dq,
+    dk,
+    dv,
+    dc,
+    tiles: Tiles,
+    descriptors: bool | None = None,
+) -> None:
     """:func:`backward` into given tensors by the kernels of this module, which run on every device.
 
     All are contiguous in their last dimension, and those without one of D in every one.
@@ -139,10 +167,16 @@ def launch_backward(
     if descriptors is None:
         descriptors = can_stream(q, k, v, dout)
     common = {
-        "BLOCK_Q": block_q, "BLOCK_K": block_k, "D": head_dim, "BLOCK_D": padded_head_dim(head_dim),
-        "SHARED": heads // k.shape[1], "HAS_BOUNDARY": boundary is not None,
-        "HAS_START": seq_start is not None, "DESCRIPTORS": descriptors, **launch_order(),
-    }  # fmt: skip
+        "BLOCK_Q": block_q,
+        "BLOCK_K": block_k,
+        "D": head_dim,
+        "BLOCK_D": padded_head_dim(head_dim),
+        "SHARED": heads // k.shape[1],
+        "HAS_BOUNDARY": boundary is not None,
+        "HAS_START": seq_start is not None,
+        "DESCRIPTORS": descriptors,
+        **launch_order(),
+    }
     row_blocks = triton.cdiv(seqlen_q, block_q)
     row_tiles = triton.cdiv(seqlen_q, query.rows)
     scale = sm_scale * LOG2E.value
@@ -151,19 +185,72 @@ def launch_backward(
     terms = decay_terms(c, seq_start, query.columns)
     with on_device_of(q):
         query_side_kernel[(row_tiles * batch * heads,)](
-            q, streamed(k, query.columns, descriptors), streamed(v, query.columns, descriptors),
-            out, dout, lse, dq, row_sums, levels, queries, *terms, boundary, seq_start,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-            *dout.stride()[:3], *dq.stride()[:3], batch * heads, heads, GROUP, seqlen_q, seqlen_k,
-            row_tiles, row_blocks, key.rows, scale, sm_scale,
-            ROWS=query.rows, COLUMNS=query.columns, **common, **query.options(q.device),
-        )  # fmt: skip
+            q,
+            streamed(k, query.columns, descriptors),
+            streamed(v, query.columns, descriptors),
+            out,
+            dout,
+            lse,
+            dq,
+            row_sums,
+            levels,
+            queries,
+            *terms,
+            boundary,
+            seq_start,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *v.stride()[:3],
+            *out.stride()[:3],
+            *dout.stride()[:3],
+            *dq.stride()[:3],
+            batch * heads,
+            heads,
+            GROUP,
+            seqlen_q,
+            seqlen_k,
+            row_tiles,
+            row_blocks,
+            key.rows,
+            scale,
+            sm_scale,
+            ROWS=query.rows,
+            COLUMNS=query.columns,
+            **common,
+            **query.options(q.device),
+        )
         key_side_kernel[(triton.cdiv(seqlen_k, key.columns) * batch * heads,)](
-            streamed(q, key.rows, descriptors), k, v, streamed(dout, key.rows, descriptors),
-            dk, dv, dc, row_sums, levels, queries, terms.pairs, boundary, seq_start,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3],
-            *dk.stride()[:3], *dv.stride()[:3],
-            batch * heads, heads, GROUP, seqlen_q, seqlen_k, row_blocks, scale, sm_scale,
-            ROWS=key.rows, COLUMNS=key.columns, RAGGED=seqlen_q % key.rows != 0, COUNT=256,
-            **common, **key.options(q.device),
-        )  # fmt: skip
+            streamed(q, key.rows, descriptors),
+            k,
+            v,
+            streamed(dout, key.rows, descriptors),
+            dk,
+            dv,
+            dc,
+            row_sums,
+            levels,
+            queries,
+            terms.pairs,
+            boundary,
+            seq_start,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *v.stride()[:3],
+            *dout.stride()[:3],
+            *dk.stride()[:3],
+            *dv.stride()[:3],
+            batch * heads,
+            heads,
+            GROUP,
+            seqlen_q,
+            seqlen_k,
+            row_blocks,
+            scale,
+            sm_scale,
+            ROWS=key.rows,
+            COLUMNS=key.columns,
+            RAGGED=seqlen_q % key.rows != 0,
+            COUNT=256,
+            **common,
+            **key.options(q.device),
+        )

@@ -60,9 +60,8 @@ def load_pair(pairs, position, inside):
 
 @triton.jit(do_not_specialize=COUNTS)
 def _decay_kernel(
-    c, seq_start, pairs, tail, heads, seqlen_k, chunks, tile,
-    HAS_START: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    c, seq_start, pairs, tail, heads, seqlen_k, chunks, tile, HAS_START: tl.constexpr, BLOCK: tl.constexpr
+):
     bh = tl.program_id(0) // chunks
     j = (tl.program_id(0) % chunks) * BLOCK + tl.arange(0, BLOCK)
     valid = j < seqlen_k
@@ -89,7 +88,16 @@ def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int) -> DecayTerms:
     chunks = triton.cdiv(seqlen_k, _BLOCK)
     with on_device_of(c):
         _decay_kernel[(batch * heads * chunks,)](
-            c, seq_start, pairs, tail, heads, seqlen_k, chunks, tile,
-            HAS_START=seq_start is not None, BLOCK=_BLOCK, num_warps=4,
-        )  # fmt: skip
+            c,
+            seq_start,
+            pairs,
+            tail,
+            heads,
+            seqlen_k,
+            chunks,
+            tile,
+            HAS_START=seq_start is not None,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
     return DecayTerms(pairs, tail)

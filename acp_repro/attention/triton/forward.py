@@ -33,10 +33,26 @@ from .tiles import (
 
 @triton.jit
 def _masked_tiles(
-    q_tile, k, v, pairs, b, h, k_t, v_t, first, seqlen_k, earliest, scale, begin, end,
-    COLUMNS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
-):  # fmt: skip
+    q_tile,
+    k,
+    v,
+    pairs,
+    b,
+    h,
+    k_t,
+    v_t,
+    first,
+    seqlen_k,
+    earliest,
+    scale,
+    begin,
+    end,
+    COLUMNS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HAS_START: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
     """Key tiles ``begin .. end`` with every mask, exact differences of c and a running maximum."""
     ROWS: tl.constexpr = q_tile.shape[0]
     position = first + tl.arange(0, ROWS)
@@ -70,14 +86,47 @@ def _masked_tiles(
 
 @triton.jit(do_not_specialize=COUNTS)
 def _forward_kernel(
-    q, k, v, out, lse, pairs, tail, boundary, seq_start,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
-    batch_heads, heads, group, seqlen_q, seqlen_k, row_tiles, row_blocks, scale,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
-    HAS_BOUNDARY: tl.constexpr, HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    pairs,
+    tail,
+    boundary,
+    seq_start,
+    q_b,
+    q_h,
+    q_t,
+    k_b,
+    k_h,
+    k_t,
+    v_b,
+    v_h,
+    v_t,
+    o_b,
+    o_h,
+    o_t,
+    batch_heads,
+    heads,
+    group,
+    seqlen_q,
+    seqlen_k,
+    row_tiles,
+    row_blocks,
+    scale,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SHARED: tl.constexpr,
+    HAS_BOUNDARY: tl.constexpr,
+    HAS_START: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
     HEAVIEST_FIRST: tl.constexpr,
-):  # fmt: skip
+):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
     row = (row_tiles - 1 - tile if HEAVIEST_FIRST else tile) * ROWS  # late rows are the longest
     b = bh // heads
@@ -108,9 +157,26 @@ def _forward_kernel(
     # First the tiles on the diagonal: a row's own key has no decay, so they tell how large its
     # scores are.
     acc, total, top = _masked_tiles(
-        q_tile, k, v, pairs, b, kv_h, k_t, v_t, first, seqlen_k, earliest, scale,
-        diagonal, end, COLUMNS, D, BLOCK_D, HAS_START, DESCRIPTORS,
-    )  # fmt: skip
+        q_tile,
+        k,
+        v,
+        pairs,
+        b,
+        kv_h,
+        k_t,
+        v_t,
+        first,
+        seqlen_k,
+        earliest,
+        scale,
+        diagonal,
+        end,
+        COLUMNS,
+        D,
+        BLOCK_D,
+        HAS_START,
+        DESCRIPTORS,
+    )
 
     # Then the decayed rest, against that fixed level: no running maximum, no rescaling. Scores
     # leave out c_i - c[first], the same for a whole row, and so does the level.
@@ -123,12 +189,8 @@ def _forward_kernel(
     pair_end = tl.load(pairs + tl.minimum(start * COLUMNS + (COLUMNS - 1), seqlen_k - 1))
     for n in tl.range(start, diagonal):
         column = n * COLUMNS
-        k_tile = stream_rows(
-            k, b, kv_h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
-        )
-        v_tile = stream_rows(
-            v, b, kv_h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
-        )
+        k_tile = stream_rows(k, b, kv_h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
+        v_tile = stream_rows(v, b, kv_h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
         high_end, low_end = unpack(pair_end)
         gap = (high_base - high_end) + (low_base - low_end)
         pair_end = tl.load(pairs + tl.minimum(column + (2 * COLUMNS - 1), seqlen_k - 1))
@@ -143,9 +205,26 @@ def _forward_kernel(
     LIMIT: tl.constexpr = 32768.0 if q_tile.dtype == tl.float16 else 1e18
     if tl.max(tl.where(total < LIMIT, 0, 1), 0) > 0:
         acc, total, top = _masked_tiles(
-            q_tile, k, v, pairs, b, kv_h, k_t, v_t, first, seqlen_k, earliest, scale,
-            start, end, COLUMNS, D, BLOCK_D, HAS_START, DESCRIPTORS,
-        )  # fmt: skip
+            q_tile,
+            k,
+            v,
+            pairs,
+            b,
+            kv_h,
+            k_t,
+            v_t,
+            first,
+            seqlen_k,
+            earliest,
+            scale,
+            start,
+            end,
+            COLUMNS,
+            D,
+            BLOCK_D,
+            HAS_START,
+            DESCRIPTORS,
+        )
 
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     store_rows(out, acc, row, o_t, seqlen_q, ROWS, D, BLOCK_D)
@@ -194,9 +273,20 @@ def forward(
 
 
 def launch_forward(
-    q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, tile: Tile,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    c,
+    boundary,
+    seq_start,
+    sm_scale,
+    block_q,
+    block_k,
+    tile: Tile,
     descriptors: bool | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """:func:`forward` into given tensors with a given tile; the last dimensions are contiguous."""
     batch, heads, seqlen_q, head_dim = q.shape
     row_tiles = triton.cdiv(seqlen_q, tile.rows)
@@ -205,13 +295,36 @@ def launch_forward(
         descriptors = can_stream(k, v)
     with on_device_of(q):
         _forward_kernel[(row_tiles * batch * heads,)](
-            q, streamed(k, tile.columns, descriptors), streamed(v, tile.columns, descriptors),
-            out, lse, *terms, boundary, seq_start,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-            batch * heads, heads, GROUP, seqlen_q, k.shape[2], row_tiles,
-            triton.cdiv(seqlen_q, block_q), sm_scale * LOG2E.value,
-            BLOCK_Q=block_q, BLOCK_K=block_k, ROWS=tile.rows, COLUMNS=tile.columns,
-            D=head_dim, BLOCK_D=padded_head_dim(head_dim), SHARED=heads // k.shape[1],
-            HAS_BOUNDARY=boundary is not None, HAS_START=seq_start is not None,
-            DESCRIPTORS=descriptors, **launch_order(), **tile.options(q.device),
-        )  # fmt: skip
+            q,
+            streamed(k, tile.columns, descriptors),
+            streamed(v, tile.columns, descriptors),
+            out,
+            lse,
+            *terms,
+            boundary,
+            seq_start,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *v.stride()[:3],
+            *out.stride()[:3],
+            batch * heads,
+            heads,
+            GROUP,
+            seqlen_q,
+            k.shape[2],
+            row_tiles,
+            triton.cdiv(seqlen_q, block_q),
+            sm_scale * LOG2E.value,
+            BLOCK_Q=block_q,
+            BLOCK_K=block_k,
+            ROWS=tile.rows,
+            COLUMNS=tile.columns,
+            D=head_dim,
+            BLOCK_D=padded_head_dim(head_dim),
+            SHARED=heads // k.shape[1],
+            HAS_BOUNDARY=boundary is not None,
+            HAS_START=seq_start is not None,
+            DESCRIPTORS=descriptors,
+            **launch_order(),
+            **tile.options(q.device),
+        )

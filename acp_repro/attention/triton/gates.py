@@ -33,9 +33,7 @@ def _sum_kernel(log_fgate, c, stride_b, stride_h, stride_t, heads, length, BLOCK
 
 
 @triton.jit(do_not_specialize=["heads", "length"])
-def _adjoint_kernel(
-    dc, log_fgate, grad, stride_b, stride_h, stride_t, heads, length, BLOCK: tl.constexpr
-):
+def _adjoint_kernel(dc, log_fgate, grad, stride_b, stride_h, stride_t, heads, length, BLOCK: tl.constexpr):
     bh = tl.program_id(0)
     log_fgate += (bh // heads).to(tl.int64) * stride_b + (bh % heads).to(tl.int64) * stride_h
     dc += bh.to(tl.int64) * length
@@ -71,7 +69,13 @@ def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
     if grad.numel():
         with on_device_of(grad):
             _adjoint_kernel[(batch * heads,)](
-                dc.contiguous(), log_fgate, grad, *log_fgate.stride(), heads, length,
-                BLOCK=_BLOCK, num_warps=8,
-            )  # fmt: skip
+                dc.contiguous(),
+                log_fgate,
+                grad,
+                *log_fgate.stride(),
+                heads,
+                length,
+                BLOCK=_BLOCK,
+                num_warps=8,
+            )
     return grad

@@ -11,23 +11,64 @@ from .tiles import COUNTS, head_of, load_rows, product, share_of_work, store_row
 
 @triton.jit(do_not_specialize=COUNTS)
 def key_side_kernel(
-    q, k, v, dout, dk, dv, dc, row_sums, levels, queries, pairs, boundary, seq_start,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t,
-    dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
-    batch_heads, heads, group, seqlen_q, seqlen_k, row_blocks, scale, sm_scale,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
-    RAGGED: tl.constexpr, COUNT: tl.constexpr,
-    HAS_BOUNDARY: tl.constexpr, HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    q,
+    k,
+    v,
+    dout,
+    dk,
+    dv,
+    dc,
+    row_sums,
+    levels,
+    queries,
+    pairs,
+    boundary,
+    seq_start,
+    q_b,
+    q_h,
+    q_t,
+    k_b,
+    k_h,
+    k_t,
+    v_b,
+    v_h,
+    v_t,
+    g_b,
+    g_h,
+    g_t,
+    dk_b,
+    dk_h,
+    dk_t,
+    dv_b,
+    dv_h,
+    dv_t,
+    batch_heads,
+    heads,
+    group,
+    seqlen_q,
+    seqlen_k,
+    row_blocks,
+    scale,
+    sm_scale,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SHARED: tl.constexpr,
+    RAGGED: tl.constexpr,
+    COUNT: tl.constexpr,
+    HAS_BOUNDARY: tl.constexpr,
+    HAS_START: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
     HEAVIEST_FIRST: tl.constexpr,
-):  # fmt: skip
+):
     # Everything here is transposed, (keys, queries): an operand of a product is then a loaded tile
     # or a score tile as it was computed, never the transpose of a computed one.
     column_tiles = tl.cdiv(seqlen_k, COLUMNS)
     bh, tile = share_of_work(batch_heads, column_tiles, group)
-    column = (
-        tile if HEAVIEST_FIRST else column_tiles - 1 - tile
-    ) * COLUMNS  # early keys: most rows
+    column = (tile if HEAVIEST_FIRST else column_tiles - 1 - tile) * COLUMNS  # early keys: most rows
     b = bh // heads
     h = bh % heads
     q = head_of(q, b, h, q_b, q_h, DESCRIPTORS)

@@ -14,9 +14,8 @@ _ROWS = 128
 
 @triton.jit(do_not_specialize=["heads", "tiles", "count"])
 def _norm_kernel(
-    x, largest, heads, tiles, count, x_b, x_h, x_t,
-    ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    x, largest, heads, tiles, count, x_b, x_h, x_t, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
+):
     bh = tl.program_id(0) // tiles
     x += (bh // heads).to(tl.int64) * x_b + (bh % heads).to(tl.int64) * x_h
     row = (tl.program_id(0) % tiles) * ROWS
@@ -41,7 +40,15 @@ def largest_norms(x: Tensor) -> Tensor:
     tiles = triton.cdiv(length, _ROWS)
     with on_device_of(x):
         _norm_kernel[(tiles * batch * heads,)](
-            x, squares, heads, tiles, length, *x.stride()[:3],
-            ROWS=_ROWS, D=head_dim, BLOCK_D=padded_head_dim(head_dim), num_warps=4,
-        )  # fmt: skip
+            x,
+            squares,
+            heads,
+            tiles,
+            length,
+            *x.stride()[:3],
+            ROWS=_ROWS,
+            D=head_dim,
+            BLOCK_D=padded_head_dim(head_dim),
+            num_warps=4,
+        )
     return squares.view(torch.float32).sqrt()

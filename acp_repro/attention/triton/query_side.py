@@ -6,25 +6,38 @@ import triton
 import triton.language as tl
 
 from .decay import load_pair, pack, unpack
-from .tiles import (
-    COUNTS,
-    LOG2E,
-    head_of,
-    load_rows,
-    product,
-    share_of_work,
-    store_rows,
-    stream_rows,
-)
+from .tiles import COUNTS, LOG2E, head_of, load_rows, product, share_of_work, store_rows, stream_rows
 
 
 @triton.jit
 def _query_side_masked(
-    acc, parts, q_tile, g_tile, k, v, pairs, b, h, k_t, v_t, position, high_i, low_i,
-    level_i, delta_i, seqlen_k, earliest, scale, begin, end,
-    COLUMNS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
-):  # fmt: skip
+    acc,
+    parts,
+    q_tile,
+    g_tile,
+    k,
+    v,
+    pairs,
+    b,
+    h,
+    k_t,
+    v_t,
+    position,
+    high_i,
+    low_i,
+    level_i,
+    delta_i,
+    seqlen_k,
+    earliest,
+    scale,
+    begin,
+    end,
+    COLUMNS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HAS_START: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
     """Adds key tiles ``begin .. end`` with every mask and exact differences of c."""
     ROWS: tl.constexpr = q_tile.shape[0]
     for n in tl.range(begin, end):
@@ -49,14 +62,60 @@ def _query_side_masked(
 
 @triton.jit(do_not_specialize=COUNTS)
 def query_side_kernel(
-    q, k, v, out, dout, lse, dq, row_sums, levels, queries, pairs, tail, boundary, seq_start,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, g_b, g_h, g_t, dq_b, dq_h, dq_t,
-    batch_heads, heads, group, seqlen_q, seqlen_k, row_tiles, row_blocks, key_rows, scale, sm_scale,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
-    HAS_BOUNDARY: tl.constexpr, HAS_START: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    q,
+    k,
+    v,
+    out,
+    dout,
+    lse,
+    dq,
+    row_sums,
+    levels,
+    queries,
+    pairs,
+    tail,
+    boundary,
+    seq_start,
+    q_b,
+    q_h,
+    q_t,
+    k_b,
+    k_h,
+    k_t,
+    v_b,
+    v_h,
+    v_t,
+    o_b,
+    o_h,
+    o_t,
+    g_b,
+    g_h,
+    g_t,
+    dq_b,
+    dq_h,
+    dq_t,
+    batch_heads,
+    heads,
+    group,
+    seqlen_q,
+    seqlen_k,
+    row_tiles,
+    row_blocks,
+    key_rows,
+    scale,
+    sm_scale,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SHARED: tl.constexpr,
+    HAS_BOUNDARY: tl.constexpr,
+    HAS_START: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
     HEAVIEST_FIRST: tl.constexpr,
-):  # fmt: skip
+):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
     row = (row_tiles - 1 - tile if HEAVIEST_FIRST else tile) * ROWS  # late rows are the longest
     b = bh // heads
@@ -99,9 +158,7 @@ def query_side_kernel(
     shifted_i = level_i - ((high_i - high_base) + (low_i - low_base))
     # For the key side, in pairs: lse and delta; c_i - c[first position of i's tile there] - lse,
     # and delta.
-    high_first, low_first = load_pair(
-        pairs, (i // key_rows) * key_rows + (seqlen_k - seqlen_q), inside
-    )
+    high_first, low_first = load_pair(pairs, (i // key_rows) * key_rows + (seqlen_k - seqlen_q), inside)
     to_add = ((high_i - high_first) + (low_i - low_first)) - level_i
     tl.store(levels + bh * seqlen_q + i, pack(level_i, delta_i), mask=inside)
     tl.store(queries + bh * seqlen_q + i, pack(to_add, delta_i), mask=inside)
@@ -113,12 +170,8 @@ def query_side_kernel(
     pair_end = tl.load(pairs + tl.minimum(start * COLUMNS + (COLUMNS - 1), seqlen_k - 1))
     for n in tl.range(start, diagonal):
         column = n * COLUMNS
-        k_tile = stream_rows(
-            k, b, kv_h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
-        )
-        v_tile = stream_rows(
-            v, b, kv_h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS
-        )
+        k_tile = stream_rows(k, b, kv_h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
+        v_tile = stream_rows(v, b, kv_h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
         high_end, low_end = unpack(pair_end)
         gap = (high_base - high_end) + (low_base - low_end)
         pair_end = tl.load(pairs + tl.minimum(column + (2 * COLUMNS - 1), seqlen_k - 1))
@@ -131,10 +184,33 @@ def query_side_kernel(
         acc = product(ds.to(k_tile.dtype), k_tile, acc)
 
     acc, parts = _query_side_masked(
-        acc, parts, q_tile, g_tile, k, v, pairs, b, kv_h, k_t, v_t, position, high_i, low_i,
-        level_i, delta_i, seqlen_k, earliest, scale, diagonal, end,
-        COLUMNS, D, BLOCK_D, HAS_START, DESCRIPTORS,
-    )  # fmt: skip
+        acc,
+        parts,
+        q_tile,
+        g_tile,
+        k,
+        v,
+        pairs,
+        b,
+        kv_h,
+        k_t,
+        v_t,
+        position,
+        high_i,
+        low_i,
+        level_i,
+        delta_i,
+        seqlen_k,
+        earliest,
+        scale,
+        diagonal,
+        end,
+        COLUMNS,
+        D,
+        BLOCK_D,
+        HAS_START,
+        DESCRIPTORS,
+    )
 
     store_rows(dq, acc * sm_scale, row, dq_t, seqlen_q, ROWS, D, BLOCK_D)
     tl.store(row_sums + bh * seqlen_q + i, tl.sum(parts, 1), mask=inside)

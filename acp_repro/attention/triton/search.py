@@ -20,10 +20,21 @@ _SIZES = ["heads", "seqlen_q", "seqlen_k", "blocks", "block_q", "block_k", "step
 
 @triton.jit(do_not_specialize=_SIZES)
 def _search_kernel(
-    c, threshold, seq_start, boundary,
-    heads, seqlen_q, seqlen_k, blocks, block_q, block_k, steps,
-    HAS_THRESHOLD: tl.constexpr, HAS_START: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    c,
+    threshold,
+    seq_start,
+    boundary,
+    heads,
+    seqlen_q,
+    seqlen_k,
+    blocks,
+    block_q,
+    block_k,
+    steps,
+    HAS_THRESHOLD: tl.constexpr,
+    HAS_START: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     chunks = tl.cdiv(blocks, ROWS)
     bh = tl.program_id(0) // chunks
     m = (tl.program_id(0) % chunks) * ROWS + tl.arange(0, ROWS)
@@ -81,10 +92,20 @@ def find_boundary(
     grid = (batch * heads * triton.cdiv(blocks, _ROWS),)
     with on_device_of(c):
         _search_kernel[grid](
-            c, threshold, seq_start, boundary,
-            heads, seqlen_q, seqlen_k, blocks, block_q, block_k,
+            c,
+            threshold,
+            seq_start,
+            boundary,
+            heads,
+            seqlen_q,
+            seqlen_k,
+            blocks,
+            block_q,
+            block_k,
             triton.cdiv(seqlen_k, block_k).bit_length(),
-            HAS_THRESHOLD=threshold is not None, HAS_START=seq_start is not None, ROWS=_ROWS,
+            HAS_THRESHOLD=threshold is not None,
+            HAS_START=seq_start is not None,
+            ROWS=_ROWS,
             num_warps=1,
-        )  # fmt: skip
+        )
     return boundary

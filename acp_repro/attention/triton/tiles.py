@@ -114,9 +114,7 @@ def tiles_for(q: Tensor, block_q: int, block_k: int) -> Tiles:
     if q.dtype == torch.float32:
         table = _FLOAT32
     tiles = table[max(64, padded_head_dim(q.shape[-1]))]
-    return Tiles(
-        *(t._replace(rows=_fit(t.rows, block_q), columns=_fit(t.columns, block_k)) for t in tiles)
-    )
+    return Tiles(*(t._replace(rows=_fit(t.rows, block_q), columns=_fit(t.columns, block_k)) for t in tiles))
 
 
 def _fit(tile: int, block: int) -> int:
@@ -173,8 +171,9 @@ def empty_rows_like(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def load_rows(x, row, stride, count, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-              MASKED: tl.constexpr):  # fmt: skip
+def load_rows(
+    x, row, stride, count, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr
+):
     """Rows ``row .. row + ROWS`` of a (count, D) matrix as (ROWS, BLOCK_D); 0 past D, and past
     ``count`` where MASKED. The row's offset is int64, the offset inside the tile is int32."""
     r = tl.arange(0, ROWS)
@@ -214,8 +213,19 @@ def head_of(x, b, h, stride_b, stride_h, DESCRIPTOR: tl.constexpr):
 
 
 @triton.jit
-def stream_rows(x, b, h, row, stride, count, ROWS: tl.constexpr, D: tl.constexpr,
-                BLOCK_D: tl.constexpr, MASKED: tl.constexpr, DESCRIPTOR: tl.constexpr):  # fmt: skip
+def stream_rows(
+    x,
+    b,
+    h,
+    row,
+    stride,
+    count,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
+):
     """:func:`load_rows` inside a loop, by the bulk copy engine where ``x`` is a descriptor: its
     addresses cost no registers, and rows past the end come as 0."""
     if DESCRIPTOR:
@@ -225,8 +235,7 @@ def stream_rows(x, b, h, row, stride, count, ROWS: tl.constexpr, D: tl.constexpr
 
 
 @triton.jit
-def store_rows(x, value, row, stride, count, ROWS: tl.constexpr, D: tl.constexpr,
-               BLOCK_D: tl.constexpr):  # fmt: skip
+def store_rows(x, value, row, stride, count, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """The inverse of :func:`load_rows`; nothing is written past ``count`` or D."""
     r = tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)

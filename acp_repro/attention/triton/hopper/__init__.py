@@ -52,14 +52,10 @@ def launch_backward(
     matrix = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, head_dim], element)
 
     def rows_of(x):
-        return TensorDescriptor(
-            x, list(x.shape), [*strides_of(x), 1], [1, 1, ROWS, head_dim], matrix
-        )
+        return TensorDescriptor(x, list(x.shape), [*strides_of(x), 1], [1, 1, ROWS, head_dim], matrix)
 
     described = [rows_of(x) for x in (q, k, v, dout)]
-    tail = TensorDescriptor(
-        terms.tail, [terms.tail.numel()], [1], [ROWS], gl.NVMMASharedLayout(0, 32, 1)
-    )
+    tail = TensorDescriptor(terms.tail, [terms.tail.numel()], [1], [ROWS], gl.NVMMASharedLayout(0, 32, 1))
 
     def numbers_of(x):
         x = x.view(torch.int32).view(batch * heads, 2 * seqlen)
@@ -70,16 +66,52 @@ def launch_backward(
     sizes = batch * heads, heads, GROUP, seqlen, triton.cdiv(seqlen, block_q)
     scale = sm_scale * LOG2E.value
     common = {
-        "BLOCK_Q": block_q, "BLOCK_K": block_k, "ROWS": ROWS, "D": head_dim,
-        "SHARED": heads // k.shape[1], "HAS_BOUNDARY": boundary is not None,
-        "HAS_START": seq_start is not None, **launch_order(), **_OPTIONS,
-    }  # fmt: skip
+        "BLOCK_Q": block_q,
+        "BLOCK_K": block_k,
+        "ROWS": ROWS,
+        "D": head_dim,
+        "SHARED": heads // k.shape[1],
+        "HAS_BOUNDARY": boundary is not None,
+        "HAS_START": seq_start is not None,
+        **launch_order(),
+        **_OPTIONS,
+    }
     query_side_kernel[grid](
-        *described, tail, out, lse, dq, row_sums, levels, queries, terms.pairs, boundary, seq_start,
-        *out.stride()[:3], *dq.stride()[:3], *sizes, scale, sm_scale, **common,
-    )  # fmt: skip
+        *described,
+        tail,
+        out,
+        lse,
+        dq,
+        row_sums,
+        levels,
+        queries,
+        terms.pairs,
+        boundary,
+        seq_start,
+        *out.stride()[:3],
+        *dq.stride()[:3],
+        *sizes,
+        scale,
+        sm_scale,
+        **common,
+    )
     key_side_kernel[grid](
-        *described, numbers_of(queries), numbers_of(levels), numbers_of(terms.pairs),
-        dk, dv, dc, row_sums, terms.pairs, boundary, seq_start,
-        *dk.stride()[:3], *dv.stride()[:3], *sizes, scale, sm_scale, COUNT=256, **common,
-    )  # fmt: skip
+        *described,
+        numbers_of(queries),
+        numbers_of(levels),
+        numbers_of(terms.pairs),
+        dk,
+        dv,
+        dc,
+        row_sums,
+        terms.pairs,
+        boundary,
+        seq_start,
+        *dk.stride()[:3],
+        *dv.stride()[:3],
+        *sizes,
+        scale,
+        sm_scale,
+        COUNT=256,
+        **common,
+    )

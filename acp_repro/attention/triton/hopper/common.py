@@ -10,9 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-copy_tile = (
-    getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-)  # from 3.8, until 3.7
+copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # from 3.8, until 3.7
 _RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # from 3.9
 
 
@@ -43,8 +41,25 @@ def make_barriers(STAGES: gl.constexpr):
 
 
 @gluon.jit
-def fetch(n, first, wanted, x, y, numbers, x_s, y_s, numbers_s, full, b, h, at,
-          ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UPWARDS: gl.constexpr):  # fmt: skip
+def fetch(
+    n,
+    first,
+    wanted,
+    x,
+    y,
+    numbers,
+    x_s,
+    y_s,
+    numbers_s,
+    full,
+    b,
+    h,
+    at,
+    ROWS: gl.constexpr,
+    D: gl.constexpr,
+    STAGES: gl.constexpr,
+    UPWARDS: gl.constexpr,
+):
     """Starts the copy of the n-th tile into its stage: rows of x and y, and their numbers.
 
     Keys count upwards from tile ``first`` and have one number of 4 bytes a row, from number ``at`` on;
@@ -64,14 +79,28 @@ def fetch(n, first, wanted, x, y, numbers, x_s, y_s, numbers_s, full, b, h, at,
 
 @gluon.jit
 def copy_the_rest(
-    first, count, x, y, numbers, x_s, y_s, numbers_s, full, empty, b, h, at,
-    ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UPWARDS: gl.constexpr,
-):  # fmt: skip
+    first,
+    count,
+    x,
+    y,
+    numbers,
+    x_s,
+    y_s,
+    numbers_s,
+    full,
+    empty,
+    b,
+    h,
+    at,
+    ROWS: gl.constexpr,
+    D: gl.constexpr,
+    STAGES: gl.constexpr,
+    UPWARDS: gl.constexpr,
+):
     """The copying warp: each stage is filled anew as soon as its products are done."""
     for n in range(STAGES, count):
         mbarrier.wait(empty.index(n % STAGES), (n // STAGES - 1) & 1)
-        fetch(n, first, True, x, y, numbers, x_s, y_s, numbers_s, full, b, h, at, ROWS, D, STAGES,
-              UPWARDS)  # fmt: skip
+        fetch(n, first, True, x, y, numbers, x_s, y_s, numbers_s, full, b, h, at, ROWS, D, STAGES, UPWARDS)
 
 
 @gluon.jit
@@ -83,5 +112,6 @@ def store_tile(x, value, stride, count, ROWS: gl.constexpr, D: gl.constexpr):
     inside = gl.expand_dims(r < count, 1)
     gl.store(
         x + gl.expand_dims(r * stride, 1) + gl.expand_dims(d, 0),
-        gl.convert_layout(value.to(x.dtype.element_ty), ROWWISE), mask=inside,
-    )  # fmt: skip
+        gl.convert_layout(value.to(x.dtype.element_ty), ROWWISE),
+        mask=inside,
+    )

@@ -22,10 +22,34 @@ from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, 
 
 @gluon.jit
 def _multiply(
-    q_s, g_s, numbers_s, k_s, v_s, pairs_s, levels_s, own, full, empty, dk, dv, dc, row_sums, pairs,
-    dk_t, dv_t, end, count, column, earliest, seqlen, scale, sm_scale,
-    ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+    q_s,
+    g_s,
+    numbers_s,
+    k_s,
+    v_s,
+    pairs_s,
+    levels_s,
+    own,
+    full,
+    empty,
+    dk,
+    dv,
+    dc,
+    row_sums,
+    pairs,
+    dk_t,
+    dv_t,
+    end,
+    count,
+    column,
+    earliest,
+    seqlen,
+    scale,
+    sm_scale,
+    ROWS: gl.constexpr,
+    D: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
@@ -49,8 +73,9 @@ def _multiply(
     k_t = k_s.reshape([ROWS, D])
     v_t = v_s.reshape([ROWS, D])
     mbarrier.wait(full.index(0), 0)
-    s = warpgroup_mma(k_t, q_s.index(0).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False,
-                      is_async=True)  # fmt: skip
+    s = warpgroup_mma(
+        k_t, q_s.index(0).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
+    )
     s = warpgroup_mma_wait(0, [s])
     ds_left = gl.zeros([ROWS, ROWS], q_s.dtype, LEFT)
     for n in range(count - 1):
@@ -69,8 +94,9 @@ def _multiply(
         dp_sum, dk_sum, ds_left = warpgroup_mma_wait(1, [dp, dk_acc, ds_left])
         following = (n + 1) % STAGES
         mbarrier.wait(full.index(following), ((n + 1) // STAGES) & 1)
-        s = warpgroup_mma(k_t, q_s.index(following).reshape([ROWS, D]).permute([1, 0]), zero,
-                          use_acc=False, is_async=True)  # fmt: skip
+        s = warpgroup_mma(
+            k_t, q_s.index(following).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
+        )
         # The products with the tile before are done.
         mbarrier.arrive(empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
         ds = p * (dp_sum - gl.expand_dims(delta, 0))
@@ -107,13 +133,44 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=COUNTS)
 def key_side_kernel(
-    q, k, v, dout, queries, levels, own_pairs, dk, dv, dc, row_sums, pairs, boundary, seq_start,
-    dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
-    batch_heads, heads, group, seqlen, row_blocks, scale, sm_scale,
-    BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr,
-    SHARED: gl.constexpr, COUNT: gl.constexpr, STAGES: gl.constexpr,
-    HAS_BOUNDARY: gl.constexpr, HAS_START: gl.constexpr, HEAVIEST_FIRST: gl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    dout,
+    queries,
+    levels,
+    own_pairs,
+    dk,
+    dv,
+    dc,
+    row_sums,
+    pairs,
+    boundary,
+    seq_start,
+    dk_b,
+    dk_h,
+    dk_t,
+    dv_b,
+    dv_h,
+    dv_t,
+    batch_heads,
+    heads,
+    group,
+    seqlen,
+    row_blocks,
+    scale,
+    sm_scale,
+    BLOCK_Q: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    ROWS: gl.constexpr,
+    D: gl.constexpr,
+    SHARED: gl.constexpr,
+    COUNT: gl.constexpr,
+    STAGES: gl.constexpr,
+    HAS_BOUNDARY: gl.constexpr,
+    HAS_START: gl.constexpr,
+    HEAVIEST_FIRST: gl.constexpr,
+):
     tiles = gl.cdiv(seqlen, ROWS)
     bh, tile = share_of_work(batch_heads, tiles, group)
     if not HEAVIEST_FIRST:
@@ -153,21 +210,84 @@ def key_side_kernel(
     end = gl.maximum(end, tile + 1)
     count = end - tile
     for each in gl.static_range(STAGES):
-        fetch(each, end - 1, each < count, q, dout, queries, q_s, g_s, numbers_s, full, b, h, bh,
-              ROWS, D, STAGES, False)  # fmt: skip
+        fetch(
+            each,
+            end - 1,
+            each < count,
+            q,
+            dout,
+            queries,
+            q_s,
+            g_s,
+            numbers_s,
+            full,
+            b,
+            h,
+            bh,
+            ROWS,
+            D,
+            STAGES,
+            False,
+        )
     dk += b.to(gl.int64) * dk_b + h.to(gl.int64) * dk_h + column.to(gl.int64) * dk_t
     dv += b.to(gl.int64) * dv_b + h.to(gl.int64) * dv_h + column.to(gl.int64) * dv_t
     gl.warp_specialize(
         [
-            (_multiply, (
-                q_s, g_s, numbers_s, k_s, v_s, pairs_s, levels_s, own, full, empty, dk, dv,
-                dc + wide * seqlen, row_sums + wide * seqlen, pairs + wide * seqlen, dk_t, dv_t,
-                end, count, column, earliest, seqlen, scale, sm_scale, ROWS, D, STAGES,
-            )),
-            (copy_the_rest, (
-                end - 1, count, q, dout, queries, q_s, g_s, numbers_s, full, empty, b, h, bh,
-                ROWS, D, STAGES, False,
-            )),
+            (
+                _multiply,
+                (
+                    q_s,
+                    g_s,
+                    numbers_s,
+                    k_s,
+                    v_s,
+                    pairs_s,
+                    levels_s,
+                    own,
+                    full,
+                    empty,
+                    dk,
+                    dv,
+                    dc + wide * seqlen,
+                    row_sums + wide * seqlen,
+                    pairs + wide * seqlen,
+                    dk_t,
+                    dv_t,
+                    end,
+                    count,
+                    column,
+                    earliest,
+                    seqlen,
+                    scale,
+                    sm_scale,
+                    ROWS,
+                    D,
+                    STAGES,
+                ),
+            ),
+            (
+                copy_the_rest,
+                (
+                    end - 1,
+                    count,
+                    q,
+                    dout,
+                    queries,
+                    q_s,
+                    g_s,
+                    numbers_s,
+                    full,
+                    empty,
+                    b,
+                    h,
+                    bh,
+                    ROWS,
+                    D,
+                    STAGES,
+                    False,
+                ),
+            ),
         ],
-        [1], [24],
-    )  # fmt: skip
+        [1],
+        [24],
+    )

@@ -21,10 +21,34 @@ from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, 
 
 @gluon.jit
 def _multiply(
-    k_s, v_s, numbers_s, q_s, g_s, own, full, empty, out, lse, dq, row_sums, levels, queries, pairs,
-    o_t, dq_t, start, count, row, earliest, seqlen, scale, sm_scale,
-    ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+    k_s,
+    v_s,
+    numbers_s,
+    q_s,
+    g_s,
+    own,
+    full,
+    empty,
+    out,
+    lse,
+    dq,
+    row_sums,
+    levels,
+    queries,
+    pairs,
+    o_t,
+    dq_t,
+    start,
+    count,
+    row,
+    earliest,
+    seqlen,
+    scale,
+    sm_scale,
+    ROWS: gl.constexpr,
+    D: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     GRADS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, GRADS, 2)
@@ -36,9 +60,7 @@ def _multiply(
     r = gl.arange(0, ROWS, gl.SliceLayout(1, ROWWISE))
     d = gl.arange(0, D, gl.SliceLayout(0, ROWWISE))
     present = gl.expand_dims(r < seqlen - row, 1)
-    o_tile = gl.load(
-        out + gl.expand_dims(r * o_t, 1) + gl.expand_dims(d, 0), mask=present, other=0.0
-    )
+    o_tile = gl.load(out + gl.expand_dims(r * o_t, 1) + gl.expand_dims(d, 0), mask=present, other=0.0)
     i = row + gl.arange(0, ROWS, QUERIES)
     inside = i < seqlen
     level = gl.load(lse + i, mask=inside, other=float("inf")) * LOG2E
@@ -58,8 +80,9 @@ def _multiply(
     q_t = q_s.reshape([ROWS, D]).load(OWN)
     g_t = g_s.reshape([ROWS, D]).load(OWN)
     mbarrier.wait(full.index(0), 0)
-    s = warpgroup_mma(q_t, k_s.index(0).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False,
-                      is_async=True)  # fmt: skip
+    s = warpgroup_mma(
+        q_t, k_s.index(0).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
+    )
     g_tile = g_s.reshape([ROWS, D]).load(ROWWISE)
     delta = gl.sum(o_tile.to(gl.float32) * g_tile.to(gl.float32), 1)
     delta = gl.convert_layout(delta, QUERIES)
@@ -79,8 +102,9 @@ def _multiply(
         p = gl.exp2(s * scale + gl.expand_dims(bias, 0) - gl.expand_dims(shifted - gap, 1))
         following = (n + 1) % STAGES
         mbarrier.wait(full.index(following), ((n + 1) // STAGES) & 1)
-        s = warpgroup_mma(q_t, k_s.index(following).reshape([ROWS, D]).permute([1, 0]), zero,
-                          use_acc=False, is_async=True)  # fmt: skip
+        s = warpgroup_mma(
+            q_t, k_s.index(following).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
+        )
         dp_sum, dq_sum, ds_left = warpgroup_mma_wait(1, [dp, dq_acc, ds_left])
         # The products with the tile before are done.
         mbarrier.arrive(empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
@@ -114,13 +138,43 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=COUNTS)
 def query_side_kernel(
-    q, k, v, dout, tail, out, lse, dq, row_sums, levels, queries, pairs, boundary, seq_start,
-    o_b, o_h, o_t, dq_b, dq_h, dq_t,
-    batch_heads, heads, group, seqlen, row_blocks, scale, sm_scale,
-    BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr,
-    SHARED: gl.constexpr, STAGES: gl.constexpr,
-    HAS_BOUNDARY: gl.constexpr, HAS_START: gl.constexpr, HEAVIEST_FIRST: gl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    dout,
+    tail,
+    out,
+    lse,
+    dq,
+    row_sums,
+    levels,
+    queries,
+    pairs,
+    boundary,
+    seq_start,
+    o_b,
+    o_h,
+    o_t,
+    dq_b,
+    dq_h,
+    dq_t,
+    batch_heads,
+    heads,
+    group,
+    seqlen,
+    row_blocks,
+    scale,
+    sm_scale,
+    BLOCK_Q: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    ROWS: gl.constexpr,
+    D: gl.constexpr,
+    SHARED: gl.constexpr,
+    STAGES: gl.constexpr,
+    HAS_BOUNDARY: gl.constexpr,
+    HAS_START: gl.constexpr,
+    HEAVIEST_FIRST: gl.constexpr,
+):
     tiles = gl.cdiv(seqlen, ROWS)
     bh, tile = share_of_work(batch_heads, tiles, group)
     if HEAVIEST_FIRST:
@@ -151,22 +205,84 @@ def query_side_kernel(
     start = gl.minimum(start, tile)
     count = tile + 1 - start
     for each in gl.static_range(STAGES):
-        fetch(each, start, each < count, k, v, tail, k_s, v_s, numbers_s, full, b, kv_h, bh * seqlen,
-              ROWS, D, STAGES, True)  # fmt: skip
+        fetch(
+            each,
+            start,
+            each < count,
+            k,
+            v,
+            tail,
+            k_s,
+            v_s,
+            numbers_s,
+            full,
+            b,
+            kv_h,
+            bh * seqlen,
+            ROWS,
+            D,
+            STAGES,
+            True,
+        )
     out += b.to(gl.int64) * o_b + h.to(gl.int64) * o_h + row.to(gl.int64) * o_t
     dq += b.to(gl.int64) * dq_b + h.to(gl.int64) * dq_h + row.to(gl.int64) * dq_t
     gl.warp_specialize(
         [
-            (_multiply, (
-                k_s, v_s, numbers_s, q_s, g_s, own, full, empty, out, lse + wide * seqlen, dq,
-                row_sums + wide * seqlen, levels + wide * seqlen, queries + wide * seqlen,
-                pairs + wide * seqlen, o_t, dq_t, start, count, row, earliest, seqlen, scale,
-                sm_scale, ROWS, D, STAGES,
-            )),
-            (copy_the_rest, (
-                start, count, k, v, tail, k_s, v_s, numbers_s, full, empty, b, kv_h, bh * seqlen,
-                ROWS, D, STAGES, True,
-            )),
+            (
+                _multiply,
+                (
+                    k_s,
+                    v_s,
+                    numbers_s,
+                    q_s,
+                    g_s,
+                    own,
+                    full,
+                    empty,
+                    out,
+                    lse + wide * seqlen,
+                    dq,
+                    row_sums + wide * seqlen,
+                    levels + wide * seqlen,
+                    queries + wide * seqlen,
+                    pairs + wide * seqlen,
+                    o_t,
+                    dq_t,
+                    start,
+                    count,
+                    row,
+                    earliest,
+                    seqlen,
+                    scale,
+                    sm_scale,
+                    ROWS,
+                    D,
+                    STAGES,
+                ),
+            ),
+            (
+                copy_the_rest,
+                (
+                    start,
+                    count,
+                    k,
+                    v,
+                    tail,
+                    k_s,
+                    v_s,
+                    numbers_s,
+                    full,
+                    empty,
+                    b,
+                    kv_h,
+                    bh * seqlen,
+                    ROWS,
+                    D,
+                    STAGES,
+                    True,
+                ),
+            ),
         ],
-        [1], [24],
-    )  # fmt: skip
+        [1],
+        [24],
+    )
