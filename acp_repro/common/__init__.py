@@ -1,0 +1,1 @@
+"""What every part stands on: errors for people, and files that are whole or not there. Standard library only."""

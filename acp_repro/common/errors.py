@@ -1,0 +1,20 @@
+"""The one base class of errors that end a command in one line."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something that the person at the terminal can mend; the message is one line that says how.
+
+    A command prints it as ``error: ...`` and leaves with ``exit_code``; in Python it is an ordinary
+    exception. Subclasses also derive from ValueError or RuntimeError, so that code which knows only
+    those catches them.
+    """
+
+    exit_code = 1
+
+
+class UsageError(UserError, ValueError):
+    """An option or a value that cannot be; leaves with 2, as argparse does."""
+
+    exit_code = 2

@@ -1,0 +1,105 @@
+"""Files that are whole or not there: written under another name, flushed to the disk, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+
+class Locked(UserError, RuntimeError):
+    """Another process holds the lock."""
+
+
+@contextlib.contextmanager
+def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary path beside ``target`` that takes its name on success and vanishes otherwise.
+
+    The folder of ``target`` is made if it does not exist. A reader, a full disk or a crash never meets
+    half a file.
+    """
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    os.close(handle)
+    path = Path(name)
+    try:
+        yield path
+        # mkstemp makes files that only their owner may read; give the usual permissions.
+        mask = os.umask(0)
+        os.umask(mask)
+        path.chmod(0o666 & ~mask)
+        sync(path)
+        os.replace(path, target)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    sync(target.parent)
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
+    """Writes the whole file or none of it; returns its path."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+    return Path(path)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """:func:`write_bytes` of UTF-8, with ``\\n`` at the ends of lines on every system."""
+    return write_bytes(path, text.encode())
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> Path:
+    """:func:`write_text` of JSON, indented, with a line end."""
+    return write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """fsync of a file's content, or of a folder's entries; a system that cannot open folders needs none."""
+    if os.name != "posix" and Path(path).is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    """The file's SHA-256 as hexadecimal digits."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def lock(path: str | os.PathLike[str], *, refuse: str = "", shared: bool = False) -> Iterator[None]:
+    """One process inside at a time; the lock goes with the process, however it ends.
+
+    Args:
+        path: a file that is made for it, and stays.
+        refuse: raise :class:`Locked` with these words if another process is inside; empty: wait for it.
+        shared: any number of shared holders may be inside together, but no other.
+
+    On Windows, which has no such lock, nothing is locked.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        try:
+            fcntl.flock(file, kind | (fcntl.LOCK_NB if refuse else 0))
+        except OSError:
+            raise Locked(refuse) from None
+        yield
