@@ -14,19 +14,16 @@ RESULTS := results/$(SUITE)
 FIGURES := figures/$(SUITE)
 INSTALLED := $(VENV)/installed
 
-FIGURE_TARGETS := $(addprefix figure,1 2 3 4 5 6 7 8 10 11 A1 A2 A3)
-TABLE_TARGETS := table2 table4
-
 .DELETE_ON_ERROR:
-# A record is enough to draw from: weights that are gone are not trained again for their own sake.
-.PRECIOUS: runs/$(SUITE)/%/model/model.safetensors
-.PHONY: help setup test test-gpu check train plan clean figure-kernel records figures tables report all $(FIGURE_TARGETS) $(TABLE_TARGETS)
+.PHONY: help setup test test-all test-gpu check train plan clean records figures tables report all
 .DEFAULT_GOAL := help
 
 help: ## list every target
 	@grep -hE '^[a-zA-Z0-9%-]+:.*?## ' $(firstword $(MAKEFILE_LIST)) | \
 	  sed -E 's/^([a-zA-Z0-9%-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-13s %s\n", $$1, $$2}'
 	@echo "  SUITE=$(SUITE) is the suite at hand; choose another with SUITE=name (experiments/name.yaml)"
+	@echo "Figures and tables, each made with all that it needs:"
+	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m acp_repro.chain.rules --items $(SUITE)
 
 setup: $(INSTALLED) ## install everything into .venv
 
@@ -41,7 +38,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIN) -e '.[test]'
 	@touch $@
 
-test: $(INSTALLED) ## run the tests (no GPU needed)
+test: $(INSTALLED) ## run the tests (no GPU needed), but for the slow ones
+	$(DO) pytest -m 'not gpu and not slow'
+
+test-all: $(INSTALLED) ## run the slow tests too
 	$(DO) pytest -m 'not gpu'
 
 test-gpu: $(INSTALLED) ## run the tests of the kernels on this machine's GPU
@@ -60,110 +60,38 @@ plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h10
 	@$(DO) acp_repro.plan --suite $(SUITE) $(if $(GPU),--gpu $(GPU)) $(if $(NPROC),--nproc $(NPROC)) $(if $(CHECK),--check)
 
 # --- experiments/SUITE.yaml -> runs -> results -> figures -----------------------------------------
-# The list of runs comes from the suite's file, and beside it a stamp for the settings of each run and of
-# the measures: what a change of the file does not touch is not done again.
+# All rules of the chain are generated, from the suite's file and the registry of its paper: a target for
+# each run's weights, each record, each figure and table, and the lists ITEMS, USUAL_ITEMS and so on.
 RULES := .make/$(SUITE).mk
-ifneq (,$(filter-out figure-kernel,$(filter figure% table% tables records report all train plan clean,$(MAKECMDGOALS))))
+STATIC := help setup test test-all test-gpu check train plan clean
+CHAIN := $(filter-out $(STATIC),$(MAKECMDGOALS))
+ifneq (,$(CHAIN)$(filter train plan clean,$(MAKECMDGOALS)))
 ifeq (,$(wildcard experiments/$(SUITE).yaml))
 $(error no suite $(SUITE) in experiments/; there are: $(basename $(notdir $(wildcard experiments/*.yaml))))
 endif
-ifneq (,$(filter-out train plan clean,$(MAKECMDGOALS)))
+endif
+ifneq (,$(CHAIN))
 include $(RULES)
 endif
-endif
 
-.make/%.mk: experiments/%.yaml acp_repro/suite.py acp_repro/settings.py acp_repro/make_rules.py $(INSTALLED)
+PACKAGE_FILES := $(wildcard acp_repro/chain/*.py acp_repro/papers/*/*.py analysis/*.py analysis/*/*.py)
+.make/%.mk: experiments/%.yaml $(PACKAGE_FILES) | $(INSTALLED)
 	@mkdir -p .make
-	@$(DO) acp_repro.make_rules $* .make/$* > $@.new && mv $@.new $@
+	@$(DO) acp_repro.chain.rules $* > $@.new && mv $@.new $@
 
-STAMPS := .make/$(SUITE)
-# A suite with ready weights (READY, a folder) is never trained.
-MODELS := $(if $(READY),$(READY)/%,$(RUNS_DIR)/%/model)
-ifeq (,$(READY))
-$(MODELS)/model.safetensors: $(STAMPS)/%.json | $(INSTALLED)
-	$(TRAIN) --suite $(SUITE) --run $* && touch $@
-else
-$(MODELS)/model.safetensors:
-	@echo "error: $@ is missing; it comes with the project: git checkout -- $(READY)"; exit 1
-endif
+# What is asked for, so that one process makes all that it lacks.
+ASKED := $(sort $(filter $(ITEMS),$(subst -,_,$(CHAIN))) \
+  $(if $(filter figures tables records report all,$(CHAIN)),$(USUAL_ITEMS)))
+FOR := $(if $(ASKED),--for $(ASKED))
 
-records = $(foreach run,$(1),$(foreach quantity,$(2),$(RESULTS)/$(run)/$(quantity).csv))
-
-# One call of the measure command for what is needed together: loading a model takes longer than some measures.
-define measured_together
-$(foreach quantity,$(1),$(RESULTS)/%/$(quantity)): $(MODELS)/model.safetensors $(STAMPS)/measure.json $(if $(READY),$(STAMPS)/%.json)
-	$$(DO) acp_repro.measure $(foreach quantity,$(1),$(firstword $(subst ., ,$(quantity)))) --suite $(SUITE) --run $$* --again
-endef
-SAVINGS := pruned_ratio.csv attention_time.csv throughput.csv
-LOSSES := loss.csv loss_curve.csv.gz
-HEADS := decay.csv.gz attention_weights.csv.gz
-# A measure that fails or is stopped must not cost the records that it would have replaced.
-.PRECIOUS: $(foreach one,$(SAVINGS) $(LOSSES) $(HEADS),$(RESULTS)/%/$(one))
-$(foreach group,SAVINGS LOSSES HEADS,$(eval $(call measured_together,$($(group)))))
-$(foreach one,epsilon_sweep.csv pruned_mass.csv block_size.csv long_context.csv,$(eval $(call measured_together,$(one))))
-
-# $(call records,RUNS,FILES): every file of every run
-records = $(foreach run,$(1),$(addprefix $(RESULTS)/$(run)/,$(2)))
-
-figure1_needs := $(call records,$(HEADS_RUN),$(HEADS))
-figure2_needs := $(call records,$(RUNS_ACP_PRO),$(SAVINGS))
-figure3_needs := analysis/loss_curves.py $(call records,$(TWINS_PRO_LARGEST),$(LOSSES))
-figure4_needs := $(call records,$(HEADS_RUN),$(SAVINGS))
-figure5_needs := analysis/figure4.py $(figure4_needs)
-figure6_needs := $(figure1_needs)
-figure7_needs := analysis/sweeps.py $(call records,$(SWEEP_RUN),epsilon_sweep.csv)
-figure8_needs := analysis/loss_curves.py $(call records,$(TWINS_PRO_OTHER),$(LOSSES))
-figure10_needs := analysis/figure2.py $(call records,$(RUNS_ACP_LLAMA),$(SAVINGS))
-figure11_needs := analysis/loss_curves.py $(call records,$(TWINS_LLAMA),$(LOSSES))
-figureA1_needs := analysis/sweeps.py $(call records,$(SWEEP_RUN),pruned_mass.csv)
-figureA2_needs := analysis/sweeps.py $(call records,$(SWEEP_RUN),block_size.csv)
-figureA3_needs := analysis/sweeps.py $(call records,$(SWEEP_RUN),long_context.csv)
-table2_needs := experiments/$(SUITE).yaml
-table4_needs := $(figure2_needs)
-
-# A suite draws what its grid has runs for.
-FIGURE_NAMES := 1 2 $(if $(TWINS_PRO_LARGEST),3) 4 5 6 7 $(if $(TWINS_PRO_OTHER),8) \
-  $(if $(RUNS_ACP_LLAMA),10) $(if $(TWINS_LLAMA),11) A1 A2 A3
-ALL_FIGURES := $(FIGURE_NAMES:%=$(FIGURES)/figure%.png)
-ALL_TABLES := $(FIGURES)/table2.md $(FIGURES)/table4.md
-
-figure1: ## the grid of blocks, with and without ACP, from a real head
-figure2: ## FLOPs, attention time and throughput saved by ACP (FoX Pro)
-figure3: ## loss against position with and without ACP (figure8: other sizes, figure11: LLaMA)
-figure4: ## how savings are spread over the heads (figure5: within each layer)
-figure6: ## decay and attention of some heads
-figure7: ## savings against epsilon
-figure10: ## Figure 2 for FoX (LLaMA)
-figureA1: ## ours: the pruned mass of every row against epsilon (A2: block size, A3: long contexts)
-table2: ## the sizes of the suite (table4: share of time spent on the boundary search)
-$(FIGURE_TARGETS): figure%: $(FIGURES)/figure%.png
-	@echo "figure: $(abspath $<)"
-$(TABLE_TARGETS): table%: $(FIGURES)/table%.md
-	@cat $<
-
-.SECONDEXPANSION:
-$(FIGURES)/figure%.png: analysis/figure%.py analysis/style.py analysis/statistics.py analysis/paper_values.csv $$(figure$$*_needs)
-	@$(DO) analysis.figure$* --suite $(SUITE)
-$(FIGURES)/table%.md: analysis/table%.py analysis/style.py analysis/paper_values.csv $$(table$$*_needs)
-	@$(DO) analysis.table$* --suite $(SUITE) > /dev/null
-
-records: $(filter $(RESULTS)/%,$(foreach name,$(FIGURE_NAMES),$(figure$(name)_needs))) ## every record that the figures need
-figure-kernel: $(FIGURES)/figure_kernel.png ## time and TFLOP/s of the kernels against length, beside every rival
-	@echo "figure: $(abspath $<)"
-$(FIGURES)/figure_kernel.png: analysis/figure_kernel.py analysis/style.py $(RESULTS)/benchmark/kernel_time.csv
-	@$(DO) analysis.figure_kernel --suite $(SUITE)
-$(RESULTS)/benchmark/kernel_time.csv: | $(INSTALLED)
-	$(DO) acp_repro.benchmark_attention --suite $(SUITE)
-
+records: $(USUAL_RECORDS) ## every record that the figures need
 figures: $(ALL_FIGURES) ## every figure that the suite has runs for
 tables: $(ALL_TABLES) ## every table
 report: $(FIGURES)/report.html ## one page with every figure, table and claim, checked
 	@echo "report: $(abspath $<)"
-$(FIGURES)/report.html: $(ALL_FIGURES) $(ALL_TABLES) $(wildcard analysis/report*) analysis/criteria.py analysis/paper_values.csv
-	@$(DO) analysis.report --suite $(SUITE)
 all: report ## everything: train, measure, figures, tables, report
 
 clean: ## delete what SUITE made: runs, results and figures
 	@test -z "$(FORCE)$$(git ls-files $(RESULTS) 2>/dev/null)" || test -n "$(FORCE)" || \
 	  { echo "error: $(RESULTS) came with the project; make clean SUITE=$(SUITE) FORCE=1 deletes it"; exit 1; }
-	rm -rf $(RUNS_DIR) $(RESULTS) $(FIGURES) $(RULES) $(STAMPS)
+	rm -rf $(RUNS_DIR) $(RESULTS) $(FIGURES) $(RULES) .make/$(SUITE)

@@ -7,11 +7,14 @@ and what is wrong is not timed. On a GPU in bfloat16; on a CPU in float32 and at
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from .measure.kernel_table import LEGEND, table
-from .records import RecordError, processor_name, write_suite_records
+from .benchmark.table import LEGEND, table
+from .chain.command import choose_device, positive, run_command
+from .chain.provenance import device_name
+from .chain.records import write_suite_records
+from .chain.registry import find_paper
+from .chain.suite import load_suite
 
 NAMES = ("ours", "official", "fla", "flex", "cudnn", "eager")
 
@@ -21,10 +24,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
-    from .measure.attention_benchmark import make_problem, measure
-    from .measure.attention_rivals import available
+    from .benchmark.attention import make_problem, measure
+    from .benchmark.rivals import available
 
-    device = torch.device(options.device or ("cpu", "cuda")[torch.cuda.is_available()])
+    device = choose_device(options.device)
+    paper = load_suite(options.suite).paper if options.suite else find_paper("acp")
     gpu = device.type == "cuda"
     dtype = torch.bfloat16 if gpu else torch.float32
     lengths = options.lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
@@ -42,20 +46,16 @@ def main(arguments: list[str] | None = None) -> int:
             if isinstance(call, str):
                 print(f"  {name}: {call}")
                 continue
-            for one in measure(problem, options.gates, name, call, options.repeats, options.launch_order):
+            for one in measure(problem, options.gates, name, call, options.repeats):
                 print(f"  {one}") if isinstance(one, str) else found.append(one)
         print(table(found))
         records += found
     print(f"\n{LEGEND}")
-    name = torch.cuda.get_device_name(device) if gpu else processor_name()
-    provenance = {"device": name, "dtype": str(dtype)[6:], "uses_gpu": gpu}
-    try:
-        for path in [options.csv] * bool(options.csv) + [None] * bool(options.suite):
-            made = write_suite_records(options.suite, "kernel_time", records, path=path, **provenance)
-            print(f"records: {made}")
-    except RecordError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
+    for path in [options.csv] * bool(options.csv) + [None] * bool(options.suite):
+        quantity = paper.quantity("kernel_time")
+        made = write_suite_records(options.suite, paper, quantity, records, path=path, **provenance)
+        print(f"records: {made}")
     return 0
 
 
@@ -69,15 +69,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="tokens a sequence (default: 4096 8192 16384 32768 on a GPU, 512 1024 2048 on a CPU)",
     )
-    add("--heads", type=int, metavar="N", help="default: 12 on a GPU, 4 on a CPU")
-    add("--head-dim", type=int, default=64, metavar="N", help="default: %(default)s")
+    add("--heads", type=positive, metavar="N", help="default: 12 on a GPU, 4 on a CPU")
+    add("--head-dim", type=positive, default=64, metavar="N", help="default: %(default)s")
     add(
         "--gates",
         default="bimodal",
         choices=("bimodal", "local", "global", "one-global"),
         help="which heads are local: two thirds, all, none, all but one (default: %(default)s)",
     )
-    add("--tokens", type=int, metavar="N", help="tokens a batch (default: 65536; on a CPU one sequence)")
+    add("--tokens", type=positive, metavar="N", help="tokens a batch (default: 65536; on a CPU one sequence)")
     add(
         "--rivals",
         nargs="*",
@@ -86,12 +86,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help=f"any of {', '.join(NAMES[1:])} (default: all that are installed)",
     )
-    add(
-        "--launch-order",
-        action="store_true",
-        help="also time our kernels with each head's tiles lightest first (GPU only)",
-    )
-    add("--repeats", type=int, default=20, metavar="N", help="default: %(default)s")
+    add("--repeats", type=positive, default=20, metavar="N", help="default: %(default)s")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add("--csv", type=Path, metavar="FILE", help="write the records there")
     add(
@@ -103,4 +98,4 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

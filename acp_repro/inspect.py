@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import signal
-import sys
 from pathlib import Path
+
+from .chain.command import choose_device, positive, run_command
+from .common.errors import UsageError
 
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
 
@@ -18,25 +19,24 @@ DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     try:
-        import torch
         from tqdm import tqdm
 
-        from .measure.checkpoint import Checkpoint
-        from .measure.heads import inspect_heads
-        from .measure.heads_table import print_heads
         from .model import load_pretrained
-
-        device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        checkpoint = Checkpoint.find(options.path)
-        length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
+        from .papers.acp.checkpoint_folder import Checkpoint
+        from .papers.acp.heads import inspect_heads
+        from .papers.acp.heads_table import print_heads
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error}; pip install -e '.[inspect]'") from None
+    device = choose_device(options.device)
+    checkpoint = Checkpoint.find(options.path)
+    length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
+    try:
         input_ids = checkpoint.input_ids(
             length, options.tokens, text=options.text, token_ids=options.token_ids
         )
         model = load_pretrained(checkpoint.folder, device=device)
-    except ModuleNotFoundError as error:
-        return _fail(f"{error}; pip install -e '.[inspect]'")
-    except (ValueError, OSError) as error:
-        return _fail(str(error))
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
     batches = tqdm(input_ids.split(max(1, 8192 // length)), unit="batch", leave=False, disable=None)
     heads = inspect_heads(
         model,
@@ -51,11 +51,6 @@ def main(arguments: list[str] | None = None) -> int:
         heads.to_csv(options.csv, index=False)
         print(f"csv     {options.csv.resolve()}")
     return 0
-
-
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -75,13 +70,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     text.add_argument("--token-ids", metavar="FILE.npy", help="integers instead of text")
     add(
         "--context-length",
-        type=_positive,
+        type=positive,
         metavar="N",
         help=f"tokens a sequence (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
     )
     add(
         "--tokens",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=32_768,
         help="look at no more than this many tokens (default: %(default)s)",
@@ -98,12 +93,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return int(text)
-
-
 def _negative(text: str) -> float:
     try:
         value = float(text)
@@ -115,5 +104,4 @@ def _negative(text: str) -> float:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
-    sys.exit(main())
+    run_command(main)

@@ -11,15 +11,17 @@ import csv
 import dataclasses
 import math
 import shutil
-import signal
 import sys
 from pathlib import Path
 
-from .finished_run import measured_run
+from .chain.command import run_command
+from .chain.errors import SuiteError
+from .chain.paper import Suite
+from .chain.state import measured_run
+from .chain.suite import load_suite
 from .model.flops import peak_flops
-from .plan_cost import Assumptions, Cost, cost_of
-from .plan_speed import Speeds
-from .suite import Suite, SuiteError, load_suite
+from .papers.acp.plan.cost import Assumptions, Cost, cost_of
+from .papers.acp.plan.speed import Speeds
 
 PRUNED_RATIO = 0.7  # "around 70 %" (abstract), at all lengths and sizes
 MFU = 0.3  # an assumption, of executed FLOPs: small models reach less, large ones more
@@ -29,28 +31,26 @@ _GPUS = "a100, h100, h200, l40s, b200, 4090"  # names that model.flops.peak_flop
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    try:
-        suite = load_suite(options.suite)
-        assumptions = Assumptions(
-            gpu=options.gpu,
-            ranks=options.nproc,
-            mfu=options.mfu,
-            pruned_ratio=options.pruned_ratio,
-            vocab_size=options.vocab_size,
-        )
-        speeds = Speeds.find(suite, options.tokens_per_s, of_finished_runs=not options.check)
-        if options.check:
-            rows = _checked(suite, assumptions, speeds)
-        else:
-            if peak_flops(options.gpu) is None:
-                raise SuiteError(
-                    f"--gpu {options.gpu}: not in the table of acp_repro/model/flops.py, which has {_GPUS}"
-                )
-            costs = [cost_of(run, assumptions, speeds) for run in suite.runs]
-            rows = [_row(cost) for cost in costs]
-    except SuiteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    suite = load_suite(options.suite)
+    if not suite.paper.plan:
+        raise SuiteError(f"suite {suite.name}: there is no plan for runs of paper {suite.paper.name}")
+    assumptions = Assumptions(
+        gpu=options.gpu,
+        ranks=options.nproc,
+        mfu=options.mfu,
+        pruned_ratio=options.pruned_ratio,
+        vocab_size=options.vocab_size,
+    )
+    speeds = Speeds.find(suite, options.tokens_per_s, of_finished_runs=not options.check)
+    if options.check:
+        rows = _checked(suite, assumptions, speeds)
+    else:
+        if peak_flops(options.gpu) is None:
+            raise SuiteError(
+                f"--gpu {options.gpu}: not in the table of acp_repro/model/flops.py, which has {_GPUS}"
+            )
+        costs = [cost_of(run, assumptions, speeds) for run in suite.runs]
+        rows = [_row(cost) for cost in costs]
     if not rows:
         print(f"no run of suite {suite.name} is finished: there is nothing to check", file=sys.stderr)
         return 1
@@ -207,5 +207,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
-    sys.exit(main())
+    run_command(main)

@@ -8,63 +8,80 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 
-from .measure.__main__ import _is_current
-from .measure.epsilon_table import table, write_csv
-from .records import RecordError, path_of, read_records, write_records
-from .suite import MeasureConfig, load_suite
+from .chain import state
+from .chain.command import choose_device, run_command
+from .chain.errors import SuiteError
+from .chain.records import read_records, write_records
+from .chain.suite import load_suite
+from .common.errors import UsageError, UserError
+from .papers.acp.epsilon_table import table, write_csv
+from .papers.acp.settings import MeasureConfig
+from .papers.acp.suite import FoXSuite
+
+QUANTITY = "epsilon_sweep"
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-
-    import torch
-
-    from .training.loop import TrainingError
-
-    options.device = torch.device(options.device or ("cpu", "cuda")[torch.cuda.is_available()])
+    options.device = choose_device(options.device)
     try:
         rows = (_of_checkpoint if options.checkpoint else _of_suite)(options)
-    except (ValueError, OSError, ImportError, RecordError, TrainingError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1 if isinstance(error, RecordError | TrainingError) else 2
+    except UserError:
+        raise
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        raise UsageError(str(error)) from error
     print(table(rows))
     return 0
 
 
 def _of_suite(options: argparse.Namespace) -> list[dict]:
-    from .measure.epsilon_sweep import measure
-    from .measure.trained import TrainedRun
-
+    """The suite's own sweep is the record that Figure 7 draws; one at other values is a record of its own."""
     suite = load_suite(options.suite)
+    if not isinstance(suite, FoXSuite):
+        raise SuiteError(f"suite {suite.name} is of paper {suite.paper.name}, which has no epsilon")
     run = suite.run(options.run) if options.run else suite.sweep_run
-    values = options.log_pruning_tolerance or suite.measure.sweep_log_pruning_tolerances
-    if not options.again and _is_current(run, "epsilon_sweep"):
-        records = read_records(run.suite, "epsilon_sweep", run=run.name)
-        if list(records["swept_log_pruning_tolerance"]) == values:
-            print(f"{path_of(run.suite, run.name, 'epsilon_sweep')}: up to date")
-            return records.to_dict("records")
-    config = dataclasses.replace(suite.measure, sweep_log_pruning_tolerances=values)
-    rows = measure(trained := TrainedRun.load(run, config, options.device))
-    print(
-        write_records(
-            run,
-            "epsilon_sweep",
-            rows,
-            device=trained.device_name,
-            dtype=run.training.dtype,
-            trained_tokens=trained.trained_tokens,
-            uses_gpu=options.device.type == "cuda",
-        )
+    quantity, usual = suite.paper.quantity(QUANTITY), suite.measure.sweep_log_pruning_tolerances
+    values = options.log_pruning_tolerance or usual
+    path = quantity.path(suite.name, run.name)
+    if values != usual:
+        path = path.with_name(f"{QUANTITY}_at_{'_'.join(f'{value:g}' for value in values)}.csv")
+    state.write_stamps(suite)
+    with state.measuring():
+        if values == usual and not options.again and state.is_current(suite, run, quantity):
+            print(f"{path}: up to date")
+            return read_records(suite, QUANTITY, [run]).to_dict("records")
+        return _sweep(suite, run, values, path, options.device)
+
+
+def _sweep(suite: FoXSuite, run, values: list[float], path: Path, device) -> list[dict]:
+    measure = dataclasses.replace(suite.measure, sweep_log_pruning_tolerances=values)
+    changed = dataclasses.replace(suite, file=dataclasses.replace(suite.file, measure=measure))
+    trained = suite.paper.load_task()(run).trained(changed, device)
+    quantity = suite.paper.quantity(QUANTITY)
+    rows = quantity.measure(trained)
+    write_records(
+        suite.paper,
+        run,
+        quantity,
+        rows,
+        device=trained.device_name,
+        dtype=run.training.dtype,
+        trained_tokens=trained.trained_tokens,
+        uses_gpu=device.type == "cuda",
+        path=path,
     )
+    if path == quantity.path(suite.name, run.name):
+        took = state.measured_run(run)
+        state.write_settings(suite, run, [quantity], took and dataclasses.asdict(took))
+    print(path)
     return rows
 
 
 def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
-    from .measure.checkpoint import Checkpoint
-    from .measure.epsilon_sweep import sweep_checkpoint
+    from .papers.acp.checkpoint_folder import Checkpoint
+    from .papers.acp.measure.epsilon_sweep import sweep_checkpoint
 
     checkpoint = Checkpoint.find(options.checkpoint)
     print(f"text: {checkpoint.source(options.text, options.token_ids)}")
@@ -111,4 +128,4 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

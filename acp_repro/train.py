@@ -2,58 +2,76 @@
 
 Stopped at any time, the same command goes on from the last checkpoint; what is done is not done again.
 On several GPUs: ``torchrun --standalone --nproc-per-node N -m -- acp_repro.train --suite S --run NAME``
-(without ``--`` torchrun takes ``--run`` for an option of its own).
+(without ``--`` torchrun takes ``--run`` for an option of its own). On a CPU each run takes one core, and
+several runs go side by side.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
-from .suite import SuiteError, load_suite
+from .chain import state
+from .chain.command import choose_device, positive, run_command
+from .chain.errors import SuiteError
+from .chain.paper import Suite
+from .chain.rules import can_be_drawn, records_of, why_not
+from .chain.run import Run
+from .chain.suite import load_suite
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    try:
-        suite = load_suite(options.suite)
-        runs = [suite.run(name) for name in options.run] if options.run else suite.runs
-    except SuiteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-
+    suite = load_suite(options.suite)
+    runs = _wanted(suite, options)
     if suite.weights is not None:
-        print(
-            f"error: the weights of suite {suite.name} are ready, in {suite.weights.folder}/; "
-            f"train such weights anew with `{runs[0].command}`",
-            file=sys.stderr,
+        raise SuiteError(
+            f"the weights of suite {suite.name} are ready, in {suite.weights.folder}/; train such weights "
+            f"anew with `{runs[0].command}`"
         )
-        return 2
+    if options.items:  # Make asks, so what is found done must be newer than its stamp
+        state.write_stamps(suite)
 
-    from .data import DataError
-    from .training.checkpoint import CheckpointError
-    from .training.distributed import DistributedError, process_group, rank
-    from .training.loop import TrainingError, train
+    from .training.side_by_side import train_side_by_side
 
-    try:
-        with process_group(options.device) as device:
-            try:
-                for run in runs:
-                    train(
-                        run, device=device, watch_every=options.watch_every, tensorboard=options.tensorboard
-                    )
-            except (TrainingError, CheckpointError, DistributedError, DataError) as error:
-                # All ranks meet these, so all leave, and the process group is left in order.
-                if rank() == 0:
-                    print(f"error: {error}", file=sys.stderr)
-                return 1
-    except DistributedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
-        return 130
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks == 1 and choose_device(options.device).type == "cpu":
+        return train_side_by_side(suite, runs, options.jobs, options.watch_every, options.tensorboard)
+    return _train_one_by_one(suite, runs, options)
+
+
+def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace) -> int:
+    from .common.errors import UserError
+    from .training.distributed import process_group, rank
+    from .training.loop import train
+
+    with process_group(options.device) as device:
+        try:
+            for run in runs:
+                train(
+                    suite.paper,
+                    run,
+                    device=device,
+                    watch_every=options.watch_every,
+                    tensorboard=options.tensorboard,
+                )
+        except UserError as error:
+            # All ranks meet these, so all leave, and the process group is left in order.
+            if rank() == 0:
+                print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
     return 0
+
+
+def _wanted(suite: Suite, options: argparse.Namespace) -> list[Run]:
+    names = set(options.run or ())
+    chosen = {suite.run(name) for name in names}
+    for item in map(suite.paper.item, options.items or ()):
+        if not can_be_drawn(suite, item):
+            raise SuiteError(why_not(suite, item))
+        chosen |= {run for run, _ in records_of(suite, [item]) if run is not None}
+    return [run for run in suite.runs if run in chosen] if names or options.items else list(suite.runs)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,19 +84,20 @@ def _parser() -> argparse.ArgumentParser:
         "How to run, and not what, stands in the suite's file under training: compile,\n"
         "parallel (auto, ddp, fsdp) and checkpoint_every_seconds can change at any time.",
     )
-    parser.add_argument("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
-    parser.add_argument("--run", action="append", metavar="NAME", help="only this run (repeatable)")
-    parser.add_argument(
-        "--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun one GPU a rank)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
+    add("--run", action="append", metavar="NAME", help="only this run (repeatable)")
+    add("--for", dest="items", nargs="+", metavar="ITEM", help="also the runs of these figures or tables")
+    add("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun one GPU a rank)")
+    add("--jobs", type=positive, metavar="N", help="on a CPU: runs side by side (default: one a core)")
+    add(
         "--watch-every",
-        type=_positive,
+        type=positive,
         default=100,
         metavar="STEPS",
         help="steps between looks at the pruned ratio of each layer (default: 100)",
     )
-    parser.add_argument(
+    add(
         "--tensorboard",
         action="store_true",
         help="write the metrics to RUN/tensorboard too (pip install -e '.[tensorboard]')",
@@ -86,12 +105,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main, "the same command goes on from the last checkpoint")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import csv
-import sys
 from pathlib import Path
+
+from .chain.command import positive, run_command
+from .common.errors import UsageError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,22 +21,21 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--head-dims", type=int, nargs="+", default=[64, 128], metavar="N", help="default: 64 128")
-    add("--length", type=int, default=16384, metavar="N", help="tokens a sequence (default: 16384)")
-    add("--repeats", type=int, default=10, metavar="N", help="default: %(default)s")
-    add("--jobs", type=int, metavar="N", help="processes that compile (default: one a core, to 16)")
+    add("--head-dims", type=positive, nargs="+", default=[64, 128], metavar="N", help="default: 64 128")
+    add("--length", type=positive, default=16384, metavar="N", help="tokens a sequence (default: 16384)")
+    add("--repeats", type=positive, default=10, metavar="N", help="default: %(default)s")
+    add("--jobs", type=positive, metavar="N", help="processes that compile (default: one a core, to 16)")
     add("--csv", type=Path, metavar="FILE", help="write every timing there")
     options = parser.parse_args(arguments)
 
     import torch
 
     if not torch.cuda.is_available():
-        print("error: tiles are tuned on a GPU, and PyTorch sees none", file=sys.stderr)
-        return 2
+        raise UsageError("tiles are tuned on a GPU, and PyTorch sees none")
 
     from tqdm import tqdm
 
-    from .measure.attention_tiles import KERNELS, tune
+    from .benchmark.tiles import KERNELS, tune
 
     rows, best = [], {}
     for head_dim in options.head_dims:
@@ -63,4 +64,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

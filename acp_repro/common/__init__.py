@@ -1,1 +1,1 @@
-"""What every part stands on: errors for people, and files that are whole or not there. Standard library only."""
+"""What every part stands on: errors for people, files that are whole or not there. Standard library only."""

@@ -12,8 +12,6 @@ fills up while the third is written leaves the last good one as it was.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 import re
 import shutil
 import warnings
@@ -25,6 +23,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
+from ..common.errors import UserError
+from ..common.files import sha256_of, sync
 from .distributed import gather, on_rank_zero, rank, world_size
 
 KEEP = 2
@@ -34,7 +34,7 @@ _STEP = "optimizer.step"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint could not be written or read; the message says what is left and what to do."""
 
 
@@ -46,10 +46,12 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
         optimizer: AdamW of the model's weights. What it has not made yet is made here, as zeros.
 
     Returns:
-        ``model.NAME``, ``optimizer.exp_avg.NAME`` and ``optimizer.exp_avg_sq.NAME`` for each weight;
-        ``optimizer.step`` (1,) float32, the updates done, which all weights have in common.
+        ``model.NAME``, ``optimizer.exp_avg.NAME`` and ``optimizer.exp_avg_sq.NAME`` for each weight, and
+        ``model.NAME`` for each buffer that a state dict holds; ``optimizer.step`` (1,) float32, the updates
+        done, which all weights have in common.
     """
-    state = {}
+    weights = {name for name, _ in model.named_parameters()}
+    state = {f"model.{n}": t.detach() for n, t in model.state_dict().items() if n not in weights}
     for name, parameter in model.named_parameters():
         of_parameter = optimizer.state[parameter]
         if not of_parameter:  # as AdamW itself begins
@@ -126,11 +128,6 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return max(_checkpoints(folder), default=None)
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     state = training_state(model, optimizer)
     reader = dcp.HuggingFaceStorageReader(str(path))
@@ -197,15 +194,14 @@ def _publish(temporary: Path, path: Path, sums: dict[str, str | None]) -> None:
     """Names the checkpoint, all of which is on the disk by then, and drops the oldest."""
     if None in sums.values():
         raise OSError(f"{temporary} cannot be read back")
-    with (temporary / _SUMS).open("w") as file:
-        file.write("".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(temporary)
+    sums_file = temporary / _SUMS
+    sums_file.write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
+    sync(sums_file)
+    sync(temporary)
     if path.exists():  # one that was passed over
         shutil.rmtree(path)
     temporary.rename(path)
-    _sync_folder(path.parent)
+    sync(path.parent)
     for old in sorted(_checkpoints(path.parent))[:-KEEP]:
         shutil.rmtree(old)
 
@@ -240,11 +236,3 @@ def _cause(error: BaseException) -> Exception:
     if not isinstance(error, Exception):
         raise error
     return error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

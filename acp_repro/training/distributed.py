@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -18,13 +18,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ..model import FoXForCausalLM
-from ..suite import Run
+from ..chain.command import choose_device
+from ..chain.run import Run
+from ..common.errors import UserError
 
 T = TypeVar("T")
 
 
-class DistributedError(RuntimeError):
+class DistributedError(UserError, RuntimeError):
     """The ranks cannot be set up; the message says what to start instead."""
 
 
@@ -47,7 +48,7 @@ def process_group(device: str | None = None) -> Iterator[torch.device]:
     Raises:
         DistributedError: the device cannot be shared out to the ranks.
     """
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    chosen = choose_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield chosen
         return
@@ -74,25 +75,23 @@ def process_group(device: str | None = None) -> Iterator[torch.device]:
     dist.destroy_process_group()
 
 
-def check_ranks(run: Run) -> None:
-    """Each rank must get the same number of micro-batches of a step.
+def check_ranks(run: Run, micro_batches: int) -> None:
+    """Each rank must get the same number of the ``micro_batches`` of a step.
 
     Raises:
         DistributedError: it cannot; names the numbers of ranks that can.
     """
-    config, ranks = run.training, world_size()
-    micro_batches = config.batch_tokens // config.micro_batch_tokens
+    ranks = world_size()
     if micro_batches % ranks:
         possible = [str(n) for n in range(1, micro_batches + 1) if micro_batches % n == 0]
         raise DistributedError(
-            f"{run.name}: {ranks} ranks cannot share the {micro_batches} micro-batches of a step "
-            f"equally; use NPROC={' or '.join(possible[-4:])}, or begin with a "
-            f"training.micro_batch_tokens (now {config.micro_batch_tokens}) of which batch_tokens "
-            f"{config.batch_tokens} holds a multiple of {ranks}"
+            f"{run.name}: {ranks} ranks cannot share the {micro_batches} micro-batches of a step equally; "
+            f"use NPROC={' or '.join(possible[-4:])}, or begin with smaller micro-batches, of which a step "
+            f"holds a multiple of {ranks}"
         )
 
 
-def parallelize(model: FoXForCausalLM, mode: str, device: torch.device) -> nn.Module:
+def parallelize(model: nn.Module, blocks: Sequence[nn.Module], mode: str, device: torch.device) -> nn.Module:
     """What to call instead of ``model`` so that gradients are means over ranks.
 
     FSDP2 shards ``model`` in place, one group of weights a block. Weights stay float32 and products
@@ -100,6 +99,7 @@ def parallelize(model: FoXForCausalLM, mode: str, device: torch.device) -> nn.Mo
 
     Args:
         model: with the same weights on every rank.
+        blocks: the parts that are sharded one by one.
         mode: ``none``, ``ddp`` or ``fsdp``.
         device: of the model.
     """
@@ -109,11 +109,11 @@ def parallelize(model: FoXForCausalLM, mode: str, device: torch.device) -> nn.Mo
         ids = [device] if device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
     if mode == "fsdp":
-        # What forward returns, the loss of each token, may be a view; nothing writes into it.
+        # What forward returns may be a view; nothing writes into it.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* view", UserWarning)
         mesh = init_device_mesh(device.type, (world_size(),))
         # Whole weights stay between micro-batches, so they travel once a step; see gradient_sync.
-        for block in model.model.layers:
+        for block in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=False)
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
     return model

@@ -21,13 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from ..data import prepare
-from ..model import FoXForCausalLM, save_pretrained
-from ..suite import Run
+from ..chain.paper import Paper
+from ..chain.run import Run
 from .checkpoint import load_checkpoint
 from .distributed import check_ranks, on_rank_zero, parallelize, rank, world_size
 from .optimizer import make_optimizer
@@ -36,18 +35,18 @@ from .run_folder import (
     check_same_text,
     check_unchanged,
     compiles,
+    confirm,
     is_done,
     lock,
     write_description,
     write_done,
 )
-from .step import autocast, compile_blocks, train_step
-from .trainer import Trainer, num_steps
-
-__all__ = ["TrainingError", "autocast", "compile_blocks", "is_done", "num_steps", "train", "train_step"]
+from .step import compile_blocks
+from .trainer import Trainer
 
 
 def train(
+    paper: Paper,
     run: Run,
     *,
     device: torch.device,
@@ -55,6 +54,7 @@ def train(
     stop_after: int | None = None,
     watch_every: int = 100,
     tensorboard: bool = False,
+    position: int | None = None,
 ) -> Path:
     """Trains ``run``, from its newest good checkpoint if there is one, and returns its folder.
 
@@ -64,12 +64,13 @@ def train(
     Args:
         report: takes lines for the person who waits.
         stop_after: leave after this many steps in all, with a checkpoint (for tests).
-        watch_every: steps between looks at the pruned ratio of each layer.
+        watch_every: steps between the task's looks at the model, such as the pruned ratio of each layer.
         tensorboard: write the metrics for TensorBoard too.
+        position: the line of the progress bar, where several runs show theirs.
 
     Raises:
-        TrainingError: settings changed since the folder was begun, another process trains the same
-            run, or the loss is no longer finite.
+        TrainingError: settings changed since the folder was begun, or the loss is no longer finite.
+        Locked: another process trains the same run.
         DistributedError: the ranks cannot share a step equally.
         CheckpointError: a checkpoint could not be written, or none is intact.
     """
@@ -78,7 +79,9 @@ def train(
         report = _silent
     if on_rank_zero(lambda: is_done(run)):
         report(f"{run.name}: done already")
-        if run.weights is None:  # a kill may have left them
+        if run.weights is None:
+            on_rank_zero(lambda: confirm(run))
+            # A kill may have left them.
             on_rank_zero(lambda: shutil.rmtree(folder / "checkpoints", ignore_errors=True))
         return folder
     if run.weights is not None:
@@ -86,7 +89,6 @@ def train(
             f"{folder}: the ready weights of {run.name} are missing or changed; fetch them again, or "
             f"train them with `{run.command}`"
         )
-    check_ranks(run)
     with contextlib.ExitStack() as stack:
 
         def begin() -> None:
@@ -94,34 +96,32 @@ def train(
             check_unchanged(run)
 
         on_rank_zero(begin)
-        corpus = prepare(run.data)
-        sequences = corpus.sequences("train", run.context_length, run.seed)
+        task = paper.load_task()(run)
+        check_ranks(run, task.micro_batches)
         torch.manual_seed(run.seed)  # the same weights on every rank
-        model = FoXForCausalLM(run.model_config(corpus.vocab_size), run.training.gradient_checkpointing).to(
-            device
-        )
-        data = corpus.describe(run.context_length)
-        on_rank_zero(lambda: check_same_text(run, data))
-        on_rank_zero(lambda: write_description(run, model, device, data))
-        wrapped = parallelize(model, run.parallel_mode(world_size()), device)
+        model = task.build().to(device)
+        facts = task.describe(model)
+        on_rank_zero(lambda: check_same_text(run, facts["data"]))
+        on_rank_zero(lambda: write_description(run, device, facts))
+        wrapped = parallelize(model, task.blocks(model), run.parallel_mode(world_size()), device)
         if compiles(run, device):
-            compile_blocks(model)
-        optimizer = make_optimizer(model, run.training, run.size.learning_rate)
+            compile_blocks(task.blocks(model))
+        optimizer = make_optimizer(model, run.training, task.learning_rate(0))
 
         checkpoints = folder / "checkpoints"
         first_step = load_checkpoint(checkpoints, model, optimizer, report) or 0
         if first_step:
             report(f"{run.name}: going on from step {first_step}")
-        trainer = Trainer(run, model, wrapped, optimizer, sequences, device, watch_every)
+        trainer = Trainer(task, model, wrapped, optimizer, device, watch_every, position)
         if trainer.run_from(first_step, stop_after, tensorboard):
             weights = _full_weights(model)
 
             def finish() -> None:
                 # Weights get their name last: Make takes them as the sign that all is there.
                 unnamed = folder / ".model"
-                save_pretrained(model, unnamed, weights)
-                corpus.save_tokenizer(unnamed)
-                write_done(run, unnamed / "model.safetensors")
+                unnamed.mkdir(exist_ok=True)
+                task.save(model, unnamed, weights)
+                write_done(run, task.step_tokens, unnamed / "model.safetensors")
                 shutil.rmtree(folder / "model", ignore_errors=True)
                 unnamed.replace(folder / "model")
 
@@ -130,7 +130,7 @@ def train(
     return folder
 
 
-def _full_weights(model: FoXForCausalLM) -> dict[str, Tensor] | None:
+def _full_weights(model: nn.Module) -> dict[str, Tensor] | None:
     """All weights on the CPU of rank 0, where they are sharded; None where they are whole."""
     if not isinstance(next(model.parameters()), DTensor):
         return None

@@ -1,4 +1,4 @@
-"""AdamW and the learning-rate schedule of Appendix B."""
+"""AdamW, and a schedule of the learning rate."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..suite import TrainingConfig
+from ..chain.run import TrainerConfig
 
 
-def make_optimizer(model: nn.Module, config: TrainingConfig, learning_rate: float) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: TrainerConfig, learning_rate: float) -> torch.optim.AdamW:
     """AdamW, fused; weight decay on matrices only, so on no norm and no bias."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -36,15 +36,17 @@ def stop_updates_unless_finite(optimizer: torch.optim.AdamW, *values: Tensor) ->
     optimizer.found_inf = bad if before is None else torch.maximum(before, bad)
 
 
-def learning_rate_factor(tokens_before: int, total_tokens: int, config: TrainingConfig) -> float:
-    """Share of the peak learning rate for the step that starts after ``tokens_before`` tokens.
+def warmup_and_cosine(before: int, step: int, warmup: int, total: int) -> float:
+    """Share of the peak learning rate for a step, all in the same unit, such as tokens.
 
-    Linear from 0 over ``warmup_tokens``, then a cosine to 0 at the last token (Appendix B). The step's
-    own tokens count for the warm-up, so that the first step moves.
+    Linear from 0 over ``warmup``, then a cosine to 0 at ``total``. The step's own tokens count for the
+    warm-up, so that the first step moves.
+
+    Args:
+        before: tokens before the step.
+        step: tokens of the step.
     """
-    tokens = tokens_before + config.batch_tokens
-    if tokens <= config.warmup_tokens:
-        return tokens / config.warmup_tokens
-    span = max(total_tokens - config.warmup_tokens, 1)
-    done = min((tokens_before - config.warmup_tokens) / span, 1.0)
+    if before + step <= warmup:
+        return (before + step) / warmup
+    done = min((before - warmup) / max(total - warmup, 1), 1.0)
     return 0.5 * (1.0 + math.cos(math.pi * max(done, 0.0)))

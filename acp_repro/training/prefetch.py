@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, ...]
 
 
 class Prefetcher:
@@ -21,7 +21,7 @@ class Prefetcher:
     the step before it. The batches are those that calling ``load`` in a loop would give.
 
     Args:
-        load: gives (input_ids, labels) on the CPU. Called in another thread, one call at a time.
+        load: gives a batch of tensors on the CPU. Called in another thread, one call at a time.
         indices: what ``load`` is called with.
         device: where the batches are wanted.
         depth: batches held ready at most.

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-from collections.abc import Iterator
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..model import FoXForCausalLM
-from ..records import _version, commit, processor_name
-from ..suite import Run
-from .checkpoint import sha256_of
+from ..chain.provenance import commit, device_name, version
+from ..chain.run import Run
+from ..common import files
+from ..common.errors import UserError
+from ..common.files import sha256_of
 from .distributed import world_size
 
 
-class TrainingError(RuntimeError):
+class TrainingError(UserError, RuntimeError):
     """The run cannot go on; the message says why and what to do."""
 
 
@@ -33,8 +32,22 @@ def is_done(run: Run) -> bool:
                 return False
     except (OSError, ValueError, KeyError):
         return False
-    weights = run.model_folder / "model.safetensors"
-    return weights.is_file() and sha256_of(weights) == done.get("sha256")
+    return run.weights_file.is_file() and sha256_of(run.weights_file) == done.get("sha256")
+
+
+def check_done(run: Run) -> None:
+    """Raises:
+    TrainingError: the weights are not there, or of other settings; names the command that makes them.
+    """
+    if not is_done(run):
+        raise TrainingError(
+            f"{run.folder} holds no finished weights of these settings; train them with `{run.command}`"
+        )
+
+
+def confirm(run: Run) -> None:
+    """Makes finished weights newer than the settings that they were found to be of, as Make sees files."""
+    os.utime(run.weights_file)
 
 
 def check_unchanged(run: Run) -> None:
@@ -67,42 +80,45 @@ def check_same_text(run: Run, data: dict[str, Any]) -> None:
     """Refuses to go on with other text, or with a tokeniser that was trained on other text.
 
     Args:
-        data: of the corpus as it is now; see `Corpus.describe`.
+        data: of the corpus as it is now; see `Task.describe`.
 
     Raises:
         TrainingError: its hash is not the one that the run was begun with.
     """
-    if text_hash(run) not in (None, data["hash"]):
+    if text_hash(run) not in (None, data.get("hash")):
         raise TrainingError(
-            f"{run.folder} was begun with other text than what corpus {run.data.corpus} is now (on "
-            f"another machine, or files came or went). Put it back, or delete the run to train anew: "
+            f"{run.folder} was begun with other text than what corpus {data.get('corpus', 'of it')} is "
+            f"now (on another machine, or files came or went). Put it back, or delete the run to train anew: "
             f"rm -r {run.folder}"
         )
 
 
-def write_description(run: Run, model: FoXForCausalLM, device: torch.device, data: dict[str, Any]) -> None:
-    """``run.json``: the settings, and with what and on what they are run."""
+def write_description(run: Run, device: torch.device, facts: dict[str, Any]) -> None:
+    """``run.json``: the settings, and with what and on what they are run.
+
+    Args:
+        facts: from `Task.describe`.
+    """
     ranks = world_size()
     launcher = f"torchrun --standalone --nproc-per-node {ranks} -m --"
     description = {
         "settings": run.as_dict(),
         "command": run.command if ranks == 1 else run.command.replace("python -m", launcher, 1),
-        "parameters": model.config.num_parameters(),
         "device": device_name(device),
         "ranks": ranks,
         "parallel": run.parallel_mode(ranks),
         "compile": compiles(run, device),
         "threads": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, "triton": _version("triton"), "commit": commit()},
-        "data": data,
+        "versions": {"torch": torch.__version__, "triton": version("triton"), "commit": commit()},
+        **facts,
     }
-    _write_json(run.folder / "run.json", description)
+    files.write_json(run.folder / "run.json", description)
 
 
-def write_done(run: Run, weights: Path) -> None:
+def write_done(run: Run, step_tokens: int, weights: Path) -> None:
     """``done.json``, from the lines of ``metrics.jsonl`` and the file of weights."""
     lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    seconds = [run.training.batch_tokens / x["throughput_tokens_per_s"] for x in lines]
+    seconds = [step_tokens / x["throughput_tokens_per_s"] for x in lines]
     gpus = [x.get("ranks", world_size()) for x in lines]  # a resume may have changed it
     tail = [x["loss_nats"] for x in lines[-max(1, len(lines) // 20) :]]
     memory = [x["peak_memory_bytes"] for x in lines if "peak_memory_bytes" in x]
@@ -115,7 +131,7 @@ def write_done(run: Run, weights: Path) -> None:
         **({"peak_memory_bytes": max(memory)} if memory else {}),
         "sha256": sha256_of(weights),
     }
-    _write_json(run.folder / "done.json", done)
+    files.write_json(run.folder / "done.json", done)
 
 
 def compiles(run: Run, device: torch.device) -> bool:
@@ -123,24 +139,13 @@ def compiles(run: Run, device: torch.device) -> bool:
     return run.training.compile and device.type == "cuda"
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-
-
-@contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """One process a run; the lock goes with the process, however it ends.
+def lock(folder: Path):
+    """A context that one process a run may be in; it goes with the process, however that ends.
 
     Raises:
-        TrainingError: another process holds it.
+        Locked: another process is in it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TrainingError(f"{folder}: another process is training this run") from None
-        yield
+    return files.lock(folder / ".lock", refuse=f"{folder}: another process is training this run")
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:
@@ -156,9 +161,3 @@ def _differences(before: Any, now: Any, where: str = "") -> list[str]:
 def _as_json(value: Any) -> Any:
     """``value`` as it comes back from a JSON file, so that both compare."""
     return json.loads(json.dumps(value))
-
-
-def _write_json(path: Path, value: Any) -> None:
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    temporary.replace(path)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..model import FoXForCausalLM
 from .distributed import gradient_sync, mean_over_ranks
 from .optimizer import stop_updates_unless_finite
 
@@ -17,7 +16,8 @@ from .optimizer import stop_updates_unless_finite
 def train_step(
     model: nn.Module,
     optimizer: torch.optim.AdamW,
-    batches: Iterator[tuple[Tensor, Tensor]],
+    loss_of: Callable[..., Tensor],
+    batches: Iterator[tuple[Tensor, ...]],
     num_batches: int,
     *,
     max_grad_norm: float,
@@ -28,9 +28,10 @@ def train_step(
     Where loss or gradient norm is not finite the weights stay as they were, then and from then on.
 
     Args:
-        model: a ``FoXForCausalLM``, or what ``distributed.parallelize`` made of it.
+        model: what is trained, or what ``distributed.parallelize`` made of it.
         optimizer: from ``make_optimizer``.
-        batches: gives (input_ids, labels), each (B, T) integer, this rank's share of the step.
+        loss_of: ``loss_of(model, *batch)``, the mean loss of a batch; see ``Task.loss``.
+        batches: gives batches of tensors, this rank's share of the step.
         max_grad_norm: longer gradients are scaled down to this norm.
         dtype: ``bfloat16`` (autocast over float32 weights) or ``float32``.
 
@@ -42,10 +43,10 @@ def train_step(
     optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=device)
     for index in range(num_batches):
-        input_ids, labels = (x.to(device, non_blocking=True) for x in next(batches))
+        batch = [x.to(device, non_blocking=True) for x in next(batches)]
         with gradient_sync(model, index == num_batches - 1):
             with autocast(device, dtype):
-                loss = model(input_ids, labels=labels).mean() / num_batches
+                loss = loss_of(model, *batch) / num_batches
             loss.backward()
         total += loss.detach()
     total = mean_over_ranks(total)
@@ -63,7 +64,7 @@ def autocast(device: torch.device, dtype: str):
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
-def compile_blocks(model: FoXForCausalLM, backend: str = "inductor") -> None:
+def compile_blocks(blocks: Sequence[nn.Module], backend: str = "inductor") -> None:
     """Each block's forward through torch.compile, in place: one graph that all blocks share.
 
     Names of weights stay. Only ``forward`` is compiled and not the call around it, so FSDP2's hooks and
@@ -71,17 +72,17 @@ def compile_blocks(model: FoXForCausalLM, backend: str = "inductor") -> None:
     would count against the few graphs that torch.compile keeps for one function.
     """
     torch.compiler.reset()
-    for block in model.model.layers:
+    for block in blocks:
         block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False, backend=backend)
 
 
 @contextlib.contextmanager
-def compiled_blocks(model: FoXForCausalLM, enabled: bool) -> Iterator[None]:
+def compiled_blocks(blocks: Sequence[nn.Module], enabled: bool) -> Iterator[None]:
     """:func:`compile_blocks` inside, if ``enabled``, and eager blocks again after it."""
     if enabled:
-        compile_blocks(model)
+        compile_blocks(blocks)
     try:
         yield
     finally:
-        for block in model.model.layers:
+        for block in blocks:
             block.__dict__.pop("forward", None)

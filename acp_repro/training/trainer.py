@@ -13,22 +13,13 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..data import TokenSequences
-from ..model import FoXForCausalLM
-from ..model.flops import peak_flops, training_flops_per_token
-from ..suite import Run
 from .checkpoint import latest_checkpoint, save_checkpoint
 from .distributed import gather, on_rank_zero, rank, world_size
-from .optimizer import learning_rate_factor
 from .prefetch import Prefetcher
-from .run_folder import TrainingError, device_name
+from .run_folder import TrainingError
 from .step import train_step
-from .watch import RunLog, first_non_finite, pruned_ratio_per_layer
-
-
-def num_steps(run: Run) -> int:
-    """Optimiser steps of the whole run; the last one may go past its tokens."""
-    return math.ceil(run.size.tokens / run.training.batch_tokens)
+from .task import Task
+from .watch import RunLog, eager, first_non_finite
 
 
 class Trainer:
@@ -40,31 +31,26 @@ class Trainer:
 
     def __init__(
         self,
-        run: Run,
-        model: FoXForCausalLM,
+        task: Task,
+        model: nn.Module,
         wrapped: nn.Module,
         optimizer: torch.optim.AdamW,
-        sequences: TokenSequences,
         device: torch.device,
         watch_every: int,
+        position: int | None = None,
     ):
-        config = run.training
-        self.run, self.config, self.device = run, config, device
+        self.task, self.run, self.config, self.device = task, task.run, task.run.training, device
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
-        self.watch_every = watch_every
-        self.micro_batches = config.batch_tokens // config.micro_batch_tokens
-        rows = config.micro_batch_tokens // run.context_length
-        self.load = lambda index: sequences.batch(index, rows)
+        self.watch_every, self.position = watch_every, position
         # (record, loss and norm, when they will be ready) of the steps launched and not yet read
         self.unread: list[tuple[dict[str, Any], Tensor, _Moment]] = []
-        self.pruned: list[float] = []
-        self.peak_flops = peak_flops(device_name(device), config.dtype)
+        self.watched: dict[str, Any] = {}
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)  # of runs before this one
 
     def run_from(self, first: int, stop_after: int | None, tensorboard: bool) -> bool:
         """Steps from ``first`` to the end; False if ``stop_after`` came first."""
-        steps = num_steps(self.run)
+        steps = self.task.steps
         last = steps if stop_after is None else min(steps, stop_after)
         self.log: RunLog | None = None
         with contextlib.ExitStack() as stack:
@@ -78,23 +64,24 @@ class Trainer:
 
             on_rank_zero(open_log)
             indices = (i for step in range(first, last) for i in self._micro_batches_of(step))
-            self.data = stack.enter_context(Prefetcher(self.load, indices, self.device))
+            self.data = stack.enter_context(Prefetcher(self.task.batch, indices, self.device))
             self.progress = stack.enter_context(
                 tqdm(
-                    total=self.run.size.tokens,
-                    initial=first * self.config.batch_tokens,
+                    total=steps * self.task.step_tokens,
+                    initial=first * self.task.step_tokens,
                     desc=self.run.name,
                     unit="tok",
                     unit_scale=True,
                     dynamic_ncols=True,
                     disable=rank() > 0,
+                    position=self.position,
                 )
             )
             saved_at = time.monotonic()
             self._restart_clock()
             for step in range(first, last):
                 watch = step == first or step % self.watch_every == 0
-                self._step(step, watch and self.run.log_pruning_tolerance is not None)
+                self._step(step, watch)
                 due = time.monotonic() - saved_at >= self.config.checkpoint_every_seconds
                 if step + 1 < last and on_rank_zero(lambda due=due: due):
                     self._save(step + 1)
@@ -105,22 +92,23 @@ class Trainer:
         return last == steps
 
     def _micro_batches_of(self, step: int) -> Iterator[int]:
-        start = step * self.micro_batches
-        return iter(range(start + rank(), start + self.micro_batches, world_size()))
+        start = step * self.task.micro_batches
+        return iter(range(start + rank(), start + self.task.micro_batches, world_size()))
 
     def _step(self, step: int, watch: bool) -> None:
         """Launches one step, and reads what is due."""
-        factor = learning_rate_factor(step * self.config.batch_tokens, self.run.size.tokens, self.config)
+        learning_rate = self.task.learning_rate(step)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.run.size.learning_rate * factor
+            group["lr"] = learning_rate
         try:
             batches = self._watched(self.data) if watch else self.data
             waited = self.data.waited_seconds
             loss, norm = train_step(
                 self.wrapped,
                 self.optimizer,
+                self.task.loss,
                 batches,
-                self.micro_batches // world_size(),
+                self.task.micro_batches // world_size(),
                 max_grad_norm=self.config.max_grad_norm,
                 dtype=self.config.dtype,
             )
@@ -130,21 +118,22 @@ class Trainer:
             raise TrainingError(self._diagnosis(step, f"failed ({error})")) from error
         record = {
             "step": step,
-            "tokens": (step + 1) * self.config.batch_tokens,
-            "learning_rate": self.run.size.learning_rate * factor,
+            "tokens": (step + 1) * self.task.step_tokens,
+            "learning_rate": learning_rate,
             "ranks": world_size(),
             "data_wait_seconds": self.data.waited_seconds - waited,
-            **({"pruned_ratio": self.pruned} if watch else {}),
+            **(self.watched if watch else {}),
         }
         numbers = torch.stack([loss, norm]).to("cpu", non_blocking=True)
         self.unread.append((record, numbers, _Moment(self.device)))
         self._read(1 if self.device.type == "cuda" else 0)
 
     def _watched(self, batches: Iterator) -> Iterator:
-        """``batches``, after a look at what the first sequence of the first one prunes."""
+        """``batches``, after the task's look at the first one."""
         self._read(0)
         batch = next(batches)
-        self.pruned = pruned_ratio_per_layer(self._callable(), batch[0][:1], dtype=self.config.dtype)
+        with eager(self.device, self.config.dtype), torch.no_grad():
+            self.watched = self.task.watch(self._callable(), *batch)
         self._restart_clock()
         return itertools.chain([batch], batches)
 
@@ -164,17 +153,11 @@ class Trainer:
             self._write(record | self._speed(seconds))
 
     def _speed(self, seconds: float) -> dict[str, float]:
-        rate = self.config.batch_tokens / seconds
+        rate = self.task.step_tokens / seconds
         speed = {"throughput_tokens_per_s": rate}
         if self.device.type == "cuda":
             speed["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
-        if self.peak_flops is not None:
-            pruned = sum(self.pruned) / len(self.pruned) if self.pruned else 0.0
-            for name, ratio in (("mfu_nominal", 0.0), ("mfu_executed", pruned)):
-                length = self.run.context_length
-                flops = training_flops_per_token(self.model.config, length, ratio)
-                speed[name] = rate * flops / (self.peak_flops * world_size())
-        return speed
+        return speed | self.task.speed(rate, self.device, world_size(), self.watched)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.log is None:
@@ -183,10 +166,10 @@ class Trainer:
         shown = f"loss {record['loss_nats']:.3f}, {record['throughput_tokens_per_s']:,.0f} tok/s"
         if "mfu_nominal" in record:
             shown += f", mfu {record['mfu_nominal']:.0%}"
-        if self.pruned:
-            shown += f", pruned {sum(self.pruned) / len(self.pruned):.0%}"
+        if words := self.task.shown(self.watched):
+            shown += f", {words}"
         self.progress.set_postfix_str(shown, refresh=False)
-        self.progress.update(self.config.batch_tokens)
+        self.progress.update(self.task.step_tokens)
 
     def _save(self, steps_done: int) -> None:
         self._read(0)
@@ -206,8 +189,9 @@ class Trainer:
         self.data.close()
         where = "run once more, all is finite"
         for index in self._micro_batches_of(step):
-            batch = (x.to(self.device) for x in self.load(index))
-            lines = gather(first_non_finite(self._callable(), *batch, dtype=self.config.dtype))
+            batch = [x.to(self.device) for x in self.task.batch(index)]
+            line = first_non_finite(self._callable(), self.task.loss, batch, dtype=self.config.dtype)
+            lines = gather(line)
             found = [line for line in lines if not line.startswith("all is finite")]
             if found:
                 # Sharded gradients are sums over ranks: the rank where it arose has more to say.

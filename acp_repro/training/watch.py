@@ -1,4 +1,4 @@
-"""Watching a run: its log, where a NaN comes from, and what each layer prunes."""
+"""Watching a run: its log, and where a NaN comes from."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..attention import choose_implementation, pruning_grid
-from ..attention.boundary import count_blocks, find_boundary
-from ..attention.decay import cumulative_log_fgate
-from ..model import ForgettingAttentionCore
+from ..common import files
 
 
 class RunLog:
@@ -81,9 +78,7 @@ def _keep_steps_before(path: Path, step: int) -> None:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] < step:
                 kept.append(line + "\n")
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text("".join(kept))
-    temporary.replace(path)
+    files.write_text(path, "".join(kept))
 
 
 def _scalars(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -108,53 +103,18 @@ def _finite_or_null(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor, *, dtype: str) -> list[float]:
-    """The share of causal blocks that each layer prunes on this text, mean over sequences and heads.
-
-    A forward pass without gradients on the blocks of this device's implementation, eager even where
-    blocks were compiled. With sharded weights every rank must call it.
-
-    Args:
-        model: a ``FoXForCausalLM``, or a wrapper of one whose forward takes the same arguments.
-        input_ids: (B, T) integer, on the model's device.
-        dtype: ``bfloat16`` (autocast) or ``float32``.
-
-    Returns:
-        One number in 0 to 1 a layer; an empty list for a model that computes exactly.
-    """
-    ratios: dict[int, Tensor] = {}
-
-    def hook_of(layer: int):
-        def hook(_module, arguments):
-            q, _, _, log_fgate, threshold = arguments
-            if threshold is None:
-                return
-            block_q, block_k = pruning_grid(choose_implementation(q.device), q.shape[-1], q.dtype)
-            length, c = q.shape[2], cumulative_log_fgate(log_fgate)
-            boundary = find_boundary(c, threshold.expand(q.shape[:2]), length, block_q, block_k)
-            count = count_blocks(boundary, length, length, block_q, block_k)
-            ratios[layer] = count.pruned_ratio.mean()
-
-        return hook
-
-    cores = [m for m in model.modules() if isinstance(m, ForgettingAttentionCore)]
-    handles = [core.register_forward_pre_hook(hook_of(i)) for i, core in enumerate(cores)]
-    with _removed_after(handles), _eager(input_ids.device, dtype), torch.no_grad():
-        model(input_ids, return_hidden=True)
-    if not ratios:
-        return []
-    return torch.stack([ratios[layer] for layer in sorted(ratios)]).tolist()
-
-
-def first_non_finite(model: nn.Module, input_ids: Tensor, labels: Tensor, *, dtype: str) -> str:
+def first_non_finite(
+    model: nn.Module, loss_of: Callable[..., Tensor], batch: Sequence[Tensor], *, dtype: str
+) -> str:
     """Where the first NaN or infinity arises on this micro-batch, in one line.
 
     Runs forward and backward once more, eager and watched; the gradients of ``model`` are lost. With
     several ranks every rank must call it, and each speaks of its own micro-batch.
 
     Args:
-        model: a ``FoXForCausalLM``, or a wrapper of one whose forward takes the same arguments.
-        input_ids, labels: (B, T) integer, on the model's device.
+        model: what is trained, or a wrapper of it whose forward takes the same arguments.
+        loss_of: ``loss_of(model, *batch)``; see ``Task.loss``.
+        batch: on the model's device.
         dtype: ``bfloat16`` (autocast) or ``float32``.
 
     Returns:
@@ -186,11 +146,11 @@ def first_non_finite(model: nn.Module, input_ids: Tensor, labels: Tensor, *, dty
         hook = functools.partial(note_grad, name)
         handles.append(parameter.register_post_accumulate_grad_hook(hook))
     model.zero_grad(set_to_none=True)
-    with _removed_after(handles), _eager(input_ids.device, dtype):
+    with _removed_after(handles), eager(batch[0].device, dtype):
         try:
-            loss = model(input_ids, labels=labels)
+            loss = loss_of(model, *batch)
             note(loss, "the head's loss is {}, while its input is finite")
-            loss.mean().backward()
+            loss.backward()
         except ValueError:  # a CPU's attention refuses the NaN itself
             if not found:
                 raise
@@ -253,7 +213,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 @contextlib.contextmanager
-def _eager(device: torch.device, dtype: str) -> Iterator[None]:
+def eager(device: torch.device, dtype: str) -> Iterator[None]:
+    """Without torch.compile, even where blocks were compiled, under the dtype's autocast."""
     with (
         torch.compiler.set_stance("force_eager"),
         torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16"),

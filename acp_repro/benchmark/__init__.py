@@ -1,0 +1,1 @@
+"""Kernels against what else computes attention: checked first, then timed."""

@@ -1,0 +1,1 @@
+"""The chain that every paper shares: suite file -> runs -> records -> figures. Imports no paper."""

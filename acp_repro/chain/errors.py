@@ -1,0 +1,28 @@
+"""Errors of the chain."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Self
+
+from ..common.errors import UsageError, UserError
+
+
+class SuiteError(UsageError):
+    """A suite file is wrong; the message is one line with file, key and the fix."""
+
+
+class UnknownName(SuiteError):
+    """There is nothing of a name; the message names what is near it, or all there is."""
+
+    @classmethod
+    def among(cls, what: str, name: str, known: Iterable[str]) -> Self:
+        """``what`` says what is not there; ``known`` are the names that are."""
+        known = list(known)
+        near = difflib.get_close_matches(str(name), known, 1)
+        return cls(f"{what}; " + (f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"))
+
+
+class RecordError(UserError, RuntimeError):
+    """Records are missing or not of the schema; the message names the command that makes them."""

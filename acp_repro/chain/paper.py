@@ -1,0 +1,260 @@
+"""What the chain knows of a paper: its runs, what is measured on them, and what is drawn from that.
+
+One :class:`Paper` object says it all, once. Make's rules, the default choice of the measure command, the
+report, `make help` and the errors are made from it. Nothing here, and nothing in a module that defines a
+`Paper`, needs more than the standard library.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import UnknownName
+from .provenance import ORIGIN_COLUMNS
+from .run import Run, WeightsConfig
+
+RESULTS = Path("results")
+FIGURES = Path("figures")
+NO_RUN = "benchmark"  # the folder of what is measured of a suite and no run
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite file, validated and multiplied out into its runs.
+
+    Attributes:
+        name: the file's name without its suffix.
+        file: the file as the dataclass ``paper.file``.
+    """
+
+    name: str
+    paper: Paper
+    file: Any
+    runs: tuple[Run, ...]
+
+    @property
+    def description(self) -> str:
+        return self.file.description
+
+    @property
+    def measure(self) -> Any:
+        """The settings of the measures."""
+        return self.file.measure
+
+    @property
+    def weights(self) -> WeightsConfig | None:
+        """Where ready weights lie, for a suite that trains none."""
+        return self.file.weights
+
+    def run(self, name: str) -> Run:
+        """The run called ``name``.
+
+        Raises:
+            UnknownName: there is none; the message lists what there is.
+        """
+        return _find({run.name: run for run in self.runs}, name, f"suite {self.name} has no run {name!r}")
+
+    def check(self) -> None:
+        """For a paper's own class: refuses what can only be seen of the whole, with a ValueError."""
+
+    def with_all_seeds(self, runs: Iterable[Run]) -> list[Run]:
+        """``runs`` and those that differ from one of them in the seed alone."""
+        settings = {run.setting for run in runs}
+        return [run for run in self.runs if run.setting in settings]
+
+
+def first_seeds(runs: Iterable[Run]) -> list[Run]:
+    """One run of each setting, that of the lowest seed."""
+    lowest: dict[Any, Run] = {}
+    for run in runs:
+        best = lowest.setdefault(run.setting, run)
+        if run.seed < best.seed:
+            lowest[run.setting] = run
+    chosen = list(lowest.values())
+    return [run for run in runs if run in chosen]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something that is measured: ``results/SUITE/RUN/NAME.csv``.
+
+    Attributes:
+        name: of the quantity and its file.
+        columns: the measured columns. A unit ends the name; counts, ratios and indices name themselves.
+        module: has ``measure(trained, **options)``, which gives the rows.
+        runs: the runs of a suite that it is about.
+        together: a word that quantities share whose records one load of the weights should make.
+        timed: a time or a rate, which wants the machine for itself.
+        large: thousands of rows that share one provenance, so written gzipped.
+        options: keywords of ``measure`` that the command can give.
+        command: what makes it, for a quantity of a suite as a whole that no run stands behind.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    module: str = ""
+    runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
+    together: str = ""
+    timed: bool = False
+    large: bool = False
+    options: tuple[str, ...] = ()
+    command: str = ""
+
+    def path(self, suite: str, run: str = NO_RUN) -> Path:
+        """``results/SUITE/RUN/QUANTITY.csv``, or ``.csv.gz``."""
+        return RESULTS / suite / run / f"{self.name}.csv{'.gz' if self.large else ''}"
+
+    def command_for(self, suite: str, runs: Iterable[Run] = ()) -> str:
+        """The command that makes the records, of all runs or of ``runs``."""
+        if self.command:
+            return self.command.format(suite=suite)
+        names = "".join(f" --run {run.name}" for run in runs)
+        return f"python -m acp_repro.measure {self.name} --suite {suite}{names}"
+
+    def measure(self, trained: Any, **options: Any) -> list[dict[str, Any]]:
+        """Imports the module and measures."""
+        return importlib.import_module(self.module).measure(trained, **options)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that the paper says, and when it counts as seen here.
+
+    Attributes:
+        claim: in a sentence.
+        paper: the paper's words and where they stand; or ``=QUANTITY``, the item's row of that name in
+            the table of the paper's values.
+        holds_if: the criterion in words; these words are all that is checked.
+        quantities: the records that it is judged by, in the order in which ``check`` takes them.
+        check: the name of a function in the ``criteria`` module of the paper's analysis.
+    """
+
+    claim: str
+    paper: str
+    holds_if: str
+    quantities: tuple[str, ...]
+    check: str
+
+
+@dataclass(frozen=True)
+class Item:
+    """A figure or table: ``make NAME`` draws ``figures/SUITE/NAME.png`` (a table: ``.md``).
+
+    Attributes:
+        name: ``figure2``, ``table4``; the target of Make, the stem of the files and of the module.
+        title: for the report and ``make help``.
+        quantities: the records that it is drawn from ...
+        runs: ... of these runs of the suite, all of which must have them.
+        needs: in words, which runs a suite must have.
+        claims: what the paper says of it.
+        paper_model: (size, longest context in tokens) in the paper, where scale matters.
+        ours: a measurement that the paper does not have.
+        extra: not drawn by `make figures` but by its own name.
+        missing: why it cannot be made yet; empty for what can.
+        aliases: further targets of Make, from earlier versions.
+    """
+
+    name: str
+    title: str
+    quantities: tuple[str, ...] = ()
+    runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
+    needs: str = ""
+    claims: tuple[Claim, ...] = ()
+    paper_model: tuple[str, int] | None = None
+    ours: bool = False
+    extra: bool = False
+    missing: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def is_table(self) -> bool:
+        return self.name.startswith("table")
+
+    @property
+    def label(self) -> str:
+        """figureA1 -> "Figure A1", figure_kernel -> "Kernel"."""
+        kind = "Table" if self.is_table else "Figure"
+        number = self.name[len(kind) :]
+        return number[1:].capitalize() if number.startswith("_") else f"{kind} {number}"
+
+    def path(self, suite: str) -> Path:
+        """The file that Make takes as the sign that the item is drawn."""
+        return FIGURES / suite / f"{self.name}{'.md' if self.is_table else '.png'}"
+
+
+@dataclass(frozen=True, eq=False)
+class Paper:
+    """A paper that can be re-run.
+
+    Attributes:
+        name: what a suite file says under ``paper``.
+        title, url: of the paper itself.
+        file: the dataclass of a suite file (see ``chain.suite.SuiteFile``), whose fields are its keys.
+        suite: the class of a loaded suite, with what the paper asks of one.
+        axes: the keys of the grid in the order in which they are multiplied out; each is a field of the
+            class of the file's ``grid`` entries, and a list there.
+        make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
+        run_columns: columns of every record that say which run it is; keys of ``Run.columns()``.
+        quantities, items: what is measured, what is drawn.
+        task: ``MODULE:CLASS`` of its ``training.task.Task``, imported when something is trained.
+        analysis: the package of its items' modules and of ``criteria``.
+        plan: ``MODULE`` with ``cost_of(run, ...)``, for the plan command; empty for none.
+    """
+
+    name: str
+    title: str
+    url: str
+    file: type
+    suite: type[Suite]
+    axes: tuple[str, ...]
+    make_run: Callable[..., Run]
+    run_columns: tuple[str, ...]
+    quantities: tuple[Quantity, ...]
+    items: tuple[Item, ...]
+    task: str
+    analysis: str
+    plan: str = ""
+
+    @functools.cached_property
+    def _quantities(self) -> dict[str, Quantity]:
+        return {quantity.name: quantity for quantity in self.quantities}
+
+    @functools.cached_property
+    def _items(self) -> dict[str, Item]:
+        return {item.name: item for item in self.items}
+
+    def quantity(self, name: str) -> Quantity:
+        """Raises:
+        UnknownName: the paper measures no such thing.
+        """
+        return _find(self._quantities, name, f"paper {self.name} has no quantity {name!r}")
+
+    def item(self, name: str) -> Item:
+        """Raises:
+        UnknownName: the paper has no such figure or table.
+        """
+        return _find(self._items, name, f"paper {self.name} has no item {name!r}")
+
+    def columns(self, quantity: Quantity) -> tuple[str, ...]:
+        """All columns of a quantity's CSV, in order."""
+        return ("suite", "run", *self.run_columns, "trained_tokens", *quantity.columns, *ORIGIN_COLUMNS)
+
+    def load_task(self) -> type:
+        """The class of the paper's task; imports torch."""
+        module, _, name = self.task.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def module_of(self, item: Item) -> str:
+        """The module that draws an item."""
+        return f"{self.analysis}.{item.name}"
+
+
+def _find(known: dict[str, Any], name: str, what: str) -> Any:
+    if name in known:
+        return known[name]
+    raise UnknownName.among(what, name, known)

@@ -1,0 +1,145 @@
+"""Records: what a measure found, as tidy CSV with its whole provenance. The only reader and writer.
+
+    runs/SUITE/RUN  ->  results/SUITE/RUN/QUANTITY.csv  ->  figures/SUITE/...
+
+Every row carries where it comes from, and every measured column names its unit. A value that is
+missing stays missing; nothing is filled in. This module needs no torch, so that `analysis` can read
+records on a machine that has none.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..common import files
+from .errors import RecordError
+from .paper import NO_RUN, RESULTS, Paper, Quantity, Suite
+from .provenance import origin
+from .run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def write_records(
+    paper: Paper,
+    run: Run,
+    quantity: Quantity,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    device: str,
+    dtype: str,
+    trained_tokens: int,
+    uses_gpu: bool = False,
+    path: Path | None = None,
+) -> Path:
+    """Writes ``results/SUITE/RUN/QUANTITY.csv`` whole, or not at all.
+
+    Args:
+        rows: the measured columns of ``quantity``, all of them in each row.
+        device: the name of the processor or accelerator.
+        uses_gpu: also record the versions of triton and ptxas that made the kernels.
+        path: another file to write.
+
+    Raises:
+        RecordError: a row lacks a column or has one too many, or there is no row.
+    """
+    shared = {
+        "suite": run.suite,
+        "run": run.name,
+        **run.columns(),
+        "trained_tokens": trained_tokens,
+        **origin(device, dtype, uses_gpu),
+    }
+    path = path or quantity.path(run.suite, run.name)
+    return _write(path, paper, quantity, shared, rows)
+
+
+def write_suite_records(
+    suite: str | None,
+    paper: Paper,
+    quantity: Quantity,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    device: str,
+    dtype: str,
+    uses_gpu: bool = False,
+    path: Path | None = None,
+) -> Path:
+    """Writes ``results/SUITE/benchmark/QUANTITY.csv``, of a suite and no run; else :func:`write_records`.
+
+    Args:
+        suite: its name; may be None where ``path`` is given.
+        path: another file to write.
+    """
+    shared = {"suite": suite, **origin(device, dtype, uses_gpu)}
+    return _write(path or quantity.path(suite), paper, quantity, shared, rows)
+
+
+def _write(path: Path, paper: Paper, quantity: Quantity, shared, rows) -> Path:
+    """The whole file, or none of it."""
+    complete, expected = [], set(quantity.columns)
+    for row in rows:
+        if set(row) != expected:
+            raise RecordError(
+                f"{quantity.name}: a record must have the columns {sorted(expected)}, got {sorted(row)}"
+            )
+        complete.append({**shared, **row})
+    if not complete:
+        raise RecordError(f"{quantity.name}: nothing was measured for {shared.get('run', path)}")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, paper.columns(quantity), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(complete)
+    content = text.getvalue().encode()
+    # No time stamp inside, so that the same records give the same bytes.
+    return files.write_bytes(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+def read_records(
+    suite: Suite, quantity: str, runs: Iterable[Run] | None = None, *, partial: bool = False
+) -> pandas.DataFrame:
+    """The records of a quantity, in the order of the suite's runs.
+
+    Args:
+        runs: whose; default: those that the quantity is about. Records of runs that the suite no longer
+            has are never read.
+        partial: leave out runs that have no record instead of failing; at least one must have one.
+
+    Raises:
+        RecordError: a run has no record, or not one of this version; names the command that makes it.
+    """
+    kind = suite.paper.quantity(quantity)
+    if kind.command:
+        paths = {None: kind.path(suite.name, NO_RUN)}
+    else:
+        paths = {run: kind.path(suite.name, run.name) for run in (kind.runs(suite) if runs is None else runs)}
+    missing = [run for run, path in paths.items() if not path.is_file()]
+    if not paths or (missing and not partial) or len(missing) == len(paths):
+        here = "" if Path("experiments").is_dir() else " (run from the project's folder)"
+        which = ", ".join(run.name for run in missing if run is not None)
+        where = f"{RESULTS / suite.name}{' for ' + which if which else ''}{here}"
+        raise RecordError(
+            f"no records of {quantity} in {where}; make them with "
+            f" `{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
+        )
+    return _join(suite, kind, [path for run, path in paths.items() if run not in missing])
+
+
+def _join(suite: Suite, kind: Quantity, paths: list[Path]) -> pandas.DataFrame:
+    import pandas
+
+    columns, frames = list(suite.paper.columns(kind)), []
+    for path in paths:
+        frame = pandas.read_csv(path, dtype={"size": str, "commit": str})
+        if list(frame.columns) != columns:
+            raise RecordError(
+                f"{path}: not the columns of this version; delete it and run `{kind.command_for(suite.name)}`"
+            )
+        frames.append(frame.dropna(axis="columns", how="all"))
+    return pandas.concat(frames).reindex(columns=columns).reset_index(drop=True)

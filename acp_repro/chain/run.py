@@ -1,0 +1,137 @@
+"""One training run of a suite, and the settings that every paper's runs share."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+RUNS = Path("runs")
+
+
+def positive(config: Any, *names: str) -> None:
+    """Raises:
+    ValueError: one of these attributes is 0 or less.
+    """
+    for name in names:
+        if getattr(config, name) <= 0:
+            raise ValueError(f"{name}: must be positive, got {getattr(config, name)}")
+
+
+class Strict:
+    """A dataclass that derives from it may be read from YAML: unknown keys are refused."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(Strict):
+    """What the shared trainer reads of a run's ``training``; the defaults are those of ACP's Appendix B.
+
+    ``compile``, ``parallel`` and ``checkpoint_every_seconds`` say how to run and not what, so they may
+    change between a run's start and its resume.
+    """
+
+    HOW: ClassVar = ("compile", "parallel", "checkpoint_every_seconds")
+
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    max_grad_norm: float = 1.0
+    dtype: str = "bfloat16"  # autocast over float32 weights; "float32": no autocast
+    gradient_checkpointing: bool = False
+    compile: bool = True  # blocks through torch.compile, on a GPU; a CPU never compiles
+    parallel: str = "auto"  # auto, ddp or fsdp
+    checkpoint_every_seconds: float = 600.0
+
+    def __post_init__(self):
+        positive(self, "max_grad_norm")
+        for name in ("weight_decay", "checkpoint_every_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be in [0, 1), got {getattr(self, name)}")
+        if self.dtype not in ("bfloat16", "float32"):
+            raise ValueError(f"dtype: must be bfloat16 or float32, got {self.dtype!r}")
+        if self.parallel not in ("auto", "ddp", "fsdp"):
+            raise ValueError(f"parallel: must be auto, ddp or fsdp, got {self.parallel!r}")
+
+
+@dataclass(frozen=True)
+class WeightsConfig(Strict):
+    """Ready weights instead of training: the runs of the suite lie in ``folder/RUN``.
+
+    Such a folder holds config.json, model.safetensors, tokenizer.json and done.json, without ``model/``.
+    """
+
+    folder: str
+    trained_by: str  # the suite that has a run of the same name, to train it anew
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run(ABC):
+    """One training run, fully resolved; a paper's own class (``eq=False`` too) adds the axes of its grid."""
+
+    suite: str
+    seed: int
+    training: TrainerConfig
+    weights: WeightsConfig | None = None
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Different for every run of a suite; the name of its folder."""
+
+    @property
+    @abstractmethod
+    def setting(self) -> tuple:
+        """What two seeds of one setting have in common."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, Any]:
+        """The values of ``Paper.run_columns``."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and dataclasses.astuple(other) == dataclasses.astuple(self)
+
+    def __hash__(self) -> int:
+        return hash((self.suite, self.name))  # settings hold dicts
+
+    def parallel_mode(self, ranks: int) -> str:
+        """``none`` for one rank, else ``ddp`` or ``fsdp``; ``auto`` is ddp unless a paper knows better."""
+        if ranks == 1:
+            return "none"
+        return "ddp" if self.training.parallel == "auto" else self.training.parallel
+
+    @property
+    def folder(self) -> Path:
+        """``runs/SUITE/RUN``, or where the suite's ready weights lie."""
+        return (
+            RUNS / self.suite / self.name if self.weights is None else Path(self.weights.folder) / self.name
+        )
+
+    @property
+    def model_folder(self) -> Path:
+        """Where model.safetensors is."""
+        return self.folder / "model" if self.weights is None else self.folder
+
+    @property
+    def weights_file(self) -> Path:
+        return self.model_folder / "model.safetensors"
+
+    @property
+    def command(self) -> str:
+        """The command that trains these weights."""
+        suite = self.suite if self.weights is None else self.weights.trained_by
+        return f"python -m acp_repro.train --suite {suite} --run {self.name}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything that decides the weights, as plain values (written into the run's folder)."""
+        resolved = dataclasses.asdict(self)
+        for name in self.training.HOW:
+            resolved["training"].pop(name)
+        del resolved["weights"]
+        return resolved

@@ -1,0 +1,174 @@
+"""What is up to date: the one test that Make and the measure command share, and what it rests on.
+
+Weights are up to date if their folder says that they are of the run's settings (``training.run_folder``).
+A record is up to date if it is not older than the weights and than the stamps of its settings. A stamp is
+a small file, ``.make/SUITE/RUN.json`` or ``.make/SUITE/measure.json``, that is written anew only when its
+settings change: so adding a run to the grid, or a comment, does nothing again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..common import files
+from .paper import RESULTS, Quantity, Suite
+from .run import Run
+
+MAKE = Path(".make")
+_LONG_AGO = 86_400.0  # a day after the epoch: Make takes the epoch itself for "does not exist"
+
+
+def run_stamp(run: Run) -> Path:
+    """Changes with the settings of the run."""
+    return MAKE / run.suite / f"{run.name}.json"
+
+
+def measure_stamp(suite: Suite) -> Path:
+    """Changes with the settings of the measures."""
+    return MAKE / suite.name / "measure.json"
+
+
+def prerequisites(suite: Suite, run: Run) -> list[Path]:
+    """What the records of a run must not be older than."""
+    return [run.weights_file, run_stamp(run), measure_stamp(suite)]
+
+
+def is_current(suite: Suite, run: Run, quantity: Quantity) -> bool:
+    """Whether a record need not be measured again. Weights that are gone do not count against it."""
+    record = quantity.path(run.suite, run.name)
+    if not record.is_file():
+        return False
+    newest = max((p.stat().st_mtime_ns for p in prerequisites(suite, run) if p.is_file()), default=0)
+    return record.stat().st_mtime_ns >= newest
+
+
+def write_stamps(suite: Suite) -> None:
+    """Brings the stamps of all runs and of the measures up to date.
+
+    A stamp that is made for the first time is older than any file, so records that came with a checkout,
+    in whatever order, stay up to date; unless ``results/SUITE/RUN/settings.json`` says that they are of
+    other settings.
+    """
+    all_current = True
+    for run in suite.runs:
+        recorded = recorded_settings(run)
+        now = _settings(run, suite.measure)
+        current = {
+            key: recorded is None or (recorded[key] == now[key] and not recorded.get("older", {}).get(key))
+            for key in ("run", "measure")
+        }
+        _stamp(run_stamp(run), now["run"], current["run"])
+        all_current &= current["measure"]
+    _stamp(measure_stamp(suite), _as_json(dataclasses.asdict(suite.measure)), all_current)
+
+
+def _stamp(path: Path, settings: Any, records_are_current: bool) -> None:
+    before = None
+    with contextlib.suppress(OSError, ValueError):
+        before = json.loads(path.read_text())
+    if before == settings:
+        return
+    new = not path.exists()
+    files.write_json(path, settings)
+    if new and records_are_current:
+        os.utime(path, (_LONG_AGO, _LONG_AGO))
+
+
+def settings_path(run: Run) -> Path:
+    """``results/SUITE/RUN/settings.json``: says whether committed records are of these settings."""
+    return RESULTS / run.suite / run.name / "settings.json"
+
+
+def write_settings(
+    suite: Suite, run: Run, quantities: Iterable[Quantity], trained: Mapping[str, Any] | None = None
+) -> None:
+    """Keeps the settings of a run beside its records, of which ``quantities`` were measured now.
+
+    ``trained`` is what the training took, kept because a plan is checked against it where the run's
+    folder is no more.
+
+    Where the settings are no longer those of before, the run's other records are named under ``older``:
+    ``run`` if the training is another, else ``measure``, until they too are measured again.
+    """
+    now = _settings(run, suite.measure)
+    before = recorded_settings(run) or dict(now)
+    older = {key: set(names) for key, names in before.pop("older", {}).items()}
+    for key in ("run", "measure"):
+        if before[key] != now[key]:
+            older[key] = {q.name for q in suite.paper.quantities if q.path(run.suite, run.name).exists()}
+    measured = {quantity.name for quantity in quantities}
+    older = {key: sorted(names - measured) for key, names in older.items()}
+    now |= {"older": older} if any(older.values()) else {}
+    if trained := trained or before.get("trained"):
+        now["trained"] = dict(trained)
+    files.write_json(settings_path(run), now)
+
+
+def _settings(run: Run, measure: Any) -> dict[str, Any]:
+    return _as_json({"run": run.as_dict(), "measure": dataclasses.asdict(measure)})
+
+
+def recorded_settings(run: Run) -> dict[str, Any] | None:
+    """The settings that the records of a run were made with, where that is known."""
+    try:
+        return json.loads(settings_path(run).read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _as_json(value: Any) -> Any:
+    """``value`` as it comes back from a JSON file, so that both compare."""
+    return json.loads(json.dumps(value, default=dict))
+
+
+@contextlib.contextmanager
+def measuring() -> Iterator[None]:
+    """One process measures at a time in this folder: times that contend are times of nothing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(files.lock(MAKE / "measuring.lock", refuse="busy"))
+        except files.Locked:
+            print("waiting: another process measures here", flush=True)
+            stack.enter_context(files.lock(MAKE / "measuring.lock"))
+        yield
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A finished run: seconds of all its GPUs, and the most memory that one of them held."""
+
+    gpu_seconds: float
+    ranks: int
+    peak_memory_bytes: int | None
+    device: str
+
+
+def measured_run(run: Run) -> MeasuredRun | None:
+    """What a finished run took, from its folder or else from beside its records; None if not known."""
+    try:
+        done = json.loads((run.folder / "done.json").read_text())
+        description = json.loads((run.folder / "run.json").read_text())
+        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    except (OSError, ValueError):
+        return _recorded_run(run)
+    ranks = done.get("ranks", description.get("ranks", 1))
+    peaks = [json.loads(line).get("peak_memory_bytes") for line in lines]
+    peak = max((p for p in [*peaks, done.get("peak_memory_bytes")] if p), default=None)
+    seconds = done.get("gpu_seconds", done["seconds"] * ranks)
+    return MeasuredRun(seconds, ranks, peak, description.get("device", "?"))
+
+
+def _recorded_run(run: Run) -> MeasuredRun | None:
+    try:
+        recorded = recorded_settings(run)
+    except ValueError:
+        return None
+    same = recorded is not None and _as_json(run.as_dict()) == recorded["run"]
+    return MeasuredRun(**recorded["trained"]) if same and "trained" in recorded else None

@@ -1,0 +1,77 @@
+"""A suite: one YAML file that says at what scale a paper is run (``experiments/NAME.yaml``).
+
+The file says only what differs from the paper's settings, which are the defaults. It is loaded strictly:
+an unknown key, a wrong type or an impossible value is one line with file, key and the fix. The grid is
+multiplied out here, so paired runs differ in one key. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import SuiteError
+from .paper import Suite
+from .registry import find_paper
+from .run import Run, Strict, WeightsConfig
+from .strict_yaml import build, read_yaml
+
+EXPERIMENTS = Path("experiments")
+DEFAULT_PAPER = "acp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteFile(Strict):
+    """The keys at the top of every suite file; a paper's own class adds ``grid`` and what else it needs."""
+
+    description: str
+    paper: str = DEFAULT_PAPER
+    weights: WeightsConfig | None = None
+
+
+def suite_path(name: str) -> Path:
+    """The file of a suite: ``experiments/NAME.yaml``, or a path that ends in ``.yaml``."""
+    return Path(name) if name.endswith(".yaml") else EXPERIMENTS / f"{name}.yaml"
+
+
+def suite_names() -> list[str]:
+    """The suites of ``experiments/``."""
+    return sorted(path.stem for path in EXPERIMENTS.glob("*.yaml"))
+
+
+def load_suite(name: str) -> Suite:
+    """``experiments/NAME.yaml``, or a path that ends in ``.yaml``, validated and multiplied out.
+
+    Raises:
+        SuiteError: one line with file, key and the fix.
+    """
+    path = suite_path(name)
+    if not path.is_file():
+        raise SuiteError(
+            f"{path}: no such suite; there are {', '.join(suite_names()) or 'none here'} "
+            "(run from the project's folder)"
+        )
+    content = read_yaml(path)
+    try:
+        paper = find_paper(str(content.get("paper", DEFAULT_PAPER)))
+    except SuiteError as error:
+        raise SuiteError(f"{path}: paper: {error}") from None
+    file = build(paper.file, content, path)
+    runs: list[Run] = []
+    for index, grid in enumerate(file.grid):
+        for values in itertools.product(*(getattr(grid, axis) for axis in paper.axes)):
+            point = dict(zip(paper.axes, values, strict=True))
+            try:
+                run = paper.make_run(file, path.stem, f"grid[{index}]", **point)
+            except ValueError as error:
+                raise SuiteError(f"{path}: {error}") from None
+            if any(run.name == other.name for other in runs):
+                raise SuiteError(f"{path}: grid[{index}]: makes the run {run.name} a second time")
+            runs.append(run)
+    suite = paper.suite(path.stem, paper, file, tuple(runs))
+    try:
+        suite.check()
+    except ValueError as error:
+        raise SuiteError(f"{path}: {error}") from None
+    return suite

@@ -1,0 +1,130 @@
+"""Measures trained runs: ``python -m acp_repro.measure QUANTITY... --suite cpu [--run NAME]``.
+
+Writes results/SUITE/RUN/QUANTITY.csv. A record that is newer than the weights and the settings is kept,
+unless ``--again``. One process measures at a time in a folder; another one waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+
+from .chain import state
+from .chain.command import choose_device, run_command
+from .chain.errors import SuiteError
+from .chain.paper import Quantity, Suite
+from .chain.records import write_records
+from .chain.registry import find_paper, paper_names
+from .chain.rules import can_be_drawn, records_of, why_not
+from .chain.run import Run
+from .chain.suite import load_suite
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    suite = load_suite(options.suite)
+    wanted = _wanted(suite, options)
+    keywords = {"heads": options.heads} if options.heads else {}
+    for name, quantity in itertools.product(keywords, {q for _, q in wanted}):
+        if name not in quantity.options:
+            able = [q.name for q in suite.paper.quantities if name in q.options]
+            raise SuiteError(f"--{name}: {quantity.name} has no such choice; {', '.join(able)} have")
+    state.write_stamps(suite)
+    with state.measuring():
+        stale = []
+        for run, quantity in wanted:
+            # A record does not say which options made it, so one that is asked for is always made.
+            if options.again or keywords or not state.is_current(suite, run, quantity):
+                stale.append((run, quantity))
+            else:
+                print(f"{quantity.path(run.suite, run.name)}: up to date")
+        if stale:
+            _measure(suite, stale, options.device, keywords)
+    return 0
+
+
+def _measure(
+    suite: Suite, stale: list[tuple[Run, Quantity]], device_name: str | None, keywords: dict
+) -> None:
+    device = choose_device(device_name)
+    for run, pairs in itertools.groupby(stale, key=lambda pair: pair[0]):
+        trained = suite.paper.load_task()(run).trained(suite, device)
+        quantities = [quantity for _, quantity in pairs]
+        for quantity in quantities:
+            path = write_records(
+                suite.paper,
+                run,
+                quantity,
+                quantity.measure(trained, **keywords),
+                device=trained.device_name,
+                dtype=run.training.dtype,
+                trained_tokens=trained.trained_tokens,
+                uses_gpu=device.type == "cuda",
+            )
+            print(path)
+        took = state.measured_run(run)
+        state.write_settings(suite, run, quantities, took and dataclasses.asdict(took))
+
+
+def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quantity]]:
+    """(run, quantity) pairs, a run's together, so that its weights are read once.
+
+    Raises:
+        UnknownName, SuiteError: there is no such run, quantity or item, or the suite cannot have it.
+    """
+    asked = [suite.paper.quantity(name) for name in options.quantity]
+    for quantity in asked:
+        if quantity.command:
+            raise SuiteError(f"{quantity.name} has a command of its own: {quantity.command_for(suite.name)}")
+    named = [suite.run(name) for name in options.run] if options.run else None
+    pairs = {(run, q) for q in asked for run in (q.runs(suite) if named is None else named)}
+    for item in map(suite.paper.item, options.items or ()):
+        if not can_be_drawn(suite, item):
+            raise SuiteError(why_not(suite, item))
+        pairs |= {pair for pair in records_of(suite, [item]) if pair[0] is not None}
+    order = [q for q in suite.paper.quantities if any(q is quantity for _, quantity in pairs)]
+    return [(run, quantity) for run in suite.runs for quantity in order if (run, quantity) in pairs]
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    quantities = "\n".join(
+        f"  {name}: {' '.join(q.name for q in find_paper(name).quantities if not q.command)}"
+        for name in paper_names()
+    )
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.measure",
+        description=__doc__,
+        epilog=f"quantities, by paper:\n{quantities}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("quantity", nargs="*", help="what to measure")
+    add("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
+    add("--run", action="append", metavar="NAME", help="only this run (repeatable; default: all it is about)")
+    add("--for", dest="items", nargs="+", metavar="ITEM", help="also all that these figures or tables need")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    add("--again", action="store_true", help="measure anew what is up to date")
+    add(
+        "--heads",
+        nargs="+",
+        type=_layer_and_head,
+        metavar="LAYER.HEAD",
+        help="for decay and attention_weights: these heads, counted from 0 (default: by savings, the most "
+        "local, one halfway, the most global, and one whose boundary shows in the first blocks)",
+    )
+    options = parser.parse_args(arguments)
+    if not options.quantity and not options.items:
+        parser.error("name a quantity, or a figure or table: --for figure2")
+    return options
+
+
+def _layer_and_head(text: str) -> tuple[int, int]:
+    layer, _, head = text.partition(".")
+    if not (layer.isdecimal() and head.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not LAYER.HEAD, such as 0.3")
+    return int(layer), int(head)
+
+
+if __name__ == "__main__":
+    run_command(main, "the same command measures what is missing")

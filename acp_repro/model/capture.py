@@ -1,0 +1,74 @@
+"""What the attention of a model was given: inputs caught by hooks, so that no kernel is touched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from acp_repro.attention import choose_implementation, pruning_grid
+from acp_repro.attention.boundary import find_boundary
+from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.attention.op import running_sum_and_boundary
+
+from .fox import FoXForCausalLM
+from .layers import ForgettingAttentionCore
+
+
+@dataclass
+class AttentionInputs:
+    """The arguments of one call: q, k, v (B, H, T, D), log_fgate (B, H, T), threshold or None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_fgate: Tensor
+    threshold: Tensor | None
+
+    def grid(self) -> tuple[int, int]:
+        """(block_q, block_k) on which the implementation of this device prunes."""
+        return pruning_grid(choose_implementation(self.q.device), self.q.shape[-1], self.q.dtype)
+
+    def boundary(self, block_q: int, block_k: int, threshold: Tensor | None = None) -> Tensor:
+        """(B, H, M) int32: n_m on a grid of these blocks, by default under the call's threshold."""
+        threshold = self.threshold if threshold is None else threshold
+        if threshold is not None:
+            threshold = threshold.expand(self.q.shape[:2])
+        c = cumulative_log_fgate(self.log_fgate)
+        return find_boundary(c, threshold, self.q.shape[2], block_q, block_k)
+
+    def search(self) -> Tensor:
+        """What a call runs before its kernel, as it runs it here: running sum and boundary search."""
+        name = choose_implementation(self.q.device)
+        threshold = self.threshold.expand(self.q.shape[:2]).contiguous()
+        return running_sum_and_boundary(name, self.log_fgate, threshold, self.q.shape[2], *self.grid())[1]
+
+
+@contextlib.contextmanager
+def watch_attention(model: nn.Module, see: Callable[[int, AttentionInputs], None]) -> Iterator[None]:
+    """While open, ``see(layer, inputs)`` is called before every attention of ``model``."""
+    cores = [m for m in model.modules() if isinstance(m, ForgettingAttentionCore)]
+
+    def hook_of(layer: int):
+        def hook(_module, arguments):
+            see(layer, AttentionInputs(*arguments))
+
+        return hook
+
+    handles = [core.register_forward_pre_hook(hook_of(i)) for i, core in enumerate(cores)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def attention_inputs(model: FoXForCausalLM, input_ids: Tensor) -> list[AttentionInputs]:
+    """The inputs of every layer's attention for one batch, detached."""
+    seen: dict[int, AttentionInputs] = {}
+    with torch.no_grad(), watch_attention(model, seen.__setitem__):
+        model.model(input_ids)
+    return [seen[layer] for layer in sorted(seen)]

@@ -1,0 +1,1 @@
+"""Adaptive Computation Pruning for the Forgetting Transformer."""

@@ -1,0 +1,265 @@
+"""Any FoX checkpoint folder with any text, for commands that look at models from elsewhere.
+
+A checkpoint is a folder in the authors' format (``config.json``, ``model.safetensors``) or a run folder
+``runs/SUITE/RUN``, whose weights lie in ``model/`` and whose ``run.json`` knows text and tokeniser.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acp_repro.common.errors import UsageError
+from acp_repro.data import BPETokenizer, ByteTokenizer, Corpus, DataError, TokenSequences, prepare
+from acp_repro.data.sequences import HELDOUT_COLUMN
+from acp_repro.data.sources import Document, StdlibSource, TextSource, is_heldout
+from acp_repro.model import FoXConfig, load_config
+from acp_repro.model.checkpoint import CONFIG_FILE
+
+RUN_FILE, TOKENIZER_FILE = "run.json", "tokenizer.json"
+STDLIB_HELDOUT = 0.05  # the default share of DataConfig
+# What tokenisers of other projects call the token in front of a document; GPT-2's comes first.
+_BOS_NAMES = ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
+
+
+class CheckpointNotUsable(UsageError):
+    """The folder or its text cannot be used; one line that names what to do."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where the weights lie, their config, and our own run's settings if they are a run's."""
+
+    folder: Path
+    config: FoXConfig
+    run: dict[str, Any] | None
+
+    @classmethod
+    def find(cls, path: str | Path) -> Checkpoint:
+        """The checkpoint at a folder in the authors' format, a run folder, or its ``model/``.
+
+        Raises:
+            CheckpointNotUsable: there is none, or not one of a Forgetting Transformer.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise CheckpointNotUsable(
+                f"{path}: no such folder; give one with {CONFIG_FILE} and model.safetensors, or a "
+                "run folder such as runs/cpu/NAME"
+            )
+        run_folder = path if (path / RUN_FILE).is_file() else path.resolve().parent
+        is_run = (run_folder / RUN_FILE).is_file()
+        run = json.loads((run_folder / RUN_FILE).read_text()) if is_run else None
+        folder = path / "model" if run_folder == path else path
+        if not (folder / CONFIG_FILE).is_file():
+            raise CheckpointNotUsable(_no_config(path, folder, run))
+        try:
+            return cls(folder, load_config(folder), run)
+        except ValueError as error:
+            raise CheckpointNotUsable(
+                f"{error}; this command reads FoX checkpoints in the authors' format"
+            ) from error
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens the run was trained at; the authors' format does not say."""
+        return None if self.run is None else self.run["settings"]["context_length"]
+
+    @property
+    def dtype(self) -> str | None:
+        """``float32`` or ``bfloat16``, as the run was trained; the authors' format does not say."""
+        return None if self.run is None else self.run["settings"]["training"]["dtype"]
+
+    def source(self, text: str | Path | None = None, token_ids: str | Path | None = None) -> str:
+        """What :meth:`input_ids` reads, in words."""
+        if token_ids or text:
+            return str(token_ids or text)
+        if self.run is not None:
+            return f"the run's held-out text, corpus {self.run['settings']['data']['corpus']}"
+        return "held-out text of the Python standard library (--text FILE for another)"
+
+    @property
+    def tokenizer(self) -> BPETokenizer | ByteTokenizer | None:
+        """What reads the model's ids: the run's, or a ``tokenizer.json`` of ours beside the weights."""
+        if self.run is not None:
+            return self._corpus().tokenizer
+        path = self.folder / TOKENIZER_FILE
+        try:
+            if path.is_file():
+                return BPETokenizer(path.read_text(encoding="utf-8"))
+        except (DataError, ValueError):  # of another project
+            return None
+        return ByteTokenizer() if self.config.vocab_size == ByteTokenizer.vocab_size else None
+
+    def input_ids(
+        self,
+        context_length: int,
+        tokens: int,
+        *,
+        text: str | Path | None = None,
+        token_ids: str | Path | None = None,
+    ) -> Tensor:
+        """(sequences, context_length) int64: as many whole sequences as ``tokens`` allows, at least one.
+
+        Args:
+            text: a file or folder of text; default: the run's own held-out text, else the held-out
+                part of the Python standard library.
+            token_ids: a ``.npy`` file of integers, (tokens,) or (documents, tokens), instead of text.
+
+        Raises:
+            CheckpointNotUsable, DataError: the text is too short or cannot become the model's tokens.
+        """
+        tokens = max(tokens, context_length)
+        if token_ids is not None:
+            return self._from_file(Path(token_ids), context_length, tokens)
+        corpus = None
+        if text is None and self.run is not None:
+            corpus = self._corpus()
+            offsets = corpus.offsets("heldout")
+        else:
+            ids, offsets, bos_id = self._encode(text, context_length, tokens)
+        longest = int(np.diff(offsets).max(initial=0))
+        if longest < context_length:
+            raise CheckpointNotUsable(_too_short(text or "the text", longest, context_length))
+        if corpus is not None:
+            sequences = corpus.sequences("heldout", context_length)
+        else:
+            sequences = TokenSequences(ids, offsets, context_length, "text", bos_id=bos_id)
+        inputs = torch.cat([inputs for inputs, _ in sequences.iter_batches(64, tokens)])
+        if int(inputs.max()) >= self.config.vocab_size:
+            raise CheckpointNotUsable(self._too_large(int(inputs.max()), "the text's tokeniser"))
+        return inputs
+
+    def _corpus(self) -> Corpus:
+        """What the run was trained on."""
+        corpus = prepare(self.run["settings"]["data"])
+        # Bytes are bytes, but merges learnt from another text are another language.
+        if self.run["data"]["hash"] != corpus.describe()["hash"] and corpus.config.bpe_size:
+            raise CheckpointNotUsable(
+                f"{self.folder.parent} was trained on other text than what {corpus.config.corpus} is "
+                "here, with another tokeniser; bring its cache entry, or give --token-ids FILE.npy"
+            )
+        return corpus
+
+    def _encode(
+        self, text: str | Path | None, context_length: int, tokens: int
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """Ids, offsets and BOS of the documents of ``text``, as far as ``tokens`` reaches."""
+        documents: Iterable[Document] = (
+            (d for d in StdlibSource().documents() if is_heldout(d, STDLIB_HELDOUT))
+            if text is None
+            else TextSource([text], key="--text").documents()
+        )
+        encode, bos_id = self._tokenizer()
+        encoded, usable = [], 0
+        for document in documents:
+            encoded.append(encode(document.data).astype(np.int64))
+            # Sequences come column by column: later documents are read only when these are too few.
+            usable += min(len(encoded[-1]), HELDOUT_COLUMN) // context_length * context_length
+            if usable >= tokens:
+                break
+        offsets = np.cumsum([0, *map(len, encoded)])
+        return np.concatenate([*encoded, np.empty(0, np.int64)]), offsets, bos_id
+
+    def _tokenizer(self) -> tuple[Callable[[bytes], np.ndarray], int]:
+        """What encodes text for this model, and the id in front of each sequence."""
+        if self.run is not None:
+            tokenizer = self._corpus().tokenizer
+            return tokenizer.encode, tokenizer.bos_id
+        path = self.folder / TOKENIZER_FILE
+        if path.is_file():
+            return _read_tokenizer(path, self.config.vocab_size)
+        if self.config.vocab_size == ByteTokenizer.vocab_size:
+            return ByteTokenizer().encode, ByteTokenizer.bos_id
+        raise CheckpointNotUsable(
+            f"{self.folder} has {self.config.vocab_size} token ids and no {TOKENIZER_FILE}; put the "
+            "model's there, or give tokens: --token-ids FILE.npy"
+        )
+
+    def _from_file(self, path: Path, context_length: int, tokens: int) -> Tensor:
+        try:
+            ids = np.load(path, mmap_mode="r", allow_pickle=False)
+        except FileNotFoundError:
+            raise CheckpointNotUsable(f"{path} does not exist; write it with numpy.save") from None
+        except (OSError, ValueError, EOFError):  # numpy's words would offer to unpickle it
+            ids = None
+        if not isinstance(ids, np.ndarray):
+            raise CheckpointNotUsable(f"{path}: not an array of numpy; write one with numpy.save")
+        if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
+            raise CheckpointNotUsable(
+                f"{path}: holds {ids.dtype} {ids.shape}; it must hold integers, (tokens,) or "
+                "(documents, tokens)"
+            )
+        ids = np.atleast_2d(ids)
+        per_document = ids.shape[1] // context_length
+        if not per_document or not len(ids):
+            raise CheckpointNotUsable(_too_short(path, ids.shape[1], context_length))
+        whole = ids[:, : per_document * context_length].reshape(-1, context_length)
+        whole = np.ascontiguousarray(whole[: tokens // context_length]).astype(np.int64)
+        if whole.min() < 0 or whole.max() >= self.config.vocab_size:
+            wrong = whole.max() if whole.max() >= self.config.vocab_size else whole.min()
+            raise CheckpointNotUsable(self._too_large(int(wrong), str(path)))
+        return torch.from_numpy(whole)
+
+    def _too_large(self, token: int, source: str) -> str:
+        return (
+            f"{source} gives token id {token}, but {self.folder} has ids 0 to "
+            f"{self.config.vocab_size - 1}; take the tokeniser that the model was trained with"
+        )
+
+
+def _read_tokenizer(path: Path, vocab_size: int) -> tuple[Callable[[bytes], np.ndarray], int]:
+    text = path.read_text(encoding="utf-8")
+    try:
+        ours = BPETokenizer(text)  # which keeps BOS outside of the file, as the model's last id
+        if ours.vocab_size == vocab_size:
+            return ours.encode, ours.bos_id
+        import tokenizers
+
+        theirs = tokenizers.Tokenizer.from_str(text)
+    except DataError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointNotUsable(
+            f"{path}: not a file of the library `tokenizers` ({error}); copy it again"
+        ) from error
+    bos_id = next((i for i in map(theirs.token_to_id, _BOS_NAMES) if i is not None), None)
+    if bos_id is None:
+        raise CheckpointNotUsable(
+            f"{path}: knows none of {', '.join(_BOS_NAMES)} to put in front of a sequence; "
+            "give tokens: --token-ids FILE.npy"
+        )
+
+    def encode(data: bytes) -> np.ndarray:
+        encoding = theirs.encode_batch_fast([data.decode()], add_special_tokens=False)[0]
+        return np.array(encoding.ids, dtype=np.int64)
+
+    return encode, bos_id
+
+
+def _no_config(path: Path, folder: Path, run: dict[str, Any] | None) -> str:
+    if run is not None:
+        return f"{folder} holds no weights yet; train them with `{run['command']}`"
+    runs = sorted(p.parent.name for p in path.glob(f"*/{RUN_FILE}"))
+    if runs:
+        return f"{path} is a folder of runs; give one of them, e.g. {path / runs[0]}"
+    return (
+        f"{path} holds no {CONFIG_FILE}; give a folder with {CONFIG_FILE} and model.safetensors, "
+        "or a run folder such as runs/cpu/NAME"
+    )
+
+
+def _too_short(source: object, longest: int, context_length: int) -> str:
+    if not longest:
+        return f"{source}: holds no text; give a longer one"
+    return (
+        f"{source}: the longest document has {longest} tokens, fewer than the context length "
+        f"{context_length}; pass --context-length {longest} or less, or a longer text"
+    )

@@ -1,0 +1,163 @@
+"""What the ACP paper says of its figures and tables, and the words of the criteria that check it."""
+
+from __future__ import annotations
+
+from acp_repro.chain.paper import Claim
+
+# The largest difference on Wikitext between paired runs in Tables 1 and 3, log(31.64 / 31.05), rounded up.
+LOSS_WITHIN_NATS = 0.02
+MARGINAL_POINTS = 5.0  # a difference of savings that counts as marginal or negligible
+SAME_LOSS_NATS = 0.001  # of one model at two epsilons
+
+_LOCAL = "local: 95 % or more of what the grid of blocks allows is pruned; global: under 5 % of it"
+_APPENDIX_A = "Appendix A: the pruned weights of a row sum to less than epsilon"
+_LONGER = "Abstract: longer context lengths yield greater computational savings"
+
+SAVINGS = (
+    Claim(
+        "About 70 % of the FLOPs and memory accesses are pruned",
+        "=pruned_ratio",
+        "every size prunes 60 to 80 % of its blocks at its longest context",
+        ("pruned_ratio",),
+        "pruned_at_longest",
+    ),
+    Claim(
+        "Savings grow with context length",
+        _LONGER,
+        "every size prunes more at every longer context",
+        ("pruned_ratio",),
+        "savings_grow",
+    ),
+    Claim(
+        "Attention takes at least 50 % less time",
+        "=attention_time_reduction",
+        "every size saves at least 50 % at every context length",
+        ("attention_time",),
+        "time_saved",
+    ),
+    Claim(
+        "Training is never slower with ACP",
+        "=throughput_gain",
+        "throughput with ACP is at least that without, at every size and context length",
+        ("throughput",),
+        "throughput_not_lower",
+    ),
+    Claim(
+        "Throughput gains grow with context length",
+        "Section 4.2: longer training context lengths lead to greater throughput improvements",
+        "every size gains more at every longer context",
+        ("throughput",),
+        "gains_grow",
+    ),
+)
+NO_DAMAGE = (
+    Claim(
+        "The loss with ACP is the loss without",
+        "Section 4.2: the curves almost match exactly, within the expected variance across runs",
+        "mean held-out losses of twins differ by less than two seeds of one setting do; where one seed "
+        f"is trained, by less than {LOSS_WITHIN_NATS} nats, the most between twins on Wikitext in Tables "
+        "1 and 3",
+        ("loss",),
+        "losses_match",
+    ),
+)
+HEADS = (
+    Claim(
+        "Heads are either local or global",
+        "Section 4.3: a clear bimodal pattern, most heads are local or global",
+        f"there are local and global heads, together more than there are between ({_LOCAL})",
+        ("pruned_ratio",),
+        "heads_bimodal",
+    ),
+    Claim(
+        "Most heads are local",
+        "Section 4.3: a majority of the heads are local heads",
+        f"more than half of the heads are local ({_LOCAL})",
+        ("pruned_ratio",),
+        "most_heads_local",
+    ),
+)
+LAYERS = (
+    Claim(
+        "In the first two layers all heads are local",
+        "Section 4.3, Figure 5",
+        f"every head of the first two layers is local ({_LOCAL})",
+        ("pruned_ratio",),
+        "first_layers_local",
+    ),
+)
+LARGE_WEIGHTS = (
+    Claim(
+        "No weight that matters is pruned",
+        "Figure 6: entries of A larger than 0.1",
+        "none of the attention weights over 0.1 lies left of the boundary",
+        ("decay", "attention_weights"),
+        "large_weights_kept",
+    ),
+)
+EPSILON = (
+    Claim(
+        "Savings fall with epsilon",
+        "Section 4.3: with smaller epsilon the computational savings decrease",
+        "no smaller epsilon prunes more, and the smallest prunes less than the largest",
+        ("epsilon_sweep",),
+        "savings_fall_with_epsilon",
+    ),
+    Claim(
+        "A larger epsilon gains only marginally",
+        "Section 4.3: marginal gain from $e^{-1}$ over the default $e^{-10}$",
+        f"$e^{{-1}}$ prunes less than {MARGINAL_POINTS:g} percentage points more than $e^{{-10}}$",
+        ("epsilon_sweep",),
+        "default_nearly_optimal",
+    ),
+    Claim(
+        "Pruning at $e^{-10}$ leaves the loss where it is",
+        "Section 3: the impact of ACP on attention outputs is negligible",
+        f"the loss at $e^{{-10}}$ is within {SAME_LOSS_NATS:g} nats of the loss at the smallest epsilon",
+        ("epsilon_sweep",),
+        "loss_unmoved",
+    ),
+    Claim(
+        "The pruned mass is below every epsilon",
+        _APPENDIX_A,
+        "at every epsilon of the sweep the largest pruned mass of any row is below it",
+        ("epsilon_sweep",),
+        "swept_mass_below_epsilon",
+    ),
+)
+SEARCH = (
+    Claim(
+        "The boundary search is cheap",
+        "=boundary_search_share",
+        "at every size and context length it takes at most 6 % of the attention time",
+        ("attention_time",),
+        "search_is_cheap",
+    ),
+)
+BOUND = (
+    Claim(
+        "The bound of Appendix A holds",
+        _APPENDIX_A,
+        "in every head the largest pruned mass of any row, in float64, is below epsilon",
+        ("pruned_mass",),
+        "mass_below_epsilon",
+    ),
+)
+BLOCKS = (
+    Claim(
+        "The block size hardly matters",
+        "Appendix B: blocks are much smaller than the sequence, so the difference is negligible",
+        f"savings with blocks of 32 and of 64 differ by less than {MARGINAL_POINTS:g} percentage points",
+        ("block_size",),
+        "block_size_negligible",
+    ),
+)
+LONG_CONTEXT = (
+    Claim(
+        "Savings keep growing past the training length",
+        _LONGER,
+        "the same model prunes more at every longer evaluated length",
+        ("long_context",),
+        "savings_grow_past_training",
+    ),
+)

@@ -1,0 +1,50 @@
+"""What the block size costs: pruned ratio on grids from single entries to blocks of 256."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from acp_repro.attention.boundary import causal_blocks, count_blocks
+from acp_repro.chain.errors import RecordError
+from acp_repro.model.capture import AttentionInputs
+
+from ..trained import TrainedFoX
+from .passes import one_pass
+
+BLOCKS = (1, 16, 32, 64, 128, 256)
+
+
+def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a block size: pruned over causal blocks of B x B tokens, over all heads.
+
+    The same text and the same activations for all: only the grid on which Section 3's test is made
+    changes. Blocks of one token prune all entries that any grid could; the rest is what a block
+    costs by being kept whole for one entry.
+
+    Raises:
+        RecordError: the run has no ACP.
+    """
+    run = trained.run
+    if trained.model.config.log_pruning_tolerance is None:
+        raise RecordError(f"block_size: {run.name} prunes nothing; choose a run with ACP (--run NAME)")
+    pruned = torch.zeros(len(BLOCKS), dtype=torch.int64, device=trained.device)
+    causal = [0] * len(BLOCKS)
+
+    def see(layer: int, inputs: AttentionInputs) -> None:
+        batch, heads, length, _ = inputs.q.shape
+        for index, block in enumerate(BLOCKS):
+            boundary = inputs.boundary(block, block)
+            pruned[index] += count_blocks(boundary, length, length, block, block).pruned.sum()
+            causal[index] += batch * heads * causal_blocks(length, length, block, block)
+
+    rows = trained.rows
+    batches = trained.heldout_batches(trained.measure.sweep_tokens, rows)
+    _, tokens = one_pass(
+        trained.model, batches, see, dtype=run.training.dtype, description=f"{run.name}: blocks"
+    )
+    return [
+        {"block_tokens": block, "measured_tokens": tokens, "pruned_ratio": part / whole}
+        for block, part, whole in zip(BLOCKS, pruned.tolist(), causal, strict=True)
+    ]

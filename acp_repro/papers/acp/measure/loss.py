@@ -1,0 +1,45 @@
+"""Mean held-out loss of a run as it was trained, with its own log_pruning_tolerance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from acp_repro.training.step import autocast
+
+from ..trained import TrainedFoX
+
+
+def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record: the mean over all positions of the held-out text, in nats a token."""
+    losses, tokens = trained.once(loss_by_position)
+    return [{"measured_tokens": tokens, "loss_nats": float(losses.mean())}]
+
+
+def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
+    """Loss at every position of the context, averaged over sequences (Figure 3; Appendix B).
+
+    Every context length of the suite sees the same text, whole pieces of the longest: the documents'
+    ends that do not fill one are left out.
+
+    Returns:
+        (L,) float64 on the CPU in nats, entry i for the token that follows i others (counted from 0);
+        and the number of tokens measured.
+    """
+    run = trained.run
+    unit = trained.common_length or run.context_length
+    budget = max(1, trained.measure.loss_tokens // unit) * unit
+    rows = trained.rows
+    total = torch.zeros(run.context_length, dtype=torch.float64, device=trained.device)
+    sequences = 0
+    batches = trained.heldout_batches(budget, rows, same_text_as=unit)
+    with torch.no_grad():
+        for input_ids, labels in tqdm(batches, desc=f"{run.name}: loss", unit="batch"):
+            with autocast(trained.device, run.training.dtype):
+                loss = trained.model.loss_per_token(input_ids, labels)
+            total += loss.sum(0, dtype=torch.float64)
+            sequences += len(labels)
+    return (total / sequences).cpu(), sequences * run.context_length

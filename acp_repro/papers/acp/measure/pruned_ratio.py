@@ -1,0 +1,55 @@
+"""Pruned blocks of every head on held-out text: the saving in FLOPs and memory accesses (Figure 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from acp_repro.attention.boundary import causal_blocks, count_blocks
+from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.training.step import autocast
+
+from ..trained import TrainedFoX
+
+
+def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a head: pruned and causal blocks of the forward grid, summed over the text.
+
+    The ratio of both approximates the saving (Section 4.1; Appendix B says on how much text).
+    """
+    length, config = trained.run.context_length, trained.model.config
+    pruned = torch.zeros(config.num_hidden_layers, config.num_heads, dtype=torch.int64)
+    grids: set[tuple[int, int]] = set()
+    tokens = 0
+
+    def see(layer: int, inputs: AttentionInputs) -> None:
+        grid = inputs.grid()
+        grids.add(grid)
+        count = count_blocks(inputs.boundary(*grid), length, length, *grid)
+        pruned[layer] += count.pruned.sum(0).cpu()
+
+    rows = max(1, trained.run.training.micro_batch_tokens // length)
+    batches = trained.heldout_batches(trained.measure.pruned_ratio_tokens, rows)
+    with torch.no_grad(), watch_attention(trained.model, see):
+        for input_ids, _ in tqdm(batches, desc=f"{trained.run.name}: pruned ratio", unit="batch"):
+            with autocast(trained.device, trained.run.training.dtype):
+                trained.model.model(input_ids)
+            tokens += input_ids.numel()
+    ((block_q, block_k),) = grids
+    causal = causal_blocks(length, length, block_q, block_k) * (tokens // length)
+    return [
+        {
+            "layer": layer,
+            "head": head,
+            "measured_tokens": tokens,
+            "block_q_tokens": block_q,
+            "block_k_tokens": block_k,
+            "pruned_blocks": int(pruned[layer, head]),
+            "causal_blocks": causal,
+            "pruned_ratio": float(pruned[layer, head]) / causal,
+        }
+        for layer in range(config.num_hidden_layers)
+        for head in range(config.num_heads)
+    ]

@@ -1,0 +1,259 @@
+"""What the chain knows of ACP: the axes of its grid, its quantities, its figures and tables."""
+
+from __future__ import annotations
+
+from acp_repro.chain.paper import Item, Paper, Quantity
+from acp_repro.chain.run import Run
+
+from . import claims
+from .settings import File
+from .suite import FoXSuite, make_run
+
+_MEASURE = f"{__package__}.measure"
+PRO, LLAMA = "FoX (Pro) with ACP", "FoX (LLaMA) with ACP"
+
+
+def _every_run(suite: FoXSuite) -> list[Run]:
+    return list(suite.runs)
+
+
+def _acp_runs(suite: FoXSuite) -> list[Run]:
+    return suite.select(acp=True)
+
+
+def _heads_run(suite: FoXSuite) -> list[Run]:
+    return [suite.heads_run]
+
+
+def _sweep_run(suite: FoXSuite) -> list[Run]:
+    return [suite.sweep_run]
+
+
+def _pro(suite: FoXSuite) -> list[Run]:
+    return suite.with_acp("pro")
+
+
+def _llama(suite: FoXSuite) -> list[Run]:
+    return suite.with_acp("llama")
+
+
+def _quantity(name: str, columns: str, runs=_every_run, **facts) -> Quantity:
+    return Quantity(name, tuple(columns.split()), f"{_MEASURE}.{name}", runs, **facts)
+
+
+# "decay" is c of Section 2; masses are sums of attention weights, between 0 and 1; "nominal" is of the whole
+# causal grid, pruned or not.
+QUANTITIES = (
+    _quantity(
+        "pruned_ratio",
+        "layer head measured_tokens block_q_tokens block_k_tokens pruned_blocks causal_blocks pruned_ratio",
+        _acp_runs,
+    ),
+    _quantity(
+        "attention_time",
+        "implementation method measured_tokens repeats forward_ms backward_ms boundary_search_ms",
+        _acp_runs,
+        together="speed",
+        timed=True,
+    ),
+    _quantity(
+        "throughput",
+        "implementation method measured_tokens repeats throughput_tokens_per_s",
+        _acp_runs,
+        together="speed",
+        timed=True,
+    ),
+    _quantity(
+        "loss_curve", "position window_tokens measured_tokens loss_nats", together="losses", large=True
+    ),
+    _quantity("loss", "measured_tokens loss_nats", together="losses"),
+    _quantity(
+        "decay",
+        "layer head pruned_ratio position cumulative_log_fgate_nats threshold_nats block_q_tokens "
+        "block_k_tokens first_kept_key_position",
+        _heads_run,
+        together="heads",
+        large=True,
+        options=("heads",),
+    ),
+    _quantity(
+        "attention_weights",
+        "layer head query_position key_position attention_weight",
+        _heads_run,
+        together="heads",
+        large=True,
+        options=("heads",),
+    ),
+    _quantity(
+        "epsilon_sweep",
+        "swept_log_pruning_tolerance block_pruned_ratio token_pruned_ratio loss_nats largest_pruned_mass "
+        "measured_tokens",
+        _sweep_run,
+    ),
+    _quantity(
+        "pruned_mass",
+        "layer head measured_rows rows_with_pruning threshold_nats pruned_ratio largest_pruned_mass "
+        "q99_pruned_mass q90_pruned_mass median_pruned_mass threshold_slack_nats",
+        _sweep_run,
+    ),
+    _quantity("block_size", "block_tokens measured_tokens pruned_ratio", _sweep_run),
+    _quantity("long_context", "evaluated_length_tokens measured_tokens pruned_ratio loss_nats", _sweep_run),
+    Quantity(
+        "kernel_time",
+        tuple(
+            [
+                "implementation",
+                "method",
+                "gates",
+                "length_tokens",
+                "heads",
+                "head_dim",
+                "measured_tokens",
+                "repeats",
+                "pruned_ratio",
+                "forward_ms",
+                "forward_backward_ms",
+                "search_ms",
+                "nominal_forward_tflop",
+                "nominal_forward_backward_tflop",
+                "gate_gradient_error",
+            ]
+        ),
+        timed=True,
+        command="python -m acp_repro.benchmark_attention --suite {suite}",
+    ),
+)
+_SAVINGS = ("pruned_ratio", "attention_time", "throughput")
+_LOSSES = ("loss", "loss_curve")
+
+ITEMS = (
+    Item("figure1", "Attention with and without ACP", ("decay",), _heads_run),
+    Item("figure2", "What ACP saves, FoX (Pro)", _SAVINGS, _pro, PRO, claims.SAVINGS, ("760M", 16384)),
+    Item(
+        "figure3",
+        "Loss with and without ACP, FoX (Pro)",
+        _LOSSES,
+        lambda suite: suite.pairs("pro", True),
+        "FoX (Pro) both with ACP and exact",
+        claims.NO_DAMAGE,
+        ("760M", 16384),
+    ),
+    Item(
+        "figure4", "Savings of single heads", ("pruned_ratio",), _heads_run, "", claims.HEADS, ("760M", 4096)
+    ),
+    Item(
+        "figure5",
+        "Savings of single heads in each layer",
+        ("pruned_ratio",),
+        _heads_run,
+        "",
+        claims.LAYERS,
+        ("760M", 4096),
+    ),
+    Item(
+        "figure6",
+        "Decay, boundary and attention of some heads",
+        ("decay", "attention_weights"),
+        _heads_run,
+        "",
+        claims.LARGE_WEIGHTS,
+        ("760M", 4096),
+    ),
+    Item(
+        "figure7",
+        "Savings against epsilon",
+        ("epsilon_sweep",),
+        _sweep_run,
+        "",
+        claims.EPSILON,
+        ("125M", 16384),
+    ),
+    Item(
+        "figure8",
+        "Loss with and without ACP, further sizes of FoX (Pro)",
+        _LOSSES,
+        lambda suite: suite.pairs("pro", False),
+        "a second size of FoX (Pro) both with ACP and exact",
+        claims.NO_DAMAGE,
+        ("360M", 16384),
+    ),
+    Item("figure10", "What ACP saves, FoX (LLaMA)", _SAVINGS, _llama, LLAMA, claims.SAVINGS, ("760M", 16384)),
+    Item(
+        "figure11",
+        "Loss with and without ACP, FoX (LLaMA)",
+        _LOSSES,
+        lambda suite: suite.pairs("llama"),
+        "FoX (LLaMA) both with ACP and exact",
+        claims.NO_DAMAGE,
+        ("760M", 16384),
+    ),
+    Item("table2", "Sizes"),
+    Item(
+        "table4",
+        "Time spent on the boundary search",
+        ("attention_time",),
+        _pro,
+        PRO,
+        claims.SEARCH,
+        ("760M", 16384),
+    ),
+    Item(
+        "figureA1",
+        "Pruned mass of every head against the bound",
+        ("pruned_mass",),
+        _sweep_run,
+        claims=claims.BOUND,
+        ours=True,
+    ),
+    Item(
+        "figureA2",
+        "What the size of blocks costs",
+        ("block_size",),
+        _sweep_run,
+        claims=claims.BLOCKS,
+        ours=True,
+    ),
+    Item(
+        "figureA3",
+        "Contexts longer than in training",
+        ("long_context",),
+        _sweep_run,
+        claims=claims.LONG_CONTEXT,
+        ours=True,
+    ),
+    Item(
+        "figure_kernel",
+        "Speed of the kernels",
+        ("kernel_time",),
+        ours=True,
+        extra=True,
+        aliases=("figure-kernel",),
+    ),
+    Item("figure9", "Needle in a haystack", missing="it needs the needle test, which is not written yet"),
+    Item(
+        "table1",
+        "LM evaluation harness, FoX (Pro)",
+        missing="it needs the tasks of the LM evaluation harness, which are not connected yet",
+    ),
+    Item(
+        "table3",
+        "LM evaluation harness, FoX (LLaMA)",
+        missing="it needs the tasks of the LM evaluation harness, which are not connected yet",
+    ),
+)
+
+PAPER = Paper(
+    name="acp",
+    title="Adaptive Computation Pruning for the Forgetting Transformer",
+    url="https://arxiv.org/abs/2504.06949",
+    file=File,
+    suite=FoXSuite,
+    axes=("architecture", "size", "context_length", "log_pruning_tolerance", "seed"),
+    make_run=make_run,
+    run_columns=("architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed"),
+    quantities=QUANTITIES,
+    items=ITEMS,
+    task=f"{__package__}.task:FoXTask",
+    analysis="analysis.acp",
+    plan=f"{__package__}.plan.cost",
+)

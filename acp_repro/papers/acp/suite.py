@@ -1,0 +1,207 @@
+"""The runs of ACP's suites, and which of them a measure or a figure is about."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.paper import Suite, first_seeds
+from acp_repro.chain.run import Run
+from acp_repro.data.config import DataConfig
+from acp_repro.model.config import FoXConfig
+
+from .settings import SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
+
+# Below this many weights in the blocks each rank keeps them all (DDP); above, each keeps a share (FSDP2).
+FSDP_FROM = 300_000_000
+PAPER_TOLERANCE = -10.0  # log epsilon, Section 3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FoXRun(Run):
+    """One training run of a Forgetting Transformer."""
+
+    architecture: str
+    size_name: str
+    size: SizeConfig
+    context_length: int
+    log_pruning_tolerance: float | None
+    training: TrainingConfig
+    data: DataConfig
+
+    @property
+    def name(self) -> str:
+        """E.g. ``pro-760m-16k-acp``; its exact pair ends in ``exact``, a further seed in ``-seed1``."""
+        length = self.context_length
+        tokens = f"{length // 1024}k" if length % 1024 == 0 else str(length)
+        tolerance = self.log_pruning_tolerance
+        method = "exact" if tolerance is None else "acp"
+        if tolerance not in (None, PAPER_TOLERANCE):
+            method += f"{-tolerance:g}"
+        seed = f"-seed{self.seed}" if self.seed else ""
+        return f"{self.architecture}-{self.size_name.lower()}-{tokens}-{method}{seed}"
+
+    @property
+    def setting(self) -> tuple:
+        """What two seeds of one setting have in common."""
+        return self.architecture, self.size_name, self.context_length, self.log_pruning_tolerance
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run; the last one may go past its tokens."""
+        return -(-self.size.tokens // self.training.batch_tokens)
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "architecture": self.architecture,
+            "size": self.size_name,
+            "context_length_tokens": self.context_length,
+            "log_pruning_tolerance": self.log_pruning_tolerance,
+            "seed": self.seed,
+        }
+
+    def parallel_mode(self, ranks: int) -> str:
+        """``none`` for one rank, else ``ddp`` or ``fsdp``: the settings' choice, or by size for ``auto``."""
+        if ranks > 1 and self.training.parallel == "auto" and self.size.non_embedding >= FSDP_FROM:
+            return "fsdp"
+        return super().parallel_mode(ranks)
+
+    def model_config(self, vocab_size: int) -> FoXConfig:
+        make = FoXConfig.pro if self.architecture == "pro" else FoXConfig.llama
+        return make(
+            vocab_size=vocab_size,
+            hidden_size=self.size.hidden_size,
+            num_hidden_layers=self.size.num_hidden_layers,
+            num_heads=self.size.num_heads,
+            initializer_range=self.training.initializer_range,
+            log_pruning_tolerance=self.log_pruning_tolerance,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        resolved = super().as_dict()
+        for name in SIZE_OVERRIDES:  # stands under training
+            resolved["size"].pop(name)
+        return resolved
+
+
+def make_run(
+    file: File,
+    suite: str,
+    where: str,
+    *,
+    architecture: str,
+    size: str,
+    context_length: int,
+    log_pruning_tolerance: float | None,
+    seed: int,
+) -> FoXRun:
+    """A point of the grid as a run.
+
+    Raises:
+        ValueError: the point cannot be; begins with the key.
+    """
+    if size not in file.sizes:
+        raise ValueError(f"{where}.size: no size {size!r} under sizes, which has {', '.join(file.sizes)}")
+    shape = file.sizes[size]
+    try:
+        training = dataclasses.replace(file.training, **shape.training_overrides)
+    except ValueError as error:
+        raise ValueError(f"sizes.{size}.{error}") from None
+    if training.micro_batch_tokens % context_length:
+        key = "training" if shape.micro_batch_tokens is None else f"sizes.{size}"
+        raise ValueError(
+            f"{key}.micro_batch_tokens: {training.micro_batch_tokens} must be a multiple of the context "
+            f"length {context_length}"
+        )
+    return FoXRun(
+        suite=suite,
+        seed=seed,
+        training=training,
+        weights=file.weights,
+        architecture=architecture,
+        size_name=size,
+        size=shape,
+        context_length=context_length,
+        log_pruning_tolerance=log_pruning_tolerance,
+        data=file.data,
+    )
+
+
+class FoXSuite(Suite):
+    """A suite of Forgetting Transformers."""
+
+    runs: tuple[FoXRun, ...]
+
+    @property
+    def data(self) -> DataConfig:
+        return self.file.data
+
+    @property
+    def sizes(self) -> dict[str, SizeConfig]:
+        return self.file.sizes
+
+    @property
+    def training(self) -> TrainingConfig:
+        return self.file.training
+
+    def check(self) -> None:
+        for key in ("heads_run", "sweep_run"):
+            try:
+                getattr(self, key)
+            except SuiteError as error:
+                raise ValueError(f"measure.{key}: {error}") from None
+
+    @property
+    def heads_run(self) -> FoXRun:
+        """The run whose heads are looked at (Figures 1, 4, 5, 6)."""
+        if self.measure.heads_run is not None:
+            return self.run(self.measure.heads_run)
+        runs = self.select(architecture="pro", acp=True) or list(self.runs)
+        largest = max(run.size.non_embedding for run in runs)
+        return min((r for r in runs if r.size.non_embedding == largest), key=lambda run: run.context_length)
+
+    @property
+    def sweep_run(self) -> FoXRun:
+        """The run on which epsilon, block size and context length are varied (Figure 7)."""
+        name = self.measure.sweep_run
+        return self.heads_run if name is None else self.run(name)
+
+    def select(self, *, acp: bool | None = None, **wanted: Any) -> list[FoXRun]:
+        """Runs whose attributes equal ``wanted``, e.g. ``architecture="pro"``; ``acp=True`` for ACP."""
+        return [
+            run
+            for run in self.runs
+            if all(getattr(run, key) == value for key, value in wanted.items())
+            and (acp is None or (run.log_pruning_tolerance is not None) == acp)
+        ]
+
+    def with_acp(self, architecture: str) -> list[FoXRun]:
+        """One run with ACP of each size and context length: the lowest seed, at the paper's epsilon if
+        the grid has it, else at the smallest."""
+        runs = first_seeds(self.select(architecture=architecture, acp=True))
+        best: dict[tuple, FoXRun] = {}
+        for run in sorted(
+            runs, key=lambda r: (r.log_pruning_tolerance != PAPER_TOLERANCE, r.log_pruning_tolerance)
+        ):
+            best.setdefault((run.size_name, run.context_length), run)
+        return [run for run in runs if run in best.values()]
+
+    def pairs(self, architecture: str, largest: bool | None = None) -> list[FoXRun]:
+        """Runs that exist both with ACP (log epsilon = -10) and exact, all else equal (Figure 3), and
+        their further seeds.
+
+        Args:
+            largest: of the largest size alone, of all others (False), or of all (None).
+        """
+        runs = [
+            r
+            for r in self.select(architecture=architecture)
+            if r.log_pruning_tolerance in (PAPER_TOLERANCE, None)
+        ]
+        keys = [(run.size_name, run.context_length, run.seed) for run in runs]
+        paired = [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
+        top = max((run.size.non_embedding for run in paired), default=0)
+        chosen = [r for r in paired if largest is None or (r.size.non_embedding == top) == largest]
+        return self.with_all_seeds(chosen)

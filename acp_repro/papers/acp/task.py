@@ -1,0 +1,141 @@
+"""How a Forgetting Transformer is trained (Appendix B), for the shared trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acp_repro.attention.boundary import count_blocks
+from acp_repro.chain.paper import Suite
+from acp_repro.chain.provenance import device_name
+from acp_repro.data import prepare
+from acp_repro.model import FoXForCausalLM, load_pretrained, save_pretrained
+from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.model.flops import peak_flops, training_flops_per_token
+from acp_repro.training.optimizer import warmup_and_cosine
+from acp_repro.training.run_folder import TrainingError, text_hash
+from acp_repro.training.task import Task
+
+from .suite import FoXRun
+from .trained import TrainedFoX
+
+
+class FoXTask(Task):
+    """Next-token prediction on sequences of the run's corpus."""
+
+    run: FoXRun
+
+    def __init__(self, run: FoXRun):
+        super().__init__(run)
+        config = run.training
+        self.steps, self.step_tokens = run.steps, config.batch_tokens
+        self.micro_batches = config.batch_tokens // config.micro_batch_tokens
+        self._rows = config.micro_batch_tokens // run.context_length
+        self.corpus = prepare(run.data)
+        self._sequences = self.corpus.sequences("train", run.context_length, run.seed)
+        self._config = run.model_config(self.corpus.vocab_size)
+
+    def build(self) -> FoXForCausalLM:
+        return FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        """(input_ids, labels), each (B, T) integer."""
+        return self._sequences.batch(index, self._rows)
+
+    def loss(self, model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
+        return model(input_ids, labels=labels).mean()
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then a cosine to 0 at the last token (Appendix B)."""
+        config, size = self.run.training, self.run.size
+        factor = warmup_and_cosine(
+            step * config.batch_tokens, config.batch_tokens, config.warmup_tokens, size.tokens
+        )
+        return size.learning_rate * factor
+
+    def blocks(self, model: FoXForCausalLM) -> list[nn.Module]:
+        return list(model.model.layers)
+
+    def watch(self, model: nn.Module, input_ids: Tensor, labels: Tensor) -> dict[str, Any]:
+        """``pruned_ratio`` of each layer on the first sequence."""
+        if self.run.log_pruning_tolerance is None:
+            return {}
+        return {"pruned_ratio": pruned_ratio_per_layer(model, input_ids[:1])}
+
+    def shown(self, watched: dict[str, Any]) -> str:
+        ratios = watched.get("pruned_ratio")
+        return f"pruned {sum(ratios) / len(ratios):.0%}" if ratios else ""
+
+    def speed(self, tokens_per_s: float, device: torch.device, ranks: int, watched: dict) -> dict[str, float]:
+        """``mfu_nominal`` and ``mfu_executed``: shares of the GPU's peak, of all FLOPs and of those that
+        pruning leaves."""
+        peak = peak_flops(device_name(device), self.run.training.dtype)
+        if peak is None:
+            return {}
+        ratios = watched.get("pruned_ratio")
+        pruned = sum(ratios) / len(ratios) if ratios else 0.0
+        return {
+            name: tokens_per_s
+            * training_flops_per_token(self._config, self.run.context_length, ratio)
+            / (peak * ranks)
+            for name, ratio in (("mfu_nominal", 0.0), ("mfu_executed", pruned))
+        }
+
+    def describe(self, model: nn.Module) -> dict[str, Any]:
+        return {
+            "parameters": self._config.num_parameters(),
+            "data": self.corpus.describe(self.run.context_length),
+        }
+
+    def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        save_pretrained(model, folder, weights)
+        self.corpus.save_tokenizer(folder)
+
+    def load(self, folder: Path, device: torch.device) -> FoXForCausalLM:
+        return load_pretrained(folder).to(device)
+
+    def trained(self, suite: Suite, device: torch.device) -> TrainedFoX:
+        self._check_text()
+        found = super().trained(suite, device)
+        return TrainedFoX(suite, self.run, self, found.model, device, found.trained_tokens)
+
+    def _check_text(self) -> None:
+        """Refuses a tokeniser that was trained on other text than the model's: its ids mean other words."""
+        run = self.run
+        if run.weights is not None or not run.data.bpe_size:
+            return
+        if text_hash(run) not in (None, self.corpus.describe()["hash"]):
+            raise TrainingError(
+                f"{run.folder} was trained on other text than what corpus {run.data.corpus} is now, so with "
+                f"another tokeniser. Put the text back, or delete the run and train anew with `{run.command}`"
+            )
+
+
+def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor) -> list[float]:
+    """The share of causal blocks that each layer prunes on this text, mean over sequences and heads.
+
+    With sharded weights every rank must call it.
+
+    Args:
+        model: a ``FoXForCausalLM``, or a wrapper of one whose forward takes the same arguments.
+        input_ids: (B, T) integer, on the model's device.
+
+    Returns:
+        One number in 0 to 1 a layer; an empty list for a model that computes exactly.
+    """
+    ratios: dict[int, Tensor] = {}
+
+    def see(layer: int, inputs: AttentionInputs) -> None:
+        if inputs.threshold is None:
+            return
+        grid, length = inputs.grid(), inputs.q.shape[2]
+        count = count_blocks(inputs.boundary(*grid), length, length, *grid)
+        ratios[layer] = count.pruned_ratio.mean()
+
+    with watch_attention(model, see):
+        model(input_ids, return_hidden=True)
+    return torch.stack([ratios[layer] for layer in sorted(ratios)]).tolist() if ratios else []

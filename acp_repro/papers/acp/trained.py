@@ -1,0 +1,38 @@
+"""A trained Forgetting Transformer, with the held-out text that it is measured on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from acp_repro.data import prepare
+from acp_repro.model import FoXForCausalLM
+from acp_repro.training.task import Trained
+
+from .suite import FoXRun
+
+
+class TrainedFoX(Trained):
+    run: FoXRun
+    model: FoXForCausalLM
+
+    @property
+    def common_length(self) -> int:
+        """What every context length of the suite divides: the longest, where the shorter ones divide it."""
+        return math.lcm(*(run.context_length for run in self.suite.runs))
+
+    @property
+    def rows(self) -> int:
+        """Sequences in a batch of the size that training has."""
+        return max(1, self.run.training.micro_batch_tokens // self.run.context_length)
+
+    def heldout_batches(
+        self, tokens: int, rows: int, same_text_as: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """(input_ids, labels) of ``rows`` held-out sequences each, ``tokens`` tokens at most."""
+        tokens = max(tokens, self.run.context_length)
+        sequences = prepare(self.run.data).sequences("heldout", self.run.context_length)
+        for batch in sequences.iter_batches(rows, tokens, same_text_as):
+            yield tuple(x.to(self.device) for x in batch)

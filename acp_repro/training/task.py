@@ -1,0 +1,139 @@
+"""What the trainer asks of a paper, and what a measure gets: the task of a run, and the trained run."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..chain.paper import Suite
+from ..chain.provenance import device_name
+from ..chain.run import Run
+from ..common import files
+from .run_folder import check_done
+
+T = TypeVar("T")
+Batch = tuple[Tensor, ...]
+
+
+class Task(ABC):
+    """How one run is trained. A paper derives from it; only four things have no default.
+
+    Attributes:
+        run: the run.
+        steps: optimiser steps of the whole run.
+        micro_batches: batches of a step, shared by the ranks.
+        step_tokens: what a step counts for in tokens (or whatever the paper counts), for the log and the
+            progress bar.
+    """
+
+    steps: int
+    micro_batches: int = 1
+    step_tokens: int = 1
+
+    def __init__(self, run: Run):
+        self.run = run
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """A model with fresh weights on the CPU; torch's generator is seeded with the run's seed."""
+
+    @abstractmethod
+    def batch(self, index: int) -> Batch:
+        """Micro-batch ``index`` of the run on the CPU; a function of the settings and ``index`` alone."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
+        """The mean loss of a batch as a scalar; ``model`` may be a wrapper and must be called."""
+
+    @abstractmethod
+    def learning_rate(self, step: int) -> float:
+        """Of the step that comes after ``step`` others."""
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The parts that are compiled, and sharded by FSDP2, one by one; all alike in shape is best."""
+        return []
+
+    def watch(self, model: nn.Module, *batch: Tensor) -> dict[str, Any]:
+        """A look at the model every so many steps, for the log; called on every rank, without gradients.
+
+        ``model`` takes the same arguments as the one that was built; run it eagerly.
+        """
+        return {}
+
+    def shown(self, watched: dict[str, Any]) -> str:
+        """What of :meth:`watch` the progress bar shows."""
+        return ""
+
+    def speed(self, tokens_per_s: float, device: torch.device, ranks: int, watched: dict) -> dict[str, float]:
+        """What else the log says of a rate, such as the utilisation of the GPU."""
+        return {}
+
+    def describe(self, model: nn.Module) -> dict[str, Any]:
+        """For ``run.json``: ``parameters``, and ``data`` whose ``hash`` stands for text and tokeniser."""
+        return {"parameters": sum(p.numel() for p in model.parameters()), "data": {"hash": None}}
+
+    def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Writes ``model.safetensors``, and what else belongs to the trained model, into ``folder``.
+
+        Args:
+            weights: whole weights on the CPU, where the model's own are sharded.
+        """
+        from safetensors.torch import save_file
+
+        tensors = {n: t.detach().cpu().contiguous() for n, t in (weights or model.state_dict()).items()}
+        with files.replacing(folder / "model.safetensors") as path:
+            save_file(tensors, path, metadata={"format": "pt"})
+
+    def load(self, folder: Path, device: torch.device) -> nn.Module:
+        """The model that :meth:`save` wrote."""
+        from safetensors.torch import load_file
+
+        model = self.build()
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        return model.to(device)
+
+    def trained(self, suite: Suite, device: torch.device) -> Trained:
+        """The finished run, loaded for measuring.
+
+        Raises:
+            TrainingError: it is not trained, or with other settings; names the command.
+        """
+        check_done(self.run)
+        tokens = json.loads((self.run.folder / "done.json").read_text())["tokens"]
+        return Trained(suite, self.run, self, self.load(self.run.model_folder, device), device, tokens)
+
+
+@dataclass
+class Trained:
+    """A trained run, loaded for measuring. A paper may derive from it, to add what its measures need."""
+
+    suite: Suite
+    run: Run
+    task: Task
+    model: nn.Module
+    device: torch.device
+    trained_tokens: int
+    _once: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def measure(self) -> Any:
+        """The suite's settings of the measures."""
+        return self.suite.measure
+
+    @property
+    def device_name(self) -> str:
+        return device_name(self.device)
+
+    def once(self, compute: Callable[[Any], T]) -> T:
+        """``compute(self)``, done once: what several quantities of one command share."""
+        name = f"{compute.__module__}.{compute.__qualname__}"
+        if name not in self._once:
+            self._once[name] = compute(self)
+        return self._once[name]
