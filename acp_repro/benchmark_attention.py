@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from .benchmark.table import LEGEND, table
-from .chain.command import choose_device, positive, run_command
+from .chain.command import choose_device, command, positive, run_command
 from .chain.provenance import device_name
 from .chain.records import write_suite_records
 from .chain.registry import find_paper
@@ -19,6 +19,7 @@ from .chain.suite import load_suite
 NAMES = ("ours", "official", "fla", "flex", "cudnn", "eager")
 
 
+@command()
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
 

@@ -10,12 +10,13 @@ import argparse
 import math
 from pathlib import Path
 
-from .chain.command import choose_device, positive, run_command
+from .chain.command import choose_device, command, positive, run_command
 from .common.errors import UsageError
 
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
 
 
+@command()
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     try:

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 
 from .chain import state
-from .chain.command import choose_device, run_command
+from .chain.command import choose_device, command, run_command
 from .chain.errors import SuiteError
 from .chain.paper import Quantity, Suite
 from .chain.records import write_records
@@ -21,6 +21,7 @@ from .chain.run import Run
 from .chain.suite import load_suite
 
 
+@command("the same command measures what is missing")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     suite = load_suite(options.suite)
@@ -127,4 +128,4 @@ def _layer_and_head(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    run_command(main, "the same command measures what is missing")
+    run_command(main)

@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from .chain.command import run_command
+from .chain.command import command, run_command
 from .chain.errors import SuiteError
 from .chain.paper import Suite
 from .chain.state import measured_run
@@ -29,6 +29,7 @@ MFU = 0.3  # an assumption, of executed FLOPs: small models reach less, large on
 _GPUS = "a100, h100, h200, l40s, b200, 4090"  # names that model.flops.peak_flops knows
 
 
+@command()
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     suite = load_suite(options.suite)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from .chain.command import run_command
+from .chain.command import command, run_command
 from .chain.suite import load_suite
 
 
+@command()
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m acp_repro.suite", description=__doc__)
     parser.add_argument("suite", nargs="?", default="cpu", help="a name in experiments/ or a YAML file")

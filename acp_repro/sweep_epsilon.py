@@ -11,7 +11,7 @@ import dataclasses
 from pathlib import Path
 
 from .chain import state
-from .chain.command import choose_device, run_command
+from .chain.command import choose_device, command, run_command
 from .chain.errors import SuiteError
 from .chain.records import read_records, write_records
 from .chain.suite import load_suite
@@ -23,6 +23,7 @@ from .papers.acp.suite import FoXSuite
 QUANTITY = "epsilon_sweep"
 
 
+@command()
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     options.device = choose_device(options.device)

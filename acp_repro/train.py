@@ -13,7 +13,7 @@ import os
 import sys
 
 from .chain import state
-from .chain.command import choose_device, positive, run_command
+from .chain.command import choose_device, command, positive, run_command
 from .chain.errors import SuiteError
 from .chain.paper import Suite
 from .chain.rules import can_be_drawn, records_of, why_not
@@ -21,6 +21,7 @@ from .chain.run import Run
 from .chain.suite import load_suite
 
 
+@command("the same command goes on from the last checkpoint")
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     suite = load_suite(options.suite)
@@ -106,4 +107,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    run_command(main, "the same command goes on from the last checkpoint")
+    run_command(main)

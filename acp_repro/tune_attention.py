@@ -10,10 +10,11 @@ import argparse
 import csv
 from pathlib import Path
 
-from .chain.command import positive, run_command
+from .chain.command import command, positive, run_command
 from .common.errors import UsageError
 
 
+@command()
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m acp_repro.tune_attention",

@@ -1,6 +1,15 @@
 """A suite so small that a run takes a second, for the tests of the chain."""
 
+import dataclasses
 from pathlib import Path
+
+import torch
+
+from acp_repro.chain.records import read_records
+from acp_repro.chain.suite import load_suite
+from acp_repro.papers.acp.paper import PAPER
+from acp_repro.papers.acp.task import FoXTask
+from acp_repro.training.loop import train
 
 YAML = """
 description: a test
@@ -23,3 +32,26 @@ def write_suite(folder: Path, text: str = YAML, name: str = "mini") -> None:
     words = "the quick brown fox jumps over the lazy dog while it forgets what it saw before "
     (folder / "text.txt").write_text(words * 60)
     (folder / "heldout.txt").write_text("a dog that forgets is a fox that remembers " * 20)
+
+
+def records(quantity: str, *names: str, suite: str = "mini"):
+    """The records of a quantity, of the runs named or of all that have some."""
+    loaded = load_suite(suite)
+    return read_records(loaded, quantity, [loaded.run(n) for n in names] or loaded.runs, partial=not names)
+
+
+def train_run(run, **options):
+    """Trains a run of ACP on the CPU."""
+    return train(PAPER, run, device=torch.device("cpu"), **options)
+
+
+def with_measure(suite, **settings):
+    """The suite with other settings of the measures."""
+    measure = dataclasses.replace(suite.measure, **settings)
+    return dataclasses.replace(suite, file=dataclasses.replace(suite.file, measure=measure))
+
+
+def trained_run(name: str, suite: str = "mini"):
+    """A finished run, loaded for measuring."""
+    loaded = load_suite(suite)
+    return FoXTask(loaded.run(name)).trained(loaded, torch.device("cpu"))

@@ -6,8 +6,8 @@ import torch
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.op import forgetting_attention_op
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.training.loop import train_step
 from acp_repro.training.optimizer import make_optimizer
+from acp_repro.training.step import train_step
 from tests.attention.test_attention import make_inputs
 
 pytestmark = [
@@ -40,7 +40,7 @@ def test_operator_is_registered_soundly():
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
 def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
     """float32 on both, so only the order of sums differs; then a compiled bfloat16 step runs."""
-    from acp_repro.suite import TrainingConfig
+    from acp_repro.chain.suite import TrainingConfig
 
     make = getattr(FoXConfig, architecture)
     config = make(

@@ -14,11 +14,16 @@ ALLOWED = {
     "acp_repro.attention": {"acp_repro.attention"},
     "acp_repro.model": {"acp_repro.model", "acp_repro.attention"},
     "acp_repro.data": {"acp_repro.data"},
-    "acp_repro.strict_yaml": set(),
+    "acp_repro.chain.strict_yaml": set(),
     "acp_repro.settings": set(),
-    "acp_repro.suite": {"acp_repro.settings", "acp_repro.strict_yaml", "acp_repro.data", "acp_repro.model"},
+    "acp_repro.suite": {
+        "acp_repro.settings",
+        "acp_repro.chain.strict_yaml",
+        "acp_repro.data",
+        "acp_repro.model",
+    },
     "acp_repro.records": {"acp_repro.suite"},
-    "acp_repro.finished_run": {"acp_repro.records", "acp_repro.suite"},
+    "acp_repro.chain.state": {"acp_repro.records", "acp_repro.suite"},
     "acp_repro.training": {
         "acp_repro.training",
         "acp_repro.model",
@@ -35,7 +40,7 @@ ALLOWED = {
         "acp_repro.data",
         "acp_repro.suite",
         "acp_repro.records",
-        "acp_repro.finished_run",
+        "acp_repro.chain.state",
     },
     "analysis": {"analysis", "acp_repro.records", "acp_repro.suite"},
 }

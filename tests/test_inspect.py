@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from acp_repro import train as train_command
+from acp_repro.attention.boundary import count_blocks, find_boundary
 from acp_repro.attention.reference import decay_bias
 from acp_repro.attention.threshold import logit_bound_from_qk_norm
 from acp_repro.inspect import main as inspect
-from acp_repro.measure.capture import attention_inputs
-from acp_repro.measure.heads import COLUMNS, head_kind, inspect_heads, largest_pruned_ratio, layer_summary
 from acp_repro.model import FoXConfig, FoXForCausalLM, load_pretrained, save_pretrained
-from analysis.statistics import largest_prunable_share
+from acp_repro.model.capture import attention_inputs
+from acp_repro.papers.acp.grid import head_kind, largest_pruned_ratio
+from acp_repro.papers.acp.heads import COLUMNS, inspect_heads, layer_summary
 from tests.suites import write_suite
 
 RUN = "runs/mini/pro-tiny-128-acp"
@@ -122,7 +123,9 @@ def test_kinds_and_limits_by_hand():
     assert largest_pruned_ratio(512, 64, 64) == 21 / 36
     assert largest_pruned_ratio(128, 64, 64) == 0.0
     for length, block_q, block_k in ((512, 64, 64), (1000, 128, 64), (1000, 64, 128), (65, 64, 64)):
-        expected = largest_prunable_share(length, block_q, block_k)
+        c = -torch.arange(length, dtype=torch.float64)[None, None]  # two keys a query are over the threshold
+        boundary = find_boundary(c, torch.full((1, 1), -1.0), length, block_q, block_k)
+        expected = float(count_blocks(boundary, length, length, block_q, block_k).pruned_ratio)
         assert largest_pruned_ratio(length, block_q, block_k) == pytest.approx(expected)
     assert head_kind(20 / 36, 21 / 36) == "local" and head_kind(19 / 36, 21 / 36) == "between"
     assert head_kind(0.05, 1.0) == "between" and head_kind(0.04, 1.0) == "global"
@@ -257,6 +260,6 @@ def test_wrong_options_are_refused(option, capsys):
 
 def test_without_rich_it_says_what_to_install(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.delitem(sys.modules, "acp_repro.measure.heads_table", raising=False)
+    monkeypatch.delitem(sys.modules, "acp_repro.papers.acp.heads_table", raising=False)
     assert inspect([RUN]) == 2
     assert "pip install -e '.[inspect]'" in capsys.readouterr().err

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from acp_repro.records import path_of, settings_path, write_settings
-from acp_repro.suite import load_suite
+
+from acp_repro.chain.suite import load_suite
 
 ROOT = Path(__file__).parent.parent
 QUANTITIES = (

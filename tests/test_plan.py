@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from acp_repro import plan
-from acp_repro.finished_run import measured_run
+from acp_repro.chain.records import write_records
+from acp_repro.chain.state import measured_run, write_settings
+from acp_repro.chain.suite import load_suite
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.flops import parameter_counts
-from acp_repro.plan_cost import Assumptions, cost_of, memory_of
-from acp_repro.plan_speed import Speeds
-from acp_repro.records import settings_path, settings_text, write_settings
-from acp_repro.suite import load_suite
+from acp_repro.papers.acp.plan.cost import Assumptions, cost_of, memory_of
+from acp_repro.papers.acp.plan.speed import Speeds
 from tests.suites import YAML, write_suite
 
 ROOT = Path(__file__).parent.parent
@@ -103,26 +103,17 @@ def test_speeds_are_given_or_measured_on_the_same_shape_and_gpu(mini, capsys):
     assert speeds.of(acp, "h100") == (500.0, "runs/mini/pro-tiny-128-acp/metrics.jsonl")
     assert speeds.of(acp, "a100") is None and speeds.of(exact, "a100") == (50.0, "given")
     assert Speeds.find(mini, [], of_finished_runs=False).of(acp, "h100") is None
-    folder = Path("results/h100/some")
-    folder.mkdir(parents=True)
-    with (folder / "throughput.csv").open("w", newline="") as file:
-        row = {
-            "architecture": "pro",
-            "size": "tiny",
-            "context_length_tokens": 128,
-            "method": "exact",
-            "throughput_tokens_per_s": 70,
-            "device": H100,
-        }
-        writer = csv.DictWriter(file, row)
-        writer.writeheader()
-        writer.writerow(row)
+    write_suite(Path.cwd(), name="h100")
+    run = (h100 := load_suite("h100")).runs[0]
+    quantity = h100.paper.quantity("throughput")
+    row = dict.fromkeys(quantity.columns, 1) | {"method": "exact", "throughput_tokens_per_s": 70}
+    write_records(h100.paper, run, quantity, [row], device=H100, dtype="float32", trained_tokens=1)
     assert Speeds.find(mini, []).of(exact, "h100") is None  # nothing says what was timed
-    (folder / "settings.json").write_text(settings_text(acp, mini.measure))
+    write_settings(h100, run, [])
     found = Speeds.find(mini, [])
     other = dataclasses.replace(exact, data=dataclasses.replace(exact.data, tokenizer={"bpe": 300}))
     assert found.of(other, "h100") is None  # of another vocabulary
-    assert found.of(exact, "h100") == (70.0, "results/h100/some/throughput.csv")
+    assert found.of(exact, "h100") == (70.0, f"results/h100/{run.name}/throughput.csv")
     assert plan.main(["--suite", "mini", "--tokens-per-s", "pro-tiny=5"]) == 2
     assert "did you mean pro-tiny-128" in capsys.readouterr().err
 
@@ -145,9 +136,8 @@ def test_check_holds_the_plan_against_finished_runs(mini, capsys, tmp_path):
     took = measured_run(run)
     shutil.rmtree(run.folder)
     assert measured_run(run) is None
-    settings_path(run).parent.mkdir(parents=True)
-    write_settings(run, mini.measure, [], dataclasses.asdict(took))
-    write_settings(run, mini.measure, ["loss"])  # measured again where the folder is not
+    write_settings(mini, run, [], dataclasses.asdict(took))
+    write_settings(mini, run, [mini.paper.quantity("loss")])  # measured again where the folder is not
     assert measured_run(run) == took
     assert measured_run(dataclasses.replace(run, seed=1)) is None
 

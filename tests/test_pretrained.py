@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from acp_repro import train as train_command
-from acp_repro.measure.__main__ import main as measure
+from acp_repro.chain.suite import load_suite
+from acp_repro.measure import main as measure
 from acp_repro.model import load_pretrained
-from acp_repro.suite import load_suite
 from acp_repro.training.run_folder import is_done
 from analysis import figure4, style
 from tests.suites import YAML, write_suite

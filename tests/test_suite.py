@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from acp_repro.make_rules import make_rules, write_stamps
-from acp_repro.records import path_of, settings_path, write_settings
-from acp_repro.suite import SuiteError, first_seeds, load_suite
+from acp_repro.chain import state
+from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.paper import first_seeds
+from acp_repro.chain.suite import load_suite
 from acp_repro.suite import main as suite_main
 from tests.suites import YAML, write_suite
 
@@ -34,42 +35,39 @@ def test_the_grid_makes_the_runs_and_twins_differ_in_one_key(load):
     assert [key for key in before if before[key] != after[key]] == ["log_pruning_tolerance"]
     assert acp.model_config(257).num_heads == 2 and acp.model_config(257).qk_norm
     assert suite.select(acp=True) == [acp] and suite.select(architecture="llama") == []
-    rules = make_rules(suite).splitlines()
-    assert rules[0] == "RUNS_ACP_PRO := pro-tiny-128-acp"
-    assert "TWINS_PRO_LARGEST := pro-tiny-128-acp pro-tiny-128-exact" in rules
-    assert suite.twins("pro") == [acp, exact] and suite.heads_run == suite.sweep_run == acp
+    assert suite.pairs("pro") == suite.pairs("pro", largest=True) == [acp, exact]
+    assert suite.pairs("pro", largest=False) == [] and suite.heads_run == suite.sweep_run == acp
 
 
 def stamp_times(folder):
     return {path.stem: path.stat().st_mtime for path in folder.iterdir()}
 
 
-def test_stamps_change_only_with_their_own_settings(load, tmp_path):
-    folder = tmp_path / "stamps"
-    write_stamps(load(YAML), folder)
+def test_stamps_change_only_with_their_own_settings(load):
+    folder = Path(".make/mini")
+    state.write_stamps(load(YAML))
     first = stamp_times(folder)
     assert set(first) == {"pro-tiny-128-acp", "pro-tiny-128-exact", "measure"}
     assert max(first.values()) < 1e6  # older than any file of a checkout
     more = YAML.replace("[-10, null]", "[-10, -5, null]").replace("timing_repeats: 1", "timing_repeats: 2")
-    write_stamps(load(more + "# a comment\n"), folder)
+    state.write_stamps(load(more + "# a comment\n"))
     second = stamp_times(folder)
     assert {name for name in first if second[name] != first[name]} == {"measure"}
     assert "pro-tiny-128-acp5" in second
-    write_stamps(load(more), folder)
+    state.write_stamps(load(more))
     assert stamp_times(folder) == second
 
 
 def test_a_first_stamp_is_new_where_the_records_are_of_other_settings(load, tmp_path):
-    suite, folder = load(YAML), tmp_path / "stamps"
+    suite, folder = load(YAML), Path(".make/mini")
     for run in suite.runs:
-        settings_path(run).parent.mkdir(parents=True)
-        write_settings(run, suite.measure, ["loss"])
+        state.write_settings(suite, run, [suite.paper.quantity("loss")])
     # Keys that decide how a run is trained, and not what comes out, change nothing.
     text = YAML.replace("{batch_tokens", "{parallel: fsdp, compile: false, batch_tokens")
-    write_stamps(load(text), folder)
+    state.write_stamps(load(text))
     assert max(stamp_times(folder).values()) < 1e6
     shutil.rmtree(folder)
-    write_stamps(load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256")), folder)
+    state.write_stamps(load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256")))
     assert {name for name, time in stamp_times(folder).items() if time > 1e6} == {
         "pro-tiny-128-acp",
         "pro-tiny-128-exact",
@@ -77,16 +75,17 @@ def test_a_first_stamp_is_new_where_the_records_are_of_other_settings(load, tmp_
 
 
 def test_records_that_were_not_measured_again_keep_the_stamp_new(load, tmp_path):
-    (run, _), folder = load(YAML).runs, tmp_path / "stamps"
+    (run, _), folder = load(YAML).runs, Path(".make/mini")
 
     def new_stamps(text, *quantities):
         suite = load(text)
         for quantity in quantities:
-            path_of(run.suite, run.name, quantity).parent.mkdir(parents=True, exist_ok=True)
-            path_of(run.suite, run.name, quantity).touch()
-        write_settings(suite.runs[0], suite.measure, quantities)
+            path = suite.paper.quantity(quantity).path(run.suite, run.name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        state.write_settings(suite, suite.runs[0], map(suite.paper.quantity, quantities))
         shutil.rmtree(folder, ignore_errors=True)
-        write_stamps(suite, folder)
+        state.write_stamps(suite)
         return {name for name, time in stamp_times(folder).items() if time > 1e6}
 
     other = YAML.replace("warmup_tokens: 512", "warmup_tokens: 256")
@@ -132,8 +131,7 @@ def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
     # Training facts of the paper that no default says.
     micro = {run.size_name: run.training.micro_batch_tokens for run in suite.runs}
     assert micro == {"125M": 32_768, "360M": 16_384, "760M": 16_384}
-    monkeypatch.setattr("sys.argv", ["suite", "paper", "--names"])
-    suite_main()
+    assert suite_main(["paper", "--names"]) == 0
     assert capsys.readouterr().out.split() == [run.name for run in suite.runs]
 
 
@@ -217,7 +215,7 @@ def test_every_suite_of_the_project_loads():
         ("corpus: text", "corpus: web", "data.corpus"),
         ("dtype: float32", "parallel: both", "training.parallel: must be auto, ddp or fsdp, got 'both'"),
         ("grid:", "weights: {folder: x}\ngrid:", "weights.trained_by: missing; it has no default"),
-        ("grid:", "weights: x\ngrid:", "weights: must be WeightsConfig or null"),
+        ("grid:", "weights: x\ngrid:", "weights: must be a mapping of keys, got .x."),
         ("corpus: text", "corpus: text, corps: x", "data.corps: unknown key; did you mean corpus?"),
         ("description: a test", "description: a test\ndescription: twice", "'description' is given twice"),
         ("description: a test", "description: [", "not valid YAML"),

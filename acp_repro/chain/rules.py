@@ -15,6 +15,7 @@ from pathlib import Path
 
 from . import state
 from .paper import FIGURES, NO_RUN, Item, Paper, Quantity, Suite
+from .command import command, run_command
 from .registry import find_paper, paper_names
 from .run import Run
 
@@ -201,11 +202,12 @@ def items_in_words(suite_name: str) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+@command()
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m acp_repro.chain.rules", description=__doc__)
     parser.add_argument("suite", help="a name in experiments/")
     parser.add_argument("--items", action="store_true", help="list figures and tables in words instead")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.items:
         print(items_in_words(options.suite))
         return
@@ -217,6 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from .command import run_command
-
     run_command(main)

@@ -6,11 +6,16 @@ import pytest
 import torch
 
 from acp_repro.attention import choose_implementation
+from acp_repro.benchmark import attention as benchmark
+from acp_repro.benchmark import rivals
 from acp_repro.benchmark_attention import main
-from acp_repro.measure import attention_benchmark as benchmark
-from acp_repro.measure import attention_rivals as rivals
-from acp_repro.records import RecordError, columns, read_records
-from analysis import figure_kernel
+from acp_repro.chain.errors import RecordError
+from acp_repro.chain.records import read_records
+from acp_repro.chain.suite import load_suite
+from acp_repro.papers.acp.paper import PAPER
+from analysis import drawing
+from analysis.acp import figure_kernel
+from tests.suites import write_suite
 
 GPU = torch.cuda.is_available()
 SMALL = ["--device", "cpu", "--lengths", "128", "256", "--heads", "3", "--head-dim", "16", "--repeats", "1"]
@@ -22,13 +27,14 @@ def small_problem(gates="bimodal"):
 
 def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
     with pytest.raises(RecordError, match="benchmark_attention --suite mini"):
-        read_records("mini", "kernel_time")
+        read_records(load_suite("mini"), "kernel_time")
     assert main([*SMALL, "--suite", "mini", "--csv", str(tmp_path / "x" / "times.csv")]) == 0
     printed = capsys.readouterr().out
     assert "cudnn: needs a CUDA GPU" in printed and "blockwise  acp" in printed
-    records = read_records("mini", "kernel_time")
-    assert tuple(records.columns) == columns("kernel_time") and len(records) == 8
+    records = read_records(load_suite("mini"), "kernel_time")
+    assert tuple(records.columns) == PAPER.columns(PAPER.quantity("kernel_time")) and len(records) == 8
     assert set(records["implementation"]) == {"blockwise", "eager"}
     assert records[["run", "trained_tokens", "ptxas_version"]].isna().all(axis=None)
     assert records[["device", "dtype", "forward_ms", "gate_gradient_error"]].notna().all(axis=None)
@@ -37,7 +43,7 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     entries = 3 * 256 * 257 / 2
     last = records.iloc[-1]
     assert last["nominal_forward_backward_tflop"] == pytest.approx(7 * 2 * entries * 16 / 1e12)
-    figure, caption = figure_kernel.make("mini")
+    figure, caption = figure_kernel.make(drawing.find("mini", "figure_kernel"))
     assert len(figure.axes) == 2 and 'gates "bimodal"' in caption
     assert figure_kernel.limit(records).empty  # no cuDNN here, so no limit
 
@@ -128,7 +134,7 @@ def test_tuning_says_what_it_needs(capsys):
 def test_tuning_finds_tiles_and_names_wrong_ones(device, kernel):
     from triton.runtime.errors import OutOfResources
 
-    from acp_repro.measure.attention_tiles import Bench, candidates
+    from acp_repro.benchmark.tiles import Bench, candidates
 
     bench = Bench(64, 256, heads=1, tokens=256, device=device)
     present = getattr(bench.present, kernel)

@@ -10,13 +10,15 @@ import torch
 from acp_repro import train as train_command
 from acp_repro.attention.boundary import find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
-from acp_repro.measure.__main__ import main as measure
-from acp_repro.measure.capture import attention_inputs, watch_attention
-from acp_repro.measure.trained import TrainedRun
-from acp_repro.records import QUANTITIES, RecordError, columns, read_records, write_records
-from acp_repro.suite import load_suite
-from analysis import figure2, statistics, style
-from tests.suites import write_suite
+from acp_repro.chain.errors import RecordError
+from acp_repro.chain.records import read_records, write_records
+from acp_repro.chain.suite import load_suite
+from acp_repro.measure import main as measure
+from acp_repro.model.capture import attention_inputs, watch_attention
+from acp_repro.papers.acp.paper import PAPER
+from analysis import drawing
+from analysis.acp import figure2, statistics
+from tests.suites import records, trained_run, write_suite
 
 RUN = "pro-tiny-128-acp"
 
@@ -30,7 +32,7 @@ def chain(tmp_path_factory):
     write_suite(folder)
     try:
         assert train_command.main(["--suite", "mini", "--run", RUN]) == 0
-        for quantity in figure2.QUANTITIES:
+        for quantity in PAPER.item("figure2").quantities:
             assert measure([quantity, "--suite", "mini"]) == 0
         yield folder
     finally:
@@ -38,21 +40,20 @@ def chain(tmp_path_factory):
 
 
 def test_records_carry_their_whole_provenance(chain):
-    for quantity in figure2.QUANTITIES:
-        records = read_records("mini", quantity)
-        assert tuple(records.columns) == columns(quantity)
-        assert (records["origin"] == "measured").all() and (records["run"] == RUN).all()
-        assert (records["trained_tokens"] == 1536).all()
+    for quantity in PAPER.item("figure2").quantities:
+        table = records(quantity)
+        assert tuple(table.columns) == PAPER.columns(PAPER.quantity(quantity))
+        assert (table["origin"] == "measured").all() and (table["run"] == RUN).all()
+        assert (table["trained_tokens"] == 1536).all()
         for column in ("device", "dtype", "torch_version", "python_version"):
-            assert records[column].notna().all()
+            assert table[column].notna().all()
         # No GPU took part, so there is no ptxas to name: missing, not zero.
-        assert records["ptxas_version"].isna().all()
+        assert table["ptxas_version"].isna().all()
 
 
 def test_pruned_ratio_is_the_serial_count_over_the_heldout_text(chain):
-    run = load_suite("mini").run(RUN)
-    trained = TrainedRun.load(run, load_suite("mini").measure, torch.device("cpu"))
-    records = read_records("mini", "pruned_ratio").set_index(["layer", "head"])
+    trained = trained_run(RUN)
+    table = records("pruned_ratio").set_index(["layer", "head"])
     expected = torch.zeros(2, 2, dtype=torch.int64)
     for input_ids, _ in trained.heldout_batches(256, 2):
         for layer, inputs in enumerate(attention_inputs(trained.model, input_ids)):
@@ -61,15 +62,14 @@ def test_pruned_ratio_is_the_serial_count_over_the_heldout_text(chain):
             expected[layer] += find_boundary_serial(c, threshold, 128, 64, 64).sum((0, 2))
     for layer in range(2):
         for head in range(2):
-            row = records.loc[(layer, head)]
+            row = table.loc[(layer, head)]
             assert row["pruned_blocks"] == expected[layer, head]
             assert row["causal_blocks"] == 3 * 2  # two sequences of two blocks a side
-    assert (records["measured_tokens"] == 256).all()
+    assert (table["measured_tokens"] == 256).all()
 
 
 def test_watching_leaves_the_model_as_it_was(chain):
-    run = load_suite("mini").run(RUN)
-    trained = TrainedRun.load(run, load_suite("mini").measure, torch.device("cpu"))
+    trained = trained_run(RUN)
     ids = torch.randint(0, 257, (1, 64))
     before, seen = trained.model(ids), []
     with watch_attention(trained.model, lambda layer, _: seen.append(layer)):
@@ -89,8 +89,7 @@ def test_a_current_record_is_kept_and_a_stale_one_replaced(chain, capsys):
 
 
 def test_figure2_is_drawn_from_records_alone(chain, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["figure2", "--suite", "mini"])
-    style.main("figure2", "", figure2.make)
+    assert drawing.main(figure2)(["--suite", "mini"]) == 0
     folder = chain / "figures" / "mini"
     assert str(folder / "figure2.png") in capsys.readouterr().out
     assert matplotlib.image.imread(folder / "figure2.png").shape[1] > 1500
@@ -105,19 +104,19 @@ def test_missing_links_name_the_command_that_makes_them(chain, capsys, monkeypat
     assert "python -m acp_repro.train --suite mini --run pro-tiny-128-exact" in error
     with pytest.raises(RecordError, match=r"architecture = llama; make them with `python -m acp_rep"):
         read_records("mini", "throughput", architecture="llama")
-    monkeypatch.setattr("sys.argv", ["figure2", "--suite", "cpu"])
-    with pytest.raises(SystemExit, match="python -m acp_repro.measure pruned_ratio --suite cpu"):
-        style.main("figure2", "", figure2.make)
+    write_suite(chain, name="other")
+    assert drawing.main(figure2)(["--suite", "other"]) == 1
+    assert "python -m acp_repro.measure pruned_ratio --suite other" in capsys.readouterr().err
 
 
 def test_a_record_off_the_schema_is_refused(chain):
     run = load_suite("mini").run(RUN)
     facts = {"device": "x", "dtype": "float32", "trained_tokens": 1}
     with pytest.raises(RecordError, match="must have the columns"):
-        write_records(run, "throughput", [{"speed": 3}], **facts)
+        write_records(PAPER, run, PAPER.quantity("throughput"), [{"speed": 3}], **facts)
     with pytest.raises(RecordError, match="nothing was measured"):
-        write_records(run, "throughput", [], **facts)
-    assert all(column == column.lower() for names in QUANTITIES.values() for column in names)
+        write_records(PAPER, run, PAPER.quantity("throughput"), [], **facts)
+    assert all(column == column.lower() for quantity in PAPER.quantities for column in quantity.columns)
 
 
 def test_statistics_by_hand():

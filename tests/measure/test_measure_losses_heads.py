@@ -10,18 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from acp_repro import measure as measure_command
 from acp_repro import train as train_command
 from acp_repro.attention.boundary import find_boundary_serial
-from acp_repro.measure import attention_weights, decay, loss_curve, pruned_ratio
-from acp_repro.measure.__main__ import main as measure
-from acp_repro.measure.capture import AttentionInputs, attention_inputs
-from acp_repro.measure.decay import Head, choose_heads
-from acp_repro.measure.selection import select
-from acp_repro.measure.trained import TrainedRun
-from acp_repro.records import RecordError, read_records
-from acp_repro.suite import load_suite
-from analysis import figure1
-from tests.suites import YAML, write_suite
+from acp_repro.chain.errors import RecordError
+from acp_repro.chain.suite import load_suite
+from acp_repro.measure import main as measure
+from acp_repro.model.capture import AttentionInputs, attention_inputs
+from acp_repro.papers.acp.measure import attention_weights, decay, loss_curve, pruned_ratio
+from acp_repro.papers.acp.measure.decay import Head, choose_heads
+from acp_repro.papers.acp.trained import TrainedFoX
+from tests.suites import YAML, records, trained_run, write_suite
 
 ACP, EXACT, LONG = "pro-tiny-128-acp", "pro-tiny-128-exact", "pro-tiny-256-acp"
 SUITE = (
@@ -46,9 +45,8 @@ def chain(tmp_path_factory):
         os.chdir(before)
 
 
-def load(name: str) -> TrainedRun:
-    suite = load_suite("mini")
-    return TrainedRun.load(suite.run(name), suite.measure, torch.device("cpu"), 256)
+def load(name: str) -> TrainedFoX:
+    return trained_run(name)
 
 
 @pytest.mark.parametrize("name", [ACP, EXACT, LONG])
@@ -63,10 +61,10 @@ def test_losses_are_plain_cross_entropy_of_the_same_text_at_every_length(name):
     with torch.no_grad():
         logits = trained.model(torch.cat((bos, labels[:, :-1]), 1)).double()
     losses = F.cross_entropy(logits.mT, labels, reduction="none").mean(0)
-    record = read_records("mini", "loss", run=name)
+    record = records("loss", name)
     assert record["measured_tokens"].tolist() == [512]
     assert record["loss_nats"].tolist() == pytest.approx([losses.mean().item()], rel=1e-5)
-    curve = read_records("mini", "loss_curve", run=name)
+    curve = records("loss_curve", name)
     assert curve["position"].tolist() == list(range(50, length - 50))
     assert (curve["window_tokens"] == 101).all() and (curve["measured_tokens"] == 512).all()
     for position, value in zip(curve["position"], curve["loss_nats"], strict=True):
@@ -75,8 +73,8 @@ def test_losses_are_plain_cross_entropy_of_the_same_text_at_every_length(name):
 
 def test_one_command_makes_one_pass_over_the_text(monkeypatch):
     passes = []
-    batches = TrainedRun.heldout_batches
-    monkeypatch.setattr(TrainedRun, "heldout_batches", lambda *a, **k: passes.append(1) or batches(*a, **k))
+    batches = TrainedFoX.heldout_batches
+    monkeypatch.setattr(TrainedFoX, "heldout_batches", lambda *a, **k: passes.append(1) or batches(*a, **k))
     assert measure(["loss", "loss_curve", "--suite", "mini", "--run", ACP, "--again"]) == 0
     assert len(passes) == 1
 
@@ -98,7 +96,6 @@ def test_a_long_curve_is_thinned_and_a_short_context_refused():
 
 def test_heads_are_chosen_by_savings():
     savings = {Head(0, 0): 0.9, Head(0, 1): 0.95, Head(1, 0): 0.05, Head(1, 1): 0.4, Head(2, 0): 0.1}
-    assert decay._START_BLOCKS == figure1.MOST_BLOCKS  # the start is what Figure 1 shows
     nothing = dict.fromkeys(savings, 0.0)
     # Halfway between 0.95 and 0.05 is 0.5.
     three = [Head(0, 1), Head(1, 1), Head(1, 0)]
@@ -166,12 +163,12 @@ def test_heads_can_be_named(capsys):
     command = ["decay", "attention_weights", "--suite", "mini", "--run", ACP, "--heads"]
     assert measure([*command, "1.1", "0.0"]) == 0
     for quantity in ("decay", "attention_weights"):
-        table = read_records("mini", quantity, run=ACP)
+        table = records(quantity, ACP)
         pairs = list(dict.fromkeys(zip(table["layer"], table["head"], strict=True)))
         assert pairs == [(1, 1), (0, 0)]
     # Other heads are asked for, so the record is made again though it is newer than the weights.
     assert measure([*command, "0.1"]) == 0
-    assert set(read_records("mini", "decay", run=ACP)["head"]) == {1}
+    assert set(records("decay", ACP)["head"]) == {1}
     capsys.readouterr()
     assert measure([*command, "2.0"]) == 1
     assert "has no head 2.0: layers are 0 to 1, heads 0 to 1" in capsys.readouterr().err
@@ -188,14 +185,19 @@ def test_an_exact_run_has_no_savings_to_choose_by(capsys):
     assert measure(["decay", "--suite", "mini", "--run", EXACT]) == 1
     assert "name them with --heads" in capsys.readouterr().err
     assert measure(["decay", "--suite", "mini", "--run", EXACT, "--heads", "0.0"]) == 0
-    table = read_records("mini", "decay", run=EXACT)
+    table = records("decay", EXACT)
     assert table["threshold_nats"].isna().all()  # missing, not zero
     assert (table["first_kept_key_position"] == 0).all() and (table["pruned_ratio"] == 0).all()
 
 
+def wanted(suite, *arguments):
+    pairs = measure_command._wanted(suite, measure_command._parse([*arguments, "--suite", "mini"]))
+    return [(run.name, quantity.name) for run, quantity in pairs]
+
+
 def test_each_quantity_knows_the_runs_that_it_is_about():
     suite = load_suite("mini")
-    names = [(run.name, quantity) for run, quantity in select(suite, ["loss", "decay", "throughput"])]
+    names = wanted(suite, "loss", "decay", "throughput")
     assert names == [
         (ACP, "loss"),
         (ACP, "decay"),
@@ -205,4 +207,4 @@ def test_each_quantity_knows_the_runs_that_it_is_about():
         (LONG, "throughput"),
         ("pro-tiny-256-exact", "loss"),
     ]
-    assert [(r.name, q) for r, q in select(suite, ["decay"], [EXACT])] == [(EXACT, "decay")]
+    assert wanted(suite, "decay", "--run", EXACT) == [(EXACT, "decay")]

@@ -13,15 +13,17 @@ from acp_repro import train as train_command
 from acp_repro.attention import logit_bound_from_norms, pruning_threshold, reference
 from acp_repro.attention.boundary import count_blocks, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
-from acp_repro.measure import block_size, epsilon_sweep, long_context, pruned_mass
-from acp_repro.measure.capture import AttentionInputs, attention_inputs
-from acp_repro.measure.epsilon_table import table
-from acp_repro.measure.passes import one_pass
-from acp_repro.measure.trained import TrainedRun
+from acp_repro.chain.errors import RecordError
+from acp_repro.chain.suite import load_suite
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
-from acp_repro.records import QUANTITIES, RecordError, read_records
-from acp_repro.suite import load_suite
-from tests.suites import YAML, write_suite
+from acp_repro.model.capture import AttentionInputs, attention_inputs
+from acp_repro.papers.acp.epsilon_table import table
+from acp_repro.papers.acp.measure import block_size, epsilon_sweep, long_context, pruned_mass
+from acp_repro.papers.acp.measure.passes import one_pass
+from acp_repro.papers.acp.paper import PAPER
+from acp_repro.papers.acp.task import FoXTask
+from acp_repro.papers.acp.trained import TrainedFoX
+from tests.suites import YAML, records, with_measure, write_suite
 
 RUN = "pro-tiny-256-acp"
 LONGER = YAML.replace("context_length: [128]", "context_length: [256]").replace(
@@ -151,7 +153,7 @@ def test_sweep_grows_with_epsilon_and_stays_under_it(dtype):
     model = small_model(tolerance=None)
     rows = epsilon_sweep.sweep(model, small_batches, TOLERANCES, dtype=dtype, description="")
     assert model.config.log_pruning_tolerance is None
-    assert all(tuple(row) == QUANTITIES["epsilon_sweep"] for row in rows)
+    assert all(tuple(row) == PAPER.quantity("epsilon_sweep").columns for row in rows)
     frame = pd.DataFrame(rows)
     assert frame["swept_log_pruning_tolerance"].tolist() == TOLERANCES
     for column in ("block_pruned_ratio", "token_pruned_ratio", "largest_pruned_mass"):
@@ -186,13 +188,14 @@ def trained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, LONGER)
     suite = load_suite("mini")
-    config = dataclasses.replace(suite.measure, sweep_tokens=600)
-    return TrainedRun(suite.run(RUN), config, small_model(), torch.device("cpu"), 0)
+    suite = with_measure(suite, sweep_tokens=600)
+    run = suite.run(RUN)
+    return TrainedFoX(suite, run, FoXTask(run), small_model(), torch.device("cpu"), 0)
 
 
 def test_pruned_mass_of_every_head(trained):
     rows = pruned_mass.measure(trained)
-    assert all(set(row) == set(QUANTITIES["pruned_mass"]) for row in rows)
+    assert all(set(row) == set(PAPER.quantity("pruned_mass").columns) for row in rows)
     masses, slacks = {}, {}
     for input_ids, _ in trained.heldout_batches(600, 1):
         for layer, inputs in enumerate(attention_inputs(trained.model, input_ids)):
@@ -225,7 +228,7 @@ def test_block_size_is_the_serial_count_and_only_falls(trained):
     assert ratios == sorted(ratios, reverse=True) and ratios[0] > 0.4 and ratios[-1] == 0
     for row in rows:
         block, total = row["block_tokens"], []
-        assert set(row) == set(QUANTITIES["block_size"]) and row["measured_tokens"] == 512
+        assert set(row) == set(PAPER.quantity("block_size").columns) and row["measured_tokens"] == 512
         for input_ids, _ in trained.heldout_batches(600, 2):
             for inputs in attention_inputs(trained.model, input_ids):
                 c = cumulative_log_fgate(inputs.log_fgate)
@@ -240,7 +243,7 @@ def test_long_context_reads_the_same_text_at_every_length(trained):
     rows = long_context.measure(trained)
     assert [row["evaluated_length_tokens"] for row in rows] == [256, 512]
     assert [row["measured_tokens"] for row in rows] == [512, 512]
-    assert all(set(row) == set(QUANTITIES["long_context"]) for row in rows)
+    assert all(set(row) == set(PAPER.quantity("long_context").columns) for row in rows)
     assert rows[0]["pruned_ratio"] == 0.15 and rows[1]["pruned_ratio"] > 0.2
     with torch.no_grad():
         losses = [
@@ -251,9 +254,9 @@ def test_long_context_reads_the_same_text_at_every_length(trained):
 
 
 def test_long_context_takes_the_suites_lengths_and_says_when_text_is_too_short(trained):
-    trained.measure = dataclasses.replace(trained.measure, long_context_lengths=[384, 128])
+    trained.suite = with_measure(trained.suite, long_context_lengths=[384, 128])
     assert [r["evaluated_length_tokens"] for r in long_context.measure(trained)] == [128, 384]
-    trained.measure = dataclasses.replace(trained.measure, long_context_lengths=[1024])
+    trained.suite = with_measure(trained.suite, long_context_lengths=[1024])
     with pytest.raises(ValueError, match="has 860; use a context_length of at most 860"):
         long_context.measure(trained)
 
@@ -299,7 +302,7 @@ def test_command_on_a_checkpoint_prints_and_writes_what_it_measured(checkpoint, 
     assert [line.split()[0] for line in lines[-2:]] == ["-2", "-10.5"]
     assert len({len(line) for line in lines[-3:]}) == 1  # aligned
     frame = pd.read_csv(csv)
-    assert tuple(frame.columns[:6]) == QUANTITIES["epsilon_sweep"]
+    assert tuple(frame.columns[:6]) == PAPER.quantity("epsilon_sweep").columns
     assert (frame["largest_pruned_mass"] < np.exp([-2, -10.5])).all()
     assert (frame["context_length_tokens"] == 320).all() and (frame["measured_tokens"] == 960).all()
 
@@ -349,10 +352,10 @@ def test_command_on_a_suite_writes_records_and_keeps_current_ones(tmp_path, monk
     capsys.readouterr()
     assert sweep_epsilon.main(["--suite", "mini"]) == 0
     printed = capsys.readouterr().out
-    assert read_records("mini", "epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == (TOLERANCES)
+    assert records("epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == (TOLERANCES)
     assert sweep_epsilon.main(["--suite", "mini"]) == 0
     again = capsys.readouterr().out
     assert "up to date" in again and again.splitlines()[1:] == printed.splitlines()[1:]
     # Other values are measured whatever is there.
     assert sweep_epsilon.main(["--suite", "mini", "--log-pruning-tolerance", "-3"]) == 0
-    assert read_records("mini", "epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == [-3.0]
+    assert records("epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == [-3.0]

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from acp_repro.suite import load_suite
+from acp_repro.chain.suite import load_suite
+from acp_repro.papers.acp.paper import PAPER
 from acp_repro.training.distributed import process_group
 from acp_repro.training.loop import train
 
@@ -77,7 +78,7 @@ def _work(rank, ranks, port, folder, name, stop_after, before, environment, pipe
         before()
     with process_group("cpu") as device:
         try:
-            train(load_suite("mini").run(name), device=device, stop_after=stop_after)
+            train(PAPER, load_suite("mini").run(name), device=device, stop_after=stop_after)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
     pipe.send(message)

@@ -14,13 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from acp_repro.chain.suite import load_suite
 from acp_repro.model import layers
-from acp_repro.suite import load_suite
 from acp_repro.training import distributed, loop
 from acp_repro.training.distributed import DistributedError, check_ranks
-from acp_repro.training.loop import is_done, train
+from acp_repro.training.run_folder import is_done
 from acp_repro.training.step import compile_blocks
-from tests.suites import YAML, write_suite
+from tests.suites import YAML, train_run, write_suite
 from tests.training.ranks import train_on
 
 NAME = "pro-tiny-128-acp"
@@ -53,7 +53,7 @@ def curve(run, key="loss_nats"):
 def one_rank(make_run):
     """Loss, gradient norm and weights of the run on one rank."""
     run = make_run("one")
-    train(run, device=torch.device("cpu"))
+    train_run(run)
     return curve(run), curve(run, "grad_norm"), load_file(run.folder / "model/model.safetensors")
 
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_goes_on_with_other_ranks_and_another_mode(make_run, one_ra
     text = Path("experiments/mini.yaml").read_text()
     Path("experiments/mini.yaml").write_text(text.replace("parallel: fsdp", "parallel: ddp"))
     assert train_on(2, Path.cwd(), NAME, stop_after=4) == [(0, "")] * 2
-    train(load_suite("mini").run(NAME), device=torch.device("cpu"))
+    train_run(load_suite("mini").run(NAME))
     assert_same_run(run, one_rank)
 
 
@@ -122,7 +122,7 @@ def test_a_nan_on_one_rank_stops_all(make_run, parallel):
 
 def test_what_rank_zero_refuses_all_refuse(make_run):
     run = make_run("changed")
-    train(run, device=torch.device("cpu"), stop_after=1)
+    train_run(run, stop_after=1)
     text = Path("experiments/mini.yaml").read_text()
     Path("experiments/mini.yaml").write_text(text.replace("1e-2", "2e-2"))
     for code, message in train_on(2, Path.cwd(), NAME):
@@ -133,7 +133,7 @@ def test_ranks_share_a_step_equally_or_not_at_all(make_run, monkeypatch):
     run = make_run("ranks")
     monkeypatch.setattr(distributed, "world_size", lambda: 3)
     with pytest.raises(DistributedError, match="3 ranks .* 4 micro-batches .*NPROC=1 or 2 or 4, or"):
-        check_ranks(run)
+        check_ranks(run, 4)
 
 
 def test_small_models_are_copied_and_large_ones_sharded():
@@ -177,6 +177,6 @@ def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(make_run):
         assert launcher.wait(60) != 0
     assert not is_done(run) and all(not Path(f"/proc/{pid}").exists() for pid in workers)
     lines = []
-    train(run, device=torch.device("cpu"), report=lines.append)
+    train_run(run, report=lines.append)
     assert is_done(run) and any("going on from step" in line for line in lines)
     assert len(curve(run)) == 100

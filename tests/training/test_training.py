@@ -14,18 +14,19 @@ import torch
 from safetensors.torch import load_file
 
 from acp_repro import train as train_command
-from acp_repro.measure.checkpoint import Checkpoint
-from acp_repro.measure.trained import TrainedRun
+from acp_repro.chain.suite import load_suite
+from acp_repro.common.files import Locked
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.fox import FoXBlock
-from acp_repro.suite import TrainingConfig, load_suite
+from acp_repro.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.papers.acp.settings import TrainingConfig
 from acp_repro.training import checkpoint as checkpoint_module
 from acp_repro.training import loop as loop_module
 from acp_repro.training.checkpoint import CheckpointError, save_checkpoint
-from acp_repro.training.loop import TrainingError, is_done, num_steps, train
-from acp_repro.training.optimizer import learning_rate_factor, make_optimizer
+from acp_repro.training.optimizer import make_optimizer, warmup_and_cosine
+from acp_repro.training.run_folder import TrainingError, is_done
 from acp_repro.training.step import compile_blocks, train_step
-from tests.suites import YAML, write_suite
+from tests.suites import YAML, train_run, trained_run, write_suite
 from tests.training.ranks import train_on
 
 CPU = torch.device("cpu")
@@ -46,8 +47,12 @@ def trained(tmp_path_factory):
         patch.chdir(folder := tmp_path_factory.mktemp("trained"))
         patch.delenv("ACP_REPRO_CACHE", raising=False)
         write_suite(folder)
-        train(run := load_suite("mini").run("pro-tiny-128-acp"), device=CPU)
+        train_run(run := load_suite("mini").run("pro-tiny-128-acp"))
         return weights(run)
+
+
+def mean_loss(model, input_ids, labels):
+    return model(input_ids, labels=labels).mean()
 
 
 def weights(run):
@@ -59,7 +64,7 @@ def same(a, b):
 
 
 def test_a_resumed_run_gives_the_same_bits(run, capsys):
-    train(run, device=CPU)
+    train_run(run)
     expected, folder = weights(run), run.folder
     assert is_done(run) and not (folder / "checkpoints").exists()
     done = json.loads((folder / "done.json").read_text())
@@ -70,16 +75,16 @@ def test_a_resumed_run_gives_the_same_bits(run, capsys):
 
     shutil.rmtree(folder)
     for stop in (1, 2, 5, None):
-        train(run, device=CPU, stop_after=stop)
+        train_run(run, stop_after=stop)
         assert is_done(run) == (stop is None)
     assert same(weights(run), expected)
     steps = [json.loads(x)["step"] for x in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(num_steps(run)))
+    assert steps == list(range(run.steps))
     assert "going on from step 5" in capsys.readouterr().out
 
 
 def test_a_done_run_is_left_alone(run, capsys):
-    train(run, device=CPU)
+    train_run(run)
     before = (run.folder / "metrics.jsonl").stat().st_mtime_ns
     assert train_command.main(["--suite", "mini", "--run", run.name]) == 0
     assert "done already" in capsys.readouterr().out
@@ -87,12 +92,12 @@ def test_a_done_run_is_left_alone(run, capsys):
 
 
 def test_a_kill_between_checkpoint_and_metrics_repeats_no_line(run):
-    train(run, device=CPU, stop_after=3)
+    train_run(run, stop_after=3)
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "loss_nats": 1.0}\n{"step": 4, "lo')  # cut short by a kill
-    train(run, device=CPU)
+    train_run(run)
     steps = [json.loads(x)["step"] for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(num_steps(run)))
+    assert steps == list(range(run.steps))
 
 
 def flip_last_bit(path):
@@ -112,36 +117,36 @@ def flip_last_bit(path):
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_and_said_so(run, trained, capsys, damage, said):
-    train(run, device=CPU, stop_after=4)
+    train_run(run, stop_after=4)
     newest = run.folder / "checkpoints" / "step-00000004"
     (shard,) = newest.glob("*.safetensors")
     damage(shard)
-    train(run, device=CPU, stop_after=3)
+    train_run(run, stop_after=3)
     assert not newest.exists()  # or it would count as one of the two that are kept
-    train(run, device=CPU)
+    train_run(run)
     out = capsys.readouterr().out
     assert f"{newest}: " in out and said in out and "going on from step 3" in out
     assert same(weights(run), trained)
 
 
 def test_foreign_and_wholly_corrupt_checkpoints_are_refused(run):
-    train(run, device=CPU, stop_after=2)
+    train_run(run, stop_after=2)
     folder = run.folder / "checkpoints"
     assert len(list(folder.glob("step-*"))) == 2
     for path in folder.glob("step-*/*.safetensors"):
         path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="none of 2 checkpoints is intact; delete the folder"):
-        train(run, device=CPU)
+        train_run(run)
     shutil.rmtree(folder)
     other = torch.nn.Linear(3, 2)
     save_checkpoint(folder, 1, other, make_optimizer(other, TrainingConfig(), 1e-3))
     with pytest.raises(CheckpointError, match="of another model; .*model.bias"):
-        train(run, device=CPU)
+        train_run(run)
 
 
 def test_a_checkpoint_is_safetensors_and_nothing_else(run):
     """Law 9: what is not there cannot be unpickled."""
-    train(run, device=CPU, stop_after=1)
+    train_run(run, stop_after=1)
     (path,) = (run.folder / "checkpoints").iterdir()
     assert {f.name.partition("-")[0] for f in path.iterdir()} == {"shard", "SHA256SUMS"}
     (shard,) = path.glob("*.safetensors")
@@ -151,7 +156,7 @@ def test_a_checkpoint_is_safetensors_and_nothing_else(run):
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(run, trained, monkeypatch):
-    train(run, device=CPU, stop_after=2)
+    train_run(run, stop_after=2)
     folder = run.folder / "checkpoints"
 
     def full(_):
@@ -159,11 +164,11 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(run, trained, monkeypatch):
 
     with monkeypatch.context() as patch:
         # torch syncs each file by the same call.
-        patch.setattr(checkpoint_module.os, "fsync", full)
+        patch.setattr("os.fsync", full)
         with pytest.raises(CheckpointError, match="No space left on device; step-00000002 is int"):
-            train(run, device=CPU)
+            train_run(run)
     assert sorted(p.name for p in folder.iterdir()) == ["step-00000001", "step-00000002"]
-    train(run, device=CPU)
+    train_run(run)
     assert same(weights(run), trained)
 
 
@@ -191,33 +196,33 @@ def test_a_kill_within_a_checkpoint_costs_the_steps_since_the_last(run, trained,
     assert ends == [(-signal.SIGKILL, "killed")]
     names = {p.name for p in (run.folder / "checkpoints").iterdir()}
     assert (".step-00000003" in names, "step-00000003" in names) == (left == 2, left == 3)
-    train(run, device=CPU)
+    train_run(run)
     assert f"going on from step {left}" in capsys.readouterr().out
     assert same(weights(run), trained)
 
 
 def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys):
-    train(run, device=CPU, stop_after=1)
+    train_run(run, stop_after=1)
     write_suite(tmp_path, YAML.replace("learning_rate: 1e-2", "learning_rate: 2e-2"))
     with pytest.raises(TrainingError, match=r"size.learning_rate: 0.01, now 0.02.*rm -r runs/mini"):
-        train(load_suite("mini").run(run.name), device=CPU)
+        train_run(load_suite("mini").run(run.name))
     assert train_command.main(["--suite", "mini", "--run", run.name]) == 1
     assert "error: runs/mini/pro-tiny-128-acp was begun with other" in capsys.readouterr().err
     # When checkpoints are written changes nothing about the weights.
     write_suite(tmp_path, YAML.replace("checkpoint_every_seconds: 0", "checkpoint_every_seconds: 9"))
-    train(load_suite("mini").run(run.name), device=CPU)
+    train_run(load_suite("mini").run(run.name))
 
 
 def test_other_text_is_refused(run, tmp_path):
     """With the same settings, and so with the same name of the tokeniser."""
-    train(run, device=CPU, stop_after=2)
+    train_run(run, stop_after=2)
     text = tmp_path / "text.txt"
     before = text.read_text()
     text.write_text(before.replace("fox", "cat"))
     with pytest.raises(TrainingError, match="begun with other text .*Put it back, or delete"):
-        train(run, device=CPU)
+        train_run(run)
     text.write_text(before)
-    train(run, device=CPU)
+    train_run(run)
 
 
 def test_weights_get_their_name_last(run, trained, monkeypatch):
@@ -225,9 +230,9 @@ def test_weights_get_their_name_last(run, trained, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop_module, "write_done", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            train(run, device=CPU)
+            train_run(run)
     assert not run.model_folder.exists()
-    train(run, device=CPU)
+    train_run(run)
     assert is_done(run) and same(weights(run), trained)
 
 
@@ -237,14 +242,14 @@ def test_a_second_process_on_the_same_run_is_refused(run):
     run.folder.mkdir(parents=True)
     with (run.folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(TrainingError, match="another process is training this run"):
-            train(run, device=CPU)
+        with pytest.raises(Locked, match="another process is training this run"):
+            train_run(run)
 
 
 @pytest.mark.parametrize("where", ["loss", "gates"])
 def test_a_nan_stops_the_run_by_name(run, monkeypatch, where):
     """In the loss, and where a CPU's attention itself refuses it."""
-    train(run, device=CPU, stop_after=2)
+    train_run(run, stop_after=2)
     block = FoXBlock.forward
     spoil = {"loss": 0, "gates": 1}[where]  # before the last layer, its gates are the next to see it
 
@@ -260,7 +265,7 @@ def test_a_nan_stops_the_run_by_name(run, monkeypatch, where):
         match=rf"step 2 {what}.*turns finite inputs into nan; .*"
         r"last good checkpoint is .*step-00000002$",
     ):
-        train(run, device=CPU)
+        train_run(run)
     lines = (run.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(x)["step"] for x in lines] == [0, 1]
 
@@ -272,7 +277,8 @@ def test_no_update_after_a_nan_changes_the_weights():
     ids = torch.arange(16).view(1, 16)
 
     def step():
-        loss, _ = train_step(model, optimizer, iter([(ids, ids)]), 1, max_grad_norm=1.0, dtype="float32")
+        batches = iter([(ids, ids)])
+        loss, _ = train_step(model, optimizer, mean_loss, batches, 1, max_grad_norm=1.0, dtype="float32")
         return loss.item()
 
     state = [{n: p.detach().clone() for n, p in model.named_parameters()}]
@@ -300,7 +306,7 @@ def test_compiled_blocks_train_as_others_do(checkpointing):
         model = FoXForCausalLM(config, gradient_checkpointing=checkpointing)
         names = list(model.state_dict())
         if compiled:
-            compile_blocks(model, backend="aot_eager")
+            compile_blocks(model.model.layers, backend="aot_eager")
         assert list(model.state_dict()) == names
         model.loss_per_token(ids, ids).mean().backward()
         results.append({n: p.grad for n, p in model.named_parameters()})
@@ -309,7 +315,7 @@ def test_compiled_blocks_train_as_others_do(checkpointing):
 
 
 def test_metrics_say_what_a_person_watches(run):
-    train(run, device=CPU, watch_every=2)
+    train_run(run, watch_every=2)
     lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
     always = {
         "step",
@@ -325,7 +331,7 @@ def test_metrics_say_what_a_person_watches(run):
     assert all(x.keys() - {"pruned_ratio"} == always for x in lines)
     assert [x["step"] for x in lines if "pruned_ratio" in x] == [0, 2, 4]
     assert len(lines[0]["pruned_ratio"]) == 2 and all(0 <= x["data_wait_share"] <= 1 for x in lines)
-    train(exact := load_suite("mini").run("pro-tiny-128-exact"), device=CPU)
+    train_run(exact := load_suite("mini").run("pro-tiny-128-exact"))
     assert "pruned_ratio" not in (exact.folder / "metrics.jsonl").read_text()
 
 
@@ -340,13 +346,12 @@ def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
     text = YAML.replace("heldout: [heldout.txt]", "heldout: [heldout.txt], tokenizer: {bpe: 300}")
     write_suite(tmp_path, text, "bpe")
     bpe = load_suite("bpe").run("pro-tiny-128-acp")
-    weights = train(bpe, device=CPU) / "model"
-    suite = load_suite("bpe")
-    TrainedRun.load(bpe, suite.measure, CPU)
+    weights = train_run(bpe) / "model"
+    trained_run(bpe.name, "bpe")
     words = (tmp_path / "text.txt").read_text()
     (tmp_path / "text.txt").write_text(words.replace("fox", "cat"))
     with pytest.raises(TrainingError, match="trained on other text .*another tokeniser"):
-        TrainedRun.load(bpe, suite.measure, CPU)
+        trained_run(bpe.name, "bpe")
     moved = weights.rename(tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "runs")
     ids = Checkpoint.find(moved).input_ids(16, 64, text="heldout.txt")
@@ -363,8 +368,7 @@ def test_weight_decay_is_on_matrices_only():
 
 
 def test_schedule_is_linear_then_cosine_to_zero():
-    config = TrainingConfig(batch_tokens=10, micro_batch_tokens=10, warmup_tokens=40)
-    factors = [learning_rate_factor(t, 1040, config) for t in range(0, 1050, 10)]
+    factors = [warmup_and_cosine(t, 10, 40, 1040) for t in range(0, 1050, 10)]
     assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
     assert factors[54] == pytest.approx(0.5)
     assert factors[-1] == pytest.approx(0.0) and min(factors) >= 0

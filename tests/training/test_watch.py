@@ -10,8 +10,9 @@ import torch
 from acp_repro.attention.boundary import count_blocks, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import ForgettingAttentionCore, FoXConfig, FoXForCausalLM
+from acp_repro.papers.acp.task import pruned_ratio_per_layer
 from acp_repro.training.prefetch import Prefetcher
-from acp_repro.training.watch import RunLog, first_non_finite, pruned_ratio_per_layer
+from acp_repro.training.watch import RunLog, eager, first_non_finite
 
 IDS = torch.arange(256).remainder(19)[None]
 
@@ -24,7 +25,10 @@ def model():
 
 
 def where(model):
-    return first_non_finite(model, IDS, IDS, dtype="float32")
+    def loss(model, input_ids, labels):
+        return model(input_ids, labels=labels).mean()
+
+    return first_non_finite(model, loss, (IDS, IDS), dtype="float32")
 
 
 def test_lines_that_will_be_written_again_are_dropped(tmp_path):
@@ -127,10 +131,11 @@ def test_pruned_ratio_of_each_layer_is_the_serial_count(model, compiled):
     if compiled:
         for block in model.model.layers:
             block.compile()
-    ratios = pruned_ratio_per_layer(model, IDS, dtype="float32")
+    with eager(IDS.device, "float32"), torch.no_grad():
+        ratios = pruned_ratio_per_layer(model, IDS)
     assert ratios == expected and ratios[0] > ratios[2] == 0.0
     model.set_log_pruning_tolerance(None)
-    assert pruned_ratio_per_layer(model, IDS, dtype="float32") == []
+    assert pruned_ratio_per_layer(model, IDS) == []
 
 
 def load(index):
