@@ -10,11 +10,11 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from acp_repro.records import RecordError, read_records
-from acp_repro.suite import load_suite
+from .. import drawing, style
+from ..tables import UnfitRecords, one_each
+from . import statistics
 
-from . import statistics, style
-
+KEY = ["run", "layer", "head", "position"]
 MOST_BLOCKS = 16  # a side: arrows in more rows would be too small to see
 
 
@@ -24,7 +24,7 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``decay`` records of one run; the head is :func:`statistics.illustrative_head`'s.
     """
-    head = statistics.illustrative_head(records, MOST_BLOCKS)
+    head = statistics.illustrative_head(one_each(records, KEY, "decay"), MOST_BLOCKS)
     grid = statistics.block_grid(head, MOST_BLOCKS)
     delta = float(head["threshold_nats"].iloc[0])
     figure, axes = plt.subplots(1, 2, figsize=(style.PAGE_INCHES * 0.8, 2.75), layout="constrained")
@@ -89,11 +89,10 @@ def _panel(ax: Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float
     return mesh
 
 
-def make(suite: str) -> tuple[Figure, str]:
-    run = load_suite(suite).heads_run
-    records = read_records(run.suite, "decay", run=run.name)
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    (run,), records = found.runs, found.records["decay"]
     if records["threshold_nats"].isna().any():
-        raise RecordError(
+        raise UnfitRecords(
             f"figure1 shows pruning, and {run.name} is exact: name a run with ACP as measure.heads_run"
         )
     head = statistics.illustrative_head(records, MOST_BLOCKS)
@@ -114,4 +113,4 @@ nearest to half of what this grid allows; here it prunes {share:.0f} % of that.
 
 
 if __name__ == "__main__":
-    style.main("figure1", __doc__, make)
+    drawing.main(globals())

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 from matplotlib.figure import Figure
 
-from . import figure2, style
+from .. import drawing
+from . import savings
 
-QUANTITIES = figure2.QUANTITIES
 NORMS = """Delta comes from the measured norms of q and k. Reading them is no part of the attention time,
 which is given delta, but of the throughput."""
 
 
-def draw(records: dict[str, pd.DataFrame]) -> Figure:
-    """Three panels of bars from the records of :data:`QUANTITIES`, see :func:`figure2.draw`."""
-    return figure2.draw(records, "figure10")
+def draw(records: Mapping[str, pd.DataFrame]) -> Figure:
+    """Three panels of bars of ``pruned_ratio``, ``attention_time`` and ``throughput`` records."""
+    return savings.draw(records, "figure10")
 
 
-def make(suite: str) -> tuple[Figure, str]:
-    return figure2.make(suite, "figure10", "llama", NORMS)
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    return savings.make(found, "llama", NORMS)
 
 
 if __name__ == "__main__":
-    style.main("figure10", __doc__, make)
+    drawing.main(globals())

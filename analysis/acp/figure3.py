@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from . import loss_curves, style
+from .. import drawing
+from . import loss_curves
 
 draw = loss_curves.draw
 
 
-def make(suite: str) -> tuple[Figure, str]:
-    return loss_curves.make(suite, "3 (left)", "pro", largest=True)
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    return loss_curves.make(found, "3 (left)", "pro")
 
 
 if __name__ == "__main__":
-    style.main("figure3", __doc__, make)
+    drawing.main(globals())

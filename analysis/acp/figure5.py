@@ -9,11 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from acp_repro.records import read_records
-from acp_repro.suite import load_suite
-
-from . import statistics, style
-from .figure4 import BINS, EDGES, KINDS, LIMIT_LINE, WORDS, describe, stacks
+from .. import drawing, style
+from . import statistics
+from .head_kinds import BINS, EDGES, KINDS, LIMIT_LINE, WORDS, describe, stacks
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -58,13 +56,12 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(suite: str) -> tuple[Figure, str]:
-    run = load_suite(suite).heads_run
-    records = read_records(run.suite, "pruned_ratio", run=run.name)
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["pruned_ratio"]
     caption = """**Figure 5.** Savings of single heads within each layer (counted from 0): each column is
 Figure 4, turned, for the heads of one layer. """
     return draw(records), caption + describe(records)
 
 
 if __name__ == "__main__":
-    style.main("figure5", __doc__, make)
+    drawing.main(globals())

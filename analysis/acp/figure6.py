@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from acp_repro.records import read_records
-from acp_repro.suite import load_suite
+from .. import drawing, style
+from ..tables import one_each
+from . import statistics
 
-from . import statistics, style
-
-QUANTITIES = ("decay", "attention_weights")
 MOST_PIXELS = 700  # of a side of D: what a page can show, where 16k tokens would take 2 GB
 
 
-def draw(records: dict[str, pd.DataFrame]) -> Figure:
+def draw(records: Mapping[str, pd.DataFrame]) -> Figure:
     """A column a head, in the order of the records: D with the boundary, and the large entries of A.
 
     Args:
-        records: the records of :data:`QUANTITIES`, of one run.
+        records: ``decay`` and ``attention_weights`` records of one run.
     """
-    decay, weights = (records[name] for name in QUANTITIES)
+    decay = one_each(records["decay"], ["run", "layer", "head", "position"], "decay")
+    weights = records["attention_weights"]
     heads = list(decay.groupby(["layer", "head"], sort=False))
     low = 1.5 * decay["threshold_nats"].min()  # NaN for exact attention: the scale is then D's own
     low = low if np.isfinite(low) else decay["cumulative_log_fgate_nats"].min()
@@ -83,9 +84,8 @@ def _decay(ax: Axes, head: pd.DataFrame, low: float):
     return image
 
 
-def make(suite: str) -> tuple[Figure, str]:
-    run = load_suite(suite).heads_run
-    records = {name: read_records(run.suite, name, run=run.name) for name in QUANTITIES}
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    (run,), records = found.runs, found.records
     length = int(records["decay"]["position"].max()) + 1
     caption = f"""**Figure 6.** Decay matrices D (top) and attention weights A (bottom) of heads of {run.name}
 on the first held-out sequence, {length:,} tokens. Unless named by hand, the heads are the one with the
@@ -97,4 +97,4 @@ is very sparse, only entries over 0.1 are shown. {style.provenance(*records.valu
 
 
 if __name__ == "__main__":
-    style.main("figure6", __doc__, make)
+    drawing.main(globals())

@@ -8,10 +8,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from acp_repro.records import read_records
-from acp_repro.suite import load_suite
-
-from . import style, sweeps
+from .. import drawing, style
+from ..tables import one_each
+from . import sweeps
 
 DEFAULT = -10  # Section 3: epsilon = e^-10 throughout
 BLOCKS, ENTRIES = style.SIZES[:2]
@@ -25,6 +24,7 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``epsilon_sweep`` records of one run.
     """
+    records = one_each(records, ["swept_log_pruning_tolerance"], "epsilon_sweep")
     records = records.sort_values("swept_log_pruning_tolerance")
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(style.PAGE_INCHES, 2.4), layout="constrained", width_ratios=(1.2, 1)
@@ -93,8 +93,8 @@ def _mass(ax: Axes, records: pd.DataFrame) -> None:
     ax.legend(loc="lower right", **OPAQUE)
 
 
-def make(suite: str) -> tuple[Figure, str]:
-    records = read_records(suite, "epsilon_sweep", run=load_suite(suite).sweep_run.name)
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["epsilon_sweep"]
     spread = records["loss_nats"].max() - records["loss_nats"].min()
     losses = f"differ by {spread:.1g} nats at most" if spread else "are identical"
     first = records.iloc[0]
@@ -109,4 +109,4 @@ default, log ε = {DEFAULT}. {style.provenance(records)}"""
 
 
 if __name__ == "__main__":
-    style.main("figure7", __doc__, make)
+    drawing.main(globals())

@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from acp_repro.records import read_records
-from acp_repro.suite import load_suite
-
-from . import style, sweeps
+from .. import drawing, style
+from ..tables import one_each
+from . import sweeps
 
 SET, REACHED = style.SIZES[:2]
 BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 3, "handletextpad": 0.2}
@@ -24,6 +23,7 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``pruned_mass`` records of one run.
     """
+    one_each(records, ["run", "layer", "head"], "pruned_mass")
     heads = records.sort_values("largest_pruned_mass", ascending=False, na_position="last")
     figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.8), layout="constrained")
     _masses(left, heads)
@@ -91,8 +91,8 @@ def _slack(ax: Axes, heads: pd.DataFrame) -> None:
     ax.legend(**BELOW)
 
 
-def make(suite: str) -> tuple[Figure, str]:
-    records = read_records(suite, "pruned_mass", run=load_suite(suite).sweep_run.name)
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["pruned_mass"]
     first, slack = records.iloc[0], records["threshold_slack_nats"]
     idle = int(records["largest_pruned_mass"].isna().sum())
     caption = f"""**Figure A1.** How conservative the bound of Appendix A is, head by head, in {first["run"]}
@@ -107,4 +107,4 @@ any text. {style.provenance(records)}"""
 
 
 if __name__ == "__main__":
-    style.main("figureA1", __doc__, make)
+    drawing.main(globals())

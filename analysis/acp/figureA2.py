@@ -6,10 +6,10 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from acp_repro.records import read_records
-from acp_repro.suite import load_suite
+from acp_repro.papers.acp.grid import largest_pruned_ratio
 
-from . import statistics, style
+from .. import drawing, style
+from ..tables import one_each
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -18,10 +18,10 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``block_size`` records of one run.
     """
-    records = records.sort_values("block_tokens")
+    records = one_each(records, ["block_tokens"], "block_size").sort_values("block_tokens")
     length = int(records["context_length_tokens"].iloc[0])
     blocks, percent = records["block_tokens"], 100 * records["pruned_ratio"]
-    most = [100 * statistics.largest_prunable_share(length, b, b) for b in blocks]
+    most = [100 * largest_pruned_ratio(length, b, b) for b in blocks]
     figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
     ax.plot(blocks, most, "--", color=style.PAPER, label="the most that the grid allows")
     ax.plot(blocks, percent, "o-", color=style.SIZES[0], markersize=4, label="measured")
@@ -40,8 +40,8 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(suite: str) -> tuple[Figure, str]:
-    records = read_records(suite, "block_size", run=load_suite(suite).sweep_run.name)
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["block_size"]
     first = records.iloc[0]
     caption = f"""**Figure A2.** What the block size costs: share of pruned blocks of B x B tokens in
 {first["run"]}, on the same {first["measured_tokens"]:,} held-out tokens in sequences of
@@ -52,4 +52,4 @@ that hold a query's own position or the one before it. {style.provenance(records
 
 
 if __name__ == "__main__":
-    style.main("figureA2", __doc__, make)
+    drawing.main(globals())

@@ -6,10 +6,9 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from acp_repro.records import read_records
-from acp_repro.suite import load_suite
-
-from . import style, sweeps
+from .. import drawing, style
+from ..tables import one_each
+from . import sweeps
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -18,6 +17,7 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``long_context`` records of one run.
     """
+    one_each(records, ["evaluated_length_tokens"], "long_context")
     records = records.sort_values("evaluated_length_tokens")
     lengths = records["evaluated_length_tokens"]
     trained = records["context_length_tokens"].iloc[0]
@@ -65,8 +65,8 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
-def make(suite: str) -> tuple[Figure, str]:
-    records = read_records(suite, "long_context", run=load_suite(suite).sweep_run.name)
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["long_context"]
     first = records.iloc[0]
     caption = f"""**Figure A3.** {first["run"]}, trained with contexts of
 {first["context_length_tokens"]:,} tokens (dotted), evaluated with longer ones: share of pruned blocks, and
@@ -76,4 +76,4 @@ only the context differs. δ follows the length evaluated. {style.provenance(rec
 
 
 if __name__ == "__main__":
-    style.main("figureA3", __doc__, make)
+    drawing.main(globals())

@@ -7,9 +7,8 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from acp_repro.records import read_records
-
-from . import style
+from .. import drawing, style
+from ..tables import one_each
 
 OURS = {"triton", "blockwise"}
 NAMES = {
@@ -40,6 +39,7 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``kernel_time`` records of one device and one kind of gates.
     """
+    one_each(records, ["implementation", "method", "length_tokens"], "kernel_time")
     records = records[records["method"].isin(DASHES)].sort_values("length_tokens")
     figure, (time, rate) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.9), layout="constrained")
     for (name, method), rows in records.groupby(["implementation", "method"], sort=False):
@@ -104,21 +104,20 @@ def limit(records: pd.DataFrame) -> pd.Series:
     return (cudnn * (1 - ours["pruned_ratio"])).dropna()
 
 
-def make(suite: str) -> tuple[Figure, str]:
-    records = read_records(suite, "kernel_time")
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["kernel_time"]
     first = records.iloc[0]
     share = ", ".join(
         f"{100 * row.pruned_ratio:.0f} % at {style.length_label(row.length_tokens)}"
         for row in records[records["implementation"].isin(OURS)].query("method == 'acp'").itertuples()
     )
-    origin = style.provenance(records.assign(trained_tokens=0)).split("; models trained")[0]
     caption = f"""**Kernel times.** Forward + backward of {first["heads"]} heads of {first["head_dim"]},
 {first["measured_tokens"]:,} random tokens a batch, gates "{first["gates"]}", the boundary search inside;
 medians of {first["repeats"]}. Pruned: {share}. The limit is cuDNN's causal attention, which has no gates,
 times the share of blocks that are kept. Right: FLOPs of the computed blocks over time; pale, FLOPs of the
-whole triangle ("nominal"), most of which pruning does not do. {origin}."""
+whole triangle ("nominal"), most of which pruning does not do. {style.provenance(records)}"""
     return draw(records), caption
 
 
 if __name__ == "__main__":
-    style.main("figure_kernel", __doc__, make)
+    drawing.main(globals())

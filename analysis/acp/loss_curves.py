@@ -9,12 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from acp_repro.records import read_records
-from acp_repro.suite import Run, SuiteError, load_suite
+from .. import drawing, style
+from . import models, statistics
 
-from . import statistics, style
-
-NAMES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)"}
 ACP, EXACT = {"lw": 2.2, "alpha": 0.45}, {"lw": 0.9, "ls": (0, (4, 2))}
 
 
@@ -22,10 +19,10 @@ def draw(records: pd.DataFrame) -> Figure:
     """A column for each size: the curves, a colour a context length, and below them ACP minus exact.
 
     Args:
-        records: ``loss_curve`` records of runs with ACP and of their exact twins.
+        records: ``loss_curve`` records of runs with ACP and of their exact pairs.
 
     Raises:
-        ValueError: a run lacks its twin.
+        UnfitRecords: a run lacks its pair.
     """
     curves = statistics.loss_differences(records)
     sizes = list(dict.fromkeys(curves["size"]))
@@ -89,13 +86,11 @@ def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> Non
     )
 
 
-def make(suite: str, item: str, architecture: str, largest: bool | None) -> tuple[Figure, str]:
-    """The figure and its caption; for ``largest`` see :func:`twins`."""
-    runs = twins(suite, architecture, largest)
-    runs = load_suite(suite).with_all_seeds(runs)  # other seeds tell what chance does
-    curves = [read_records(run.suite, "loss_curve", run=run.name) for run in runs]
-    records = pd.concat(curves, ignore_index=True)
-    gaps = statistics.largest_gaps(statistics.loss_differences(records))
+def make(found: drawing.Found, item: str, architecture: str) -> tuple[Figure, str]:
+    """The figure and its caption; ``item`` is its number in the paper."""
+    name, records = models.ARCHITECTURES[architecture], found.records["loss_curve"]
+    differences = statistics.loss_differences(records)
+    gaps = statistics.largest_gaps(differences)
     numbers = "; ".join(
         f"{row.size}, {style.length_label(row.context_length_tokens)}: "
         + (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "none, they are identical")
@@ -107,33 +102,10 @@ def make(suite: str, item: str, architecture: str, largest: bool | None) -> tupl
         ", ".join(f"{n:,}" for n in records[column].unique())
         for column in ("measured_tokens", "window_tokens")
     )
-    caption = f"""**Figure {item}.** Held-out loss at each position of the context for {NAMES[architecture]},
+    caption = f"""**Figure {item}.** Held-out loss at each position of the context for {name},
 trained and evaluated with ACP (wide, pale) and without (dashed), by context length $L$; below, their
 difference. Each point is the mean over a window of {windows} positions centred there, whole windows
 only, of {tokens} held-out tokens, the same text at every context length. Twins differ in that one
 setting and are trained apart. Their largest absolute difference in nats, and where: {numbers}.{noise}
 {style.provenance(records)}"""
     return draw(records), caption
-
-
-def twins(name: str, architecture: str, largest: bool | None) -> list[Run]:
-    """The runs to draw, each with its twin: of the largest size, of all others (False), or all (None).
-
-    Raises:
-        SuiteError: the grid lacks them; the message says what is missing.
-    """
-    suite = load_suite(name)
-    paired = suite.twins(architecture)
-    top = max((run.size.non_embedding for run in paired), default=0)
-    runs = [r for r in paired if largest is None or (r.size.non_embedding == top) == largest]
-    if runs:
-        return runs
-    complete = {run.size_name for run in paired}
-    alone = [r.name for r in suite.select(architecture=architecture) if r.size_name not in complete]
-    grid = "has one size with twins" if paired else "has no such run"
-    if alone:
-        grid = f"lacks the twins of {', '.join(alone)}"
-    raise SuiteError(
-        f"suite {name} has no {'second size' if paired else 'run'} of {NAMES[architecture]} both with "
-        f"ACP (log_pruning_tolerance -10) and exact (null); its grid {grid}"
-    )

@@ -7,38 +7,44 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-RUN = ["architecture", "size", "context_length_tokens", "seed"]
+from acp_repro.papers.acp import grid
+
+from ..tables import UnfitRecords, one_each, side_by_side
+
+RUN = ["architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed"]
+METHODS = ("acp", "exact")
 
 
 def pruned_percent(records: pd.DataFrame) -> pd.DataFrame:
-    """Percentage of pruned blocks of each run, over all its heads (``pruned_ratio`` records)."""
-    blocks = records.groupby(RUN, sort=False)[["pruned_blocks", "causal_blocks"]].sum()
+    """Percentage of pruned blocks of each run, over all its heads (``pruned_ratio`` records).
+
+    Raises:
+        UnfitRecords: a head of a run has several records.
+    """
+    one_each(records, [*RUN, "layer", "head"], "pruned_ratio")
+    blocks = records.groupby(RUN, sort=False, dropna=False)[["pruned_blocks", "causal_blocks"]].sum()
     percent = 100 * blocks["pruned_blocks"] / blocks["causal_blocks"]
     return percent.rename("percent").reset_index()
 
 
-def by_method(records: pd.DataFrame, value: str) -> pd.DataFrame:
-    """One row a run with columns ``acp`` and ``exact``.
+def time_reduction(records: pd.DataFrame) -> pd.DataFrame:
+    """Forward + backward milliseconds by method, and the percentage that ACP takes off; one row per run.
 
     Raises:
-        ValueError: a run lacks one of the two.
+        UnfitRecords: a run lacks one of the two methods, or has several records of one.
     """
-    table = records.pivot_table(index=RUN, columns="method", values=value, sort=False)
-    if not {"acp", "exact"} <= set(table.columns) or table.isna().any(axis=None):
-        raise ValueError(f"{value}: every run needs a record with method acp and one with exact")
-    return table.reset_index()
-
-
-def time_reduction(records: pd.DataFrame) -> pd.DataFrame:
-    """Forward + backward milliseconds by method, and the percentage that ACP takes off."""
     records = records.assign(total_ms=records["forward_ms"] + records["backward_ms"])
-    table = by_method(records, "total_ms")
+    table = side_by_side(records, RUN, "method", "total_ms", METHODS, "attention_time")
     return table.assign(percent=100 * (1 - table["acp"] / table["exact"]))
 
 
 def throughput_gain(records: pd.DataFrame) -> pd.DataFrame:
-    """Tokens a second by method, and the percentage that ACP adds."""
-    table = by_method(records, "throughput_tokens_per_s")
+    """Tokens a second by method, and the percentage that ACP adds; one row per run.
+
+    Raises:
+        UnfitRecords: a run lacks one of the two methods, or has several records of one.
+    """
+    table = side_by_side(records, RUN, "method", "throughput_tokens_per_s", METHODS, "throughput")
     return table.assign(percent=100 * (table["acp"] / table["exact"] - 1))
 
 
@@ -46,14 +52,14 @@ def search_share(records: pd.DataFrame) -> pd.DataFrame:
     """Percentage of attention time (forward + backward, with ACP) that the boundary search takes.
 
     Returns:
-        one row a run: :data:`RUN`, ``search_ms``, ``attention_ms``, ``percent`` (Table 4).
+        one row per run: :data:`RUN`, ``search_ms``, ``attention_ms``, ``percent`` (Table 4).
 
     Raises:
-        ValueError: there is no record with ACP.
+        UnfitRecords: there is no record with ACP, or several of one run.
     """
-    table = records[records["method"] == "acp"]
+    table = one_each(records[records["method"] == "acp"], RUN, "attention_time")
     if table.empty:
-        raise ValueError("search_share: no record has method acp")
+        raise UnfitRecords("attention_time: no record has method acp")
     attention = table["forward_ms"] + table["backward_ms"]
     search = table["boundary_search_ms"]
     return (
@@ -82,20 +88,6 @@ def savings_shares(pruned: np.ndarray, causal: np.ndarray, bins: int = 20) -> np
     return np.bincount(index, minlength=bins) / len(pruned)
 
 
-def largest_prunable_share(context_length: int, block_q: int, block_k: int) -> float:
-    """The largest share of blocks that a head can save on a grid, short of forgetting at one stroke.
-
-    A row of blocks keeps the diagonal (D_ii = 0) and the block of the token just before its first query:
-    that pair is one forget gate apart, so pruning it would take a single log gate under delta.
-
-    Args:
-        context_length, block_q, block_k: in tokens.
-    """
-    first = np.arange(0, context_length, block_q)
-    last = np.minimum(first + block_q, context_length) - 1
-    return float((np.maximum(first - 1, 0) // block_k).sum() / (last // block_k + 1).sum())
-
-
 def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.ndarray]:
     """The largest prunable share on the grid of one run's ``pruned_ratio`` records, and the heads there.
 
@@ -103,46 +95,53 @@ def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.n
         the share; and (heads,) bool, which heads save it, or less by at most ``within``, or more.
 
     Raises:
-        ValueError: the records are of several grids.
+        UnfitRecords: the records are of several grids.
     """
     grids = records[["context_length_tokens", "block_q_tokens", "block_k_tokens"]].drop_duplicates()
     if len(grids) != 1:
-        raise ValueError(f"grid_limit: needs the records of one run, got {len(grids)} grids")
-    limit = largest_prunable_share(*map(int, grids.iloc[0]))
+        raise UnfitRecords(f"pruned_ratio: needs the records of one run, got {len(grids)} grids")
+    limit = grid.largest_pruned_ratio(*map(int, grids.iloc[0]))
     return limit, (records["pruned_ratio"] >= limit - within).to_numpy()
 
 
 def head_kinds(records: pd.DataFrame) -> pd.Series:
-    """ "local", "global" or "between" for each head of one run's ``pruned_ratio`` records.
+    """``local``, ``global`` or ``between`` for each head of one run's ``pruned_ratio`` records.
 
-    Local heads save 95 % or more of what the grid of blocks allows, global ones under 5 % of it. At long
-    contexts the grid allows nearly all, and these are Section 4.3's outer bins.
+    See :func:`acp_repro.papers.acp.grid.head_kind`. Where the grid lets no head prune anything, all are
+    ``between``.
     """
-    share = records["pruned_ratio"] / grid_limit(records)[0]
-    kinds = pd.Series("between", index=records.index)
-    return kinds.mask(share >= 0.95, "local").mask(share < 0.05, "global")
+    limit, _ = grid_limit(one_each(records, ["run", "layer", "head"], "pruned_ratio"))
+    return records["pruned_ratio"].map(lambda ratio: grid.head_kind(ratio, limit) or "between")
 
 
 CURVE = ["architecture", "size", "context_length_tokens", "position"]
 
 
 def loss_differences(records: pd.DataFrame) -> pd.DataFrame:
-    """``loss_curve`` records as one row a position: ``acp``, ``exact`` and ``difference`` in nats.
+    """``loss_curve`` records with and without ACP beside each other, the mean of all pairs of seeds.
 
-    Runs with the paper's log epsilon = -10 count as ACP; seeds that have both are averaged.
+    Runs with the paper's log epsilon = -10 count as ACP. A seed that has one of the two alone says nothing
+    of the difference and is left out.
+
+    Returns:
+        one row per position of a curve: :data:`CURVE`, ``acp``, ``exact`` and ``difference`` in nats, and
+        ``pairs``, the number of seeds that they are the mean of.
 
     Raises:
-        ValueError: a curve lacks one of the two at every seed, or a position of it.
+        UnfitRecords: a curve lacks one of the two at every seed, or a position of it, or has two records of
+            one position.
     """
     tolerance = records["log_pruning_tolerance"]
     method = tolerance.map({-10.0: "acp"}).where(tolerance.notna(), "exact")
-    records = records.assign(method=method)
+    records = records.assign(method=method)[method.notna()]
     both = records.groupby([*CURVE[:-1], "seed"])["method"].transform("nunique") == 2
     curves = records.groupby(CURVE[:-1]).ngroups
-    records = records[both]
-    table = records.pivot_table(index=CURVE, columns="method", values="loss_nats", sort=False)
-    if records.groupby(CURVE[:-1]).ngroups != curves or table.isna().any(axis=None):
-        raise ValueError("loss_curve: every curve needs a run with ACP and its exact twin")
+    paired = records[both]
+    if paired.groupby(CURVE[:-1]).ngroups != curves:
+        raise UnfitRecords("loss_curve: every curve needs a run with ACP and its exact pair")
+    pairs = side_by_side(paired, [*CURVE, "seed"], "method", "loss_nats", METHODS, "loss_curve")
+    means = pairs.groupby(CURVE, sort=False)
+    table = means[list(METHODS)].mean().assign(pairs=means.size())
     return table.assign(difference=table["acp"] - table["exact"]).reset_index()
 
 
@@ -159,9 +158,10 @@ def largest_gaps(differences: pd.DataFrame) -> pd.DataFrame:
 
 def seed_gap(records: pd.DataFrame) -> float | None:
     """Largest difference in nats between the curves of two seeds of one setting; None with one seed."""
-    table = records.pivot_table(
-        index=[*CURVE, records["log_pruning_tolerance"].fillna(0)], columns="seed", values="loss_nats"
-    )
+    setting = [*CURVE, "log_pruning_tolerance"]
+    one_each(records, [*setting, "seed"], "loss_curve")
+    table = records.fillna({"log_pruning_tolerance": 0.0})  # a missing key would be left out
+    table = table.pivot(index=setting, columns="seed", values="loss_nats")
     return None if table.shape[1] < 2 else float((table.max(axis=1) - table.min(axis=1)).max())
 
 
@@ -207,11 +207,12 @@ def illustrative_head(records: pd.DataFrame, most_blocks: int) -> pd.DataFrame:
     return min((head for _, head in records.groupby(["layer", "head"], sort=False)), key=distance)
 
 
-def share_of_limit(grid: BlockGrid) -> float:
-    """Pruned blocks over the most that the grid allows, of the rows shown; 1 for a local head."""
-    shown = grid.last[-1] * grid.block_k + grid.block_k
-    most = largest_prunable_share(int(shown), grid.block_q, grid.block_k)
-    return float(grid.first_kept.sum() / (grid.last + 1).sum() / most)
+def share_of_limit(blocks: BlockGrid) -> float:
+    """Pruned blocks over the most that the grid allows, of the rows shown; 1 for a head that
+    prunes all that it can, 0 where nothing can be pruned."""
+    shown = (blocks.last[-1] + 1) * blocks.block_k
+    most = grid.largest_pruned_ratio(int(shown), blocks.block_q, blocks.block_k)
+    return float(blocks.first_kept.sum() / (blocks.last + 1).sum() / most) if most else 0.0
 
 
 def staircase(first_kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

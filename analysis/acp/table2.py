@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.suite import Suite, load_suite
+from acp_repro.papers.acp.suite import FoXSuite
 
-from . import style
+from .. import drawing, style
+from ..tables import one_each
+from . import models
 
 # Columns of paper_values.csv and fields of SizeConfig -> headers.
 COLUMNS = {
@@ -18,7 +20,7 @@ COLUMNS = {
 }
 
 
-def tabulate(suite: Suite) -> style.Table:
+def tabulate(suite: FoXSuite) -> drawing.Table:
     """One row a size of the suite, then one row a size of the paper."""
     ours = pd.DataFrame(
         [
@@ -27,7 +29,8 @@ def tabulate(suite: Suite) -> style.Table:
             for name, size in suite.sizes.items()
         ]
     )
-    table = style.paper_values().query("item == 'table2' and size.notna()")
+    table = models.PUBLISHED.table.query("item == 'table2' and size.notna()")
+    one_each(table, ["size", "quantity"], "paper_values.csv, table2")
     paper = table.pivot_table(index="size", columns="quantity", values="low", sort=False)
     paper = paper.reset_index().assign(source="paper", tokens=paper["tokens"].to_numpy() * 1e9)
     values = pd.concat([ours, paper], ignore_index=True)[["source", "size", *COLUMNS]]
@@ -39,11 +42,11 @@ def tabulate(suite: Suite) -> style.Table:
             COLUMNS["tokens"]: values["tokens"].map(style.count_label),
         }
     )
-    return style.Table(shown, values)
+    return drawing.Table(shown, values)
 
 
-def make(name: str) -> tuple[style.Table, str]:
-    suite = load_suite(name)
+def make(found: drawing.Found) -> tuple[drawing.Table, str]:
+    suite = found.suite
     lengths = sorted({run.context_length for run in suite.runs})
     training = suite.training
     caption = f"""**Table 2.** Settings of the sizes of suite {suite.name} and of the paper. Each layer is an
@@ -55,4 +58,4 @@ warm-up over 268M."""
 
 
 if __name__ == "__main__":
-    style.main("table2", __doc__, make, style.save_table)
+    drawing.main(globals())

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.records import read_records
-
-from . import statistics, style
+from .. import drawing, style
+from ..tables import one_each
+from . import models, statistics
 
 COLUMNS = ["source", "size", "context_length_tokens", "search_ms", "attention_ms", "percent"]
 
 
-def tabulate(records: pd.DataFrame) -> style.Table:
-    """One row a context length, one column a size, ours and then the paper's; seeds are averaged.
+def tabulate(records: pd.DataFrame) -> drawing.Table:
+    """One row a context length, one column a size, ours and then the paper's.
 
     Args:
         records: ``attention_time`` records. What the paper or we did not measure stays empty.
     """
     ours = statistics.search_share(records).assign(source="measured")
-    paper = style.paper_values().query("item == 'table4' and size.notna()")
+    paper = models.PUBLISHED.table.query("item == 'table4' and size.notna()")
     paper = paper.rename(columns={"low": "percent"}).assign(source="paper")
     values = pd.concat([ours, paper], ignore_index=True).reindex(columns=COLUMNS)
     values = values.astype({"context_length_tokens": int})
+    one_each(values, ["source", "size", "context_length_tokens"], "table4")
     wide = values.pivot_table(
         index="context_length_tokens", columns=["source", "size"], values="percent", sort=False
     ).sort_index()
@@ -31,11 +32,11 @@ def tabulate(records: pd.DataFrame) -> style.Table:
         shown[size if source == "measured" else f"{size}, paper"] = [
             "–" if pd.isna(value) else digits.format(value) for value in wide[source, size]
         ]
-    return style.Table(shown, values)
+    return drawing.Table(shown, values)
 
 
-def make(suite: str) -> tuple[style.Table, str]:
-    records = read_records(suite, "attention_time", architecture="pro")
+def make(found: drawing.Found) -> tuple[drawing.Table, str]:
+    records = found.records["attention_time"]
     caption = f"""**Table 4.** Share of attention time, one forward and one backward pass with ACP, that the
 boundary search takes in FoX (Pro), by context length $L$ and size; beside it, the paper's Table 4. A dash:
 not measured. {style.provenance(records)}"""
@@ -43,4 +44,4 @@ not measured. {style.provenance(records)}"""
 
 
 if __name__ == "__main__":
-    style.main("table4", __doc__, make, style.save_table)
+    drawing.main(globals())

@@ -1,0 +1,136 @@
+"""Savings in FLOPs and memory accesses, attention time and throughput: what Figures 2 and 10 share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from .. import drawing, style
+from ..tables import one_each
+from . import models, statistics
+
+
+def draw(records: Mapping[str, pd.DataFrame], item: str) -> Figure:
+    """Three panels of bars, a group for each context length and a colour for each size.
+
+    Args:
+        records: ``pruned_ratio``, ``attention_time`` and ``throughput`` records, of one run each bar.
+        item: whose numbers in ``paper_values.csv`` stand beside ours.
+    """
+    panels = (
+        (
+            "FLOPs and memory accesses saved (%)",
+            "pruned_ratio",
+            statistics.pruned_percent(records["pruned_ratio"]),
+            None,
+        ),
+        (
+            "Attention time saved (%)",
+            "attention_time_reduction",
+            statistics.time_reduction(records["attention_time"]),
+            "ms",
+        ),
+        (
+            "Training throughput gained (%)",
+            "throughput_gain",
+            statistics.throughput_gain(records["throughput"]),
+            "tok/s",
+        ),
+    )
+    figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.5), layout="constrained")
+    for ax, (title, quantity, table, unit) in zip(axes, panels, strict=True):
+        _bars(ax, table, unit)
+        _paper_bar(ax, table["context_length_tokens"].nunique(), *models.PUBLISHED.range(item, quantity))
+        ax.set_title(title)
+        ax.set_xlabel("context length $L$ (tokens)")
+    sizes = list(dict.fromkeys(panels[0][2]["size"]))
+    handles = [Patch(color=c, label=f"{s} parameters") for s, c in zip(sizes, style.SIZES, strict=False)]
+    paper = Patch(fc="white", ec=style.PAPER, hatch="////", label="range in the paper")
+    handles.append(paper)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return figure
+
+
+def _bars(ax: Axes, table: pd.DataFrame, unit: str | None) -> None:
+    """Grouped bars of ``percent``; with ``unit`` each bar shows "with / without ACP" inside."""
+    one_each(table, ["size", "context_length_tokens"], "bars")
+    lengths = sorted(table["context_length_tokens"].unique())
+    sizes = list(dict.fromkeys(table["size"]))
+    width = 0.8 / len(sizes)
+    top = max(100.0, table["percent"].max()) if unit != "tok/s" else table["percent"].max()
+    ax.set_ylim(min(0, table["percent"].min()), 1.17 * top)
+    for at, length in enumerate(lengths):
+        rows = table[table["context_length_tokens"] == length]
+        for place, row in enumerate(sorted(rows.itertuples(), key=lambda r: sizes.index(r.size))):
+            index = sizes.index(row.size)
+            x = at + (place - (len(rows) - 1) / 2) * width  # those that are there, side by side
+            ax.bar(x, row.percent, width * 0.92, color=style.SIZES[index])
+            ax.annotate(
+                f"{row.percent:.0f}",
+                (x, max(row.percent, 0)),
+                (0, 1.5),
+                ha="center",
+                textcoords="offset points",
+                fontsize=7 if len(sizes) < 3 else 6,
+            )
+            if unit is not None:
+                inside = row.percent > 0.55 * top
+                form = "{:,.0f}".format if unit == "ms" else style.count_label
+                both = " / ".join(map(form, (row.acp, row.exact)))
+                ink = ("white" if index == 0 else "0.1") if inside else "0.25"
+                ax.annotate(
+                    f"{both} {unit}",
+                    (x, 0 if inside else max(row.percent, 0)),
+                    rotation=90,
+                    xytext=(0, 4 if inside else 11),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    fontsize=5.5,
+                    color=ink,
+                )
+    ax.set_xticks([*range(len(lengths)), len(lengths)])
+    ax.set_xticklabels([*map(style.length_label, lengths), "paper"])
+    ax.tick_params(axis="x", length=0)
+
+
+def _paper_bar(ax: Axes, x: float, low: float, high: float) -> None:
+    """What the paper prints: a range from ``low`` to ``high``, or one value as a line."""
+    label = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
+    ax.bar(
+        x,
+        max(high - low, 0.4),
+        0.5,
+        bottom=low,
+        facecolor="white",
+        edgecolor=style.PAPER,
+        hatch="////" if high > low else None,
+    )
+    ax.annotate(
+        f"{'about ' if low == high else ''}{label}",
+        (x, high),
+        (0, 1.5),
+        ha="center",
+        textcoords="offset points",
+        fontsize=7,
+        color="0.35",
+    )
+
+
+def make(found: drawing.Found, architecture: str, threshold: str) -> tuple[Figure, str]:
+    """Figure and caption; ``threshold`` says where delta comes from in the architecture."""
+    records = found.records
+    tokens = records["attention_time"]["measured_tokens"].unique()
+    caption = f"""**{found.item.label}.** What adaptive computation pruning saves in
+{models.ARCHITECTURES[architecture]}, by model size and context length. Left: share of pruned blocks on
+held-out text. Middle: attention time, forward and backward, boundary search included; in the bars,
+milliseconds with / without ACP for {", ".join(f"{t:,}" for t in tokens)} tokens. Right: training
+throughput; in the bars, tokens a second with / without ACP. {threshold}
+Hatched: the range that the paper prints for 125M to 760M parameters and 4k to 16k tokens on other
+hardware, so compare percentages only. {style.provenance(*records.values())}"""
+    return draw(records, found.item.name), caption

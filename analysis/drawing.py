@@ -1,0 +1,137 @@
+"""From a suite's name to a figure or table on disk: what each item's module shares.
+
+What an item is drawn from, and of which runs, stands in its paper's registry alone. A module of an item has
+``make(found) -> (Figure or Table, caption)`` and ends in ``drawing.main(globals())``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from acp_repro.chain import rules
+from acp_repro.chain.command import run_command
+from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.paper import Item, Suite
+from acp_repro.chain.records import read_records
+from acp_repro.chain.run import Run
+from acp_repro.chain.suite import load_suite
+from acp_repro.common import files
+
+from . import style
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an item of a suite is drawn from.
+
+    Attributes:
+        runs: those that the item is about, in the order of the suite.
+        records: by quantity, of these runs.
+    """
+
+    suite: Suite
+    item: Item
+    runs: tuple[Run, ...]
+    records: Mapping[str, pd.DataFrame]
+
+
+class Table(NamedTuple):
+    """A table to read and the numbers behind it."""
+
+    shown: pd.DataFrame  # text in every cell, as in ``NAME.md``
+    values: pd.DataFrame  # tidy and unrounded, as in ``NAME.csv``
+
+
+Make = Callable[[Found], tuple[Figure | Table, str]]
+
+
+def find(suite_name: str, item_name: str) -> Found:
+    """The records of an item.
+
+    Raises:
+        SuiteError: no such suite or item, or the suite has not the runs that the item is about.
+        RecordError: a record is missing; names the command that makes it.
+    """
+    suite = load_suite(suite_name)
+    item = suite.paper.item(item_name)
+    if not rules.can_be_drawn(suite, item):
+        raise SuiteError(rules.why_not(suite, item))
+    runs = item.runs(suite)
+    records = {quantity: read_records(suite, quantity, runs) for quantity in item.quantities}
+    return Found(suite, item, tuple(runs), records)
+
+
+def draw(suite_name: str, module: str, make: Make) -> Path:
+    """Draws an item of a suite and writes its files; returns the one that Make takes as the sign of it.
+
+    Args:
+        module: the full name of the item's module, whose last part is the item's.
+
+    Raises:
+        SuiteError: see :func:`find`; also if the module is of another paper than the suite.
+        RecordError: see :func:`find`.
+    """
+    found = find(suite_name, module.rpartition(".")[2])
+    right = found.suite.paper.module_of(found.item)
+    if module != right:
+        raise SuiteError(
+            f"suite {found.suite.name} is of paper {found.suite.paper.name}; "
+            f"say python -m {right} --suite {found.suite.name}"
+        )
+    style.use_style()
+    drawn, caption = make(found)
+    path = found.item.path(found.suite.name)
+    return save_table(drawn, path, caption) if isinstance(drawn, Table) else save(drawn, path, caption)
+
+
+def save(figure: Figure, path: Path, caption: str) -> Path:
+    """Writes ``path``, a PNG, and beside it a PDF and the caption as Markdown; prints where."""
+    # The PNG comes last: Make takes it as the sign that all three are there.
+    files.write_text(path.with_suffix(".md"), caption.strip() + "\n")
+    for suffix in ("pdf", "png"):
+        undated = {"CreationDate": None} if suffix == "pdf" else None  # the same bytes if drawn again
+        content = io.BytesIO()
+        figure.savefig(content, format=suffix, bbox_inches="tight", pad_inches=0.03, metadata=undated)
+        files.write_bytes(path.with_suffix(f".{suffix}"), content.getvalue())
+    plt.close(figure)
+    print(f"figure: {path.resolve()}")
+    return path
+
+
+def save_table(table: Table, path: Path, caption: str) -> Path:
+    """Writes ``path``, Markdown of caption and table, and beside it a CSV; prints the Markdown and where."""
+    # The text comes last: Make takes it as the sign that both are there.
+    files.write_text(path.with_suffix(".csv"), table.values.to_csv(index=False))
+    header = list(table.shown.columns)
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    lines = [f"| {' | '.join(row)} |" for row in (header, rule, *table.shown.to_numpy().tolist())]
+    text = "\n".join([caption.strip(), "", *lines, ""])
+    files.write_text(path, text)
+    print(f"{text}\ntable: {path.resolve()}")
+    return path
+
+
+def main(module: Mapping[str, Any]) -> None:
+    """The command line of an item's module; leaves the process.
+
+    Args:
+        module: the module's ``globals()``, of which ``__spec__``, ``__doc__`` and ``make`` are read.
+    """
+    name = module["__spec__"].name
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=module["__doc__"])
+    parser.add_argument("--suite", default="cpu", help="whose records to draw (default: cpu)")
+    suite = parser.parse_args().suite
+
+    def run() -> None:
+        draw(suite, name, module["make"])
+
+    run_command(run)

@@ -1,0 +1,52 @@
+"""What a criterion finds in records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+import pandas as pd
+
+
+class Status(StrEnum):
+    """The six things that can be said of a criterion; the last two where there was nothing to judge."""
+
+    MET = "met"
+    BEYOND = "beyond"  # past the good end of the range that the paper prints
+    MISSED = "not met"
+    UNDECIDED = "undecided"  # the records cannot tell
+    MISSING = "not measured"
+    ABSENT = "not in suite"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found; ``ours`` gives the numbers in the Markdown of captions."""
+
+    status: Status
+    ours: str
+
+    @classmethod
+    def of(cls, met: bool | None, ours: str) -> Self:
+        """Of a criterion with one side; None is undecided."""
+        status = {True: Status.MET, False: Status.MISSED, None: Status.UNDECIDED}
+        return cls(status[None if met is None else bool(met)], ours)
+
+
+def in_range(values: pd.Series, low: float, high: float, ours: str, less_is_better: bool = False) -> Verdict:
+    """Met if all percentages lie in the range; beyond if some pass its good end and none its bad one.
+
+    Args:
+        values, low, high: in percent.
+        ours: the numbers in words, to which the reason is added.
+    """
+    below, above = values[values < low], values[values > high]
+    good, bad = (below, above) if less_is_better else (above, below)
+    reasons = [
+        f"{extreme:.{0 if abs(extreme) >= 10 else 1}f} % is {side} the range of {low:g} to {high:g} %"
+        for side, extreme, some in (("below", values.min(), below), ("above", values.max(), above))
+        if len(some)
+    ]
+    status = Status.MISSED if len(bad) else Status.BEYOND if len(good) else Status.MET
+    return Verdict(status, ours + (f" ({' and '.join(reasons)})" if reasons else ""))
