@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from acp_repro.data import DataError, prepare
-from acp_repro.records import RecordError, read_records
-from acp_repro.suite import Run, SuiteError, load_suite
-from acp_repro.training.checkpoint import sha256_of
-from acp_repro.training.run_folder import is_done
+from acp_repro.chain.command import command, run_command
+from acp_repro.chain.records import read_records
+from acp_repro.chain.suite import load_suite
+from acp_repro.common import files
+from acp_repro.data import prepare
+from acp_repro.papers.acp.suite import FoXRun, FoXSuite
+from acp_repro.training.run_folder import check_done
 
 LARGEST_BYTES = 12_000_000  # what a clone should have to download
 
@@ -47,6 +48,7 @@ of the project.
 """
 
 
+@command()
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--suite", default="small", help="default: small")
@@ -54,26 +56,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("pretrained"), help="default: pretrained")
     parser.add_argument("--about", default="", help="a line for the card on where the text is from")
     options = parser.parse_args(arguments)
-    try:
-        run = load_suite(options.suite).run(options.run)
-        if not is_done(run):
-            raise RecordError(f"{run.folder} is not trained; `{run.command}`")
-        folder = publish(run, options.folder / run.name, options.about)
-    except (SuiteError, RecordError, DataError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(folder)
+    suite = load_suite(options.suite)
+    run = suite.run(options.run)
+    check_done(run)
+    print(publish(suite, run, options.folder / run.name, options.about))
     return 0
 
 
-def publish(run: Run, folder: Path, about: str = "") -> Path:
+def publish(suite: FoXSuite, run: FoXRun, folder: Path, about: str = "") -> Path:
     """Copies ``run`` into ``folder`` and returns it.
 
     Raises:
         RecordError: loss or pruned ratio is not measured.
         ValueError: the weights are larger than :data:`LARGEST_BYTES`.
     """
-    card = _card(run, f"{about}; " if about else "")
+    card = _card(suite, run, f"{about}; " if about else "")
     folder.mkdir(parents=True, exist_ok=True)
     weights = load_file(run.model_folder / "model.safetensors")
     weights = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
@@ -84,22 +81,22 @@ def publish(run: Run, folder: Path, about: str = "") -> Path:
     (folder / "config.json").write_text((run.model_folder / "config.json").read_text())
     prepare(run.data).save_tokenizer(folder)
     done = json.loads((run.folder / "done.json").read_text())
-    done["sha256"] = sha256_of(folder / "model.safetensors")
-    (folder / "done.json").write_text(json.dumps(done, indent=2) + "\n")
+    done["sha256"] = files.sha256_of(folder / "model.safetensors")
+    files.write_json(folder / "done.json", done)
     (folder / "README.md").write_text(card)
     return folder
 
 
-def _card(run: Run, about: str) -> str:
-    loss = read_records(run.suite, "loss", run=run.name).iloc[0]
-    blocks = read_records(run.suite, "pruned_ratio", run=run.name)
+def _card(suite: FoXSuite, run: FoXRun, about: str) -> str:
+    loss = read_records(suite, "loss", [run]).iloc[0]
+    blocks = read_records(suite, "pruned_ratio", [run])
     done = json.loads((run.folder / "done.json").read_text())
     description = json.loads((run.folder / "run.json").read_text())
     corpus = prepare(run.data)
     config = run.model_config(corpus.vocab_size)
     return CARD.format(
         name=run.name,
-        suite=run.suite,
+        suite=suite.name,
         architecture=run.architecture,
         command=run.command,
         layers=config.num_hidden_layers,
@@ -122,4 +119,4 @@ def _card(run: Run, about: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -15,7 +15,8 @@ from acp_repro.chain.suite import load_suite
 from acp_repro.measure import main as measure
 from acp_repro.model import load_pretrained
 from acp_repro.training.run_folder import is_done
-from analysis import figure4, style
+from analysis import drawing
+from analysis.acp import figure4
 from tests.suites import YAML, write_suite
 
 ROOT = Path(__file__).parent.parent
@@ -67,8 +68,7 @@ def test_the_folder_holds_the_model_and_its_card(published):
 
 def test_it_is_measured_and_drawn_without_training(published, monkeypatch):
     assert measure(["pruned_ratio", "loss", "--suite", "ready"]) == 0
-    monkeypatch.setattr("sys.argv", ["figure4", "--suite", "ready"])
-    style.main("figure4", "", figure4.make)
+    drawing.draw("ready", figure4.__name__, figure4.make)
     assert Path("figures/ready/figure4.png").is_file() and not Path("runs").exists()
     caption = Path("figures/ready/figure4.md").read_text()
     assert RUN in caption

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from . import state
-from .paper import FIGURES, NO_RUN, Item, Paper, Quantity, Suite
 from .command import command, run_command
+from .paper import FIGURES, NO_RUN, Item, Paper, Quantity, Suite
 from .registry import find_paper, paper_names
 from .run import Run
 

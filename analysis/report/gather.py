@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-
 from acp_repro.records import QUANTITIES, RecordError, path_of, read_records
+
 from acp_repro.suite import Run, SizeConfig, Suite, SuiteError, load_suite
 
 from . import style

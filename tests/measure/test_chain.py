@@ -89,7 +89,7 @@ def test_a_current_record_is_kept_and_a_stale_one_replaced(chain, capsys):
 
 
 def test_figure2_is_drawn_from_records_alone(chain, capsys, monkeypatch):
-    assert drawing.main(figure2)(["--suite", "mini"]) == 0
+    drawing.draw("mini", figure2.__name__, figure2.make)
     folder = chain / "figures" / "mini"
     assert str(folder / "figure2.png") in capsys.readouterr().out
     assert matplotlib.image.imread(folder / "figure2.png").shape[1] > 1500
@@ -105,8 +105,8 @@ def test_missing_links_name_the_command_that_makes_them(chain, capsys, monkeypat
     with pytest.raises(RecordError, match=r"architecture = llama; make them with `python -m acp_rep"):
         read_records("mini", "throughput", architecture="llama")
     write_suite(chain, name="other")
-    assert drawing.main(figure2)(["--suite", "other"]) == 1
-    assert "python -m acp_repro.measure pruned_ratio --suite other" in capsys.readouterr().err
+    with pytest.raises(RecordError, match="python -m acp_repro.measure pruned_ratio --suite other"):
+        drawing.draw("other", figure2.__name__, figure2.make)
 
 
 def test_a_record_off_the_schema_is_refused(chain):

@@ -20,7 +20,6 @@ from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.fox import FoXBlock
 from acp_repro.papers.acp.checkpoint_folder import Checkpoint
 from acp_repro.papers.acp.settings import TrainingConfig
-from acp_repro.training import checkpoint as checkpoint_module
 from acp_repro.training import loop as loop_module
 from acp_repro.training.checkpoint import CheckpointError, save_checkpoint
 from acp_repro.training.optimizer import make_optimizer, warmup_and_cosine
