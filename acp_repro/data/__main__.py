@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
-from acp_repro.data import CorruptEntry, DataConfig, DataError, prepare
+from acp_repro.common.errors import UserError
+from acp_repro.common.files import write_text
+from acp_repro.data import DataConfig, DataError, prepare
 from acp_repro.data.config import CORPORA, DEFAULT_HELDOUT
 
 EXPORT = "export-tokenizer"
@@ -128,9 +130,9 @@ def main(argv: list[str] | None = None) -> int:
         if args.verify:
             corpus.verify()
         counts = {n: corpus.describe(n)["splits"].values() for n in args.context_length}
-    except (DataError, CorruptEntry) as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     facts = corpus.describe()
     print(f"corpus      {facts['corpus']}, text {facts['identity'][:16]}")
     print(f"tokenizer   {facts['tokenizer']}, {facts['vocab_size']} ids with BOS")
@@ -151,8 +153,7 @@ def _export(corpus: Any, file: Path) -> int:
     if corpus.config.tokenizer == "bytes":
         raise DataError("tokenizer: bytes need no file")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(corpus.tokenizer.json_text, encoding="utf-8")
+        write_text(file, corpus.tokenizer.json_text)
     except OSError as error:
         raise DataError(f"{file} cannot be written ({error})") from error
     print(f"{file}: {corpus.vocab_size} ids with BOS; use it with tokenizer: {{file: {file}}}")

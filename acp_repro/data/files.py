@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from acp_repro.common.errors import UserError
+
 _COMPRESSED = {".xz", ".zst", ".gz"}
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """A corpus or its settings cannot be used; the message says where, why and what to do."""
 
 

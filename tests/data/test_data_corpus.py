@@ -6,6 +6,7 @@ import json
 import logging
 import lzma
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -94,6 +95,55 @@ def test_settings_defaults():
     paths = DataConfig("text", "x", heldout=["a", "b"])
     assert paths.heldout == paths.heldout_paths == ("a", "b")
     assert DataConfig("text", "x", heldout="a").heldout_paths == ("a",)
+
+
+def test_settings_need_the_standard_library_only():
+    code = (
+        "import sys\n"
+        "for name in ('numpy', 'torch', 'tqdm', 'tokenizers', 'yaml', 'zstandard', 'pydantic'):\n"
+        "    sys.modules[name] = None\n"
+        "from acp_repro.data.config import DataConfig\n"
+        "from acp_repro.data import DataConfig as Same, DataError\n"
+        "assert Same is DataConfig\n"
+        "print(DataConfig('text', 'x', tokenizer={'bpe': 300}).vocab_size)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout == "300\n", done.stderr
+
+
+def test_every_public_name_loads():
+    import acp_repro.data as package
+
+    assert all(getattr(package, name).__name__ == name for name in package.__all__)
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="no attribute 'Korpus'"):
+        package.Korpus  # noqa: B018
+
+
+def test_strict_types_of_the_fields():
+    """What a suite file's loader checks by the annotations, elements of lists included."""
+    pydantic = pytest.importorskip("pydantic", reason="pip install pydantic")
+    adapter = pydantic.TypeAdapter(DataConfig)
+
+    def read(settings):
+        return adapter.validate_json(json.dumps(settings), strict=True)
+
+    good = {"corpus": "text", "path": "x", "heldout": ["a", "b"], "tokenizer": {"bpe": 4096}}
+    assert read(good) == DataConfig.from_dict(good) and read(good).heldout == ("a", "b")
+    for settings in ({}, {"heldout": 0.1}, {"corpus": "text", "path": "x", "heldout": "a"}):
+        assert read(settings) == DataConfig.from_dict(settings)
+    for settings, place in [
+        ({**good, "heldout": ["a", 1]}, ("heldout", "list[str]", 1)),
+        ({"heldout": True}, ("heldout", "float")),
+        ({"tokenizer": {"bpe": [1]}}, ("tokenizer", "dict[str,union[int,str]]", "bpe", "int")),
+        ({"corpus": 3}, ("corpus",)),
+        ({"xyz": 1}, ("xyz",)),
+    ]:
+        with pytest.raises(pydantic.ValidationError) as error:
+            read(settings)
+        assert place in [fault["loc"] for fault in error.value.errors()]
+    assert not {"__pydantic_config__"} & {field.name for field in dataclasses.fields(DataConfig)}
 
 
 def test_default_cache(monkeypatch, tmp_path):
