@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from acp_repro.data.files import DataError
     from acp_repro.data.longcrawl64 import LongCrawl64
     from acp_repro.data.sequences import Sequences, TokenSequences
+    from acp_repro.data.sources import SampleSource, sample_text
     from acp_repro.data.tokenizer import BPETokenizer, ByteTokenizer
 
 _HOME = {
@@ -30,10 +31,12 @@ _HOME = {
     "DataConfig": "config",
     "DataError": "files",
     "LongCrawl64": "longcrawl64",
+    "SampleSource": "sources",
     "Sequences": "sequences",
     "TokenSequences": "sequences",
     "default_cache": "corpus",
     "prepare": "corpus",
+    "sample_text": "sources",
 }
 
 __all__ = [
@@ -44,10 +47,12 @@ __all__ = [
     "DataConfig",
     "DataError",
     "LongCrawl64",
+    "SampleSource",
     "Sequences",
     "TokenSequences",
     "default_cache",
     "prepare",
+    "sample_text",
 ]
 
 

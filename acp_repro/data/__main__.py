@@ -24,6 +24,7 @@ examples:
   python -m acp_repro.data --suite h100                        what a suite needs, ahead of its training
   python -m acp_repro.data --tokenizer bpe:4096 --context-length 1024 4096
   python -m acp_repro.data --corpus text --path books/ --heldout books/last.jsonl.xz
+  python -m acp_repro.data.books --clones FOLDER               the books of the suites h100 and small
   python -m acp_repro.data export-tokenizer FILE --suite h100  its tokenizer.json, to keep or commit
 
 A corpus that is in the cache already is only opened.""".format(
@@ -54,7 +55,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--heldout",
         nargs="+",
         metavar="SHARE|PATH",
-        help=f"share of documents to hold out (default: {DEFAULT_HELDOUT}), or, for text, the files",
+        help=f"share of documents to hold out (default: {DEFAULT_HELDOUT}; of one, its tail), or the files",
     )
     keys.add_argument(
         "--tokenizer", metavar="bytes|gpt2|bpe:SIZE|file:PATH", help="how text becomes ids (default: bytes)"

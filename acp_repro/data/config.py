@@ -31,7 +31,9 @@ class DataConfig:
             ``train.zarr`` and ``heldout.zarr``; for ``hf`` the dataset's name, or a local folder
             of one.
         text_field: the field of ``.jsonl`` files, or of the dataset, that holds the text.
-        heldout: the share of documents held out (0 to less than 1; 0 for none), by default 0.05;
+        heldout: the share of documents held out (0 to less than 1), by default 0.05; of a single
+            document its last part, cut where a paragraph ends; 0 for none, and then nothing can be
+            measured on this text (`require_heldout`);
             for ``text`` also a path or a list of paths (kept as a tuple), which may lie under
             ``path``: their documents are held out, and no others. None for ``longcrawl64``, which
             comes split.
@@ -188,6 +190,14 @@ class DataConfig:
         if self.corpus == "longcrawl64" or self.tokenizer == "gpt2":
             return GPT2_VOCAB_SIZE
         return self.bpe_size or (BYTES_VOCAB_SIZE if self.tokenizer == "bytes" else None)
+
+    def require_heldout(self) -> None:
+        """Raise `DataError` if the settings hold out nothing; what measures asks this first of all."""
+        if self.heldout == 0 and self.corpus != "longcrawl64":
+            raise DataError(
+                f"heldout: {self.heldout} holds out no text to measure on; set a share such as "
+                f"{DEFAULT_HELDOUT}, or remove the key"
+            )
 
     @property
     def heldout_paths(self) -> tuple[str, ...]:

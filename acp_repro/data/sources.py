@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.resources
 import json
+import lzma
 import sys
 import sysconfig
 import tokenize
@@ -34,6 +36,10 @@ def is_heldout(document: Document, fraction: float) -> bool:
     """
     digest = hashlib.sha256(document.split_key).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+# Characters that no text has more than a few of.
+_CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 def _ignore(_: int) -> None:
@@ -120,6 +126,33 @@ def _help_topics(topics: dict[str, str] | None) -> dict[str, str]:
     return topics
 
 
+# ---- the sample ----------------------------------------------------------------------------
+
+
+class SampleSource:
+    """One whole book that comes with the package: *Wuthering Heights*, 0.65 MB.
+
+    It lies in the books' held-out shard, so that no model of the suites was trained on it.
+    """
+
+    def __init__(self):
+        packed = importlib.resources.files(__package__).joinpath("sample", "wuthering_heights.txt.xz")
+        data = lzma.decompress(packed.read_bytes())
+        self._document = Document("wuthering_heights.txt", data, data)
+        self.size = len(data)
+        self.identity = hashlib.sha256(b"sample" + data).hexdigest()
+
+    def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
+        """Give the one document; ``advance`` is told its bytes."""
+        yield self._document
+        advance(self.size)
+
+
+def sample_text() -> str:
+    """The text of `SampleSource`, for whoever wants to try a model on a book and names none."""
+    return next(SampleSource().documents()).data.decode()
+
+
 # ---- files ---------------------------------------------------------------------------------
 
 
@@ -128,12 +161,15 @@ class TextSource:
 
     A ``.jsonl`` file holds one document a line, in the field ``text_field``; any other file is
     one document of UTF-8 text. Each may be compressed as ``.xz``, ``.zst`` or ``.gz``. Hidden
-    files are left out, and so is every file under ``exclude``. The held-out split hashes the
-    text itself: a document keeps its side when files are renamed or re-sharded, and copies of a
-    document fall on one side.
+    files are left out, and so are every file under ``exclude`` and what is no text in a folder.
+    The held-out split hashes the text itself: a document keeps its side when files are renamed or
+    re-sharded, and copies of a document fall on one side.
+
+    Attributes:
+        skipped: names of files that were left out because they hold no text (pictures, archives).
 
     Raises:
-        DataError: a path is missing, or holds no file. While documents are read: a bad line, a
+        DataError: a path is missing, or holds no file of text. While documents are read: a bad line, a
             missing field, text that is no UTF-8, a damaged file.
     """
 
@@ -146,7 +182,17 @@ class TextSource:
     ):
         left_out = {path.resolve() for _, path in _expand(exclude, key)}
         self._text_field = text_field
-        self._files = [(name, path) for name, path in _expand(paths, key) if path.resolve() not in left_out]
+        paths = list(paths)
+        files = [(name, path) for name, path in _expand(paths, key) if path.resolve() not in left_out]
+        named = {Path(path).expanduser() for path in paths}  # what is asked for by name is not skipped
+        binary = {path for _, path in files if path not in named and _is_binary(path)}
+        self.skipped = [name for name, path in files if path in binary]
+        self._files = [(name, path) for name, path in files if path not in binary]
+        if files and not self._files:
+            raise DataError(
+                f"{key}: no file under {', '.join(map(str, paths))} is text (there are: "
+                f"{', '.join(self.skipped[:3])}); put text or JSON lines (.jsonl) there"
+            )
         if not self._files:
             raise DataError(
                 f"{key}: every file under {', '.join(map(str, paths))} is held out; "
@@ -202,8 +248,31 @@ def _expand(paths: Iterable[str | Path], key: str) -> list[tuple[str, Path]]:
                 )
             found += files
         else:
-            raise DataError(f"{key}: {given} does not exist; relative paths start at {Path.cwd()}")
+            raise DataError(
+                f"{key}: {given} does not exist; relative paths start at {Path.cwd()}{_how_to_make(given)}"
+            )
     return found
+
+
+def _is_binary(path: Path) -> bool:
+    """Whether the first bytes, decompressed, are of no text in any 8-bit encoding, nor UTF-16."""
+    if is_jsonl(path):
+        return False
+    try:
+        with open_plain(path) as (stream, _):
+            start = stream.read(1 << 14)
+    except DataError:  # damaged: said when it is read
+        return False
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, which can be converted: said when it is read
+        return False
+    control = len(start) - len(start.translate(None, _CONTROL))
+    return b"\0" in start or control > len(start) / 50
+
+
+def _how_to_make(path: Path) -> str:
+    if "/data/books/" in f"/{path.as_posix()}/":
+        return "; build the books: python -m acp_repro.data.books --clones FOLDER --out data/books"
+    return ""
 
 
 def _checked(data: bytes, where: str) -> bytes:

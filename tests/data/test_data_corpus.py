@@ -230,6 +230,42 @@ def test_explicit_heldout_files(folder, tmp_path):
     assert decoded(one, "heldout") == ["held out"]
 
 
+@pytest.mark.parametrize("name", ["book.txt", "book.jsonl"])
+def test_one_document_has_its_tail_held_out(tmp_path, name):
+    book = "".join(f"Paragraph {i}, of some words.\nA second line.\n\n" for i in range(400))
+    content = json.dumps({"text": book}) if name.endswith("l") else book
+    (tmp_path / name).write_text(content)
+    corpus = prepare({"corpus": "text", "path": str(tmp_path / name)}, tmp_path / "cache")
+    (train,), (heldout,) = decoded(corpus, "train"), decoded(corpus, "heldout")
+    assert train + heldout == book and heldout.startswith("Paragraph 38")
+    assert 0.04 < len(heldout) / len(book) <= 0.05
+    assert "its tail" in corpus.names("heldout")[0]
+    assert corpus.sequences("heldout", 64).tokens_used > 800
+    whole = prepare({"corpus": "text", "path": str(tmp_path / name), "heldout": 0}, tmp_path / "cache")
+    assert decoded(whole, "train") == [book]
+
+
+def test_two_documents_are_not_cut(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"{i} words " * 50}) + "\n" for i in (5, 8))
+    )
+    corpus = prepare(text(tmp_path / "a.jsonl", heldout=0.7), tmp_path / "cache")
+    assert [len(t) for t in decoded(corpus, "train") + decoded(corpus, "heldout")] == [400, 400]
+    with pytest.raises(DataError, match="heldout: 0.01 leaves no held-out document of 2; use a larger share"):
+        prepare(text(tmp_path / "a.jsonl", heldout=0.01), tmp_path / "cache")
+
+
+def test_pictures_in_a_folder_are_skipped_and_counted(folder, tmp_path, caplog):
+    before = prepare(text(folder), tmp_path / "cache")
+    (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9)
+    (folder / "more").mkdir()
+    (folder / "more" / "b.bin.xz").write_bytes(lzma.compress(bytes(range(1, 256)) * 9))
+    with caplog.at_level(logging.WARNING):
+        after = prepare(text(folder), tmp_path / "other")
+    assert caplog.messages == ["skipped 2 files that are not text: a.png, more/b.bin.xz"]
+    assert after.describe() == before.describe()  # the text is the same, and so is its identity
+
+
 def test_bpe_never_sees_heldout_text(tmp_path):
     pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     (tmp_path / "train.txt").write_text("abc " * 500)
@@ -244,8 +280,15 @@ def test_no_heldout_is_possible(folder, tmp_path):
     corpus = prepare(text(folder, heldout=0), tmp_path / "cache")
     assert corpus.tokens("heldout").shape == (0,) and corpus.offsets("heldout").tolist() == [0]
     assert corpus.describe(8)["splits"]["heldout"]["share_used"] == 0
-    with pytest.raises(DataError, match="heldout split has no document"):
+    with pytest.raises(
+        DataError, match="heldout: 0 holds out no text to measure on; set a share such as 0.05"
+    ):
         corpus.sequences("heldout", 8)
+    assert len(corpus.sequences("train", 8))
+    with pytest.raises(DataError, match="heldout: 0.0 holds out"):
+        DataConfig(heldout=0.0).require_heldout()
+    for measurable in (DataConfig(), DataConfig("text", "x", heldout="a"), DataConfig("longcrawl64", "x")):
+        measurable.require_heldout()
 
 
 def test_large_vocabulary_needs_32_bits():
