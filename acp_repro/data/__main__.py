@@ -131,6 +131,9 @@ def main(argv: list[str] | None = None) -> int:
         if args.verify:
             corpus.verify()
         counts = {n: corpus.describe(n)["splits"].values() for n in args.context_length}
+    except KeyboardInterrupt:
+        print("stopped: nothing of this corpus was kept", file=sys.stderr)
+        return 130
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -174,6 +174,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         differences, counts = build(args.clones, args.out)
+    except KeyboardInterrupt:
+        print("stopped: run it again, and the shards that are whole are kept", file=sys.stderr)
+        return 130
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

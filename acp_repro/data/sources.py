@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.resources
-import json
 import lzma
 import sys
 import sysconfig
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from acp_repro.data.files import DataError, is_jsonl, open_plain
+from acp_repro.data.files import DataError, checked_text, is_binary, is_jsonl, json_field, open_plain
 
 
 class Document(NamedTuple):
@@ -36,10 +35,6 @@ def is_heldout(document: Document, fraction: float) -> bool:
     """
     digest = hashlib.sha256(document.split_key).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
-
-
-# Characters that no text has more than a few of.
-_CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 def _ignore(_: int) -> None:
@@ -185,7 +180,7 @@ class TextSource:
         paths = list(paths)
         files = [(name, path) for name, path in _expand(paths, key) if path.resolve() not in left_out]
         named = {Path(path).expanduser() for path in paths}  # what is asked for by name is not skipped
-        binary = {path for _, path in files if path not in named and _is_binary(path)}
+        binary = {path for _, path in files if path not in named and is_binary(path)}
         self.skipped = [name for name, path in files if path in binary]
         self._files = [(name, path) for name, path in files if path not in binary]
         if files and not self._files:
@@ -215,11 +210,11 @@ class TextSource:
             with open_plain(path) as (stream, position):
                 if is_jsonl(path):
                     texts = (
-                        (f"{name}:{line}", _field(text, self._text_field, f"{path}:{line}"))
+                        (f"{name}:{line}", json_field(text, self._text_field, f"{path}:{line}"))
                         for line, text in enumerate(stream, 1)
                     )
                 else:
-                    texts = ((name, _checked(text, str(path))) for text in [stream.read()])
+                    texts = ((name, checked_text(text, str(path))) for text in [stream.read()])
                 for document_name, data in texts:
                     if data.strip():
                         yield Document(document_name, data, data)
@@ -254,78 +249,7 @@ def _expand(paths: Iterable[str | Path], key: str) -> list[tuple[str, Path]]:
     return found
 
 
-def _is_binary(path: Path) -> bool:
-    """Whether the first bytes, decompressed, are of no text in any 8-bit encoding, nor UTF-16."""
-    if is_jsonl(path):
-        return False
-    try:
-        with open_plain(path) as (stream, _):
-            start = stream.read(1 << 14)
-    except DataError:  # damaged: said when it is read
-        return False
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, which can be converted: said when it is read
-        return False
-    control = len(start) - len(start.translate(None, _CONTROL))
-    return b"\0" in start or control > len(start) / 50
-
-
 def _how_to_make(path: Path) -> str:
     if "/data/books/" in f"/{path.as_posix()}/":
         return "; build the books: python -m acp_repro.data.books --clones FOLDER --out data/books"
     return ""
-
-
-def _checked(data: bytes, where: str) -> bytes:
-    """``data`` without a byte-order mark, after a check that it is text."""
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    try:
-        data.decode()
-        bad = data.find(b"\0")  # valid UTF-8, but no text has it: an archive, an array, an image
-        reason = "a zero byte, so this is not text"
-    except UnicodeDecodeError as error:
-        bad, reason = error.start, f"byte 0x{data[error.start]:02x} is not UTF-8"
-    if bad >= 0:
-        line = data.count(b"\n", 0, bad) + 1
-        raise DataError(
-            f"{where}:{line}: {reason}; convert the file to UTF-8 text, or keep it out of the folder"
-        )
-    return data
-
-
-def _field(line: bytes, field: str, where: str) -> bytes:
-    """The UTF-8 text in one line of JSON; empty for a blank line."""
-    if not line.strip():
-        return b""
-    try:
-        record = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where}: byte 0x{line[error.start]:02x} is not UTF-8; convert the file to UTF-8"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{where}: not JSON ({error.msg} at column {error.colno}); a .jsonl file "
-            "holds one JSON object a line, and other text needs another suffix"
-        ) from error
-    if not isinstance(record, dict):
-        raise DataError(
-            f"{where}: a JSON {type(record).__name__}, not an object with a field "
-            f'{field!r}; write {{"{field}": "..."}} on each line'
-        )
-    if field not in record:
-        raise DataError(
-            f"{where}: no field {field!r}; set text_field to the one that holds the "
-            f"text (this line has: {', '.join(record) or 'none'})"
-        )
-    if not isinstance(record[field], str):
-        raise DataError(
-            f"{where}: the field {field!r} holds {type(record[field]).__name__}, not "
-            "text; set text_field to the one that holds the text"
-        )
-    try:
-        return record[field].encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair, written as \udXXX
-        raise DataError(
-            f"{where}: {error.reason} in the field {field!r}; this line's text is no "
-            "valid Unicode, repair or drop the line"
-        ) from error
