@@ -4,16 +4,40 @@
     train = corpus.sequences("train", context_length=1024, seed=0)
     input_ids, labels = train.batch(step=0, batch_size=8)
 
-Only `TokenSequences` hands out tensors; nothing else here imports torch.
+Names load on first use: ``from acp_repro.data.config import DataConfig`` imports nothing but the standard
+library. Only `TokenSequences` hands out tensors; nothing else here imports torch.
 """
 
-from acp_repro.data.cache import CorruptEntry
-from acp_repro.data.config import DataConfig
-from acp_repro.data.corpus import Corpus, default_cache, prepare
-from acp_repro.data.files import DataError
-from acp_repro.data.longcrawl64 import LongCrawl64
-from acp_repro.data.sequences import Sequences, TokenSequences
-from acp_repro.data.tokenizer import BPETokenizer, ByteTokenizer
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from acp_repro.data.cache import CorruptEntry
+    from acp_repro.data.config import DataConfig
+    from acp_repro.data.corpus import Corpus, default_cache, prepare
+    from acp_repro.data.files import DataError
+    from acp_repro.data.longcrawl64 import LongCrawl64
+    from acp_repro.data.sequences import Sequences, TokenSequences
+    from acp_repro.data.sources import SampleSource, sample_text
+    from acp_repro.data.tokenizer import BPETokenizer, ByteTokenizer
+
+_HOME = {
+    "BPETokenizer": "tokenizer",
+    "ByteTokenizer": "tokenizer",
+    "Corpus": "corpus",
+    "CorruptEntry": "cache",
+    "DataConfig": "config",
+    "DataError": "files",
+    "LongCrawl64": "longcrawl64",
+    "SampleSource": "sources",
+    "Sequences": "sequences",
+    "TokenSequences": "sequences",
+    "default_cache": "corpus",
+    "prepare": "corpus",
+    "sample_text": "sources",
+}
 
 __all__ = [
     "BPETokenizer",
@@ -23,8 +47,22 @@ __all__ = [
     "DataConfig",
     "DataError",
     "LongCrawl64",
+    "SampleSource",
     "Sequences",
     "TokenSequences",
     "default_cache",
     "prepare",
+    "sample_text",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

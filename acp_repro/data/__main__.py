@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
-from acp_repro.data import CorruptEntry, DataConfig, DataError, prepare
+from acp_repro.common.errors import UserError
+from acp_repro.common.files import write_text
+from acp_repro.data import DataConfig, DataError, prepare
 from acp_repro.data.config import CORPORA, DEFAULT_HELDOUT
 
 EXPORT = "export-tokenizer"
@@ -22,6 +24,7 @@ examples:
   python -m acp_repro.data --suite h100                        what a suite needs, ahead of its training
   python -m acp_repro.data --tokenizer bpe:4096 --context-length 1024 4096
   python -m acp_repro.data --corpus text --path books/ --heldout books/last.jsonl.xz
+  python -m acp_repro.data.books --clones FOLDER               the books of the suites h100 and small
   python -m acp_repro.data export-tokenizer FILE --suite h100  its tokenizer.json, to keep or commit
 
 A corpus that is in the cache already is only opened.""".format(
@@ -52,7 +55,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--heldout",
         nargs="+",
         metavar="SHARE|PATH",
-        help=f"share of documents to hold out (default: {DEFAULT_HELDOUT}), or, for text, the files",
+        help=f"share of documents to hold out (default: {DEFAULT_HELDOUT}; of one, its tail), or the files",
     )
     keys.add_argument(
         "--tokenizer", metavar="bytes|gpt2|bpe:SIZE|file:PATH", help="how text becomes ids (default: bytes)"
@@ -128,9 +131,12 @@ def main(argv: list[str] | None = None) -> int:
         if args.verify:
             corpus.verify()
         counts = {n: corpus.describe(n)["splits"].values() for n in args.context_length}
-    except (DataError, CorruptEntry) as error:
+    except KeyboardInterrupt:
+        print("stopped: nothing of this corpus was kept", file=sys.stderr)
+        return 130
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     facts = corpus.describe()
     print(f"corpus      {facts['corpus']}, text {facts['identity'][:16]}")
     print(f"tokenizer   {facts['tokenizer']}, {facts['vocab_size']} ids with BOS")
@@ -151,8 +157,7 @@ def _export(corpus: Any, file: Path) -> int:
     if corpus.config.tokenizer == "bytes":
         raise DataError("tokenizer: bytes need no file")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(corpus.tokenizer.json_text, encoding="utf-8")
+        write_text(file, corpus.tokenizer.json_text)
     except OSError as error:
         raise DataError(f"{file} cannot be written ({error})") from error
     print(f"{file}: {corpus.vocab_size} ids with BOS; use it with tokenizer: {{file: {file}}}")

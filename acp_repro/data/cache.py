@@ -13,15 +13,18 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from acp_repro.common.errors import UserError
+from acp_repro.common.files import lock, sha256_of, sync, write_text
+
 _log = logging.getLogger(__name__)
 
 
-class CorruptEntry(Exception):
+class CorruptEntry(UserError):
     """A cache entry that must be built again; the message says what is wrong with it."""
 
 
@@ -96,9 +99,8 @@ class Entry:
                 if stat.st_size != record["size"]:
                     raise CorruptEntry(f"{name} has {stat.st_size} bytes, not {record['size']}")
                 if everything or stat.st_mtime_ns != record["mtime_ns"]:
-                    with open(path, "rb") as file:
-                        if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
-                            raise CorruptEntry(f"the content of {name} has changed")
+                    if sha256_of(path) != record["sha256"]:
+                        raise CorruptEntry(f"the content of {name} has changed")
                     moved |= stat.st_mtime_ns != record["mtime_ns"]
                     record["mtime_ns"] = stat.st_mtime_ns
             except OSError as error:
@@ -116,8 +118,7 @@ def open_or_build(folder: Path, key: str, build: Callable[[EntryWriter], dict]) 
     """
     with contextlib.suppress(CorruptEntry, FileNotFoundError):
         return _open_existing(folder, key)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.with_name(folder.name + ".lock")):
+    with lock(folder.with_name(folder.name + ".lock")):
         try:
             return _open_existing(folder, key)  # another process may just have made it
         except FileNotFoundError:
@@ -126,7 +127,7 @@ def open_or_build(folder: Path, key: str, build: Callable[[EntryWriter], dict]) 
             _log.warning("the cache entry %s is corrupt: %s; building it again", folder, error)
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)  # what a killed build left
-        partial.mkdir()
+        partial.mkdir(parents=True)
         writer = EntryWriter(partial)
         try:
             facts = build(writer)
@@ -134,7 +135,7 @@ def open_or_build(folder: Path, key: str, build: Callable[[EntryWriter], dict]) 
             if folder.exists():
                 shutil.rmtree(folder)
             partial.rename(folder)
-            _sync_folder(folder.parent)
+            sync(folder.parent)
         except BaseException:
             writer.close()
             shutil.rmtree(partial, ignore_errors=True)
@@ -149,31 +150,4 @@ def _open_existing(folder: Path, key: str) -> Entry:
 
 
 def _write_meta(folder: Path, key: str, facts: dict, files: dict) -> None:
-    new = folder / f"meta.json.{os.getpid()}"
-    with open(new, "w", encoding="utf-8") as file:
-        json.dump({"key": key, "facts": facts, "files": files}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, folder / "meta.json")
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere a folder cannot be opened, nor need it be
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # no such lock on Windows: two builders at once would do the work twice
-        yield
-        return
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    write_text(folder / "meta.json", json.dumps({"key": key, "facts": facts, "files": files}, indent=1))

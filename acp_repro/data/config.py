@@ -1,14 +1,13 @@
-"""What a suite's YAML says about its data, checked key by key."""
+"""What a suite's YAML says about its data, checked key by key. Imports the standard library only."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from acp_repro.data.files import DataError
-from acp_repro.data.tokenizer import GPT2_VOCAB_SIZE, SMALLEST_BPE, ByteTokenizer
 
 CORPORA = {
     "stdlib": "the running Python's own standard library; nothing to download",
@@ -17,6 +16,9 @@ CORPORA = {
     "hf": "a Hugging Face dataset, `path: owner/name`, its first `max_documents` documents",
 }
 DEFAULT_HELDOUT = 0.05
+BYTES_VOCAB_SIZE = 256 + 1  # every byte, BOS
+SMALLEST_BPE = 256 + 2  # every byte, one merge, BOS
+GPT2_VOCAB_SIZE = 50257
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +31,12 @@ class DataConfig:
             ``train.zarr`` and ``heldout.zarr``; for ``hf`` the dataset's name, or a local folder
             of one.
         text_field: the field of ``.jsonl`` files, or of the dataset, that holds the text.
-        heldout: the share of documents held out (0 to less than 1; 0 for none), by default 0.05;
-            for ``text`` also a path or a list of paths, which may lie under ``path``: their
-            documents are held out, and no others. None for ``longcrawl64``, which comes split.
+        heldout: the share of documents held out (0 to less than 1), by default 0.05; of a single
+            document its last part, cut where a paragraph ends; 0 for none, and then nothing can be
+            measured on this text (`require_heldout`);
+            for ``text`` also a path or a list of paths (kept as a tuple), which may lie under
+            ``path``: their documents are held out, and no others. None for ``longcrawl64``, which
+            comes split.
         tokenizer: ``"bytes"`` (the default); ``{"bpe": V}`` for a byte-pair encoding of V ids in
             all, BOS among them, trained on the training documents; ``"gpt2"`` for GPT-2's; or
             ``{"file": PATH}`` for a ``tokenizer.json`` that exists. ``longcrawl64`` is GPT-2 ids
@@ -45,11 +50,15 @@ class DataConfig:
         DataError: names the key, what is wrong with it, and what would be right.
     """
 
+    # For a caller that checks the fields' types with pydantic, which this module does not import. An unknown
+    # key is refused there too.
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
     corpus: str = "stdlib"
     path: str | None = None
     text_field: str = "text"
-    heldout: float | str | tuple[str, ...] | None = None
-    tokenizer: str | Mapping[str, Any] | None = None
+    heldout: float | str | list[str] | None = None
+    tokenizer: str | dict[str, int | str] | None = None
     config: str | None = None
     split: str | None = None
     max_documents: int | None = None
@@ -180,7 +189,15 @@ class DataConfig:
         """The number of ids as far as the settings say it: None for ``{file: PATH}``."""
         if self.corpus == "longcrawl64" or self.tokenizer == "gpt2":
             return GPT2_VOCAB_SIZE
-        return self.bpe_size or (ByteTokenizer.vocab_size if self.tokenizer == "bytes" else None)
+        return self.bpe_size or (BYTES_VOCAB_SIZE if self.tokenizer == "bytes" else None)
+
+    def require_heldout(self) -> None:
+        """Raise `DataError` if the settings hold out nothing; what measures asks this first of all."""
+        if self.heldout == 0 and self.corpus != "longcrawl64":
+            raise DataError(
+                f"heldout: {self.heldout} holds out no text to measure on; set a share such as "
+                f"{DEFAULT_HELDOUT}, or remove the key"
+            )
 
     @property
     def heldout_paths(self) -> tuple[str, ...]:

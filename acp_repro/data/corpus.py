@@ -6,13 +6,13 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from acp_repro.data.cache import Entry, EntryWriter, open_or_build
 from acp_repro.data.config import DataConfig
@@ -20,8 +20,8 @@ from acp_repro.data.files import DataError
 from acp_repro.data.hf import downloaded
 from acp_repro.data.longcrawl64 import LongCrawl64
 from acp_repro.data.parallel import tokenise
+from acp_repro.data.reader import SPLITS, Reader, hash_of
 from acp_repro.data.sequences import TokenSequences
-from acp_repro.data.sources import Document, StdlibSource, TextSource, is_heldout
 from acp_repro.data.tokenizer import (
     TOKENIZER_FILE,
     BPETokenizer,
@@ -33,8 +33,8 @@ from acp_repro.data.tokenizer import (
     train_bpe,
 )
 
+_log = logging.getLogger(__name__)
 FORMAT = 1  # raise it when the same text would give other files
-SPLITS = ("train", "heldout")
 
 
 class Corpus:
@@ -71,7 +71,13 @@ class Corpus:
         return json.loads((self.folder / "names.json").read_bytes())
 
     def sequences(self, split: str, context_length: int, seed: int = 0) -> TokenSequences:
-        """The split's sequences of ``context_length`` tokens; see `TokenSequences`."""
+        """The split's sequences of ``context_length`` tokens; see `TokenSequences`.
+
+        Raises:
+            DataError: none is that long, or ``split`` is heldout and ``heldout: 0`` holds out nothing.
+        """
+        if _known(split) == "heldout":
+            self.config.require_heldout()
         return TokenSequences(
             self.tokens(split),
             self.offsets(split),
@@ -148,9 +154,9 @@ def prepare(
     folder = default_cache() if cache_dir is None else Path(cache_dir).expanduser()
     with _blaming(folder):
         given = downloaded(config, folder) if config.corpus == "hf" else None
-    reader = _Reader(config, given)
+    reader = Reader(config, given)
     tokens, fact = _tokenizer_facts(config)
-    key = _hash(
+    key = hash_of(
         {
             "format": FORMAT,
             "identity": reader.identity,
@@ -197,35 +203,7 @@ def default_cache() -> Path:
     return project / "cache"
 
 
-class _Reader:
-    """Reads a config's documents, each with its split; ``given`` is a file of them, if it was made."""
-
-    def __init__(self, config: DataConfig, given: Path | None = None):
-        self._share = 0.0 if config.heldout_paths else config.heldout
-        self._heldout = None
-        if config.corpus == "stdlib":
-            self._source = StdlibSource()
-        elif given is not None:
-            self._source = TextSource([given])
-        else:
-            if config.heldout_paths:
-                self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
-            self._source = TextSource([config.path], config.text_field, config.heldout_paths)
-        sources = [self._source] + ([self._heldout] if self._heldout else [])
-        self._size = sum(source.size for source in sources)
-        self.identity = _hash([source.identity for source in sources])
-
-    def documents(self, doing: str) -> Iterator[tuple[str, Document]]:
-        """Give (split, document), behind a progress bar that says ``doing``."""
-        with tqdm(total=self._size, desc=doing, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-            for document in self._source.documents(bar.update):
-                yield SPLITS[is_heldout(document, self._share)], document
-            if self._heldout:
-                for document in self._heldout.documents(bar.update):
-                    yield "heldout", document
-
-
-def _build(config: DataConfig, reader: _Reader, workers: int | None, writer: EntryWriter) -> dict[str, Any]:
+def _build(config: DataConfig, reader: Reader, workers: int | None, writer: EntryWriter) -> dict[str, Any]:
     """Write tokens, offsets, names and tokeniser; gives the entry's facts."""
     tokenizer: Tokenizer = ByteTokenizer()
     if config.tokenizer != "bytes":
@@ -247,11 +225,17 @@ def _build(config: DataConfig, reader: _Reader, workers: int | None, writer: Ent
         writer.append(f"{split}.tokens", ids.astype(dtype))
         writer.append(f"{split}.offsets", np.array([facts["tokens"]], "<i8"))
     _check_splits(config, splits)
+    if reader.skipped:
+        count = len(reader.skipped)
+        names_of = ", ".join(reader.skipped[:3]) + (", ..." if count > 3 else "")
+        _log.warning(
+            "skipped %s not text: %s", f"{count} files that are" if count > 1 else "1 file that is", names_of
+        )
     writer.append("names.json", json.dumps(names).encode())
     return {"identity": reader.identity, "splits": splits}
 
 
-def _tokenizer_json(config: DataConfig, reader: _Reader) -> str:
+def _tokenizer_json(config: DataConfig, reader: Reader) -> str:
     if config.tokenizer_file:
         return read_json(config.tokenizer_file)
     if config.tokenizer == "gpt2":
@@ -284,7 +268,3 @@ def _known(split: str) -> str:
     if split not in SPLITS:
         raise DataError(f"split: {split!r} is not known; use train or heldout")
     return split
-
-
-def _hash(facts: Any) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,20 +1,25 @@
-"""Plain bytes out of a file that may be compressed, with errors that name the file."""
+"""Plain bytes and text out of a file that may be compressed, with errors that name the file and the line."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import io
+import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from acp_repro.common.errors import UserError
+
 _COMPRESSED = {".xz", ".zst", ".gz"}
+# Characters that no text has more than a few of.
+_CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """A corpus or its settings cannot be used; the message says where, why and what to do."""
 
 
@@ -45,6 +50,77 @@ def open_plain(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
     except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         raise DataError(
             f"{path}: cannot be read ({error}); the file is damaged, cut short or protected: copy it again"
+        ) from error
+
+
+def is_binary(path: Path) -> bool:
+    """Whether the first bytes, decompressed, are of no text in any 8-bit encoding, nor UTF-16."""
+    if is_jsonl(path):
+        return False
+    try:
+        with open_plain(path) as (stream, _):
+            start = stream.read(1 << 14)
+    except DataError:  # damaged: said when it is read
+        return False
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, which can be converted: said when it is read
+        return False
+    control = len(start) - len(start.translate(None, _CONTROL))
+    return b"\0" in start or control > len(start) / 50
+
+
+def checked_text(data: bytes, where: str) -> bytes:
+    """``data`` without a byte-order mark, after a check that it is text."""
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        data.decode()
+        bad = data.find(b"\0")  # valid UTF-8, but no text has it: an archive, an array, an image
+        reason = "a zero byte, so this is not text"
+    except UnicodeDecodeError as error:
+        bad, reason = error.start, f"byte 0x{data[error.start]:02x} is not UTF-8"
+    if bad >= 0:
+        line = data.count(b"\n", 0, bad) + 1
+        raise DataError(
+            f"{where}:{line}: {reason}; convert the file to UTF-8 text, or keep it out of the folder"
+        )
+    return data
+
+
+def json_field(line: bytes, field: str, where: str) -> bytes:
+    """The UTF-8 text in one line of JSON; empty for a blank line."""
+    if not line.strip():
+        return b""
+    try:
+        record = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}: byte 0x{line[error.start]:02x} is not UTF-8; convert the file to UTF-8"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where}: not JSON ({error.msg} at column {error.colno}); a .jsonl file "
+            "holds one JSON object a line, and other text needs another suffix"
+        ) from error
+    if not isinstance(record, dict):
+        raise DataError(
+            f"{where}: a JSON {type(record).__name__}, not an object with a field "
+            f'{field!r}; write {{"{field}": "..."}} on each line'
+        )
+    if field not in record:
+        raise DataError(
+            f"{where}: no field {field!r}; set text_field to the one that holds the "
+            f"text (this line has: {', '.join(record) or 'none'})"
+        )
+    if not isinstance(record[field], str):
+        raise DataError(
+            f"{where}: the field {field!r} holds {type(record[field]).__name__}, not "
+            "text; set text_field to the one that holds the text"
+        )
+    try:
+        return record[field].encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair, written as \udXXX
+        raise DataError(
+            f"{where}: {error.reason} in the field {field!r}; this line's text is no "
+            "valid Unicode, repair or drop the line"
         ) from error
 
 

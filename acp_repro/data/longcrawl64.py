@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from acp_repro.data.config import DataConfig
+from acp_repro.data.config import GPT2_VOCAB_SIZE, DataConfig
 from acp_repro.data.files import DataError
 from acp_repro.data.sequences import Sequences
-from acp_repro.data.tokenizer import GPT2_VOCAB_SIZE, BPETokenizer, gpt2_json, read_json, save_json
+from acp_repro.data.tokenizer import BPETokenizer, gpt2_json, read_json, save_json
 
 _log = logging.getLogger(__name__)
 _REMEMBERED_BYTES = 256 << 20  # of decoded chunks, for each array

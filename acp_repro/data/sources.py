@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
+import importlib.resources
+import lzma
 import sys
 import sysconfig
 import tokenize
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from acp_repro.data.files import DataError, is_jsonl, open_plain
+from acp_repro.data.files import DataError, checked_text, is_binary, is_jsonl, json_field, open_plain
 
 
 class Document(NamedTuple):
@@ -120,6 +121,33 @@ def _help_topics(topics: dict[str, str] | None) -> dict[str, str]:
     return topics
 
 
+# ---- the sample ----------------------------------------------------------------------------
+
+
+class SampleSource:
+    """One whole book that comes with the package: *Wuthering Heights*, 0.65 MB.
+
+    It lies in the books' held-out shard, so that no model of the suites was trained on it.
+    """
+
+    def __init__(self):
+        packed = importlib.resources.files(__package__).joinpath("sample", "wuthering_heights.txt.xz")
+        data = lzma.decompress(packed.read_bytes())
+        self._document = Document("wuthering_heights.txt", data, data)
+        self.size = len(data)
+        self.identity = hashlib.sha256(b"sample" + data).hexdigest()
+
+    def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
+        """Give the one document; ``advance`` is told its bytes."""
+        yield self._document
+        advance(self.size)
+
+
+def sample_text() -> str:
+    """The text of `SampleSource`, for whoever wants to try a model on a book and names none."""
+    return next(SampleSource().documents()).data.decode()
+
+
 # ---- files ---------------------------------------------------------------------------------
 
 
@@ -128,12 +156,15 @@ class TextSource:
 
     A ``.jsonl`` file holds one document a line, in the field ``text_field``; any other file is
     one document of UTF-8 text. Each may be compressed as ``.xz``, ``.zst`` or ``.gz``. Hidden
-    files are left out, and so is every file under ``exclude``. The held-out split hashes the
-    text itself: a document keeps its side when files are renamed or re-sharded, and copies of a
-    document fall on one side.
+    files are left out, and so are every file under ``exclude`` and what is no text in a folder.
+    The held-out split hashes the text itself: a document keeps its side when files are renamed or
+    re-sharded, and copies of a document fall on one side.
+
+    Attributes:
+        skipped: names of files that were left out because they hold no text (pictures, archives).
 
     Raises:
-        DataError: a path is missing, or holds no file. While documents are read: a bad line, a
+        DataError: a path is missing, or holds no file of text. While documents are read: a bad line, a
             missing field, text that is no UTF-8, a damaged file.
     """
 
@@ -146,7 +177,17 @@ class TextSource:
     ):
         left_out = {path.resolve() for _, path in _expand(exclude, key)}
         self._text_field = text_field
-        self._files = [(name, path) for name, path in _expand(paths, key) if path.resolve() not in left_out]
+        paths = list(paths)
+        files = [(name, path) for name, path in _expand(paths, key) if path.resolve() not in left_out]
+        named = {Path(path).expanduser() for path in paths}  # what is asked for by name is not skipped
+        binary = {path for _, path in files if path not in named and is_binary(path)}
+        self.skipped = [name for name, path in files if path in binary]
+        self._files = [(name, path) for name, path in files if path not in binary]
+        if files and not self._files:
+            raise DataError(
+                f"{key}: no file under {', '.join(map(str, paths))} is text (there are: "
+                f"{', '.join(self.skipped[:3])}); put text or JSON lines (.jsonl) there"
+            )
         if not self._files:
             raise DataError(
                 f"{key}: every file under {', '.join(map(str, paths))} is held out; "
@@ -169,11 +210,11 @@ class TextSource:
             with open_plain(path) as (stream, position):
                 if is_jsonl(path):
                     texts = (
-                        (f"{name}:{line}", _field(text, self._text_field, f"{path}:{line}"))
+                        (f"{name}:{line}", json_field(text, self._text_field, f"{path}:{line}"))
                         for line, text in enumerate(stream, 1)
                     )
                 else:
-                    texts = ((name, _checked(text, str(path))) for text in [stream.read()])
+                    texts = ((name, checked_text(text, str(path))) for text in [stream.read()])
                 for document_name, data in texts:
                     if data.strip():
                         yield Document(document_name, data, data)
@@ -202,61 +243,13 @@ def _expand(paths: Iterable[str | Path], key: str) -> list[tuple[str, Path]]:
                 )
             found += files
         else:
-            raise DataError(f"{key}: {given} does not exist; relative paths start at {Path.cwd()}")
+            raise DataError(
+                f"{key}: {given} does not exist; relative paths start at {Path.cwd()}{_how_to_make(given)}"
+            )
     return found
 
 
-def _checked(data: bytes, where: str) -> bytes:
-    """``data`` without a byte-order mark, after a check that it is text."""
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    try:
-        data.decode()
-        bad = data.find(b"\0")  # valid UTF-8, but no text has it: an archive, an array, an image
-        reason = "a zero byte, so this is not text"
-    except UnicodeDecodeError as error:
-        bad, reason = error.start, f"byte 0x{data[error.start]:02x} is not UTF-8"
-    if bad >= 0:
-        line = data.count(b"\n", 0, bad) + 1
-        raise DataError(
-            f"{where}:{line}: {reason}; convert the file to UTF-8 text, or keep it out of the folder"
-        )
-    return data
-
-
-def _field(line: bytes, field: str, where: str) -> bytes:
-    """The UTF-8 text in one line of JSON; empty for a blank line."""
-    if not line.strip():
-        return b""
-    try:
-        record = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where}: byte 0x{line[error.start]:02x} is not UTF-8; convert the file to UTF-8"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{where}: not JSON ({error.msg} at column {error.colno}); a .jsonl file "
-            "holds one JSON object a line, and other text needs another suffix"
-        ) from error
-    if not isinstance(record, dict):
-        raise DataError(
-            f"{where}: a JSON {type(record).__name__}, not an object with a field "
-            f'{field!r}; write {{"{field}": "..."}} on each line'
-        )
-    if field not in record:
-        raise DataError(
-            f"{where}: no field {field!r}; set text_field to the one that holds the "
-            f"text (this line has: {', '.join(record) or 'none'})"
-        )
-    if not isinstance(record[field], str):
-        raise DataError(
-            f"{where}: the field {field!r} holds {type(record[field]).__name__}, not "
-            "text; set text_field to the one that holds the text"
-        )
-    try:
-        return record[field].encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair, written as \udXXX
-        raise DataError(
-            f"{where}: {error.reason} in the field {field!r}; this line's text is no "
-            "valid Unicode, repair or drop the line"
-        ) from error
+def _how_to_make(path: Path) -> str:
+    if "/data/books/" in f"/{path.as_posix()}/":
+        return "; build the books: python -m acp_repro.data.books --clones FOLDER --out data/books"
+    return ""

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from acp_repro.common.files import write_text
+from acp_repro.data.config import BYTES_VOCAB_SIZE, GPT2_VOCAB_SIZE
 from acp_repro.data.files import DataError
 from acp_repro.data.sources import Document
 
 TOKENIZER_FILE = "tokenizer.json"
-SMALLEST_BPE = 256 + 2  # every byte, one merge, BOS
 # Enough, and bounded: on books, 32,768 ids learnt from 109 MB encode other books into 0.2 % fewer tokens
 # than those learnt from 64 MiB. These take 16 s and half a gigabyte of memory.
 BPE_TRAINING_BYTES = 64 << 20
-GPT2_VOCAB_SIZE = 50257
 GPT2_BOS = "<|endoftext|>"
 _GPT2_NAME = "openai-community/gpt2"
 _PIECE_BYTES = 1 << 20
@@ -32,7 +31,7 @@ class ByteTokenizer:
     """Ids 0 to 255 are the bytes of the UTF-8 text, 256 is BOS."""
 
     name = "bytes"
-    vocab_size = 257
+    vocab_size = BYTES_VOCAB_SIZE
     bos_id = 256
 
     def encode(self, text: str | bytes) -> np.ndarray:
@@ -138,11 +137,7 @@ def read_json(path: str) -> str:
 
 def save_json(json_text: str, folder: str | Path) -> Path:
     """Write ``tokenizer.json`` into ``folder`` and give its path; one that is there is replaced."""
-    path = Path(folder) / TOKENIZER_FILE
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.write_text(json_text, encoding="utf-8")
-    os.replace(new, path)
-    return path
+    return write_text(Path(folder) / TOKENIZER_FILE, json_text)
 
 
 def train_bpe(documents: Iterable[Document], vocab_size: int) -> str:

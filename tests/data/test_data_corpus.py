@@ -1,6 +1,5 @@
-"""Settings, `prepare` from end to end, and the command."""
+"""`prepare` from end to end, and the command."""
 
-import dataclasses
 import itertools
 import json
 import logging
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acp_repro.data import CorruptEntry, DataConfig, DataError, default_cache, prepare
+from acp_repro.data import CorruptEntry, DataConfig, DataError, books, default_cache, prepare
 from acp_repro.data import corpus as module
 from acp_repro.data.__main__ import main
 
@@ -36,64 +35,6 @@ def text(folder, **settings):
 def decoded(corpus, split):
     tokens, offsets = corpus.tokens(split), corpus.offsets(split)
     return [corpus.tokenizer.decode(tokens[a:b]) for a, b in itertools.pairwise(offsets)]
-
-
-# ---- settings ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["stdlib"], r"data: \['stdlib'\] is not a mapping; write `corpus: stdlib`"),
-        ({"tokeniser": "bytes"}, "tokeniser: unknown key; did you mean tokenizer.*keys are corpus"),
-        ({"xyz": 1}, r"xyz: unknown key \(the keys are corpus"),
-        ({"corpus": "books"}, "corpus: 'books' is not known; use stdlib, text, longcrawl64 or hf"),
-        ({"corpus": "text"}, "path: None, but `corpus: text` needs the path of a file or a folder"),
-        ({"corpus": "text", "path": 3}, "path: 3, but `corpus: text` needs"),
-        ({"path": "x"}, "path: `corpus: stdlib` takes none; remove it, or set corpus: text"),
-        ({"text_field": ""}, "text_field: '' is not the name of a field"),
-        ({"heldout": 1}, "heldout: 1 is no share; use 0 to less than 1"),
-        ({"heldout": -0.1}, "heldout: -0.1 is no share"),
-        ({"heldout": float("nan")}, "heldout: nan is no share"),
-        ({"heldout": True}, "heldout: True is neither a share such as 0.05 nor a path"),
-        ({"heldout": "x"}, "heldout: `corpus: stdlib` takes a share such as 0.05, not paths"),
-        ({"corpus": "text", "path": "x", "heldout": []}, "heldout: .* is not a list of paths"),
-        ({"corpus": "text", "path": "x", "heldout": ["a", 1]}, "heldout: .* not a list of paths"),
-        ({"tokenizer": "gpt3"}, r"'gpt3' is not known; use bytes, gpt2, \{bpe: 4096\} or \{file: PATH"),
-        ({"tokenizer": "bpe"}, "tokenizer: 'bpe' is not known"),
-        ({"tokenizer": ["bpe"]}, "tokenizer: .* is not known"),
-        ({"tokenizer": {"file": 3}}, "tokenizer: file: 3 is not a path; name a tokenizer.json"),
-        ({"corpus": "longcrawl64"}, "path: None, but .* needs the path of the folder with train.zarr"),
-        ({"corpus": "longcrawl64", "path": "x", "heldout": 0.1}, "heldout: .* heldout.zarr; remove"),
-        ({"corpus": "longcrawl64", "path": "x", "tokenizer": "bytes"}, "is GPT-2 ids; remove the key"),
-        ({"corpus": "hf"}, "path: None, but `corpus: hf` needs the name of a dataset"),
-        ({"corpus": "hf", "path": "a/b"}, "max_documents: None, but .* such as 10_000"),
-        ({"corpus": "hf", "path": "a/b", "max_documents": 0}, "max_documents: 0, but"),
-        ({"corpus": "hf", "path": "a/b", "max_documents": 9, "split": ""}, "split: '' is not a name"),
-        ({"corpus": "hf", "path": "a/b", "max_documents": 9, "heldout": "x"}, "takes a share"),
-        ({"max_documents": 9}, "max_documents: is for `corpus: hf`; remove it, or set corpus: hf"),
-        ({"tokenizer": {"bpe": 4096, "x": 1}}, "tokenizer: .* is not known"),
-        ({"tokenizer": {"bpe": "4096"}}, "tokenizer: bpe: '4096' is not a whole number"),
-        ({"tokenizer": {"bpe": True}}, "tokenizer: bpe: True is not a whole number"),
-        ({"tokenizer": {"bpe": 257}}, "tokenizer: bpe: 257 ids cannot be; use 258"),
-    ],
-)
-def test_settings_errors(settings, message):
-    with pytest.raises(DataError, match=message):
-        DataConfig.from_dict(settings)
-
-
-def test_settings_defaults():
-    config = DataConfig.from_dict({})
-    assert config == DataConfig("stdlib", None, "text", 0.05, "bytes")
-    assert DataConfig.from_dict(config) is config
-    paper = DataConfig("longcrawl64", "x")
-    assert (paper.tokenizer, paper.heldout, paper.vocab_size) == ("gpt2", None, 50257)
-    for one in (config, paper, DataConfig("hf", "a/b", max_documents=3)):  # as a run's folder keeps it
-        assert DataConfig.from_dict(json.loads(json.dumps(dataclasses.asdict(one)))) == one
-    paths = DataConfig("text", "x", heldout=["a", "b"])
-    assert paths.heldout == paths.heldout_paths == ("a", "b")
-    assert DataConfig("text", "x", heldout="a").heldout_paths == ("a",)
 
 
 def test_default_cache(monkeypatch, tmp_path):
@@ -180,6 +121,42 @@ def test_explicit_heldout_files(folder, tmp_path):
     assert decoded(one, "heldout") == ["held out"]
 
 
+@pytest.mark.parametrize("name", ["book.txt", "book.jsonl"])
+def test_one_document_has_its_tail_held_out(tmp_path, name):
+    book = "".join(f"Paragraph {i}, of some words.\nA second line.\n\n" for i in range(400))
+    content = json.dumps({"text": book}) if name.endswith("l") else book
+    (tmp_path / name).write_text(content)
+    corpus = prepare({"corpus": "text", "path": str(tmp_path / name)}, tmp_path / "cache")
+    (train,), (heldout,) = decoded(corpus, "train"), decoded(corpus, "heldout")
+    assert train + heldout == book and heldout.startswith("Paragraph 38")
+    assert 0.04 < len(heldout) / len(book) <= 0.05
+    assert "its tail" in corpus.names("heldout")[0]
+    assert corpus.sequences("heldout", 64).tokens_used > 800
+    whole = prepare({"corpus": "text", "path": str(tmp_path / name), "heldout": 0}, tmp_path / "cache")
+    assert decoded(whole, "train") == [book]
+
+
+def test_two_documents_are_not_cut(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"{i} words " * 50}) + "\n" for i in (5, 8))
+    )
+    corpus = prepare(text(tmp_path / "a.jsonl", heldout=0.7), tmp_path / "cache")
+    assert [len(t) for t in decoded(corpus, "train") + decoded(corpus, "heldout")] == [400, 400]
+    with pytest.raises(DataError, match="heldout: 0.01 leaves no held-out document of 2; use a larger share"):
+        prepare(text(tmp_path / "a.jsonl", heldout=0.01), tmp_path / "cache")
+
+
+def test_pictures_in_a_folder_are_skipped_and_counted(folder, tmp_path, caplog):
+    before = prepare(text(folder), tmp_path / "cache")
+    (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 9)
+    (folder / "more").mkdir()
+    (folder / "more" / "b.bin.xz").write_bytes(lzma.compress(bytes(range(1, 256)) * 9))
+    with caplog.at_level(logging.WARNING):
+        after = prepare(text(folder), tmp_path / "other")
+    assert caplog.messages == ["skipped 2 files that are not text: a.png, more/b.bin.xz"]
+    assert after.describe() == before.describe()  # the text is the same, and so is its identity
+
+
 def test_bpe_never_sees_heldout_text(tmp_path):
     pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     (tmp_path / "train.txt").write_text("abc " * 500)
@@ -194,8 +171,15 @@ def test_no_heldout_is_possible(folder, tmp_path):
     corpus = prepare(text(folder, heldout=0), tmp_path / "cache")
     assert corpus.tokens("heldout").shape == (0,) and corpus.offsets("heldout").tolist() == [0]
     assert corpus.describe(8)["splits"]["heldout"]["share_used"] == 0
-    with pytest.raises(DataError, match="heldout split has no document"):
+    with pytest.raises(
+        DataError, match="heldout: 0 holds out no text to measure on; set a share such as 0.05"
+    ):
         corpus.sequences("heldout", 8)
+    assert len(corpus.sequences("train", 8))
+    with pytest.raises(DataError, match="heldout: 0.0 holds out"):
+        DataConfig(heldout=0.0).require_heldout()
+    for measurable in (DataConfig(), DataConfig("text", "x", heldout="a"), DataConfig("longcrawl64", "x")):
+        measurable.require_heldout()
 
 
 def test_large_vocabulary_needs_32_bits():
@@ -275,52 +259,41 @@ def test_a_shard_of_books(tmp_path):
 # ---- the command ---------------------------------------------------------------------------
 
 
-def test_command(folder, tmp_path, capsys):
-    args = [
-        "--corpus",
-        "text",
-        "--path",
-        str(folder),
-        "--heldout",
-        "0.2",
-        "--cache-dir",
-        str(tmp_path / "cache"),
-        "--context-length",
-        "64",
-        "--verify",
-    ]
+def test_command(folder, tmp_path, capsys, monkeypatch):
+    where = f"--corpus text --path {folder} --cache-dir {tmp_path / 'cache'}".split()
+    args = [*where, "--heldout", "0.2", "--context-length", "64", "--verify"]
     assert main(args) == 0
     out = capsys.readouterr().out
     for word in ("257 ids", "documents", "tokens", "heldout", "sequences of 64", "(verified)"):
         assert word in out
-    assert main([*args, "--heldout", str(folder / "a.jsonl")]) == 1
-    assert capsys.readouterr().err.startswith("error: path: every file under")
-    assert main([*args, "--tokenizer", "gpt3"]) == 1
-    assert "tokenizer: 'gpt3'" in capsys.readouterr().err
-
-
-def test_command_bpe_and_help(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert (
-        main(
-            [
-                "--corpus",
-                "text",
-                "--path",
-                str(folder),
-                "--tokenizer",
-                "bpe:300",
-                "--cache-dir",
-                str(tmp_path),
-            ]
-        )
-        == 1
-    )
-    assert "pip install -e '.[bpe]'" in capsys.readouterr().err
+    for more, message in [
+        (["--heldout", str(folder / "a.jsonl")], "error: path: every file under"),
+        (["--tokenizer", "gpt3"], "error: tokenizer: 'gpt3'"),
+        (["--tokenizer", "bpe:300"], "error: tokenizer: .*pip install -e '.\\[bpe\\]'"),
+    ]:
+        assert main([*args, *more]) == 1
+        assert re.match(message, capsys.readouterr().err)
     with pytest.raises(SystemExit):
         main(["--help"])
     out = capsys.readouterr().out
     assert all(f"\n  {name} " in out for name in ("stdlib", "text", "longcrawl64", "hf"))
+
+
+@pytest.mark.parametrize(("command", "of"), [(main, "corpus"), (books.main, "books")])
+def test_ctrl_c_is_one_line(command, of, folder, tmp_path, capsys, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"acp_repro.data.{of}.{'_build' if of == 'corpus' else 'build'}", stop)
+    options = {
+        "corpus": f"--corpus text --path {folder} --cache-dir {tmp_path / 'cache'}",
+        "books": f"--clones {tmp_path} --out {tmp_path / 'out'}",
+    }
+    assert command(options[of].split()) == 130
+    said = capsys.readouterr().err
+    assert said.startswith("stopped: ") and said.count("\n") == 1
+    assert not [path for path in tmp_path.rglob("*") if ".partial" in path.name or ".tmp" in path.name]
 
 
 def test_command_exports_the_tokenizer_of_a_suite(folder, tmp_path, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """Documents: which ones, in which order, with what identity, and every error on the way."""
 
 import gzip
+import hashlib
 import json
 import lzma
 import subprocess
@@ -9,9 +10,14 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
+from acp_repro.data import sources as module
+from acp_repro.data.books import manifest
 from acp_repro.data.files import DataError
-from acp_repro.data.sources import Document, StdlibSource, TextSource, is_heldout
+from acp_repro.data.reader import tail_of
+from acp_repro.data.sources import Document, SampleSource, StdlibSource, TextSource, is_heldout, sample_text
 
 PACK = {
     "": lambda data: data,
@@ -204,7 +210,9 @@ def test_identity_follows_the_text(tmp_path):
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a\.jsonl:2: byte 0xff is not UTF-8; con"),
         ("a.jsonl", rb'{"text": "\ud800"}', r"a\.jsonl:1: surrogates not allowed.*repair or drop"),
         ("a.txt", b"fine\nfine\ncaf\xe9\n", r"a\.txt:3: byte 0xe9 is not UTF-8; convert the file"),
-        ("a.npy", b"fine\n\0\0\n", r"a\.npy:2: a zero byte, so this is not text; .*keep it out"),
+        ("a.txt", b"fine\n" * 9999 + b"\0\n", r"a\.txt:10000: a zero byte, so this is not text; .*keep it"),
+        ("a.txt", "caf\u00e9".encode("utf-16"), r"a\.txt:1: byte 0xff is not UTF-8; convert the file"),
+        ("a.png", b"\x89PNG\0\0", r"path: no file under .* is text \(there are: a\.png\); put text"),
         ("a.txt.xz", b"no xz", r"a\.txt\.xz: cannot be read .*copy it again"),
         ("a.txt.gz", b"no gz", r"a\.txt\.gz: cannot be read .*copy it again"),
         ("a.txt.zst", b"no zstd at all", r"a\.txt\.zst: cannot be read .*copy it again"),
@@ -219,6 +227,16 @@ def test_bad_files(tmp_path, name, content, message):
         list(TextSource([tmp_path]).documents())
 
 
+def test_what_is_no_text_is_skipped_in_a_folder_and_refused_by_name(tmp_path):
+    (tmp_path / "a.npy").write_bytes(b"fine\n\0\0\n")
+    (tmp_path / "b.dat").write_bytes(bytes(range(1, 256)))  # no zero byte, but much that no text has
+    (tmp_path / "c.txt").write_text("text\n\x0c\tmore \x1b[1mtext\x1b[0m")
+    source = TextSource([tmp_path])
+    assert source.skipped == ["a.npy", "b.dat"] and len(texts(source)) == 1
+    with pytest.raises(DataError, match=r"a\.npy:2: a zero byte"):
+        texts(TextSource([tmp_path / "a.npy"]))
+
+
 def test_bad_paths(tmp_path):
     with pytest.raises(DataError, match=r"path: .*missing does not exist; relative paths start"):
         TextSource([tmp_path / "missing"])
@@ -227,6 +245,19 @@ def test_bad_paths(tmp_path):
     (tmp_path / "a").write_text("A")
     with pytest.raises(DataError, match="every file under .* is held out; leave at least one"):
         TextSource([tmp_path], exclude=[tmp_path / "a"])
+
+
+# ---- the sample ----------------------------------------------------------------------------
+
+
+def test_the_sample_is_a_book_that_the_suites_hold_out():
+    source = SampleSource()
+    (document,) = source.documents()
+    assert document.data.decode() == sample_text() and source.size == len(document.data) > 600_000
+    (book,) = [b for b in manifest() if b.sha256 == hashlib.sha256(document.data).hexdigest()]
+    assert (book.shard, book.author, book.title) == ("07", "Emily Bronte", "Wuthering Heights")
+    folder = Path(module.__file__).parent / "sample"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000
 
 
 # ---- the split -----------------------------------------------------------------------------
@@ -256,3 +287,27 @@ def test_added_renamed_and_resharded_documents_move_none(tmp_path):
     old = {f"text {i}".encode() for i in range(40)}
     assert after & old == before
     assert after - before  # and new ones are held out too
+
+
+@given(st.text(st.sampled_from("ab \n\u00e9\u65e5"), max_size=80), st.floats(0.01, 0.99))
+def test_a_tail_and_the_rest_are_the_document(text, share):
+    parts = tail_of(Document("a", text.encode(), b""), share)
+    if parts is not None:
+        head, tail = (part.data.decode() for part in parts)
+        assert head + tail == text and head.strip() and tail.strip()
+        assert len(tail.encode()) <= len(text.encode()) * share + 2  # never more than was asked for
+
+
+@pytest.mark.parametrize(
+    ("text", "tail"),
+    [
+        ("one\ntwo\n\nthree\n\nfour five six seven eight", "four five six seven eight"),
+        ("one two three four\nfive six seven eight nine", "five six seven eight nine"),
+        ("one two three four five six", "four five six"),
+        ("\u65e5" * 20, "\u65e5" * 12),
+        ("one" + " " * 40, None),
+    ],
+)
+def test_a_tail_starts_where_a_reader_would_start(text, tail):
+    parts = tail_of(Document("a", text.encode(), b""), 0.6)
+    assert (parts and parts[1].data.decode()) == tail

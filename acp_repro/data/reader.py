@@ -1,0 +1,85 @@
+"""The documents of a config, each with its split."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from acp_repro.data.config import DataConfig
+from acp_repro.data.sources import Document, StdlibSource, TextSource, is_heldout
+
+SPLITS = ("train", "heldout")
+
+
+class Reader:
+    """Reads a config's documents; ``given`` is a file of them, if it was made.
+
+    Attributes:
+        identity: a SHA-256 that stands for the text.
+        skipped: files that are not text, and were left out.
+    """
+
+    def __init__(self, config: DataConfig, given: Path | None = None):
+        self._share = 0.0 if config.heldout_paths else float(config.heldout)
+        self._heldout = None
+        if config.corpus == "stdlib":
+            self._source = StdlibSource()
+        elif given is not None:
+            self._source = TextSource([given])
+        else:
+            if config.heldout_paths:
+                self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
+            self._source = TextSource([config.path], config.text_field, config.heldout_paths)
+        sources = [self._source] + ([self._heldout] if self._heldout else [])
+        self._size = sum(source.size for source in sources)
+        self.identity = hash_of([source.identity for source in sources])
+        self.skipped = [name for s in sources if isinstance(s, TextSource) for name in s.skipped]
+
+    def documents(self, doing: str) -> Iterator[tuple[str, Document]]:
+        """Give (split, document), behind a progress bar that says ``doing``."""
+        with tqdm(total=self._size, desc=doing, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+            yield from self._split(self._source.documents(bar.update))
+            if self._heldout:
+                for document in self._heldout.documents(bar.update):
+                    yield "heldout", document
+
+    def _split(self, documents: Iterator[Document]) -> Iterator[tuple[str, Document]]:
+        first = list(itertools.islice(documents, 2))
+        if len(first) == 1 and self._share and (parts := tail_of(first[0], self._share)):
+            yield from zip(SPLITS, parts, strict=True)
+            return
+        for document in itertools.chain(first, documents):
+            yield SPLITS[is_heldout(document, self._share)], document
+
+
+def tail_of(document: Document, share: float) -> tuple[Document, Document] | None:
+    """A document without its last ``share`` (0 to 1) of bytes, and those; None if either would be blank.
+
+    The cut is at the first end of a paragraph in the first half of those bytes, else at an end of a line
+    or of a word there, else between two characters.
+    """
+    data = document.data
+    start = len(data) - int(len(data) * share)
+    while start < len(data) and data[start] & 0xC0 == 0x80:  # inside a character of UTF-8
+        start += 1
+    for end in (rb"\n\s*\n", rb"\n", rb"\s"):
+        if found := re.compile(end).search(data, max(start - 2, 0), (start + len(data)) // 2):
+            start = found.end()
+            break
+    head, tail = data[:start], data[start:]
+    if not head.strip() or not tail.strip():
+        return None
+    name = f"{document.name} (its tail)"
+    return Document(document.name, head, head), Document(name, tail, tail)
+
+
+def hash_of(facts: Any) -> str:
+    """SHA-256 of a value of JSON's types."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
