@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             if isinstance(call, str):
                 print(f"  {name}: {call}")
                 continue
-            for one in measure(problem, options.gates, name, call, options.repeats, options.launch_order):
+            for one in measure(problem, options.gates, name, call, options.repeats):
                 print(f"  {one}") if isinstance(one, str) else found.append(one)
         print(table(found))
         records += found
@@ -85,11 +85,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         choices=NAMES[1:],
         metavar="NAME",
         help=f"any of {', '.join(NAMES[1:])} (default: all that are installed)",
-    )
-    add(
-        "--launch-order",
-        action="store_true",
-        help="also time our kernels with each head's tiles lightest first (GPU only)",
     )
     add("--repeats", type=int, default=20, metavar="N", help="default: %(default)s")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")

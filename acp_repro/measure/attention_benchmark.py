@@ -6,7 +6,6 @@ share of blocks that are left: what pruning would cost if it were as fast a bloc
 
 from __future__ import annotations
 
-import contextlib
 import math
 from statistics import median
 from typing import Any, NamedTuple
@@ -30,7 +29,6 @@ GATES = {
     "global": lambda heads: 0,
     "one-global": lambda heads: heads - 1,
 }
-LIGHTEST_FIRST = "acp, lightest first"
 _CHECKED_ROWS = 64
 # Eager attention holds about six matrices of scores at once.
 _EAGER_LIMIT_BYTES = 20e9
@@ -164,14 +162,6 @@ def time_call(
     return tuple(_median_ms(one, repeats, problem.q.device) for one in (forward, both))
 
 
-def _order_of(method: str):
-    if method != LIGHTEST_FIRST:
-        return contextlib.nullcontext()
-    from ..attention.triton.tiles import lightest_first
-
-    return lightest_first()
-
-
 def _median_ms(call, repeats: int, device: torch.device) -> float:
     for _ in range(1 if device.type == "cpu" else 4):
         call()
@@ -188,29 +178,23 @@ def _median_ms(call, repeats: int, device: torch.device) -> float:
     return median(start.elapsed_time(end) for start, end in events)
 
 
-def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int, launch_order: bool = False):
-    """Yields one record, or one line of text on why there is none, for each method of a rival.
-
-    Args:
-        launch_order: time ours also with each head's tiles in the opposite order, lightest first.
-    """
+def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
+    """Yields one record, or one line of text on why there is none, for each method of a rival."""
     batch, heads, length, head_dim = problem.q.shape
     entries = causal_blocks(length, length, 1, 1) * batch * heads
     forward = attention_flops(entries, 1, 1, head_dim, backward=False) / 1e12
     backward = attention_flops(entries, 1, 1, head_dim, backward=True) / 1e12
-    opposite = (LIGHTEST_FIRST,) if launch_order and name == "ours" else ()
-    for method in RIVALS[name].methods + opposite:
+    for method in RIVALS[name].methods:
         threshold = problem.threshold_of(method)
         gated = method != "no gates"
         if name == "eager" and 6 * entries * 8 > _EAGER_LIMIT_BYTES:
             yield f"{name}, {method}: not timed, its scores do not fit into memory"
             continue
-        with _order_of(method):
-            wrong, gate_error = check(call, problem, threshold, gated)
-            if wrong:
-                yield f"{name}, {method}: {wrong}"
-                continue
-            times = time_call(call, problem, threshold, gated, repeats)
+        wrong, gate_error = check(call, problem, threshold, gated)
+        if wrong:
+            yield f"{name}, {method}: {wrong}"
+            continue
+        times = time_call(call, problem, threshold, gated, repeats)
         search = None
         if name == "ours" and method.startswith("acp"):
             search = _median_ms(lambda m=method: problem.search(m), repeats, problem.q.device)

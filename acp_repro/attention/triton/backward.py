@@ -32,7 +32,6 @@ from .tiles import (
     addressable,
     can_stream,
     empty_rows_like,
-    launch_order,
     on_device_of,
     padded_head_dim,
     streamed,
@@ -175,7 +174,6 @@ def launch_backward(
         "HAS_BOUNDARY": boundary is not None,
         "HAS_START": seq_start is not None,
         "DESCRIPTORS": descriptors,
-        **launch_order(),
     }
     row_blocks = triton.cdiv(seqlen_q, block_q)
     row_tiles = triton.cdiv(seqlen_q, query.rows)

@@ -114,10 +114,9 @@ def query_side_kernel(
     HAS_BOUNDARY: tl.constexpr,
     HAS_START: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-    HEAVIEST_FIRST: tl.constexpr,
 ):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
-    row = (row_tiles - 1 - tile if HEAVIEST_FIRST else tile) * ROWS  # late rows are the longest
+    row = (row_tiles - 1 - tile) * ROWS  # the last rows, which have the most keys, start first
     b = bh // heads
     h = bh % heads
     kv_h = h // SHARED

@@ -173,12 +173,10 @@ def query_side_kernel(
     STAGES: gl.constexpr,
     HAS_BOUNDARY: gl.constexpr,
     HAS_START: gl.constexpr,
-    HEAVIEST_FIRST: gl.constexpr,
 ):
     tiles = gl.cdiv(seqlen, ROWS)
     bh, tile = share_of_work(batch_heads, tiles, group)
-    if HEAVIEST_FIRST:
-        tile = tiles - 1 - tile
+    tile = tiles - 1 - tile  # the last rows, which have the most keys, start first
     row = tile * ROWS
     b = bh // heads
     h = bh % heads
