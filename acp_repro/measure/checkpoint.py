@@ -20,7 +20,7 @@ from ..data import BPETokenizer, ByteTokenizer, Corpus, DataError, TokenSequence
 from ..data.sequences import HELDOUT_COLUMN
 from ..data.sources import Document, StdlibSource, TextSource, is_heldout
 from ..model import FoXConfig, load_config
-from ..model.checkpoint import CONFIG_FILE
+from ..model.pretrained import CONFIG_FILE
 
 RUN_FILE, TOKENIZER_FILE = "run.json", "tokenizer.json"
 STDLIB_HELDOUT = 0.05  # the default share of DataConfig

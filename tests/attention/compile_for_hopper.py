@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon import language as gl
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from acp_repro.attention.triton import backward, forward, hopper, tiles

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .decay import decay_terms, load_pair, unpack
+from .differences import decay_terms, load_pair, unpack
 from .tiles import (
     COUNTS,
     GROUP,

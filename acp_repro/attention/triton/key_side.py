@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .decay import load_pair, unpack
+from .differences import load_pair, unpack
 from .tiles import COUNTS, head_of, load_rows, product, share_of_work, store_rows, stream_rows
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ..decay import decay_terms
+from ..differences import decay_terms
 from ..tiles import GROUP, LOG2E, strides_of
 from .key_side import key_side_kernel
 from .query_side import query_side_kernel

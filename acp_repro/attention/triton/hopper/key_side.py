@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..decay import unpack
+from ..differences import unpack
 from ..tiles import COUNTS, share_of_work
 from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, store_tile
 

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..decay import load_pair, pack, unpack
+from ..differences import load_pair, pack, unpack
 from ..tiles import COUNTS, LOG2E, share_of_work
 from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, store_tile
 
