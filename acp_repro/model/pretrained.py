@@ -78,7 +78,7 @@ class Pretrained:
                 wrong, or tensors that do not fit the config; names the file, and what is right.
         """
         folder = find_folder(folder)
-        config = _replace(load_config(folder), overrides)
+        config = _replace(_read_config(folder / CONFIG_FILE), overrides)
         path = _existing(folder / WEIGHTS_FILE)
         safetensors = _safetensors()
         try:
@@ -176,7 +176,11 @@ def _how_to_finish(run_file: Path) -> str:
 
 def load_config(folder: str | os.PathLike[str]) -> FoXConfig:
     """The config of a checkpoint folder or a run folder; raises as ``from_pretrained`` does."""
-    path = _existing(find_folder(folder) / CONFIG_FILE)
+    return _read_config(find_folder(folder) / CONFIG_FILE)
+
+
+def _read_config(path: Path) -> FoXConfig:
+    _existing(path)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both ValueErrors
