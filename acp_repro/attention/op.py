@@ -157,7 +157,8 @@ def _call(operator, transformable: type[torch.autograd.Function], arguments: tup
     """The operator itself, or where torch transforms functions, the autograd.Function that it is there."""
     forward_mode = forward_ad._current_level >= 0
     if torch.compiler.is_compiling():
-        # Dynamo traces through an autograd.Function and forgets its jvp.
+        # Dynamo traces through an autograd.Function, forgets its jvp, and cannot trace its vmap. The
+        # operator has both rules but torch.func.grad's, which torch refuses there with an error.
         if forward_mode:
             raise NotImplementedError(_ONLY_REFERENCE.format("forward-mode derivatives"))
     elif forward_mode or torch._C._are_functorch_transforms_active():
