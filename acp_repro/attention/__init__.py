@@ -17,9 +17,9 @@ from torch import Tensor
 
 from . import boundary as _boundary
 from . import reference as _reference
-from .checks import check_arguments, check_packing, check_values, threshold_tensor
+from .checks import IMPLEMENTATIONS, check_arguments, check_packing, check_values, threshold_tensor
 from .decay import cumulative_log_fgate, cut_documents, documents_threshold
-from .op import HAS_TRITON, forgetting_attention_op, implementation_module
+from .op import HAS_TRITON, attend, implementation_module
 from .threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
 
 __all__ = [
@@ -30,6 +30,10 @@ __all__ = [
     "pruning_grid",
     "pruning_threshold",
 ]
+
+_NEEDS_TRITON = (
+    "implementation='triton' needs triton: `pip install triton`, or take implementation='blockwise'"
+)
 
 
 def choose_implementation(device: torch.device) -> str:
@@ -46,7 +50,22 @@ def choose_implementation(device: torch.device) -> str:
 
 
 def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """(block_q, block_k) of the grid that ``implementation`` prunes on; the reference takes blockwise's."""
+    """(block_q, block_k) of the grid that ``implementation`` prunes on; the reference takes blockwise's.
+
+    Raises:
+        ValueError: for another name. ``"auto"`` has no grid of its own: which implementation it takes
+            depends on the device, and :func:`choose_implementation` tells.
+    """
+    names = [name for name in IMPLEMENTATIONS if name != "auto"]
+    if implementation not in names:
+        hint = (
+            "; choose_implementation(device) tells what 'auto' takes there"
+            if implementation == "auto"
+            else ""
+        )
+        raise ValueError(f"implementation must be one of {names}, got {implementation!r}{hint}")
+    if implementation == "triton" and not HAS_TRITON:
+        raise ImportError(_NEEDS_TRITON)
     name = "blockwise" if implementation == "reference" else implementation
     return implementation_module(name).block_sizes(head_dim, dtype)
 
@@ -101,6 +120,9 @@ def forgetting_attention(
         TypeError, ValueError: an argument is wrong; the message names it and what is right. Values
             (gates above 0, NaN) are checked on the CPU; on a GPU the check would wait for the
             stream, so it runs only under ``torch.autograd.set_detect_anomaly(True)``.
+        NotImplementedError: under ``torch.func.jvp`` and other forward-mode derivatives, and in the
+            backward pass of a backward pass, but for ``implementation="reference"``, which has both.
+            ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap`` work with all.
     """
     check_arguments(
         q,
@@ -139,9 +161,7 @@ def forgetting_attention(
     elif implementation == "reference":
         out, start_index = _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale)
     else:
-        out, _, _, start_index = forgetting_attention_op(
-            q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation
-        )
+        out, _, _, start_index = attend(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation)
     out = out if head_first else out.transpose(1, 2)
     return (out, start_index) if return_start_index else out
 
@@ -189,9 +209,7 @@ def _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale):
 
 def _check_triton(device: torch.device) -> None:
     if not HAS_TRITON:
-        raise ImportError(
-            "implementation='triton' needs triton: `pip install triton`, or take implementation='blockwise'"
-        )
+        raise ImportError(_NEEDS_TRITON)
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(
             "implementation='triton' needs tensors on a GPU (or TRITON_INTERPRET=1 in the "

@@ -148,6 +148,9 @@ def check_values(log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor 
     """
     if log_fgate.device.type != "cpu" and not torch.is_anomaly_enabled():
         return
+    seqlen_k = log_fgate.shape[2]
+    if torch._C._are_functorch_transforms_active():
+        log_fgate, threshold, seq_start = map(_whole, (log_fgate, threshold, seq_start))
     if not bool((log_fgate <= 0).all()):
         what = "NaN" if bool(log_fgate.isnan().any()) else f"{log_fgate.max().item():g}"
         raise ValueError(
@@ -160,7 +163,12 @@ def check_values(log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor 
             "adaptive_threshold must be at most 0: it bounds a sum of log gates from below "
             f"(delta = -2U - log L + log epsilon), got {threshold.max().item():g}{cause}"
         )
-    if seq_start is not None and not bool(((seq_start >= 0) & (seq_start < log_fgate.shape[2])).all()):
-        raise ValueError(
-            f"seq_start must lie in [0, seqlen_k = {log_fgate.shape[2]}), got {seq_start.tolist()}"
-        )
+    if seq_start is not None and not bool(((seq_start >= 0) & (seq_start < seqlen_k)).all()):
+        raise ValueError(f"seq_start must lie in [0, seqlen_k = {seqlen_k}), got {seq_start.tolist()}")
+
+
+def _whole(x: Tensor | None) -> Tensor | None:
+    """What torch.func has wrapped, such as the whole batch under vmap: only its values can be asked for."""
+    while x is not None and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x

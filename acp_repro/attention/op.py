@@ -1,7 +1,8 @@
 """The custom operator: one forward and one backward, whichever implementation runs them.
 
 `torch.compile` sees two opaque operators with known output shapes, so no graph breaks, and the running
-sum and the boundary are found once and shared by both passes.
+sum and the boundary are found once and shared by both passes. :func:`attend` calls them, and also under
+the transforms of `torch.func`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import boundary as boundary_module
 from .checks import check_values
@@ -140,6 +142,36 @@ def _(dout, q, k, v, log_fgate, *_):
     )
 
 
+def attend(*arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`forgetting_attention_op`, also under ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap``.
+
+    Raises:
+        NotImplementedError: for forward-mode derivatives (``torch.func.jvp``, ``jacfwd``); at the
+            backward pass for second derivatives. The operators have no formula for these, and
+            torch would give a tangent of zero without a word.
+    """
+    return _call(forgetting_attention_op, _Attend, arguments)
+
+
+def _call(operator, transformable: type[torch.autograd.Function], arguments: tuple):
+    """The operator itself, or where torch transforms functions, the autograd.Function that it is there."""
+    forward_mode = forward_ad._current_level >= 0
+    if torch.compiler.is_compiling():
+        # Dynamo traces through an autograd.Function, forgets its jvp, and cannot trace its vmap. The
+        # operator has both rules but torch.func.grad's, which torch refuses there with an error.
+        if forward_mode:
+            raise NotImplementedError(_ONLY_REFERENCE.format("forward-mode derivatives"))
+    elif forward_mode or torch._C._are_functorch_transforms_active():
+        return transformable.apply(*arguments)
+    return operator(*arguments)
+
+
+_ONLY_REFERENCE = (
+    "forgetting_attention offers {} with implementation='reference' only; the others have gradients "
+    "(backward, torch.func.grad, vjp, jacrev) and vmap"
+)
+
+
 def _setup_context(ctx, inputs, output):
     q, k, v, log_fgate, _, seq_start, ctx.sm_scale, ctx.implementation = inputs
     ctx.save_for_backward(q, k, v, log_fgate, *output, seq_start)
@@ -147,13 +179,78 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, dout, *_):
     q, k, v, log_fgate, out, lse, c, boundary, seq_start = ctx.saved_tensors
-    grads = forgetting_attention_backward_op(
-        dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, ctx.sm_scale, ctx.implementation
-    )
+    arguments = (dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, ctx.sm_scale, ctx.implementation)
+    grads = _call(forgetting_attention_backward_op, _AttendBackward, arguments)
     return (*grads, None, None, None, None)
 
 
+def _refuse_second_derivatives(ctx, *_):
+    raise NotImplementedError(_ONLY_REFERENCE.format("second derivatives"))
+
+
 forgetting_attention_op.register_autograd(_backward, setup_context=_setup_context)
+forgetting_attention_backward_op.register_autograd(_refuse_second_derivatives)
+
+
+class _Attend(torch.autograd.Function):
+    """What ``register_autograd`` makes of the operator, in the form that torch.func can transform."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return forgetting_attention_op(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(*output[1:])
+        _setup_context(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return _backward(ctx, *grads)
+
+    @staticmethod
+    def jvp(ctx, *_):
+        raise NotImplementedError(_ONLY_REFERENCE.format("forward-mode derivatives"))
+
+
+class _AttendBackward(torch.autograd.Function):
+    """The backward operator in that form."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return forgetting_attention_backward_op(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_refuse_second_derivatives)
+    jvp = staticmethod(_refuse_second_derivatives)
+
+
+def _fold_into_batch(operator):
+    """The rule by which ``torch.vmap`` maps an operator whose tensors all begin with the batch."""
+
+    def rule(info, in_dims, *arguments):
+        size = info.batch_size
+
+        def fold(x, dim):
+            if not isinstance(x, Tensor):
+                return x
+            return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+        outputs = operator(*map(fold, arguments, in_dims))
+        return tuple(y.unflatten(0, (size, y.shape[0] // size)) for y in outputs), (0,) * len(outputs)
+
+    operator.register_vmap(rule)
+
+
+_fold_into_batch(forgetting_attention_op)
+_fold_into_batch(forgetting_attention_backward_op)
 
 
 @torch.library.custom_op("acp_repro::largest_norms", mutates_args=())

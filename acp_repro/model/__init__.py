@@ -9,12 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .cache import FoXCache, generate
-    from .checkpoint import load_config, load_pretrained, save_pretrained
+    from .cache import FoXCache
     from .config import FoXConfig
-    from .fox import FoXForCausalLM, FoXModel
+    from .fox import FoXForCausalLM, FoXModel, load_pretrained
+    from .generation import filter_logits, generate, stream_tokens
     from .layers import ForgettingAttentionCore, ForgettingAttentionLayer
     from .loss import linear_cross_entropy
+    from .pretrained import load_config, save_pretrained
 
 _HOME = {
     "FoXCache": "cache",
@@ -23,11 +24,13 @@ _HOME = {
     "FoXModel": "fox",
     "ForgettingAttentionCore": "layers",
     "ForgettingAttentionLayer": "layers",
-    "generate": "cache",
+    "filter_logits": "generation",
+    "generate": "generation",
     "linear_cross_entropy": "loss",
-    "load_config": "checkpoint",
-    "load_pretrained": "checkpoint",
-    "save_pretrained": "checkpoint",
+    "load_config": "pretrained",
+    "load_pretrained": "fox",
+    "save_pretrained": "pretrained",
+    "stream_tokens": "generation",
 }
 
 __all__ = [
@@ -37,11 +40,13 @@ __all__ = [
     "FoXModel",
     "ForgettingAttentionCore",
     "ForgettingAttentionLayer",
+    "filter_logits",
     "generate",
     "linear_cross_entropy",
     "load_config",
     "load_pretrained",
     "save_pretrained",
+    "stream_tokens",
 ]
 
 

@@ -7,13 +7,8 @@ moves (Appendix F).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from .fox import FoXForCausalLM
 
 _FIRST_CAPACITY = 64
 
@@ -123,52 +118,3 @@ class FoXCache:
     def length(self) -> int:
         """Tokens held."""
         return self.layers[-1].length
-
-
-@torch.no_grad()
-def generate(
-    model: FoXForCausalLM,
-    input_ids: Tensor,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Continue each row of ``input_ids``: one prefill, then one token at a time from the cache.
-
-    Args:
-        input_ids: (B, T) integer, all rows of one length.
-        max_new_tokens: tokens to add.
-        temperature: 0 takes the likeliest token; above 0 samples from softmax(logits / temperature).
-        generator: source of randomness for sampling, on the device of the model.
-
-    Returns:
-        (B, T + max_new_tokens) int64, the prompt first.
-
-    Raises:
-        ValueError: for a negative max_new_tokens or temperature, or input_ids of another shape.
-    """
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be 0 or more, got {max_new_tokens}")
-    if not temperature >= 0:
-        raise ValueError(f"temperature must be 0 (greedy) or above, got {temperature}")
-    model.check_input_ids(input_ids)
-    batch, prompt = input_ids.shape
-    tokens = input_ids.new_empty(batch, prompt + max_new_tokens, dtype=torch.int64)
-    tokens[:, :prompt] = input_ids
-    # The last token is answered, never fed, so it needs no room.
-    cache = FoXCache(model.config.num_hidden_layers, max_length=prompt + max_new_tokens - 1)
-    fed = 0
-    for end in range(prompt, prompt + max_new_tokens):
-        hidden = model(tokens[:, fed:end], cache=cache, return_hidden=True)
-        logits = model.lm_head(hidden[:, -1]).float()
-        tokens[:, end] = _choose(logits, temperature, generator)
-        fed = end
-    return tokens
-
-
-def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """(B, vocab) float32 -> (B,) int64."""
-    if temperature == 0:
-        return logits.argmax(dim=-1)
-    probabilities = torch.softmax(logits / temperature, dim=-1)
-    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .cache import FoXCache, LayerCache, generate
+from .cache import FoXCache, LayerCache
 from .config import FoXConfig
+from .generation import generate
 from .layers import ForgettingAttentionLayer, Linear, RMSNorm, SwiGLU
 from .loss import linear_cross_entropy
+from .pretrained import Pretrained
 
 
 class FoXBlock(nn.Module):
@@ -82,8 +86,8 @@ class FoXModel(nn.Module):
         return self.norm(x)
 
 
-class FoXForCausalLM(nn.Module):
-    """FoX with its language-model head.
+class FoXForCausalLM(Pretrained, nn.Module):
+    """FoX with its language-model head; ``from_pretrained`` and ``save_pretrained`` read and write folders.
 
     Weights are float32 and start as Appendix B says, the same for the same ``torch.manual_seed``.
     Run it under ``torch.autocast(device_type, torch.bfloat16)`` for the paper's mixed precision.
@@ -180,9 +184,22 @@ class FoXForCausalLM(nn.Module):
         max_new_tokens: int,
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
+        *,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop_ids: tuple[int, ...] = (),
     ) -> Tensor:
-        """Continue each row of ``input_ids``; see ``acp_repro.model.cache.generate``."""
-        return generate(self, input_ids, max_new_tokens, temperature, generator)
+        """Continue each row of ``input_ids``; see :func:`acp_repro.model.generation.generate`."""
+        return generate(
+            self,
+            input_ids,
+            max_new_tokens,
+            temperature,
+            generator,
+            top_k=top_k,
+            top_p=top_p,
+            stop_ids=stop_ids,
+        )
 
     @staticmethod
     def check_input_ids(input_ids: Tensor) -> None:
@@ -193,3 +210,14 @@ class FoXForCausalLM(nn.Module):
                 "input_ids must be integers of shape (batch, time), at least one token each,"
                 f" got {input_ids.dtype} {tuple(input_ids.shape)}"
             )
+
+
+def load_pretrained(
+    folder: str | os.PathLike[str],
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    **overrides: Any,
+) -> FoXForCausalLM:
+    """``FoXForCausalLM.from_pretrained``, whose arguments and errors these are."""
+    return FoXForCausalLM.from_pretrained(folder, device=device, dtype=dtype, **overrides)

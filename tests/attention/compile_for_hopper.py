@@ -1,22 +1,26 @@
 """Compiles the kernels for Hopper on any machine; prints what ptxas says of each, one line a kernel.
 
-A script of its own, because the tests may have Triton in its interpreter.
+A script of its own, because the tests may have Triton in its interpreter. The project's own launch
+functions are called, on tensors without memory, and what they launch is compiled and not run.
 """
 
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from acp_repro.attention.triton import hopper
+from acp_repro.attention.triton import backward, forward, hopper, tiles
+
+# The package gives the functions of these names, and the launches stand in the modules.
+backward, forward = (sys.modules[f.__module__] for f in (backward, forward))
+BATCH, HEADS, LENGTH, HEAD_DIM = 4, 12, 4096, 64
 
 
 class Device:
@@ -27,82 +31,59 @@ class Device:
     get_device_interface = get_active_torch_device = staticmethod(lambda: None)
 
 
-def compile_all():
+def collect_launches() -> list[tuple[str, object]]:
+    """From now on a launch compiles its kernel and appends (name, kernel) to the list returned."""
+    compiled = []
+
+    def compile_only(self, grid):
+        def launch(*arguments, **options):
+            kernel = self.warmup(*arguments, grid=grid, **options)
+            compiled.append((f"{self.__module__.rpartition('.triton.')[2]}.{self.__name__}", kernel))
+
+        return launch
+
+    triton.runtime.jit.JITFunction.__getitem__ = compile_only
     triton.runtime.driver.set_active(Device())
-    options = dict(hopper._OPTIONS, BLOCK_Q=128, BLOCK_K=64, ROWS=64, D=64, HEAVIEST_FIRST=True)
-    sizes, strides = (48, 12, 12, 4096, 32), (4096 * 768, 64, 768)
-    x = torch.empty(4, 12, 4096, 64, dtype=torch.bfloat16, device="meta").as_strided(
-        (4, 12, 4096, 64), (*strides, 1)
-    )
-    numbers = torch.empty(48, 4096, device="meta")
-    pairs = torch.empty(48, 4096, dtype=torch.int64, device="meta")
-    starts = torch.empty(48, 32, dtype=torch.int32, device="meta")
-    matrix = TensorDescriptor(
-        x, list(x.shape), list(x.stride()), [1, 1, 64, 64], gl.NVMMASharedLayout(128, 16, 4)
-    )
-    flat = gl.NVMMASharedLayout(0, 32, 2)
-    of_pairs = pairs.view(torch.int32)
-    of_pairs = TensorDescriptor(of_pairs, list(of_pairs.shape), [8192, 1], [1, 128], flat)
-    tail = TensorDescriptor(numbers, [4096 * 48], [1], [64], gl.NVMMASharedLayout(0, 32, 1))
-    for boundary, seq_start, shared in ((None, None, 1), (starts, None, 1), (starts, pairs, 4)):
-        common = dict(
-            options, HAS_BOUNDARY=boundary is not None, HAS_START=seq_start is not None, SHARED=shared
-        )
-        grads = x if shared == 1 else x.float()
-        yield hopper.query_side_kernel.warmup(
-            matrix,
-            matrix,
-            matrix,
-            matrix,
-            tail,
-            x,
-            numbers,
-            x,
-            numbers,
-            pairs,
-            pairs,
-            pairs,
-            boundary,
-            seq_start,
-            *strides,
-            *strides,
-            *sizes,
-            0.18,
-            0.125,
-            grid=(1,),
-            **common,
-        )
-        yield hopper.key_side_kernel.warmup(
-            matrix,
-            matrix,
-            matrix,
-            matrix,
-            of_pairs,
-            of_pairs,
-            of_pairs,
-            grads,
-            grads,
-            numbers,
-            numbers,
-            pairs,
-            boundary,
-            seq_start,
-            *strides,
-            *strides,
-            *sizes,
-            0.18,
-            0.125,
-            COUNT=256,
-            grid=(1,),
-            **common,
-        )
+    tiles._shared_memory = lambda device: 232_448  # an H100's, bytes a block
+    return compiled
+
+
+def compile_all(portable: bool = False) -> Iterator[tuple[str, object]]:
+    """(name, kernel) of the backward kernels for Hopper, or of the portable ones with the forward's:
+    exact, pruned, and pruned with padding and shared heads of keys."""
+    compiled = collect_launches()
+    for pruned, padded, shared in ((False, False, 1), (True, False, 1), (True, True, 4)):
+        block_q, block_k = tiles.block_sizes(HEAD_DIM, torch.bfloat16)
+
+        def rows(heads: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            """(B, H, T, D) as the model makes it, with time before heads."""
+            shape = (BATCH, LENGTH, heads, HEAD_DIM)
+            return torch.empty(shape, dtype=dtype, device="meta").transpose(1, 2)
+
+        q, k, v = rows(HEADS), rows(HEADS // shared), rows(HEADS // shared)
+        lse = torch.empty(q.shape[:3], device="meta")
+        c = lse.double()
+        boundary = lse.new_empty((BATCH, HEADS, LENGTH // block_q), dtype=torch.int32) if pruned else None
+        seq_start = torch.empty(BATCH, dtype=torch.int64, device="meta") if padded else None
+        given = (c, boundary, seq_start, HEAD_DIM**-0.5, block_q, block_k)
+        # Shares of gradients for shared keys are summed in float32.
+        grads = [rows(HEADS, torch.bfloat16 if shared == 1 else torch.float32) for _ in "kv"]
+        grads = (rows(HEADS), *grads, torch.empty_like(lse))
+        one = tiles.tiles_for(q, block_q, block_k)
+        if portable:
+            forward.launch_forward(q, k, v, rows(HEADS), lse, *given, one.forward, True)
+            backward.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads, one, True)
+        else:
+            hopper.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads)
+        yield from compiled
+        compiled.clear()
 
 
 if __name__ == "__main__":
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
-        for kernel in compile_all():
+        for name, kernel in compile_all("--portable" in sys.argv):
             source = Path(folder) / "kernel.ptx"
             source.write_text(kernel.asm["ptx"])
             said = subprocess.run(
@@ -111,4 +92,4 @@ if __name__ == "__main__":
                 text=True,
                 check=True,
             ).stderr
-            print(" ".join(said.split()))
+            print(name, " ".join(said.split()))

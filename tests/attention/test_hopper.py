@@ -18,7 +18,6 @@ pytest.importorskip("triton", reason="pip install triton")
 from triton.errors import TritonError
 
 from acp_repro.attention.triton import block_sizes, hopper
-from acp_repro.attention.triton.tiles import lightest_first
 
 from .test_triton import DEVICE, boundary_for, check, make_inputs, run
 
@@ -52,7 +51,7 @@ def test_they_compile_without_spills_and_without_waiting():
     script = Path(__file__).with_name("compile_for_hopper.py")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    lines = [line for line in done.stdout.splitlines() if line.startswith("hopper.")]
     assert len(lines) == 6 and all("0 bytes spill stores" in line for line in lines), done.stdout
     assert "serialized" not in done.stdout
 
@@ -129,14 +128,11 @@ def test_shared_keys_are_those_repeated():
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [1, 14])  # 14: a whole group of heads, and the rest of another
 @pytest.mark.parametrize("grid", [(128, 64), (64, 128), (192, 64), (128, 128)])
-def test_every_grid_and_order(heads, grid):
+def test_every_grid(heads, grid):
     inputs = make_inputs(1000, 1000, 64, torch.bfloat16, heads=heads, batch=1)
     boundary = boundary_for(inputs[4], 1000, *grid)
     actual = run(inputs, boundary, None, 0.125, *grid)
     check(inputs, boundary, None, 0.125, *grid, actual=actual)
-    with lightest_first():
-        again = run(inputs, boundary, None, 0.125, *grid)
-    assert all(torch.equal(a, b) for a, b in zip(actual, again, strict=True))
 
 
 @needs_hopper

@@ -356,6 +356,9 @@ def test_command_on_a_suite_writes_records_and_keeps_current_ones(tmp_path, monk
     assert sweep_epsilon.main(["--suite", "mini"]) == 0
     again = capsys.readouterr().out
     assert "up to date" in again and again.splitlines()[1:] == printed.splitlines()[1:]
-    # Other values are measured whatever is there.
+    # Other values are a record of their own, and the suite's stays what Figure 7 draws.
     assert sweep_epsilon.main(["--suite", "mini", "--log-pruning-tolerance", "-3"]) == 0
-    assert records("epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == [-3.0]
+    assert "results/mini/pro-tiny-256-acp/epsilon_sweep_at_-3.csv" in capsys.readouterr().out
+    custom = pd.read_csv(f"results/mini/{RUN}/epsilon_sweep_at_-3.csv")
+    assert custom["swept_log_pruning_tolerance"].tolist() == [-3.0]
+    assert records("epsilon_sweep")["swept_log_pruning_tolerance"].tolist() == TOLERANCES

@@ -158,8 +158,12 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(run, trained, monkeypatch):
     train_run(run, stop_after=2)
     folder = run.folder / "checkpoints"
 
-    def full(_):
-        raise OSError(28, "No space left on device")
+    sync = os.fsync
+
+    def full(descriptor):
+        if "checkpoints" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        sync(descriptor)
 
     with monkeypatch.context() as patch:
         # torch syncs each file by the same call.

@@ -22,7 +22,7 @@ import triton
 from torch import Tensor
 from triton.errors import TritonError
 
-from .decay import decay_terms
+from .differences import decay_terms
 from .key_side import key_side_kernel
 from .query_side import query_side_kernel
 from .tiles import (
@@ -32,7 +32,6 @@ from .tiles import (
     addressable,
     can_stream,
     empty_rows_like,
-    launch_order,
     on_device_of,
     padded_head_dim,
     streamed,
@@ -175,7 +174,6 @@ def launch_backward(
         "HAS_BOUNDARY": boundary is not None,
         "HAS_START": seq_start is not None,
         "DESCRIPTORS": descriptors,
-        **launch_order(),
     }
     row_blocks = triton.cdiv(seqlen_q, block_q)
     row_tiles = triton.cdiv(seqlen_q, query.rows)

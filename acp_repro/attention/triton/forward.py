@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .decay import decay_terms, load_pair, unpack
+from .differences import decay_terms, load_pair, unpack
 from .tiles import (
     COUNTS,
     GROUP,
@@ -18,7 +18,6 @@ from .tiles import (
     can_stream,
     empty_rows_like,
     head_of,
-    launch_order,
     load_rows,
     on_device_of,
     padded_head_dim,
@@ -125,10 +124,9 @@ def _forward_kernel(
     HAS_BOUNDARY: tl.constexpr,
     HAS_START: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-    HEAVIEST_FIRST: tl.constexpr,
 ):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
-    row = (row_tiles - 1 - tile if HEAVIEST_FIRST else tile) * ROWS  # late rows are the longest
+    row = (row_tiles - 1 - tile) * ROWS  # the last rows, which have the most keys, start first
     b = bh // heads
     h = bh % heads
     kv_h = h // SHARED  # the head of keys and values that SHARED query heads read
@@ -325,6 +323,5 @@ def launch_forward(
             HAS_BOUNDARY=boundary is not None,
             HAS_START=seq_start is not None,
             DESCRIPTORS=descriptors,
-            **launch_order(),
             **tile.options(q.device),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .decay import load_pair, unpack
+from .differences import load_pair, unpack
 from .tiles import COUNTS, head_of, load_rows, product, share_of_work, store_rows, stream_rows
 
 
@@ -62,13 +62,12 @@ def key_side_kernel(
     HAS_BOUNDARY: tl.constexpr,
     HAS_START: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-    HEAVIEST_FIRST: tl.constexpr,
 ):
     # Everything here is transposed, (keys, queries): an operand of a product is then a loaded tile
     # or a score tile as it was computed, never the transpose of a computed one.
     column_tiles = tl.cdiv(seqlen_k, COLUMNS)
     bh, tile = share_of_work(batch_heads, column_tiles, group)
-    column = (tile if HEAVIEST_FIRST else column_tiles - 1 - tile) * COLUMNS  # early keys: most rows
+    column = tile * COLUMNS  # the first keys, which have the most queries, start first
     b = bh // heads
     h = bh % heads
     q = head_of(q, b, h, q_b, q_h, DESCRIPTORS)

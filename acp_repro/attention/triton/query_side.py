@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .decay import load_pair, pack, unpack
+from .differences import load_pair, pack, unpack
 from .tiles import COUNTS, LOG2E, head_of, load_rows, product, share_of_work, store_rows, stream_rows
 
 
@@ -114,10 +114,9 @@ def query_side_kernel(
     HAS_BOUNDARY: tl.constexpr,
     HAS_START: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-    HEAVIEST_FIRST: tl.constexpr,
 ):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
-    row = (row_tiles - 1 - tile if HEAVIEST_FIRST else tile) * ROWS  # late rows are the longest
+    row = (row_tiles - 1 - tile) * ROWS  # the last rows, which have the most keys, start first
     b = bh // heads
     h = bh % heads
     kv_h = h // SHARED

@@ -24,23 +24,6 @@ COUNTS = ["batch_heads", "heads", "group", "row_tiles", "row_blocks", "key_rows"
 # Heads whose tiles are launched together (`share_of_work`). On an H100, forward and backward over
 # 192 heads of 4,096 positions took 2.8 ms with all of them together, and 2.0 ms with 12 or 24.
 GROUP = 12
-_heaviest_first = True
-
-
-@contextlib.contextmanager
-def lightest_first():
-    """Inside, every head's tiles start with those of least work: shows what the other order gains."""
-    global _heaviest_first
-    _heaviest_first = False
-    try:
-        yield
-    finally:
-        _heaviest_first = True
-
-
-def launch_order() -> dict[str, bool]:
-    """The constant that tells a kernel which tiles of a head to start with."""
-    return {"HEAVIEST_FIRST": _heaviest_first}
 
 
 class Tile(NamedTuple):

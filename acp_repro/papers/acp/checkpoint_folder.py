@@ -21,7 +21,7 @@ from acp_repro.data import BPETokenizer, ByteTokenizer, Corpus, DataError, Token
 from acp_repro.data.sequences import HELDOUT_COLUMN
 from acp_repro.data.sources import Document, StdlibSource, TextSource, is_heldout
 from acp_repro.model import FoXConfig, load_config
-from acp_repro.model.checkpoint import CONFIG_FILE
+from acp_repro.model.pretrained import CONFIG_FILE
 
 RUN_FILE, TOKENIZER_FILE = "run.json", "tokenizer.json"
 STDLIB_HELDOUT = 0.05  # the default share of DataConfig

@@ -14,8 +14,8 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ..decay import decay_terms
-from ..tiles import GROUP, LOG2E, launch_order, strides_of
+from ..differences import decay_terms
+from ..tiles import GROUP, LOG2E, strides_of
 from .key_side import key_side_kernel
 from .query_side import query_side_kernel
 
@@ -73,7 +73,6 @@ def launch_backward(
         "SHARED": heads // k.shape[1],
         "HAS_BOUNDARY": boundary is not None,
         "HAS_START": seq_start is not None,
-        **launch_order(),
         **_OPTIONS,
     }
     query_side_kernel[grid](

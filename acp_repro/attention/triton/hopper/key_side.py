@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..decay import unpack
+from ..differences import unpack
 from ..tiles import COUNTS, share_of_work
 from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, store_tile
 
@@ -169,13 +169,10 @@ def key_side_kernel(
     STAGES: gl.constexpr,
     HAS_BOUNDARY: gl.constexpr,
     HAS_START: gl.constexpr,
-    HEAVIEST_FIRST: gl.constexpr,
 ):
     tiles = gl.cdiv(seqlen, ROWS)
     bh, tile = share_of_work(batch_heads, tiles, group)
-    if not HEAVIEST_FIRST:
-        tile = tiles - 1 - tile
-    column = tile * ROWS
+    column = tile * ROWS  # the first keys, which have the most queries, start first
     b = bh // heads
     h = bh % heads
 

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..decay import load_pair, pack, unpack
+from ..differences import load_pair, pack, unpack
 from ..tiles import COUNTS, LOG2E, share_of_work
 from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, store_tile
 
@@ -173,12 +173,10 @@ def query_side_kernel(
     STAGES: gl.constexpr,
     HAS_BOUNDARY: gl.constexpr,
     HAS_START: gl.constexpr,
-    HEAVIEST_FIRST: gl.constexpr,
 ):
     tiles = gl.cdiv(seqlen, ROWS)
     bh, tile = share_of_work(batch_heads, tiles, group)
-    if HEAVIEST_FIRST:
-        tile = tiles - 1 - tile
+    tile = tiles - 1 - tile  # the last rows, which have the most keys, start first
     row = tile * ROWS
     b = bh // heads
     h = bh % heads

@@ -9,14 +9,7 @@ import torch
 from model_helpers import SMALL, with_strong_gates
 from safetensors.torch import load, save_file
 
-from acp_repro.model import (
-    FoXConfig,
-    FoXForCausalLM,
-    checkpoint,
-    load_config,
-    load_pretrained,
-    save_pretrained,
-)
+from acp_repro.model import FoXConfig, FoXForCausalLM, load_config, load_pretrained, save_pretrained
 
 
 @pytest.fixture
@@ -222,7 +215,7 @@ def test_a_failed_save_leaves_the_old_checkpoint(saved, monkeypatch):
         path.write_bytes(b"half")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", fail)
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
     torch.manual_seed(9)
     with pytest.raises(OSError, match="no space"):
         save_pretrained(FoXForCausalLM(FoXConfig.pro(**SMALL)), saved)
@@ -255,3 +248,39 @@ def test_load_config_alone_reads_the_fields(saved):
     edit_config(saved, hidden_ratio=4, max_position_embeddings=..., intermediate_size=...)
     config = load_config(saved)
     assert config == dataclasses.replace(FoXConfig.pro(**SMALL), hidden_ratio=4)
+
+
+def test_the_class_reads_and_writes_folders(saved, tmp_path, small_ids):
+    model = FoXForCausalLM.from_pretrained(saved, dtype=torch.float64, log_pruning_tolerance=None)
+    assert isinstance(model, FoXForCausalLM) and model.lm_head.weight.dtype == torch.float64
+    assert model.config.log_pruning_tolerance is None
+    load_pretrained(saved).save_pretrained(tmp_path / "again")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
+
+
+def test_a_run_folder_stands_for_its_weights(saved, tmp_path):
+    run = tmp_path / "runs" / "cpu" / "pro-tiny-128-acp"
+    run.mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
+        load_pretrained(run)
+    (run / "run.json").write_text(json.dumps({"command": "python -m acp_repro.train --suite cpu"}))
+    with pytest.raises(FileNotFoundError, match="not finished.*`python -m acp_repro.train --suite cpu`"):
+        load_pretrained(run)
+    (run / "run.json").write_text("{")
+    with pytest.raises(FileNotFoundError, match="not finished.*train it to its end"):
+        load_pretrained(run)
+    shutil.copytree(saved, run / "model")
+    assert load_config(run) == load_config(saved)
+    assert torch.equal(load_pretrained(run).lm_head.weight, load_pretrained(saved).lm_head.weight)
+
+
+def test_a_name_of_the_hub_is_told_from_a_slip_in_a_path(saved, monkeypatch):
+    monkeypatch.chdir(saved.parent)
+    with pytest.raises(FileNotFoundError) as raised:
+        load_pretrained("zhixuan-lin/fox-pro-760m")
+    assert "`hf download zhixuan-lin/fox-pro-760m --local-dir FOLDER`" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    for path in ("ck/modle", "nowhere", "/no/where", "../a/b", "./zhixuan-lin/fox"):
+        with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
+            load_pretrained(path)

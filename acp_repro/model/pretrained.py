@@ -1,7 +1,7 @@
 """Checkpoints in the authors' format: ``config.json`` and ``model.safetensors`` in one folder.
 
 Tensor names are the official ones, so files move in both directions. Nothing is unpickled and nothing
-from a checkpoint is run.
+from a checkpoint is run. Needs ``safetensors`` where weights are read or written, and only there.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+
+from acp_repro.common.files import replacing
 
 from .config import FoXConfig
-from .fox import FoXForCausalLM
 
 MODEL_TYPE = "forgetting_transformer-project_fox"
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+# Of a run folder of this project: where the weights lie, and the file with the settings.
+RUN_MODEL_FOLDER, RUN_FILE = "model", "run.json"
 
 # Official keys that select something this model does not have: what is supported, first the value
 # that is written. A key that is absent from a file is taken to hold it.
@@ -45,8 +46,69 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 _MOST_LISTED = 40
 
 
+class Pretrained:
+    """What a model class inherits, beside ``nn.Module``, to be written to a folder and read from one.
+
+    Its constructor takes a ``FoXConfig``, which it keeps as ``config``.
+    """
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        **overrides: Any,
+    ) -> Self:
+        """The model that a folder in the authors' format holds; also as the function ``load_pretrained``.
+
+        Args:
+            folder: with ``config.json`` and ``model.safetensors``; or a run folder of this project,
+                ``runs/SUITE/RUN``, whose weights lie in ``model/``.
+            device: where the weights go.
+            dtype: of the weights, whatever the file's is.
+            **overrides: fields of ``FoXConfig`` that win over the file's, such as
+                ``log_pruning_tolerance=None`` for exact attention.
+
+        Raises:
+            FileNotFoundError: the folder or one of its files is missing, or the run is not finished;
+                names it.
+            ValueError: for a damaged file, an unsupported feature, a config field that is missing or
+                wrong, or tensors that do not fit the config; names the file, and what is right.
+        """
+        folder = find_folder(folder)
+        config = _replace(_read_config(folder / CONFIG_FILE), overrides)
+        path = _existing(folder / WEIGHTS_FILE)
+        safetensors = _safetensors()
+        try:
+            with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
+                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                _check_tensors(
+                    cls,
+                    str(path),
+                    config,
+                    {name: tuple(s.get_shape()) for name, s in slices.items()},
+                    [name for name, s in slices.items() if s.get_dtype() not in _FLOATING],
+                )
+                # Copies, so that the model does not live on the file's memory map.
+                tensors = {n: file.get_tensor(n).to(dtype, copy=True) for n in slices}
+        except safetensors.SafetensorError as error:
+            raise ValueError(
+                f"{path} is not a complete safetensors file ({error}); copy or download it again"
+            ) from error
+        with torch.device("meta"):
+            model = cls(config)
+        model.load_state_dict(tensors, assign=True)
+        return model
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the model to ``folder``; see :func:`save_pretrained`."""
+        save_pretrained(self, folder)
+
+
 def save_pretrained(
-    model: torch.nn.Module, folder: str | os.PathLike[str], state_dict: Mapping[str, Tensor] | None = None
+    model: nn.Module, folder: str | os.PathLike[str], state_dict: Mapping[str, Tensor] | None = None
 ) -> None:
     """Write ``config.json`` and ``model.safetensors`` that the official code reads.
 
@@ -65,68 +127,60 @@ def save_pretrained(
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     tensors = model.state_dict() if state_dict is None else dict(state_dict)
     _check_tensors(
+        type(model),
         "state_dict",
         model.config,
         {name: tuple(t.shape) for name, t in tensors.items()},
         [name for name, t in tensors.items() if not t.is_floating_point()],
     )
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    save_file = _safetensors().torch.save_file
     text = json.dumps(_official_dict(model.config), indent=2, sort_keys=True) + "\n"
-    with _Replacement(folder / WEIGHTS_FILE) as weights, _Replacement(folder / CONFIG_FILE) as conf:
-        save_file(tensors, weights.path, metadata={"format": "pt"})
-        conf.path.write_text(text, encoding="utf-8")
+    with replacing(Path(folder) / WEIGHTS_FILE) as weights, replacing(Path(folder) / CONFIG_FILE) as config:
+        save_file(tensors, weights, metadata={"format": "pt"})
+        config.write_bytes(text.encode())
 
 
-def load_pretrained(
-    folder: str | os.PathLike[str],
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    **overrides: Any,
-) -> FoXForCausalLM:
-    """The model that a folder in the authors' format holds.
-
-    Args:
-        folder: with ``config.json`` and ``model.safetensors``.
-        device: where the weights go.
-        dtype: of the weights, whatever the file's is.
-        **overrides: fields of ``FoXConfig`` that win over the file's, such as
-            ``log_pruning_tolerance=None`` for exact attention.
+def find_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder that holds ``config.json``: ``folder`` itself, or the ``model/`` of a run folder.
 
     Raises:
-        FileNotFoundError: when one of the two files is missing; names it.
-        ValueError: for a damaged file, an unsupported feature, a config field that is missing or
-            wrong, or tensors that do not fit the config; names the file, and what is right.
+        FileNotFoundError: there is none; says what the name looks like, and what to do then.
     """
-    folder = Path(folder)
-    config = _replace(load_config(folder), overrides)
-    path = _existing(folder / WEIGHTS_FILE)
+    path = Path(folder)
+    if (path / CONFIG_FILE).is_file():
+        return path
+    inside = path / RUN_MODEL_FOLDER
+    if (inside / CONFIG_FILE).is_file():
+        return inside
+    if (path / RUN_FILE).is_file():
+        raise FileNotFoundError(
+            f"{path} is a run that is not finished: it holds no weights in {RUN_MODEL_FOLDER}/ yet"
+            + _how_to_finish(path / RUN_FILE)
+        )
+    # A first part that is a folder here makes it a path with a slip in it.
+    if not path.parent.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", os.fspath(folder)):
+        raise FileNotFoundError(
+            f"{folder} is no folder here, and names on the Hugging Face Hub are not read yet; download "
+            f"the files first: `hf download {folder} --local-dir FOLDER`, then load FOLDER"
+        )
+    return path  # load_config names the file that is missing
+
+
+def _how_to_finish(run_file: Path) -> str:
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            _check_tensors(
-                str(path),
-                config,
-                {name: tuple(s.get_shape()) for name, s in slices.items()},
-                [name for name, s in slices.items() if s.get_dtype() not in _FLOATING],
-            )
-            # Copies, so that the model does not live on the file's memory map.
-            tensors = {n: file.get_tensor(n).to(dtype, copy=True) for n in slices}
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} is not a complete safetensors file ({error}); copy or download it again"
-        ) from error
-    with torch.device("meta"):
-        model = FoXForCausalLM(config)
-    model.load_state_dict(tensors, assign=True)
-    return model
+        return f"; go on with `{json.loads(run_file.read_text(encoding='utf-8'))['command']}`"
+    except (ValueError, KeyError, TypeError):
+        return "; train it to its end"
 
 
 def load_config(folder: str | os.PathLike[str]) -> FoXConfig:
-    """The config of a folder in the authors' format; raises as ``load_pretrained`` does."""
-    path = _existing(Path(folder) / CONFIG_FILE)
+    """The config of a checkpoint folder or a run folder; raises as ``from_pretrained`` does."""
+    return _read_config(find_folder(folder) / CONFIG_FILE)
+
+
+def _read_config(path: Path) -> FoXConfig:
+    _existing(path)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both ValueErrors
@@ -174,7 +228,11 @@ def _replace(config: FoXConfig, overrides: dict[str, Any]) -> FoXConfig:
 
 
 def _check_tensors(
-    source: str, config: FoXConfig, shapes: Mapping[str, tuple[int, ...]], not_floating: list[str]
+    model_class: type[nn.Module],
+    source: str,
+    config: FoXConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    not_floating: list[str],
 ) -> None:
     """One ValueError that lists everything that does not fit, before anything is allocated."""
     # A config that asks for absurdly many layers must not cost the building of them.
@@ -182,7 +240,7 @@ def _check_tensors(
     if layers > len(shapes):
         raise ValueError(f"{source} has {len(shapes)} tensors, too few for num_hidden_layers={layers}")
     with torch.device("meta"):
-        wanted = {n: tuple(t.shape) for n, t in FoXForCausalLM(config).state_dict().items()}
+        wanted = {n: tuple(t.shape) for n, t in model_class(config).state_dict().items()}
     problems = [f"missing {n} {wanted[n]}" for n in wanted if n not in shapes]
     problems += [f"unexpected {n} {shapes[n]}" for n in shapes if n not in wanted]
     problems += [
@@ -205,35 +263,11 @@ def _existing(path: Path) -> Path:
     return path
 
 
-class _Replacement:
-    """A temporary path beside ``target`` that takes its name on success and vanishes otherwise."""
-
-    def __init__(self, target: Path):
-        self.target = target
-
-    def __enter__(self) -> _Replacement:
-        handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=f".{self.target.name}.", suffix=".tmp")
-        os.close(handle)
-        self.path = Path(name)
-        return self
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if kind is not None:
-            self.path.unlink(missing_ok=True)
-            return
-        # mkstemp makes files that only their owner may read; give the usual permissions.
-        mask = os.umask(0)
-        os.umask(mask)
-        self.path.chmod(0o666 & ~mask)
-        _flush(self.path)
-        os.replace(self.path, self.target)
-        _flush(self.target.parent)
-
-
-def _flush(path: Path) -> None:
-    """fsync a file's contents, or a folder's entries."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _safetensors():
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(
+            "checkpoints are read and written by the library safetensors: `pip install safetensors`"
+        ) from error
+    return safetensors

@@ -1,0 +1,226 @@
+"""Continues a text, printed as it comes: ``python -m acp_repro.generate CHECKPOINT --prompt "It was"``.
+
+CHECKPOINT is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or
+a run folder such as runs/cpu/NAME. The same seed gives the same text on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+# One token of a model with fewer weights is too little work to share: threads would only wait for each
+# other (on two busy cores, 47 tokens/s of a model with 4.5 million by one thread, and 4 by two).
+FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
+DEFAULT_PROMPT = "It was a dark and stormy night; the rain fell in torrents, and"
+
+
+def stream_text(tokenizer: Any, ids: Iterable[int], window: int = 8) -> Iterator[str]:
+    """Pieces of text that the ids give one after the other; what is not a whole character yet waits.
+
+    A token of byte-level BPE may end inside a character, whose bytes decode to U+FFFD until the rest has
+    come. A token's text can depend on the one before it, so the last few are decoded together.
+
+    Args:
+        tokenizer: with ``decode(ids) -> str``, U+FFFD for half a character.
+        ids: token ids, without those of the prompt.
+        window: decode again from this many tokens back; more than one character has bytes.
+
+    Yields:
+        Text, never empty. The pieces joined are ``tokenizer.decode`` of all ids.
+    """
+    held: list[int] = []
+    given = 0  # characters of the held tokens' text that were yielded
+    for token in ids:
+        held.append(token)
+        text = tokenizer.decode(held)
+        whole = len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+        if len(held) >= window:
+            # No character has so many bytes: these are broken for good.
+            whole = len(text)
+        if whole > given:
+            yield text[given:whole]
+            given = whole
+        if whole == len(text):
+            held, given = held[-1:], len(tokenizer.decode(held[-1:]))
+    if held and len(text := tokenizer.decode(held)) > given:
+        yield text[given:]
+
+
+class StopText:
+    """Passes text on up to the first place where one of ``stops`` stands; holds back what may begin one."""
+
+    def __init__(self, stops: Iterable[str]):
+        self.stops = [stop for stop in stops if stop]
+        self.held = ""
+        self.found = False
+
+    def feed(self, text: str) -> str:
+        """What can be printed of the text so far; sets ``found`` when a stop has come."""
+        self.held += text
+        places = [at for at in map(self.held.find, self.stops) if at >= 0]
+        if places:
+            self.found = True
+            ready, self.held = self.held[: min(places)], ""
+            return ready
+        keep = max((self._beginning(stop) for stop in self.stops), default=0)
+        ready, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return ready
+
+    def _beginning(self, stop: str) -> int:
+        """Characters at the end of what is held that ``stop`` begins with."""
+        return max((n for n in range(1, len(stop)) if self.held.endswith(stop[:n])), default=0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    try:
+        import torch
+
+        from .model import load_pretrained, stream_tokens
+
+        device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch finds no GPU here; leave it out, or give --device cpu")
+        checkpoint = _open_checkpoint(options.checkpoint)
+        tokenizer = checkpoint.tokenizer
+        if tokenizer is None:
+            raise ValueError(
+                f"{checkpoint.folder} has no tokenizer.json that is read here; put the model's there"
+            )
+        model = load_pretrained(checkpoint.folder, device=device)
+        prompt = [tokenizer.bos_id, *map(int, tokenizer.encode(options.prompt))]
+        if max(prompt) >= model.config.vocab_size:
+            raise ValueError(
+                f"the tokeniser has ids up to {max(prompt)}, and the model {model.config.vocab_size} of "
+                "them; take the tokeniser that it was trained with"
+            )
+        stop_ids, stop_texts = _stops(options.stop, model.config.vocab_size)
+        seed = options.seed if options.seed is not None else torch.seed() % 2**31
+        tokens = stream_tokens(
+            model,
+            torch.tensor([prompt], device=device),
+            options.max_new_tokens,
+            options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            stop_ids=(tokenizer.bos_id, *stop_ids),  # BOS begins another document
+            generator=torch.Generator(device).manual_seed(seed),
+        )
+    except (ImportError, ValueError, OSError, RuntimeError) as error:
+        print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2
+    if device.type == "cpu" and model.config.num_parameters() < FEWEST_WEIGHTS_FOR_THREADS:
+        torch.set_num_threads(1)
+    ends = {tokenizer.bos_id, *stop_ids}
+    new = (token for token in map(int, tokens) if token not in ends)
+    stop = StopText(stop_texts)
+    try:
+        _write(options.prompt)
+        for text in stream_text(tokenizer, new):
+            _write(stop.feed(text))
+            if stop.found:
+                break
+        _write(stop.held + "\n")
+    except KeyboardInterrupt:
+        _write("\n")
+        return 130
+    if options.seed is None and options.temperature:
+        print(f"seed: {seed}", file=sys.stderr)
+    return 0
+
+
+def _open_checkpoint(path: str):
+    """The weights' folder and its tokeniser; the one place that knows who finds them."""
+    from .papers.acp.checkpoint_folder import Checkpoint
+
+    return Checkpoint.find(path)
+
+
+def _stops(given: list[str], vocab_size: int) -> tuple[list[int], list[str]]:
+    """``--stop``: whole numbers are token ids, everything else is text with its escapes read."""
+    ids, texts = [], []
+    for one in given:
+        if one.isdecimal():
+            if int(one) >= vocab_size:
+                raise ValueError(f"--stop {one}: the model's token ids are 0 to {vocab_size - 1}")
+            ids.append(int(one))
+        else:
+            texts.append(one.replace("\\n", "\n").replace("\\t", "\t"))
+    return ids, texts
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    summary, details = __doc__.split("\n\n", 1)
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.generate", description=summary.split(":")[0] + ". " + details
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, or a run folder")
+    add(
+        "--prompt", default=DEFAULT_PROMPT, metavar="TEXT", help="default: %(default)r; - reads it from stdin"
+    )
+    add("--max-new-tokens", type=_positive, default=200, metavar="N", help="default: %(default)s")
+    add(
+        "--temperature",
+        type=_number(0, math.inf),
+        default=0.8,
+        metavar="X",
+        help="0 takes the likeliest token every time (default: %(default)s)",
+    )
+    add("--top-k", type=_positive, metavar="N", help="draw from the N likeliest tokens (default: all)")
+    add(
+        "--top-p",
+        type=_number(0, 1),
+        metavar="X",
+        help="draw from the fewest tokens that have this much probability together (default: all)",
+    )
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TOKEN|TEXT",
+        help="end there, without it: a token id, or text (\\n is a line end); may be given again",
+    )
+    add("--seed", type=int, metavar="N", help="default: another one each time, which is printed")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    options = parser.parse_args(arguments)
+    if options.top_p == 0:
+        parser.error("argument --top-p: must be above 0")
+    if options.prompt == "-":
+        options.prompt = sys.stdin.read()
+    return options
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
+
+
+def _number(least: float, most: float):
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or math.isinf(value):
+            wanted = f"a number of at least {least}" + (f" and at most {most}" if most < math.inf else "")
+            raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
+        return value
+
+    return number
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Text one token at a time: a prefill of the prompt, then one forward pass a token from the cache.
+
+The model is any module that takes a ``FoXCache`` as ``FoXForCausalLM`` does; this module knows no other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .cache import FoXCache
+from .config import FoXConfig
+
+
+class LanguageModel(Protocol):
+    """What generation asks of a model; see ``FoXForCausalLM``."""
+
+    config: FoXConfig
+
+    def check_input_ids(self, input_ids: Tensor) -> None: ...
+
+    def lm_head(self, hidden: Tensor) -> Tensor: ...
+
+    def __call__(self, input_ids: Tensor, cache: FoXCache, *, return_hidden: bool) -> Tensor: ...
+
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raises ValueError, naming the argument, for a choice of tokens that cannot be made."""
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be 0 (greedy) or above and finite, got {temperature}")
+    if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
+        raise ValueError(f"top_k must be a whole number of at least 1, or None for all tokens, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, or None for all tokens, got {top_p}")
+
+
+def filter_logits(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
+    """Logits with ``-inf`` for the tokens that are not drawn from; first top-k, then top-p of the rest.
+
+    Tokens of equal logits are taken in the order of their ids, so that the same logits always keep the
+    same tokens, and exactly ``top_k`` of them.
+
+    Args:
+        logits: (..., vocab).
+        top_k: keep this many tokens; None, or the vocabulary's size and more, keeps all.
+        top_p: keep the fewest likeliest tokens whose probabilities sum to at least this (nucleus
+            sampling, Holtzman et al. 2020); the likeliest token always stays. None keeps all.
+
+    Returns:
+        (..., vocab) in the dtype of ``logits``.
+    """
+    vocab = logits.shape[-1]
+    if (top_k is None or top_k >= vocab) and (top_p is None or top_p == 1):
+        return logits
+    falling, order = logits.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        falling[..., top_k:] = -math.inf
+    if top_p is not None:
+        # A token stays while the more likely ones do not reach top_p without it.
+        reached = falling.double().softmax(-1).cumsum(-1)
+        before = torch.nn.functional.pad(reached[..., :-1], (1, 0))
+        falling = falling.masked_fill(before >= top_p, -math.inf)
+    return torch.empty_like(falling).scatter_(-1, order, falling)
+
+
+def choose_tokens(
+    logits: Tensor,
+    temperature: float = 0.0,
+    *,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """One token for each row of logits.
+
+    Args:
+        logits: (B, vocab) float32.
+        temperature: 0 takes the likeliest token; above 0 draws from softmax(logits / temperature).
+        top_k, top_p: which tokens are drawn from, see :func:`filter_logits`.
+        generator: source of randomness, on the device of the logits; None takes torch's own.
+
+    Returns:
+        (B,) int64.
+    """
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    # In float64 and relative to the largest logit, or a tiny temperature would give infinity and NaN.
+    scaled = (logits - logits.amax(-1, keepdim=True)).double() / temperature
+    probabilities = torch.softmax(filter_logits(scaled, top_k, top_p), dim=-1)
+    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+
+
+def stream_tokens(
+    model: LanguageModel,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    *,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_ids: tuple[int, ...] = (),
+    generator: torch.Generator | None = None,
+) -> Iterator[Tensor]:
+    """The tokens that continue ``input_ids``, each as soon as it is chosen.
+
+    Args:
+        input_ids: (B, T) integer, all rows of one length.
+        max_new_tokens: end after this many.
+        temperature, top_k, top_p, generator: see :func:`choose_tokens`.
+        stop_ids: end when every row has had one of these; a row that had one repeats it until then.
+
+    Yields:
+        (B,) int64 on the model's device; a stopping token is yielded too.
+
+    Raises:
+        ValueError: for an argument out of range or input_ids of another shape; at the call, not at
+            the first token.
+    """
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be 0 or more, got {max_new_tokens}")
+    check_sampling(temperature, top_k, top_p)
+    model.check_input_ids(input_ids)
+    choose = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
+    return _stream(model, input_ids, max_new_tokens, tuple(stop_ids), choose)
+
+
+@torch.no_grad()
+def _stream(model, input_ids, max_new_tokens, stop_ids, choose) -> Iterator[Tensor]:
+    # The last token is answered, never fed, so it needs no room.
+    cache = FoXCache(model.config.num_hidden_layers, max_length=input_ids.shape[1] + max_new_tokens - 1)
+    feed, stopped, tokens = input_ids, None, None
+    stops = torch.tensor(stop_ids, dtype=torch.int64, device=input_ids.device)
+    for _ in range(max_new_tokens):
+        hidden = model(feed, cache=cache, return_hidden=True)
+        chosen = choose_tokens(model.lm_head(hidden[:, -1]).float(), **choose)
+        tokens = chosen if stopped is None else torch.where(stopped, tokens, chosen)
+        yield tokens
+        if stop_ids:
+            stopped = torch.isin(tokens, stops)
+            if bool(stopped.all()):
+                return
+        feed = tokens[:, None]
+
+
+def generate(
+    model: LanguageModel,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+    *,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_ids: tuple[int, ...] = (),
+) -> Tensor:
+    """The prompt and what :func:`stream_tokens` adds to it, whose arguments these are.
+
+    Returns:
+        (B, T + new) int64, the prompt first; new is max_new_tokens, or less where ``stop_ids`` ended it.
+    """
+    new = stream_tokens(
+        model,
+        input_ids,
+        max_new_tokens,
+        temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop_ids=stop_ids,
+        generator=generator,
+    )
+    return torch.cat((input_ids.long(), *(tokens[:, None] for tokens in new)), dim=1)

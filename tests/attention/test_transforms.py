@@ -1,0 +1,185 @@
+"""`torch.func` and other derivatives through `forgetting_attention`: right, or an error that says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import func
+
+from acp_repro.attention import choose_implementation, forgetting_attention, pruning_grid
+from acp_repro.attention.op import HAS_TRITON
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+THRESHOLD = -6.0  # prunes blocks of the local head, see `inputs`
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="pip install triton")
+FAST = ["blockwise", pytest.param("triton", marks=needs_triton)]
+# What all implementations share stands between them and torch.func; Triton's interpreter is slow.
+ALL = ["reference", "blockwise", pytest.param("triton", marks=[needs_triton, pytest.mark.slow])]
+
+
+@pytest.fixture
+def inputs():
+    """(3, B, T, H, D) q, k, v and (3, B, T, H) log gates: three problems of one shape to map over."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 3, 2, 130, 2, 16, generator=generator, dtype=torch.float32).to(DEVICE)
+    log_fgate = -torch.rand(3, 2, 130, 2, generator=generator) * torch.tensor([0.5, 1e-3])
+    return q, k, v, log_fgate.to(DEVICE)
+
+
+def calls(implementation, threshold=THRESHOLD):
+    def call(q, k, v, log_fgate):
+        return forgetting_attention(
+            q, k, v, log_fgate, adaptive_threshold=threshold, implementation=implementation
+        )
+
+    return call
+
+
+def loss(implementation, threshold=THRESHOLD):
+    return lambda *x: calls(implementation, threshold)(*x).square().sum()
+
+
+def gradients(implementation, one):
+    leaves = [x.detach().clone().requires_grad_() for x in one]
+    return torch.autograd.grad(loss(implementation)(*leaves), leaves)
+
+
+def test_the_threshold_prunes(inputs):
+    _, start = forgetting_attention(
+        *(x[0] for x in inputs), adaptive_threshold=THRESHOLD, return_start_index=True
+    )
+    assert start[:, 0].max() > 0 and start[:, 1].max() == 0
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_gradients_by_torch_func_are_those_of_backward(inputs, implementation):
+    one = [x[0] for x in inputs]
+    expected = gradients(implementation, one)
+    out, pull = func.vjp(calls(implementation), *one)
+    for name, actual in {
+        "grad": func.grad(loss(implementation), argnums=(0, 1, 2, 3))(*one),
+        "vjp": pull(2 * out),
+    }.items():
+        for a, b in zip(actual, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_jacrev(inputs, implementation):
+    q, k, v, log_fgate = (x[0, :, :70] for x in inputs)
+
+    def few_outputs(q):
+        return calls(implementation)(q, k, v, log_fgate)[0, -2:, 0, 0]
+
+    jacobian = func.jacrev(few_outputs)(q)
+    for row, index in zip(jacobian, (0, 1), strict=True):
+        torch.testing.assert_close(row, func.grad(lambda q, i=index: few_outputs(q)[i])(q))
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_vmap_is_one_call_for_each(inputs, implementation):
+    """Also over one argument alone, over another dimension than the first, and of gradients."""
+    each = [calls(implementation)(*(x[n] for x in inputs)) for n in range(3)]
+    assert torch.equal(func.vmap(calls(implementation))(*inputs), torch.stack(each))
+    moved = [x.movedim(0, 2) for x in inputs]
+    assert torch.equal(func.vmap(calls(implementation), in_dims=2)(*moved), torch.stack(each))
+    q, *rest = inputs
+    one = [calls(implementation)(q[n], *(x[0] for x in rest)) for n in range(3)]
+    mapped = func.vmap(calls(implementation), in_dims=(0, None, None, None))(q, *(x[0] for x in rest))
+    assert torch.equal(mapped, torch.stack(one))
+    mapped = func.vmap(func.grad(loss(implementation), argnums=(0, 1, 2, 3)))(*inputs)
+    expected = [gradients(implementation, [x[n] for x in inputs]) for n in range(3)]
+    for a, b in zip(mapped, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(a, torch.stack(b), rtol=1e-6, atol=1e-6)
+
+
+def test_vmap_over_thresholds_and_starts(inputs):
+    one = [x[0] for x in inputs]
+    thresholds = torch.tensor([-3.0, -6.0, -9.0], device=DEVICE)
+    starts = torch.tensor([[0, 1], [70, 5], [129, 0]], device=DEVICE)
+
+    def call(threshold, start):
+        return forgetting_attention(
+            *one, adaptive_threshold=threshold, seq_start=start, implementation="blockwise"
+        )
+
+    mapped = func.vmap(call)(thresholds, starts)
+    for n in range(3):
+        assert torch.equal(mapped[n], call(thresholds[n], starts[n]))
+    with pytest.raises(ValueError, match=r"seq_start must lie in \[0, seqlen_k = 130\)"):
+        func.vmap(call)(thresholds, starts + 1)
+
+
+@pytest.mark.parametrize("threshold", [None, THRESHOLD, "auto"])
+def test_values_are_checked_inside_transforms(inputs, threshold):
+    q, k, v, log_fgate = inputs
+    for implementation in ("reference", "blockwise"):
+        with pytest.raises(ValueError, match="log_fgate must hold logarithms"):
+            func.vmap(calls(implementation, threshold))(q, k, v, -log_fgate)
+        with pytest.raises(ValueError, match="log_fgate must hold logarithms"):
+            func.grad(loss(implementation, threshold))(q[0], k[0], v[0], -log_fgate[0])
+
+
+def test_forward_mode_of_the_reference_is_right(inputs):
+    one = [x[0].double() for x in inputs]
+    tangents = [torch.randn_like(x) for x in one]
+    _, tangent = func.jvp(calls("reference"), tuple(one), tuple(tangents))
+    _, pull = func.vjp(calls("reference"), *one)
+    dout = torch.randn_like(tangent)
+    expected = sum((g * t).sum() for g, t in zip(pull(dout), tangents, strict=True))
+    torch.testing.assert_close((dout * tangent).sum(), expected)
+
+
+@pytest.mark.parametrize("implementation", FAST)
+@pytest.mark.parametrize("argument", range(4))
+def test_forward_mode_is_refused_and_never_zero(inputs, implementation, argument):
+    """Without an error the tangent was zero."""
+    one = [x[0] for x in inputs]
+
+    def of_one(x):
+        return calls(implementation)(*one[:argument], x, *one[argument + 1 :])
+
+    x = one[argument]
+    message = "forward-mode derivatives with implementation='reference' only"
+    with pytest.raises(NotImplementedError, match=message):
+        func.jvp(of_one, (x,), (torch.ones_like(x),))
+    with pytest.raises(NotImplementedError, match=message):
+        func.jacfwd(lambda scale: of_one(x * scale))(torch.tensor(1.0, device=DEVICE))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(NotImplementedError, match=message):
+            of_one(dual)
+        of_one(x)  # nothing of it has a tangent
+
+
+@pytest.mark.slow
+def test_forward_mode_is_refused_in_compiled_functions_too(inputs):
+    one = tuple(x[0] for x in inputs)
+    compiled = torch.compile(lambda *x: func.jvp(calls("blockwise"), x, x)[1])
+    with pytest.raises(NotImplementedError, match="forward-mode derivatives"):
+        compiled(*one)
+
+
+@pytest.mark.parametrize("implementation", ALL[1:])
+def test_second_derivatives_are_refused(inputs, implementation):
+    one = [x[0].requires_grad_() for x in inputs]
+    (first,) = torch.autograd.grad(loss(implementation)(*one), one[0], create_graph=True)
+    message = "second derivatives with implementation='reference' only"
+    with pytest.raises(NotImplementedError, match=message):
+        first.sum().backward()
+    one = [x.detach() for x in one]
+    with pytest.raises(NotImplementedError, match=message):
+        func.grad(lambda *x: func.grad(loss(implementation))(*x).sum())(*one)
+    with pytest.raises(NotImplementedError, match="implementation='reference' only"):
+        func.hessian(lambda s: loss(implementation)(one[0] * s, *one[1:]))(torch.tensor(1.0, device=DEVICE))
+
+
+def test_the_grid_of_auto_is_that_of_what_it_takes():
+    with pytest.raises(ValueError) as raised:
+        pruning_grid("auto", 64, torch.float32)
+    message = str(raised.value)
+    assert "['reference', 'blockwise', 'triton']" in message and "choose_implementation" in message
+    with pytest.raises(ValueError, match="must be one of .* got 'cuda'"):
+        pruning_grid("cuda", 64, torch.float32)
+    name = choose_implementation(torch.device("cpu"))
+    assert pruning_grid(name, 64, torch.float32) == pruning_grid("reference", 64, torch.float32)

@@ -1,0 +1,141 @@
+"""Sampling against a slow sampler that is easy to read, and the properties of its filters."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_helpers import SMALL
+
+from acp_repro.model import FoXConfig, FoXForCausalLM, filter_logits, stream_tokens
+from acp_repro.model.generation import choose_tokens
+
+# Few different values, so that ties come often.
+LOGITS = st.lists(st.integers(-6, 6).map(lambda n: n / 2), min_size=1, max_size=12)
+TOP_K = st.none() | st.integers(1, 14)
+TOP_P = st.none() | st.floats(0.01, 1.0)
+
+
+def kept_slowly(logits: list[float], top_k: int | None, top_p: float | None) -> list[int]:
+    """Token ids that are drawn from, by going through them from the likeliest on."""
+    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))[:top_k]
+    weights = [math.exp(logits[token] - max(logits)) for token in order]
+    kept, reached = [], 0.0
+    for token, weight in zip(order, weights, strict=True):
+        if top_p is not None and reached >= top_p * (1 + 1e-12):
+            break
+        kept.append(token)
+        reached += weight / sum(weights)
+    return sorted(kept)
+
+
+@settings(deadline=None)
+@given(LOGITS, TOP_K, TOP_P)
+def test_filters(logits, top_k, top_p):
+    x = torch.tensor(logits)
+    before = x.clone()
+    filtered = filter_logits(x, top_k, top_p)
+    kept = filtered.isfinite()
+    assert torch.equal(x, before) and filtered.dtype == x.dtype
+    assert torch.equal(filtered[kept], x[kept]) and (filtered[~kept] == -math.inf).all()
+    assert kept[x.argmax()]  # the likeliest stays, so there is always one
+    assert top_k is None or kept.sum() <= top_k
+    if (~kept).any():
+        assert x[~kept].max() <= x[kept].min()
+    if top_p is None:
+        assert kept.sum() == min(top_k or len(x), len(x))
+    else:
+        pool = filter_logits(x, top_k).double().softmax(-1)
+        share = pool[kept]
+        assert share.sum() >= top_p - 1e-9
+        # The fewest: without the least likely of them the sum is not reached.
+        assert len(share) == 1 or share.sum() - share.min() < top_p + 1e-9
+
+
+@settings(deadline=None, max_examples=200)
+@given(LOGITS, TOP_K, st.none() | st.sampled_from([0.123, 0.377, 0.618, 0.871]))
+def test_filters_keep_what_the_slow_ones_keep(logits, top_k, top_p):
+    kept = filter_logits(torch.tensor(logits), top_k, top_p).isfinite().nonzero()[:, 0].tolist()
+    assert kept == kept_slowly(logits, top_k, top_p)
+
+
+def test_rows_are_filtered_each_for_itself():
+    x = torch.randn(4, 3, 9, generator=torch.Generator().manual_seed(0))
+    together = filter_logits(x, 5, 0.8)
+    for row, filtered in zip(x.view(-1, 9), together.view(-1, 9), strict=True):
+        assert torch.equal(filter_logits(row, 5, 0.8), filtered)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (3, None), (None, 0.7), (4, 0.8)])
+def test_draws_have_the_probabilities_of_the_slow_sampler(top_k, top_p):
+    logits, draws, temperature = [1.0, 0.2, 2.0, -1.0, 0.7], 20_000, 1.7
+    scaled = [x / temperature for x in logits]
+    kept = kept_slowly(scaled, top_k, top_p)
+    weights = torch.tensor([math.exp(x) if t in kept else 0.0 for t, x in enumerate(scaled)])
+    p = weights / weights.sum()
+    rows = torch.tensor(logits).expand(draws, -1)
+    generator = torch.Generator().manual_seed(0)
+    drawn = choose_tokens(rows, temperature, top_k=top_k, top_p=top_p, generator=generator)
+    share = torch.bincount(drawn, minlength=5) / draws
+    assert ((share - p).abs() <= 4.5 * (p * (1 - p) / draws).sqrt()).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1e-300])
+def test_a_temperature_near_0_is_greedy(temperature):
+    logits = torch.tensor([[1e4, 1e4 + 1, -1e4], [0.0, -1e-3, -5.0]])
+    assert choose_tokens(logits, temperature).tolist() == [1, 0]
+
+
+def test_a_stream_is_what_the_whole_forward_pass_says(small_model, small_ids):
+    """A slow loop: the whole text through the model for each token, the same filters and draws."""
+    prompt, options = small_ids[:, :30], {"top_k": 20, "top_p": 0.9}
+    small_model.set_log_pruning_tolerance(None)
+    ids, generator = prompt, torch.Generator().manual_seed(3)
+    for _ in range(8):
+        with torch.no_grad():
+            logits = small_model(ids)[:, -1]
+        p = filter_logits(logits.double() / 1.3, **options).softmax(-1)
+        ids = torch.cat((ids, torch.multinomial(p, 1, generator=generator)), dim=1)
+    generator = torch.Generator().manual_seed(3)
+    assert torch.equal(small_model.generate(prompt, 8, 1.3, generator, **options), ids)
+
+
+def test_a_stream_gives_each_token_before_the_next_is_computed(small_model, small_ids):
+    calls = []
+    small_model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    stream = stream_tokens(small_model, small_ids[:, :5], 3)
+    assert not calls
+    for n in range(1, 4):
+        assert next(stream).shape == (2,) and len(calls) == n
+    assert next(stream, None) is None and torch.is_grad_enabled()
+
+
+def test_stopping_tokens(small_model, small_ids):
+    prompt = small_ids[:, :20]
+    whole = small_model.generate(prompt, 30)
+    stop = int(whole[0, 25])
+    first = [next((t for t in range(20, 50) if int(row[t]) == stop), 49) for row in whole]
+    out = small_model.generate(prompt, 30, stop_ids=(stop,))
+    assert out.shape[1] == max(first) + 1
+    for row, expected, end in zip(out, whole, first, strict=True):
+        assert torch.equal(row[: end + 1], expected[: end + 1])
+        assert (row[end:] == row[end]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"top_k": 0}, "top_k must be a whole number of at least 1"),
+        ({"top_k": 1.5}, "top_k must be a whole number of at least 1"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1"),
+        ({"top_p": 1.1}, "top_p must be above 0 and at most 1"),
+        ({"temperature": math.inf}, "temperature must be 0"),
+    ],
+)
+def test_wrong_arguments_are_named_at_the_call(arguments, message):
+    model = FoXForCausalLM(FoXConfig.pro(**SMALL))
+    with pytest.raises(ValueError, match=message):
+        stream_tokens(model, torch.zeros(1, 1, dtype=torch.int64), 1, **arguments)

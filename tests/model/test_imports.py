@@ -1,0 +1,110 @@
+"""What the attention and the model cost who imports them: torch alone, and no circles."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("attention", "model")
+NOT_TORCH = ("numpy", "yaml", "pandas", "tqdm", "safetensors", "triton", "tokenizers", "matplotlib")
+
+
+def run_without(names: tuple[str, ...], code: str) -> None:
+    """Runs ``code`` in a Python that has none of the libraries ``names``."""
+    block = f"import sys\nfor name in {names!r}:\n    sys.modules[name] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", block + code], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_importing_the_package_loads_no_torch():
+    run_without((*NOT_TORCH, "torch"), "import acp_repro; assert 'forgetting_attention' in dir(acp_repro)")
+
+
+def test_a_model_trains_and_generates_with_torch_alone():
+    run_without(
+        NOT_TORCH,
+        """
+import torch
+from acp_repro import FoXConfig, FoXForCausalLM, ForgettingAttentionLayer, forgetting_attention
+config = FoXConfig.pro(vocab_size=7, hidden_size=32, num_hidden_layers=1, num_heads=2)
+model = FoXForCausalLM(config)
+ids = torch.arange(70).view(1, 70) % 7
+model.loss_per_token(ids, ids).mean().backward()
+assert model.generate(ids, 2, 1.0, top_p=0.9).shape == (1, 72)
+assert isinstance(model.model.layers[0].attn, ForgettingAttentionLayer)
+x = torch.zeros(1, 70, 2, 16)
+assert forgetting_attention(x, x, x, x[..., 0], adaptive_threshold='auto').shape == x.shape
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    "call", ["model.save_pretrained('out')", "load_pretrained('pretrained/pro-3m-4k-acp')"]
+)
+def test_files_without_safetensors_name_what_to_install(call):
+    run_without(
+        ("safetensors",),
+        f"""
+from acp_repro import FoXConfig, FoXForCausalLM, load_pretrained
+model = FoXForCausalLM(FoXConfig.pro(vocab_size=7, hidden_size=32, num_hidden_layers=1, num_heads=2))
+try:
+    {call}
+except ImportError as error:
+    assert 'pip install safetensors' in str(error), error
+else:
+    raise AssertionError('no error')
+""",
+    )
+
+
+def test_the_short_imports_are_the_long_ones():
+    import acp_repro
+    from acp_repro import attention, model
+
+    assert acp_repro.forgetting_attention is attention.forgetting_attention
+    for name in ("FoXForCausalLM", "FoXConfig", "ForgettingAttentionLayer", "load_pretrained"):
+        assert getattr(acp_repro, name) is getattr(model, name)
+        assert name in acp_repro.__all__
+    with pytest.raises(AttributeError, match="no attribute 'FoxConfig'"):
+        _ = acp_repro.FoxConfig
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, modules: set[str]) -> set[str]:
+    """Our modules that a file imports, wherever in it: in functions and under TYPE_CHECKING too."""
+    package = path.relative_to(ROOT).parts[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{stem}.{alias.name}"
+                found.add(full if full in modules else stem)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return found & modules
+
+
+def test_no_circles_and_nothing_of_the_chain():
+    paths = [path for name in PACKAGES for path in (ROOT / "acp_repro" / name).rglob("*.py")]
+    ours = {module_name(path) for path in (ROOT / "acp_repro").rglob("*.py")}
+    graph = {module_name(path): imports_of(path, ours) for path in paths}
+    assert len(graph) > 25
+    tuple(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which lists the circle
+    allowed = {"attention": {"attention", "common"}, "model": {"model", "attention", "common"}}
+    for name, imported in graph.items():
+        rooms = {module.split(".")[1] for module in imported}
+        assert rooms <= allowed[name.split(".")[1]], name

@@ -1,0 +1,52 @@
+"""The scripts of docs/examples do what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from acp_repro.attention import forgetting_attention
+
+EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_own_model_learns_with_pruning_on():
+    own_model = load("own_model")
+    torch.manual_seed(0)
+    model = own_model.OwnModel()
+    assert own_model.train(model, 100) < 0.6 * math.log(own_model.VOCABULARY)
+
+    inputs = []
+    model.attention[1].core.register_forward_hook(lambda module, given, out: inputs.append(given))
+    batch = own_model.make_batch(2, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = model(batch)
+    *rest, threshold = inputs[0]
+    _, start = forgetting_attention(
+        *rest, head_first=True, adaptive_threshold=threshold, return_start_index=True
+    )
+    assert start.max() > 0  # blocks were skipped
+    for layer in model.attention:
+        layer.log_pruning_tolerance = None
+    with torch.no_grad():
+        torch.testing.assert_close(model(batch), logits, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_own_model_runs_as_a_script():
+    script = [sys.executable, str(EXAMPLES / "own_model.py")]
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    assert "nats a token" in done.stdout and not done.stderr

@@ -1,0 +1,145 @@
+"""The command that continues a text, and its pieces of text."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acp_repro.data import BPETokenizer, ByteTokenizer
+from acp_repro.generate import DEFAULT_PROMPT, StopText, main, stream_text
+
+ROOT = Path(__file__).parent.parent
+PRETRAINED = str(ROOT / "pretrained" / "pro-3m-4k-acp")
+TEXTS = st.text(max_size=30) | st.text("aé€🙂🙃\n ", max_size=30)
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """The command sets them for a small model."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
+    return BPETokenizer((Path(PRETRAINED) / "tokenizer.json").read_text(encoding="utf-8"))
+
+
+def check_pieces(tokenizer, text):
+    pieces = list(stream_text(tokenizer, tokenizer.encode(text).tolist()))
+    assert "".join(pieces) == text
+    assert all(pieces)
+    if "\N{REPLACEMENT CHARACTER}" not in text:
+        assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    return pieces
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_characters_come_whole_by_bytes(text):
+    pieces = check_pieces(ByteTokenizer(), text)
+    if "\N{REPLACEMENT CHARACTER}" not in text:
+        assert len(pieces) == len(text)  # each as soon as its last byte is there
+
+
+def test_characters_come_whole_by_byte_pairs(bpe):
+    @settings(deadline=None)
+    @given(TEXTS)
+    def check(text):
+        check_pieces(bpe, text)
+
+    check()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 255), max_size=24))
+def test_broken_bytes_pass_and_nothing_is_lost(ids):
+    pieces = list(stream_text(ByteTokenizer(), ids))
+    rest = "".join(pieces).replace("\N{REPLACEMENT CHARACTER}", "")
+    assert rest == bytes(ids).decode(errors="ignore")
+
+
+@settings(deadline=None)
+@given(st.lists(st.text("abc", max_size=4), max_size=12), st.lists(st.text("abc", min_size=1, max_size=4)))
+def test_stops_cut_where_the_whole_text_has_the_first(pieces, stops):
+    stop, shown = StopText(stops), ""
+    for piece in pieces:
+        shown += stop.feed(piece)
+        if stop.found:
+            break
+    shown += stop.held
+    text = "".join(pieces)
+    ends = [text.find(one) for one in stops if one in text]
+    assert stop.found == bool(ends)
+    if not ends:
+        assert shown == text
+    else:
+        assert text.startswith(shown) and not any(one in shown for one in stops)
+
+
+def test_it_writes_on_and_repeats_by_seed(bpe, capsys):
+    def written(*options):
+        assert main([PRETRAINED, "--max-new-tokens", "12", *options]) == 0
+        return capsys.readouterr()
+
+    one = written("--seed", "7")
+    assert one.out.startswith(DEFAULT_PROMPT) and len(one.out) > len(DEFAULT_PROMPT) + 12 and not one.err
+    assert written("--seed", "7").out == one.out != written("--seed", "8").out
+    greedy = written("--temperature", "0", "--prompt", "It was")
+    assert greedy.out == written("--prompt", "It was", "--top-k", "1").out
+    unseeded = written("--prompt", "It was")
+    seed = unseeded.err.removeprefix("seed: ").strip()
+    assert written("--prompt", "It was", "--seed", seed).out == unseeded.out
+
+
+def test_it_stops_at_text_and_at_tokens(bpe, capsys):
+    def written(*options):
+        arguments = [PRETRAINED, "--prompt", "It was", "--temperature", "0", "--max-new-tokens", "25"]
+        assert main([*arguments, *options]) == 0
+        return capsys.readouterr().out
+
+    whole = written().removeprefix("It was").rstrip("\n")
+    stop = whole[9:12]
+    assert written("--stop", stop) == f"It was{whole[: whole.index(stop)]}\n"
+    token = int(bpe.encode(whole)[5])
+    shorter = written("--stop", str(token)).removeprefix("It was").rstrip("\n")
+    assert whole.startswith(shorter) and len(shorter) < len(whole)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "no such folder"),
+        ([PRETRAINED, "--stop", "999999"], "token ids are 0 to 4095"),
+        ([PRETRAINED, "--device", "gpu"], "gpu"),
+        (["no-tokenizer"], "has no tokenizer.json"),
+        pytest.param(
+            [PRETRAINED, "--device", "cuda"],
+            "finds no GPU here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+    ],
+)
+def test_errors_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(PRETRAINED, "no-tokenizer", ignore=shutil.ignore_patterns("tokenizer.json"))
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--temperature", "-1"], ["--top-p", "0"], ["--top-p", "2"], ["--top-k", "0"]]
+)
+def test_impossible_options_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main([PRETRAINED, *arguments])
+    assert raised.value.code == 2 and arguments[0] in capsys.readouterr().err
