@@ -4,7 +4,7 @@ The library that encodes leaves Python's lock while it works, but for a sixteent
 ids become a list: threads stop paying there, so several workers are several processes. They are plain
 programs that talk over pipes. So a script without ``if __name__ == "__main__"``, a notebook, and a process
 that holds a GPU or a lock can all use them, which is not so for forked or spawned copies of themselves: a
-spawned pool of the standard library is no faster, and runs an unguarded script again in every worker.
+spawned pool of the standard library is about as fast, but runs an unguarded script again in every worker.
 Memory is bounded: at most two groups of documents a worker are under way.
 """
 
