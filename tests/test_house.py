@@ -1,102 +1,181 @@
-"""The one-way flow of the house: who imports whom, and what needs neither torch nor triton."""
+"""The one-way flow of the house: who imports whom, no circles, and what needs neither torch nor triton."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Each part may import from these parts of ours and from no other.
+# Each room may import from these rooms of ours, from itself, and from no other.
+COMMON, CHAIN = "acp_repro.common", "acp_repro.chain"
+METHODS = {"acp_repro.attention", "acp_repro.model"}
 ALLOWED = {
-    "acp_repro.attention": {"acp_repro.attention"},
-    "acp_repro.model": {"acp_repro.model", "acp_repro.attention"},
-    "acp_repro.data": {"acp_repro.data"},
-    "acp_repro.chain.strict_yaml": set(),
-    "acp_repro.settings": set(),
-    "acp_repro.suite": {
-        "acp_repro.settings",
-        "acp_repro.chain.strict_yaml",
-        "acp_repro.data",
-        "acp_repro.model",
-    },
-    "acp_repro.records": {"acp_repro.suite"},
-    "acp_repro.chain.state": {"acp_repro.records", "acp_repro.suite"},
-    "acp_repro.training": {
+    COMMON: set(),
+    "acp_repro.attention": {COMMON},
+    "acp_repro.model": {COMMON, "acp_repro.attention"},
+    "acp_repro.data": {COMMON},
+    # The registry looks into the folder of the papers, and imports the one that is asked for by its name.
+    CHAIN: {COMMON, "acp_repro.papers"},
+    "acp_repro.benchmark": {COMMON, "acp_repro.attention"},
+    "acp_repro.training": {COMMON, CHAIN},
+    "acp_repro.papers": set(),
+    "acp_repro.papers.acp": {
+        COMMON,
+        CHAIN,
         "acp_repro.training",
-        "acp_repro.model",
-        "acp_repro.attention",
+        "acp_repro.benchmark",
         "acp_repro.data",
-        "acp_repro.suite",
-        "acp_repro.records",
+        *METHODS,
     },
-    "acp_repro.measure": {
-        "acp_repro.measure",
-        "acp_repro.training",
-        "acp_repro.model",
-        "acp_repro.attention",
-        "acp_repro.data",
-        "acp_repro.suite",
-        "acp_repro.records",
-        "acp_repro.chain.state",
-    },
-    "analysis": {"analysis", "acp_repro.records", "acp_repro.suite"},
+    # analysis never needs torch: of a paper it reads what stands in modules that need nothing.
+    "analysis": {COMMON, CHAIN},
+    "analysis.report": {COMMON, CHAIN, "analysis"},
+    "analysis.acp": {COMMON, CHAIN, "analysis", "acp_repro.papers.acp"},
+}
+TORCH_FREE = ("analysis", "acp_repro.chain", "acp_repro.common", "acp_repro.papers.acp.plan")
+COMMANDS = {path.stem for path in (ROOT / "acp_repro").glob("*.py")} - {"__init__"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {
+    module_name(path): path for top in ("acp_repro", "analysis") for path in (ROOT / top).rglob("*.py")
 }
 
 
-ANALYSIS = sorted((ROOT / "analysis").glob("[a-z]*.py"))
+def room_of(module: str) -> str:
+    """The longest name in ALLOWED that the module lies in; a command is a room of its own."""
+    rooms = [room for room in ALLOWED if module == room or module.startswith(f"{room}.")]
+    return max(rooms, key=len, default=module)
 
 
-def part_of(module: str) -> str:
-    return ".".join(module.split(".")[: 1 if module.startswith("analysis") else 2])
-
-
-def imported_modules(path: Path) -> set[str]:
-    """Absolute names of our own modules that ``path`` imports, wherever in the file."""
-    package = list(path.relative_to(ROOT).with_suffix("").parts)[:-1]
+def imported(path: Path) -> set[str]:
+    """Our own modules that ``path`` imports, wherever in the file, for types too."""
+    package = list(path.relative_to(ROOT).parent.parts)
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             stem = ".".join([*base, *([node.module] if node.module else [])])
-            names.update(
-                [f"{stem}.{alias.name}" for alias in node.names]
-                if not node.module or stem in ("acp_repro", "analysis")
-                else [stem]
-            )
-    return {name for name in names if name.split(".")[0] in ("acp_repro", "analysis")}
+            # `from package import module` means the module, `from module import name` the module too.
+            names.update(f"{stem}.{a.name}" if f"{stem}.{a.name}" in MODULES else stem for a in node.names)
+    return {name for name in names if name in MODULES and MODULES[name] != path}
+
+
+GRAPH = {name: imported(path) for name, path in MODULES.items()}
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The strongly connected components of more than one node (Tarjan)."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            component = set()
+            while node not in component:
+                component.add(stack.pop())
+            if len(component) > 1:
+                found.append(component)
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def test_no_circle_of_modules_or_of_rooms():
+    assert circles(GRAPH) == []
+    rooms = {}
+    for name, others in GRAPH.items():
+        here = rooms.setdefault(room_of(name), set())
+        here |= {room_of(other) for other in others} - {room_of(name)}
+    # The paper's package lies in the folder that the registry lists; the folder itself imports nothing.
+    assert circles(rooms) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
 
 
 def test_imports_follow_the_arrows():
-    wrong = []
-    for part, allowed in ALLOWED.items():
-        where = ROOT / part.replace(".", "/")
-        for path in [*where.rglob("*.py"), *where.parent.glob(f"{where.name}.py")]:
-            for name in imported_modules(path):
-                if name != "acp_repro" and part_of(name) not in allowed:
-                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    wrong = [
+        f"{name} imports {other}"
+        for name, others in GRAPH.items()
+        if (room := room_of(name)) in ALLOWED
+        for other in others
+        if room_of(other) != room and room_of(other) not in ALLOWED[room]
+    ]
     assert not wrong
+    # Nothing but tests, scripts and other commands' processes needs a command.
+    names = {f"acp_repro.{name}" for name in COMMANDS}
+    assert not [(name, others & names) for name, others in GRAPH.items() if others & names]
+
+
+def test_only_commands_stand_at_the_top():
+    for name in COMMANDS:
+        text = (ROOT / "acp_repro" / f"{name}.py").read_text()
+        assert f"python -m acp_repro.{name}" in text and "run_command(main)" in text, name
 
 
 def test_implementations_do_not_import_each_other():
-    names = {"reference", "blockwise", "triton"}
-    for name in names:
-        where = ROOT / "acp_repro" / "attention" / name
-        for path in [*where.rglob("*.py"), *where.parent.glob(f"{name}.py")]:
-            for imported in imported_modules(path):
-                other = imported.removeprefix("acp_repro.attention.").split(".")[0]
-                assert other not in names - {name}, f"{path} imports {imported}"
+    names = {f"acp_repro.attention.{name}" for name in ("reference", "blockwise", "triton")}
+    for module, others in GRAPH.items():
+        own = {name for name in names if module == name or module.startswith(f"{name}.")}
+        if own:
+            found = {n for n in names for other in others if other == n or other.startswith(f"{n}.")}
+            assert found <= own, module
+
+
+def test_no_file_name_stands_three_times():
+    names = Counter(
+        path.stem.removesuffix("_folder")
+        for path in MODULES.values()
+        if not path.stem.startswith("__") and "papers" not in path.parts and "analysis" not in path.parts
+    )
+    assert not [name for name, count in names.items() if count > 2 and name != "table"]
+
+
+def test_only_the_records_module_reads_records():
+    for name, path in MODULES.items():
+        text = path.read_text(encoding="utf-8")
+        if name != "acp_repro.chain.records" and not name.startswith(("acp_repro.data", "analysis")):
+            assert not re.search(r"read_csv|csv\.(DictReader|reader)\(", text), name
 
 
 @pytest.mark.parametrize(
     ("forbidden", "statement"),
     [
-        (("torch", "triton"), "; ".join(f"import analysis.{p.stem}" for p in ANALYSIS)),
-        (("torch",), "import acp_repro, acp_repro.suite, acp_repro.records"),
+        (
+            ("torch", "triton"),
+            "; ".join(
+                f"import {name}"
+                for name in sorted(MODULES)
+                if name.startswith(TORCH_FREE) and not name.endswith("__main__")
+            ),
+        ),
+        (
+            ("torch", "pydantic", "yaml", "pandas", "numpy"),
+            "from acp_repro.chain.registry import find_paper, paper_names; [find_paper(n) for n in paper_names()]",
+        ),
+        (
+            ("torch",),
+            "import acp_repro, acp_repro.train, acp_repro.measure, acp_repro.plan, acp_repro.inspect",
+        ),
         (
             ("triton",),
             "from acp_repro.attention import forgetting_attention as f; import torch;"

@@ -8,24 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from acp_repro.records import path_of, settings_path, write_settings
 
+from acp_repro.chain import state
 from acp_repro.chain.suite import load_suite
+from acp_repro.papers.acp.paper import PAPER
 
 ROOT = Path(__file__).parent.parent
-QUANTITIES = (
-    "pruned_ratio",
-    "attention_time",
-    "throughput",
-    "loss",
-    "loss_curve",
-    "decay",
-    "attention_weights",
-    "epsilon_sweep",
-    "pruned_mass",
-    "block_size",
-    "long_context",
-)
+QUANTITIES = [quantity for quantity in PAPER.quantities if not quantity.command]
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="install make, e.g. apt install make")
 
@@ -41,10 +30,10 @@ def clone(tmp_path, monkeypatch, request):
     suite = load_suite("h100")
     for run in suite.runs:
         for quantity in QUANTITIES:
-            path = path_of("h100", run.name, quantity)
+            path = quantity.path("h100", run.name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        write_settings(run, suite.measure, QUANTITIES)
+        state.write_settings(suite, run, QUANTITIES)
     figures = tmp_path / "figures" / "h100"
     figures.mkdir(parents=True)
     (figures / "figure4.png").touch()
@@ -90,7 +79,7 @@ def edit(name, old, new):
 
 def test_a_fresh_clone_only_draws(clone):
     output = would_do("all", "SUITE=h100")
-    assert chain(output) == [set(), set()] and "analysis.figure2" in output
+    assert chain(output) == [set(), set()] and "analysis.acp.figure2" in output
     os.utime("experiments/h100.yaml")  # as a later checkout of the same text would
     assert chain(would_do("all", "SUITE=h100")) == [set(), set()]
 
@@ -119,9 +108,9 @@ def test_ready_weights_are_measured_and_never_trained(clone):
     run.model_folder.mkdir(parents=True)
     (run.model_folder / "model.safetensors").touch()
     assert chain(would_do("figure4", "SUITE=pretrained")) == [set(), {run.name}]
-    settings_path(run).parent.mkdir(parents=True)
-    for quantity in ("pruned_ratio", "attention_time", "throughput"):
-        path_of("pretrained", run.name, quantity).touch()
+    record = PAPER.quantity("pruned_ratio").path("pretrained", run.name)
+    record.parent.mkdir(parents=True)
+    record.touch()
     assert chain(would_do("figure4", "SUITE=pretrained")) == [set(), set()]
     edit("pretrained", "corpus: stdlib", "corpus: stdlib\n  heldout: 0.1")
     assert chain(would_do("figure4", "SUITE=pretrained")) == [set(), {run.name}]
@@ -131,8 +120,8 @@ def test_a_measure_that_fails_costs_no_record(clone):
     run = load_suite("pretrained").runs[0]
     (folder := run.model_folder).mkdir(parents=True)
     (folder / "model.safetensors").write_text("no weights")
-    records = [path_of("pretrained", run.name, quantity) for quantity in QUANTITIES[:3]]
-    settings_path(run).parent.mkdir(parents=True)
+    records = [quantity.path("pretrained", run.name) for quantity in QUANTITIES[:3]]
+    records[0].parent.mkdir(parents=True)
     for path in records:
         path.touch()
         os.utime(path, (1.6e9, 1.6e9))
@@ -148,4 +137,24 @@ def test_several_gpus_and_the_plan(clone):
     assert "acp_repro.plan --suite paper --gpu a100 --nproc 8" in " ".join(
         would_do("plan", "SUITE=paper", "GPU=a100", "NPROC=8").split()
     )
-    assert not Path(".make").exists()  # neither needs to know the runs
+    assert not Path(".make").exists()  # neither needs to know the rules
+
+
+def test_every_item_has_its_target_and_what_cannot_be_made_says_why(clone):
+    for item in PAPER.items:
+        done = subprocess.run(
+            ["make", "-n", item.name, "SUITE=paper"], capture_output=True, text=True, check=True
+        )
+        assert ("cannot be made yet" in done.stdout) == bool(item.missing), done.stdout
+    done = subprocess.run(["make", "table1", "SUITE=h100"], capture_output=True, text=True)
+    assert done.returncode and "error: table1 cannot be made yet: it needs" in done.stderr
+    done = subprocess.run(["make", "figure11", "SUITE=h100"], capture_output=True, text=True)
+    assert "has no run of FoX (LLaMA) both with ACP and exact" in done.stderr
+
+
+def test_a_figure_measures_what_it_draws_and_no_more(clone):
+    run = load_suite("h100").heads_run
+    for quantity in QUANTITIES:
+        quantity.path("h100", run.name).unlink()
+    (line,) = [x for x in would_do("figure4", "SUITE=h100").splitlines() if "acp_repro.measure" in x]
+    assert f"measure pruned_ratio --suite h100 --run {run.name} --for figure4" in line
