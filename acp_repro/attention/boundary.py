@@ -27,7 +27,7 @@ def _last_positions(seqlen_k: int, block_k: int, device=None) -> Tensor:
 
 
 def find_boundary_serial(c: Tensor, threshold: Tensor, seqlen_q: int, block_q: int, block_k: int) -> Tensor:
-    """Algorithm 1 of the paper, mended: n_m is the block that passed the test, not the one after it.
+    """Algorithm 1 of the paper, with one correction: n_m is the block that passed the test, not the next.
 
     The serial scan over blocks, one (batch, head) at a time; the oracle of :func:`find_boundary`.
 

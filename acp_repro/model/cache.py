@@ -1,8 +1,8 @@
 """What generation remembers: keys, values, log forget gates and the token shift's last inputs.
 
 Buffers grow by doubling, so T tokens cost O(T) copying in all; a length known beforehand is allocated
-once. Nothing is evicted: eviction is for ever, and a threshold that depends on the length so far
-moves (Appendix F).
+once. Nothing is evicted: the threshold depends on the length so far, so a key that is pruned now may be
+needed again later (Appendix F).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class LayerCache:
     Attributes:
         length: tokens held.
         k_shift, v_shift: (B, 1, H, D), the token shift's last input, or None.
-        logit_bound: U from the QK-norm weights, kept here by the layer, or None.
+        logit_bound: U from the QK-norm weights, stored here by the layer, or None.
     """
 
     def __init__(self, max_length: int | None = None):
@@ -104,7 +104,7 @@ def _signature(x: Tensor) -> tuple:
 
 
 class FoXCache:
-    """One ``LayerCache`` a layer; pass it to every call of a model to go on where the last ended.
+    """One ``LayerCache`` for each layer; pass it to every call of a model to go on where the last ended.
 
     Args:
         num_layers: attention layers of the model.

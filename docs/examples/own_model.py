@@ -46,7 +46,7 @@ def make_batch(size: int, generator: torch.Generator) -> Tensor:
 def train(model: nn.Module, steps: int = 150, seed: int = 0) -> float:
     """Trains in place; the mean loss of the last ten steps, in nats a token, without the first period."""
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(steps):
         batch = make_batch(8, generator)

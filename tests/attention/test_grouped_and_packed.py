@@ -25,6 +25,11 @@ IMPLEMENTATIONS = [
     ),
     pytest.param("triton", marks=pytest.mark.skipif(not HAS_TRITON, reason="pip install triton")),
 ]
+# For tests of what one fast test with Triton's interpreter has seen already.
+TRITON_SLOW = [
+    *IMPLEMENTATIONS[:2],
+    pytest.param("triton", marks=[*IMPLEMENTATIONS[2].marks, pytest.mark.slow]),
+]
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 NAMES = ("out", "dq", "dk", "dv", "dlog_fgate")
 
@@ -70,7 +75,7 @@ def repeated(inputs, **options):
     return [out, dq, dk, dv, dgate]
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", TRITON_SLOW)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1), (6, 2)])
 @pytest.mark.parametrize("options", [{}, {"adaptive_threshold": -20.0}, {"adaptive_threshold": "auto"}])
 def test_shared_heads_are_repeated_heads(implementation, heads, kv_heads, options):
@@ -94,7 +99,7 @@ def test_shared_heads_with_padding_and_layouts(implementation):
         assert torch.equal(a, b.transpose(1, 2))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", TRITON_SLOW)
 def test_shared_heads_in_low_precision(implementation):
     """No worse than eager PyTorch, whose heads' gradients are rounded before their sum."""
     inputs = make_inputs(130, 130, 6, 2, 32, dtype=torch.bfloat16)
@@ -109,14 +114,14 @@ def test_shared_heads_in_low_precision(implementation):
         assert (a - e).norm() <= factor * (g - e).norm() + 1e-6 * e.norm(), name
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("implementation", TRITON_SLOW[1:])
 def test_shared_heads_through_opcheck(implementation):
     inputs = [x.transpose(1, 2).clone() for x in make_inputs(33, 33, 4, 2)[:4]]
     leaves = [x.requires_grad_() for x in inputs]
     torch.library.opcheck(forgetting_attention_op, (*leaves, None, None, 0.25, implementation))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("implementation", TRITON_SLOW[1:])
 def test_sums_over_shared_heads_repeat_to_the_bit(implementation):
     inputs = make_inputs(130, 130, 6, 2)
     one, two = (run(inputs, implementation, adaptive_threshold=-20.0) for _ in range(2))
@@ -155,7 +160,7 @@ def packed(lengths):
     return torch.tensor([0, *lengths]).cumsum(0).to(DEVICE)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", TRITON_SLOW)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("threshold", [None, -60.0])
 def test_packed_documents_are_separate_calls(implementation, lengths, threshold):

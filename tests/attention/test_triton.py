@@ -137,18 +137,23 @@ def check(inputs, boundary, seq_start, sm_scale, block_q, block_k, actual=None):
         assert (x[empty] == 0).all()
 
 
+def slow(*values):
+    """Parameters of one more size, of which the others are enough between two runs of everything."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("seqlen_q", "seqlen_k", "head_dim", "dtype"),
     [
         (1, 1, 16, torch.float32),
-        (63, 63, 48, torch.float32),
+        slow(63, 63, 48, torch.float32),
         (65, 65, 64, torch.bfloat16),
-        (129, 129, 64, torch.float16),
-        (129, 129, 128, torch.bfloat16),
+        slow(129, 129, 64, torch.float16),
+        slow(129, 129, 128, torch.bfloat16),
         (65, 200, 16, torch.bfloat16),
         (1, 129, 64, torch.float32),
-        (130, 333, 20, torch.float32),
-        (64, 64, 256, torch.bfloat16),
+        slow(130, 333, 20, torch.float32),
+        slow(64, 64, 256, torch.bfloat16),
     ],
 )
 @pytest.mark.parametrize("padded", [False, True])
@@ -162,7 +167,7 @@ def test_every_output_and_gradient(seqlen_q, seqlen_k, head_dim, dtype, padded):
     check(inputs, boundary, seq_start, head_dim**-0.5, *grid)
 
 
-@pytest.mark.parametrize("grid", [(16, 16), (32, 64), (64, 16), (128, 128), (48, 80)])
+@pytest.mark.parametrize("grid", [slow(g) for g in ((16, 16), (32, 64), (64, 16), (128, 128))] + [(48, 80)])
 def test_the_grid_is_whatever_is_asked(grid):
     inputs = make_inputs(150, 190, 32, torch.float32, batch=1)
     boundary = boundary_for(inputs[4], 150, *grid, delta=-1.0)
@@ -201,6 +206,7 @@ def layouts(x):
     yield x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
 
 
+@pytest.mark.slow
 def test_strides_do_not_matter():
     inputs = make_inputs(70, 100, 16, torch.float32)
     expected = run(inputs, None, None, 0.25, 64, 64)
@@ -248,8 +254,8 @@ def test_poisoned_memory_and_bits_that_repeat(monkeypatch):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("offset", [0.0, -1.3e5, -1.3e9])
-@pytest.mark.parametrize("strength", [3.0, 1e3, 1e6])
+@pytest.mark.parametrize("offset", [0.0, slow(-1.3e5), -1.3e9])
+@pytest.mark.parametrize("strength", [3.0, slow(1e3), slow(1e6)])
 def test_small_differences_of_a_large_sum(offset, strength):
     """c as at the end of 128k tokens with gates of mean -1, and at the floor of -1e4 each."""
     inputs = make_inputs(100, 171, 16, torch.float32, batch=1, strength=strength)
@@ -266,7 +272,7 @@ def test_small_differences_of_a_large_sum(offset, strength):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("large", [6.0, 40.0])
+@pytest.mark.parametrize("large", [slow(6.0), 40.0])
 def test_a_far_score_above_all_of_the_diagonal(dtype, large):
     """The forward kernel takes its level from the diagonal; a far score may lie far above it."""
     inputs = make_inputs(256, 256, 16, dtype, batch=1, strength=1e-3)

@@ -168,7 +168,7 @@ def test_causality(small_model, small_ids):
     assert (one[:, 100:] != two[:, 100:]).any()
 
 
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("autocast", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiles_into_one_graph(small_model, small_ids, autocast):
     """aot_eager traces forward and backward without generating code, so this needs no compiler."""
 

@@ -52,12 +52,13 @@ def _masked_tiles(
     HAS_START: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
-    """Key tiles ``begin .. end`` with every mask, exact differences of c and a running maximum."""
+    """Key tiles ``begin .. end`` with every mask, exact differences of c and the online softmax: m_i is
+    each row's running maximum, in units of log 2, l_i its running sum."""
     ROWS: tl.constexpr = q_tile.shape[0]
     position = first + tl.arange(0, ROWS)
     high_i, low_i = load_pair(pairs, position, position < seqlen_k)
-    top = tl.full([ROWS], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([ROWS], dtype=tl.float32)
+    m_i = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+    l_i = tl.zeros([ROWS], dtype=tl.float32)
     acc = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
     for n in tl.range(begin, end):
         column = n * COLUMNS
@@ -72,15 +73,15 @@ def _masked_tiles(
         if HAS_START:
             kept = kept & (j >= earliest)[None, :]
         s = tl.where(kept, s, float("-inf"))
-        new_top = tl.maximum(top, tl.max(s, 1))
+        m_new = tl.maximum(m_i, tl.max(s, 1))
         # A row with no key so far: any finite number will do, every exponent is -inf.
-        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-        p = tl.math.exp2(s - finite_top[:, None])
-        shrink = tl.math.exp2(top - finite_top)
-        total = total * shrink + tl.sum(p, 1)
-        acc = product(p.to(v_tile.dtype), v_tile, acc * shrink[:, None])
-        top = new_top
-    return acc, total, top
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+        p = tl.math.exp2(s - m_finite[:, None])
+        alpha = tl.math.exp2(m_i - m_finite)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        acc = product(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
+        m_i = m_new
+    return acc, l_i, m_i
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -154,7 +155,7 @@ def _forward_kernel(
     q_tile = load_rows(q, row, q_t, seqlen_q, ROWS, D, BLOCK_D, True)
     # First the tiles on the diagonal: a row's own key has no decay, so they tell how large its
     # scores are.
-    acc, total, top = _masked_tiles(
+    acc, l_i, m_i = _masked_tiles(
         q_tile,
         k,
         v,
@@ -180,7 +181,7 @@ def _forward_kernel(
     # leave out c_i - c[first], the same for a whole row, and so does the level.
     high_base, low_base = unpack(tl.load(pairs + first))
     high_i, low_i = load_pair(pairs, position, inside)
-    level = top - ((high_i - high_base) + (low_i - low_base))
+    level = m_i - ((high_i - high_base) + (low_i - low_base))
     parts = tl.zeros([ROWS, 8], dtype=tl.float32)  # of the sum; a thread's own, so no exchange
     # What a tile needs of c is loaded one tile ahead; `tail` has room for the one past the end.
     bias = tl.load(tail + start * COLUMNS + tl.arange(0, COLUMNS))
@@ -197,12 +198,12 @@ def _forward_kernel(
         bias = tl.load(tail + (column + COLUMNS) + tl.arange(0, COLUMNS))
         parts += tl.sum(tl.reshape(p, [ROWS, COLUMNS // 8, 8]), 1)
         acc = product(p.to(v_tile.dtype), v_tile, acc)
-    total += tl.sum(parts, 1)
+    l_i += tl.sum(parts, 1)
     # A score so far above all of the diagonal's that its weight overflows is rare, and then the row
     # is done again. (Up to the limit, bfloat16 and float32 lose nothing; float16 ends at 65504.)
     LIMIT: tl.constexpr = 32768.0 if q_tile.dtype == tl.float16 else 1e18
-    if tl.max(tl.where(total < LIMIT, 0, 1), 0) > 0:
-        acc, total, top = _masked_tiles(
+    if tl.max(tl.where(l_i < LIMIT, 0, 1), 0) > 0:
+        acc, l_i, m_i = _masked_tiles(
             q_tile,
             k,
             v,
@@ -224,10 +225,10 @@ def _forward_kernel(
             DESCRIPTORS,
         )
 
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     store_rows(out, acc, row, o_t, seqlen_q, ROWS, D, BLOCK_D)
     i = row + tl.arange(0, ROWS)
-    tl.store(lse + bh * seqlen_q + i, (top + tl.math.log2(total)) * LN2, mask=inside)
+    tl.store(lse + bh * seqlen_q + i, (m_i + tl.math.log2(l_i)) * LN2, mask=inside)
 
 
 def forward(

@@ -114,7 +114,7 @@ def _shared_memory(device: torch.device) -> int:
 
 
 def can_stream(*tensors: Tensor) -> bool:
-    """Whether the bulk copy engine (Hopper and later) can read these: alignment, strides, type."""
+    """Whether the bulk copy engine (TMA; Hopper and later) can read these: alignment, strides, dtype."""
     x = tensors[0]
     if x.device.type != "cuda" or torch.version.hip is not None:
         return False
@@ -176,9 +176,9 @@ def load_rows(
 
 @triton.jit
 def share_of_work(batch_heads, tiles, group):
-    """(head, tile) of this program. Tile by tile, so that the heaviest start first, but only over
-    ``group`` heads at a time: the programs that run together then read few heads, and each head's
-    rows several times while they are in the L2 cache."""
+    """(head, tile) of this program: a swizzle of the grid over groups of ``group`` heads. Inside a group
+    it goes tile by tile, so that the tiles with most work start first; programs that run together read
+    few heads, and find each head's rows in the L2 cache."""
     pid = tl.program_id(0)
     first = pid // (group * tiles) * group
     size = tl.minimum(batch_heads - first, group)

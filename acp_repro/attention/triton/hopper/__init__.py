@@ -20,8 +20,8 @@ from .key_side import key_side_kernel
 from .query_side import query_side_kernel
 
 ROWS = 64  # queries and keys of a tile: two accumulators and two score tiles fill the registers
-# Tiles in flight; and a cap on registers that lets two programs share a multiprocessor, whose computing
-# warps then take over those of the copying one.
+# STAGES: tiles in flight. maxnreg: few enough registers that two programs share a multiprocessor; the
+# computing warps then take over registers of the copying one.
 _OPTIONS = {"STAGES": 4, "num_warps": 4, "maxnreg": 128}
 
 
