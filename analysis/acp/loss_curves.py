@@ -89,11 +89,11 @@ def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> Non
 def make(found: drawing.Found, item: str, architecture: str) -> tuple[Figure, str]:
     """The figure and its caption; ``item`` is its number in the paper."""
     name, records = models.ARCHITECTURES[architecture], found.records["loss_curve"]
-    differences = statistics.loss_differences(records)
-    gaps = statistics.largest_gaps(differences)
+    gaps = statistics.largest_gaps(statistics.loss_differences(records))
     numbers = "; ".join(
         f"{row.size}, {style.length_label(row.context_length_tokens)}: "
         + (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "none, they are identical")
+        + (f" (mean of {row.pairs} pairs of seeds)" if row.pairs > 1 else "")
         for row in gaps.itertuples()
     )
     noise = statistics.seed_gap(records)
@@ -105,7 +105,8 @@ def make(found: drawing.Found, item: str, architecture: str) -> tuple[Figure, st
     caption = f"""**Figure {item}.** Held-out loss at each position of the context for {name},
 trained and evaluated with ACP (wide, pale) and without (dashed), by context length $L$; below, their
 difference. Each point is the mean over a window of {windows} positions centred there, whole windows
-only, of {tokens} held-out tokens, the same text at every context length. Twins differ in that one
-setting and are trained apart. Their largest absolute difference in nats, and where: {numbers}.{noise}
+only, of {tokens} held-out tokens, the same text at every context length. Paired runs differ in
+that one setting and are trained apart. Their largest absolute difference in nats, and where:
+{numbers}.{noise}
 {style.provenance(records)}"""
     return draw(records), caption
