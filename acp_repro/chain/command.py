@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import functools
 import os
 import signal
 import sys
@@ -11,36 +12,53 @@ from collections.abc import Callable
 
 from ..common.errors import UsageError, UserError
 
+Main = Callable[..., int | None]
 # Threads that wait by spinning make small operators many times slower on a machine that is shared.
 _PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 
 
-def run_command(main: Callable[[], int | None], resume: str = "") -> None:
-    """Runs ``main`` and leaves the process.
+def command(resume: str = "") -> Callable[[Main], Main]:
+    """Makes a ``main`` that returns an exit code and raises nothing for what a user did.
 
-    :class:`UserError` becomes ``error: ...``; so do a full disk and memory that is used up. Ctrl-C says
-    ``stopped`` and leaves with 130. A pipe that closes early (``| head``) ends it without a word.
+    :class:`UserError` becomes ``error: ...``; so do a full disk and a folder that may not be written to.
+    Ctrl-C says ``stopped`` and gives 130.
 
     Args:
         resume: what the same command does next time, said after Ctrl-C.
+    """
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def one_line(arguments: list[str] | None = None) -> int:
+            try:
+                return main(arguments) or 0
+            except UserError as error:
+                return fail(str(error), error.exit_code)
+            except KeyboardInterrupt:
+                print(f"\nstopped{'; ' + resume if resume else ''}", file=sys.stderr)
+                return 130
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+                    raise
+                return fail(f"{error.filename or 'writing'}: {error.strerror}; nothing is left half written")
+
+        return one_line
+
+    return decorate
+
+
+def run_command(main: Main) -> None:
+    """Runs a ``main`` as the process and leaves with its code.
+
+    A pipe that closes early (``| head``) ends it without a word.
     """
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for name, value in _PASSIVE.items():  # read when torch is imported, which commands do later
         os.environ.setdefault(name, value)
-    try:
-        code = main()
-    except UserError as error:
-        code = fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        print(f"\nstopped{'; ' + resume if resume else ''}", file=sys.stderr)
-        code = 130
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise
-        code = fail(f"{error.filename or 'a file'}: {error.strerror}; nothing was left half written", 1)
+    code = main()
     sys.stdout.flush()
-    sys.exit(code or 0)
+    sys.exit(code)
 
 
 def fail(message: str, code: int = 1) -> int:

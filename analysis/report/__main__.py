@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from acp_repro.chain.command import run_command
+from acp_repro.chain.command import command, run_command
 from acp_repro.chain.paper import FIGURES
 from acp_repro.common import files
 
@@ -12,7 +12,8 @@ from .gather import gather
 from .page import render
 
 
-def main() -> None:
+@command()
+def main(arguments: list[str] | None = None) -> None:
     """Writes ``figures/SUITE/report.html``: one file without a reference to the network.
 
     What is not measured or not drawn is listed with the command that makes it. Only the links to records
@@ -20,7 +21,7 @@ def main() -> None:
     """
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
     parser.add_argument("--suite", default="cpu", help="whose records to show (default: cpu)")
-    report = gather(parser.parse_args().suite)
+    report = gather(parser.parse_args(arguments).suite)
     path = files.write_text(FIGURES / report.suite.name / "report.html", render(report))
     print(f"report: {path.resolve()}")
 
