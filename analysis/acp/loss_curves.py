@@ -16,7 +16,7 @@ ACP, EXACT = {"lw": 2.2, "alpha": 0.45}, {"lw": 0.9, "ls": (0, (4, 2))}
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """A column for each size: the curves, a colour a context length, and below them ACP minus exact.
+    """One column per size: the curves, one colour per context length, and below them ACP minus exact.
 
     Args:
         records: ``loss_curve`` records of runs with ACP and of their exact pairs.

@@ -36,7 +36,7 @@ def describe(suite: FoXSuite) -> str:
 
 
 def caveat(suite: FoXSuite) -> str:
-    """In what the suite's models fall short of the paper's, and what a verdict on them is then worth."""
+    """In what the suite's models are less than the paper's, and what a verdict on them is then worth."""
     paper = {name: paper_size(name) for name in PUBLISHED.table.query("item == 'table2'")["size"].dropna()}
     name, largest = max(paper.items(), key=lambda pair: pair[1].non_embedding)
     longest = max(item.paper_model[1] for item in suite.paper.items if item.paper_model)

@@ -176,7 +176,7 @@ class BlockGrid(NamedTuple):
 
 
 def block_grid(head: pd.DataFrame, most_blocks: int) -> BlockGrid:
-    """The first rows of blocks, ``most_blocks`` a side at most, from the ``decay`` records of one head.
+    """The first rows of blocks, ``most_blocks`` per side at most, from the ``decay`` records of one head.
 
     The largest D_ij of a block is c of its first query less c of its last key, and 0 where the block
     holds a diagonal entry (Section 3).

@@ -151,7 +151,7 @@ def test_losses_match_within_the_noise_of_seeds_or_the_papers_own():
 
 
 def heads(*ratios: float, layers=None, length: int = 640) -> pd.DataFrame:
-    """Ten blocks a side: at most 36 of 55 are pruned, a row keeping its own and the one before."""
+    """Ten by ten blocks: at most 36 of 55 are pruned, since each row keeps its own and the one before."""
     layers = layers or [0] * len(ratios)
     return table(
         *(
@@ -178,7 +178,7 @@ def test_kinds_of_heads_are_relative_to_what_the_grid_allows():
     assert criteria.most_heads_local(heads(most, most, 0.3)).status is MET
     assert criteria.most_heads_local(heads(most, 0.3)).ours == "1 of 2 heads"
     assert criteria.most_heads_local(heads(most, 0.3)).status is MISSED
-    # Two blocks a side: nothing can be pruned.
+    # Two by two blocks: nothing can be pruned.
     assert criteria.heads_bimodal(heads(0.0, length=128)).status is UNDECIDED
 
 

@@ -253,7 +253,7 @@ def test_the_grid_of_figure_1_is_the_codes(block_q):
 
 def test_a_long_sequence_shows_its_first_blocks_and_a_head_that_prunes_there():
     grid = statistics.block_grid(pd.DataFrame(decay_rows(0.1, 0, 0, block_q=128)), 2)
-    assert grid.largest_decay.shape == (1, 2)  # two key blocks a side, so one query block
+    assert grid.largest_decay.shape == (1, 2)  # two key blocks are the limit, so one query block
     # Shares 0.3, 0.3, 0.1 and 0: the limit is 0.3, and 0.1 is nearest to its half.
     heads = [decay_rows(step, 0, i) for i, step in enumerate((5.0, 1.0, 0.1, 0.001))]
     table = pd.DataFrame([row for head in heads for row in head])
@@ -272,7 +272,7 @@ def test_the_boundary_is_a_staircase_in_token_coordinates():
 def test_heads_figures_say_what_was_measured(folder):
     write_heads()
     caption = make(figure1)
-    # 0.1 a token: 1 of 10 blocks is pruned, the nearest to half of the limit, 1.5.
+    # 0.1 per token: 1 of 10 blocks is pruned, the nearest to half of the limit, 1.5.
     assert "layer 1, head 0 (counted from 0) of pro-big-256-acp, all 256 tokens" in caption
     assert "delta = -10.00" in caption and "block of 64 queries by 64 keys" in caption
     for module in (figure4, figure5):
