@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import signal
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from .chain.command import choose_device, command, run_command
+from .common.errors import UsageError
 
 # One token of a model with fewer weights is too little work to share: threads would only wait for each
 # other (on two busy cores, 47 tokens/s of a model with 4.5 million by one thread, and 4 by two).
@@ -76,31 +78,31 @@ class StopText:
         return max((n for n in range(1, len(stop)) if self.held.endswith(stop[:n])), default=0)
 
 
-def main(arguments: list[str] | None = None) -> int:
+@command()
+def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
+    device = choose_device(options.device)
+
+    import torch
+
+    from .model import load_pretrained, stream_tokens
+
+    checkpoint = _open_checkpoint(options.checkpoint)
+    tokenizer = checkpoint.tokenizer
+    if tokenizer is None:
+        raise UsageError(
+            f"{checkpoint.folder} has no tokenizer.json that is read here; put the model's there"
+        )
+    seed = options.seed if options.seed is not None else torch.seed() % 2**31
     try:
-        import torch
-
-        from .model import load_pretrained, stream_tokens
-
-        device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda: torch finds no GPU here; leave it out, or give --device cpu")
-        checkpoint = _open_checkpoint(options.checkpoint)
-        tokenizer = checkpoint.tokenizer
-        if tokenizer is None:
-            raise ValueError(
-                f"{checkpoint.folder} has no tokenizer.json that is read here; put the model's there"
-            )
         model = load_pretrained(checkpoint.folder, device=device)
         prompt = [tokenizer.bos_id, *map(int, tokenizer.encode(options.prompt))]
         if max(prompt) >= model.config.vocab_size:
-            raise ValueError(
+            raise UsageError(
                 f"the tokeniser has ids up to {max(prompt)}, and the model {model.config.vocab_size} of "
                 "them; take the tokeniser that it was trained with"
             )
         stop_ids, stop_texts = _stops(options.stop, model.config.vocab_size)
-        seed = options.seed if options.seed is not None else torch.seed() % 2**31
         tokens = stream_tokens(
             model,
             torch.tensor([prompt], device=device),
@@ -111,27 +113,21 @@ def main(arguments: list[str] | None = None) -> int:
             stop_ids=(tokenizer.bos_id, *stop_ids),  # BOS begins another document
             generator=torch.Generator(device).manual_seed(seed),
         )
-    except (ImportError, ValueError, OSError, RuntimeError) as error:
-        print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 2
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
     if device.type == "cpu" and model.config.num_parameters() < FEWEST_WEIGHTS_FOR_THREADS:
         torch.set_num_threads(1)
     ends = {tokenizer.bos_id, *stop_ids}
     new = (token for token in map(int, tokens) if token not in ends)
     stop = StopText(stop_texts)
-    try:
-        _write(options.prompt)
-        for text in stream_text(tokenizer, new):
-            _write(stop.feed(text))
-            if stop.found:
-                break
-        _write(stop.held + "\n")
-    except KeyboardInterrupt:
-        _write("\n")
-        return 130
+    _write(options.prompt)
+    for text in stream_text(tokenizer, new):
+        _write(stop.feed(text))
+        if stop.found:
+            break
+    _write(stop.held + "\n")
     if options.seed is None and options.temperature:
         print(f"seed: {seed}", file=sys.stderr)
-    return 0
 
 
 def _open_checkpoint(path: str):
@@ -222,5 +218,4 @@ def _number(least: float, most: float):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
-    sys.exit(main())
+    run_command(main)

@@ -18,7 +18,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from acp_repro.chain import rules
-from acp_repro.chain.command import run_command
+from acp_repro.chain.command import command, run_command
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.paper import Item, Suite
 from acp_repro.chain.records import read_records
@@ -127,11 +127,11 @@ def main(module: Mapping[str, Any]) -> None:
         module: the module's ``globals()``, of which ``__spec__``, ``__doc__`` and ``make`` are read.
     """
     name = module["__spec__"].name
-    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=module["__doc__"])
-    parser.add_argument("--suite", default="cpu", help="whose records to draw (default: cpu)")
-    suite = parser.parse_args().suite
 
-    def run() -> None:
-        draw(suite, name, module["make"])
+    @command()
+    def draw_one(arguments: list[str] | None = None) -> None:
+        parser = argparse.ArgumentParser(prog=f"python -m {name}", description=module["__doc__"])
+        parser.add_argument("--suite", default="cpu", help="whose records to draw (default: cpu)")
+        draw(parser.parse_args(arguments).suite, name, module["make"])
 
-    run_command(run)
+    run_command(draw_one)

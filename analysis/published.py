@@ -16,7 +16,7 @@ class Published:
     """The table of one paper; see :func:`published`.
 
     Attributes:
-        table: a row a number, with :data:`COLUMNS`. Rows without a size are of an item as a whole.
+        table: one row per number, with :data:`COLUMNS`. Rows without a size are of an item as a whole.
     """
 
     package: str

@@ -202,7 +202,8 @@ class Paper:
         run_columns: columns of every record that say which run it is; keys of ``Run.columns()``.
         quantities, items: what is measured, what is drawn.
         task: ``MODULE:CLASS`` of its ``training.task.Task``, imported when something is trained.
-        analysis: the package of its items' modules and of ``criteria``.
+        analysis: the package of its items' modules, of ``criteria`` and, to describe its models in the
+            report, of ``models`` (see ``analysis.report.gather``).
         plan: ``MODULE`` with ``cost_of(run, ...)``, for the plan command; empty for none.
     """
 

@@ -126,7 +126,7 @@ def read_records(
         where = f"{RESULTS / suite.name}{' for ' + which if which else ''}{here}"
         raise RecordError(
             f"no records of {quantity} in {where}; make them with "
-            f" `{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
+            f"`{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
         )
     return _join(suite, kind, [path for run, path in paths.items() if run not in missing])
 

@@ -15,7 +15,7 @@ from ..tables import UnfitRecords, one_each
 from . import statistics
 
 KEY = ["run", "layer", "head", "position"]
-MOST_BLOCKS = 16  # a side: arrows in more rows would be too small to see
+MOST_BLOCKS = 16  # per side: arrows in more rows would be too small to see
 
 
 def draw(records: pd.DataFrame) -> Figure:

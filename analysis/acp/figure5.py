@@ -15,7 +15,7 @@ from .head_kinds import BINS, EDGES, KINDS, LIMIT_LINE, WORDS, describe, stacks
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """A column a layer: Figure 4 turned, the bars of a layer growing to the right.
+    """One column per layer: Figure 4 turned, so that bars grow to the right.
 
     Args:
         records: ``pruned_ratio`` records of one run.

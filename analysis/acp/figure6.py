@@ -14,11 +14,11 @@ from .. import drawing, style
 from ..tables import one_each
 from . import statistics
 
-MOST_PIXELS = 700  # of a side of D: what a page can show, where 16k tokens would take 2 GB
+MOST_PIXELS = 700  # per side of D: more than a page can show; at 16k tokens the whole of D takes 2 GB
 
 
 def draw(records: Mapping[str, pd.DataFrame]) -> Figure:
-    """A column a head, in the order of the records: D with the boundary, and the large entries of A.
+    """One column per head, in the order of the records: D with the boundary, and the large entries of A.
 
     Args:
         records: ``decay`` and ``attention_weights`` records of one run.

@@ -94,11 +94,11 @@ def _slack(ax: Axes, heads: pd.DataFrame) -> None:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["pruned_mass"]
     first, slack = records.iloc[0], records["threshold_slack_nats"]
-    idle = int(records["largest_pruned_mass"].isna().sum())
+    unpruned = int(records["largest_pruned_mass"].isna().sum())
     caption = f"""**Figure A1.** How conservative the bound of Appendix A is, head by head, in {first["run"]}
 with log ε = {first["log_pruning_tolerance"]:g}. Left: exact attention weight of the pruned blocks in each of
 {first["measured_rows"]:,} rows of held-out text, by the dense float64 reference, over the rows that have a
-pruned block (heads without such a row: {idle}); the axis is logarithmic in the exponent.
+pruned block (heads without such a row: {unpruned}); the axis is logarithmic in the exponent.
 {sweeps.closest(sweeps.head_margins(records))} Right: each head's δ, and how far it could be raised on this
 text, on the code's grid, before a row loses ε: by {slack.min():.1f} to {slack.max():.1f} nats,
 {100 * sweeps.slack_shares(records).median():.0f} % of -δ in the median head. Only the proof's δ is safe on

@@ -25,7 +25,7 @@ def kinds(records: pd.DataFrame) -> dict[str, float]:
 
 
 def stacks(records: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
-    """Bars to be stacked, one set a kind of head: (shares, what is below them, colour), of 20 bins."""
+    """Bars to be stacked, one set per kind of head: (shares of 20 bins, what is below them, colour)."""
     found, below = statistics.head_kinds(records), np.zeros(BINS)
     for kind, colour in KINDS.items():
         some = records[found == kind]

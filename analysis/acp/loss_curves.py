@@ -16,7 +16,7 @@ ACP, EXACT = {"lw": 2.2, "alpha": 0.45}, {"lw": 0.9, "ls": (0, (4, 2))}
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """A column for each size: the curves, a colour a context length, and below them ACP minus exact.
+    """One column per size: the curves, one colour per context length, and below them ACP minus exact.
 
     Args:
         records: ``loss_curve`` records of runs with ACP and of their exact pairs.
@@ -89,11 +89,11 @@ def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> Non
 def make(found: drawing.Found, item: str, architecture: str) -> tuple[Figure, str]:
     """The figure and its caption; ``item`` is its number in the paper."""
     name, records = models.ARCHITECTURES[architecture], found.records["loss_curve"]
-    differences = statistics.loss_differences(records)
-    gaps = statistics.largest_gaps(differences)
+    gaps = statistics.largest_gaps(statistics.loss_differences(records))
     numbers = "; ".join(
         f"{row.size}, {style.length_label(row.context_length_tokens)}: "
         + (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "none, they are identical")
+        + (f" (mean of {row.pairs} pairs of seeds)" if row.pairs > 1 else "")
         for row in gaps.itertuples()
     )
     noise = statistics.seed_gap(records)
@@ -105,7 +105,8 @@ def make(found: drawing.Found, item: str, architecture: str) -> tuple[Figure, st
     caption = f"""**Figure {item}.** Held-out loss at each position of the context for {name},
 trained and evaluated with ACP (wide, pale) and without (dashed), by context length $L$; below, their
 difference. Each point is the mean over a window of {windows} positions centred there, whole windows
-only, of {tokens} held-out tokens, the same text at every context length. Twins differ in that one
-setting and are trained apart. Their largest absolute difference in nats, and where: {numbers}.{noise}
+only, of {tokens} held-out tokens, the same text at every context length. Paired runs differ in
+that one setting and are trained apart. Their largest absolute difference in nats, and where:
+{numbers}.{noise}
 {style.provenance(records)}"""
     return draw(records), caption

@@ -1,8 +1,124 @@
-"""How the models of ACP are named, described and set beside the paper's."""
+"""How the models of ACP are named and described, and set beside the paper's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from acp_repro.chain.paper import Item
+from acp_repro.papers.acp.settings import SizeConfig
+from acp_repro.papers.acp.suite import FoXRun, FoXSuite
+
+from .. import style
 from ..published import published
 
 PUBLISHED = published("analysis.acp")
 ARCHITECTURES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)"}
+
+
+def run_cells(run: FoXRun) -> dict[str, str]:
+    """What a run is, as columns of the report's table of runs."""
+    tolerance = run.log_pruning_tolerance
+    return {
+        "architecture": ARCHITECTURES[run.architecture],
+        "size": run.size_name,
+        "context": style.length_label(run.context_length),
+        "log epsilon": "exact" if tolerance is None else f"{tolerance:g}",
+        "seed": str(run.seed),
+    }
+
+
+def describe(suite: FoXSuite) -> str:
+    """The models of a suite in half a sentence."""
+    sizes = ", ".join(dict.fromkeys(run.size_name for run in suite.runs))
+    lengths = ", ".join(style.length_label(n) for n in sorted({run.context_length for run in suite.runs}))
+    tokens = _span([run.size.tokens for run in suite.runs])
+    return f"{sizes} parameters, contexts of {lengths} tokens, trained on {tokens} tokens each"
+
+
+def caveat(suite: FoXSuite) -> str:
+    """In what the suite's models are less than the paper's, and what a verdict on them is then worth."""
+    paper = {name: paper_size(name) for name in PUBLISHED.table.query("item == 'table2'")["size"].dropna()}
+    name, largest = max(paper.items(), key=lambda pair: pair[1].non_embedding)
+    longest = max(item.paper_model[1] for item in suite.paper.items if item.paper_model)
+    ours = max((run.size for run in suite.runs), key=lambda size: size.non_embedding)
+    tokens = [run.size.tokens for run in suite.runs]
+    context = max(run.context_length for run in suite.runs)
+    our_name = next(run.size_name for run in suite.runs if run.size is ours)
+    shorter = {
+        f"are smaller ({our_name} parameters at most, against {name})": ours.non_embedding
+        < 0.9 * largest.non_embedding,
+        f"saw fewer tokens ({_span(tokens)}, against {_span([size.tokens for size in paper.values()])})": max(
+            tokens
+        )
+        < 0.9 * max(size.tokens for size in paper.values()),
+        f"had shorter contexts ({style.length_label(context)} tokens at most, against "
+        f"{style.length_label(longest)})": context < longest,
+    }
+    lacks = [words for words, is_so in shorter.items() if is_so]
+    if not lacks:
+        return "The models here are as large as the paper's, saw as many tokens and had contexts as long."
+    words = " and ".join(filter(None, (", ".join(lacks[:-1]), lacks[-1])))
+    return (
+        f"Beside the paper's models, those here {words}; what they miss says little against the paper, and "
+        "what they meet says little for it."
+    )
+
+
+def scale(item: Item, runs: Sequence[FoXRun]) -> str:
+    """Ours beside the paper's for one item, with the factors between them; empty where it matters not."""
+    if item.paper_model is None or not runs:
+        return ""
+    name, length = item.paper_model
+    paper = paper_size(name)
+    largest = max(runs, key=lambda run: run.size.non_embedding)
+    longest = max(run.context_length for run in runs)
+    ours = largest.size
+    factors = (
+        _compared(
+            paper.non_embedding / ours.non_embedding,
+            "is {} times as large",
+            "is as large",
+            "is {} times smaller",
+        ),
+        _compared(
+            paper.tokens / ours.tokens,
+            "saw {} times as many tokens",
+            "saw as many tokens",
+            "saw {} times fewer tokens",
+        ),
+        _compared(
+            length / longest,
+            "had contexts {} times as long",
+            "had contexts of the same length",
+            "had contexts {} times shorter",
+        ),
+    )
+    return (
+        f"Largest size here: {largest.size_name}, {style.count_label(ours.tokens)} training tokens, "
+        f"contexts of {style.length_label(longest)}; in the paper {name}, "
+        f"{style.count_label(paper.tokens)} and {style.length_label(length)}. The paper's model "
+        f"{factors[0]}, {factors[1]} and {factors[2]}."
+    )
+
+
+def paper_size(name: str) -> SizeConfig:
+    """A row of the paper's Table 2."""
+    settings = PUBLISHED.table.query("item == 'table2' and size == @name").set_index("quantity")["low"]
+    return SizeConfig(
+        int(settings["num_hidden_layers"]),
+        int(settings["hidden_size"]),
+        int(1e9 * settings["tokens"]),
+        settings["learning_rate"],
+    )
+
+
+def _span(counts: Sequence[int]) -> str:
+    return " to ".join(dict.fromkeys(map(style.count_label, (min(counts), max(counts)))))
+
+
+def _compared(factor: float, more: str, same: str, less: str) -> str:
+    """One of three phrases, with 2063.3 as "2,100" and 0.25 as "4"; within a tenth both are the same."""
+    if 0.9 < factor < 1.1:
+        return same
+    digits = float(f"{max(factor, 1 / factor):.2g}")
+    return (more if factor > 1 else less).format(f"{digits:,.0f}" if digits >= 10 else f"{digits:g}")

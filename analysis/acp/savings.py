@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import pandas as pd
@@ -9,6 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.text import Annotation
 
 from .. import drawing, style
 from ..tables import one_each
@@ -43,8 +45,9 @@ def draw(records: Mapping[str, pd.DataFrame], item: str) -> Figure:
         ),
     )
     figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.5), layout="constrained")
+    labels = []
     for ax, (title, quantity, table, unit) in zip(axes, panels, strict=True):
-        _bars(ax, table, unit)
+        labels.append(_bars(ax, table, unit))
         _paper_bar(ax, table["context_length_tokens"].nunique(), *models.PUBLISHED.range(item, quantity))
         ax.set_title(title)
         ax.set_xlabel("context length $L$ (tokens)")
@@ -53,37 +56,61 @@ def draw(records: Mapping[str, pd.DataFrame], item: str) -> Figure:
     paper = Patch(fc="white", ec=style.PAPER, hatch="////", label="range in the paper")
     handles.append(paper)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    if len(sizes) > 1:
+        _part(figure, labels)
     return figure
 
 
-def _bars(ax: Axes, table: pd.DataFrame, unit: str | None) -> None:
-    """Grouped bars of ``percent``; with ``unit`` each bar shows "with / without ACP" inside."""
+def _part(figure: Figure, labels: list[list[list[Annotation]]]) -> None:
+    """Lifts the labels of a bar, by panel, that touch those of the bar to its left."""
+    figure.draw_without_rendering()  # places the panels, so that labels have an extent
+    gap = figure.dpi / 72
+    for panel in labels:
+        for left, right in itertools.pairwise(panel):
+            before, after = left[0].get_window_extent(), right[0].get_window_extent()
+            if before.padded(gap / 2).overlaps(after):
+                lift = (before.y1 - after.y0) / gap + 0.5
+                for label in right:
+                    x, y = label.xyann
+                    label.xyann = (x, y + lift)
+
+
+def _bars(ax: Axes, table: pd.DataFrame, unit: str | None) -> list[list[Annotation]]:
+    """Grouped bars of ``percent``; with ``unit`` each bar shows "with / without ACP" inside.
+
+    Returns:
+        what is written above each bar, from left to right.
+    """
     one_each(table, ["size", "context_length_tokens"], "bars")
     lengths = sorted(table["context_length_tokens"].unique())
     sizes = list(dict.fromkeys(table["size"]))
     width = 0.8 / len(sizes)
     top = max(100.0, table["percent"].max()) if unit != "tok/s" else table["percent"].max()
     ax.set_ylim(min(0, table["percent"].min()), 1.17 * top)
+    labels: list[list[Annotation]] = []
     for at, length in enumerate(lengths):
         rows = table[table["context_length_tokens"] == length]
         for place, row in enumerate(sorted(rows.itertuples(), key=lambda r: sizes.index(r.size))):
             index = sizes.index(row.size)
             x = at + (place - (len(rows) - 1) / 2) * width  # those that are there, side by side
             ax.bar(x, row.percent, width * 0.92, color=style.SIZES[index])
-            ax.annotate(
-                f"{row.percent:.0f}",
-                (x, max(row.percent, 0)),
-                (0, 1.5),
-                ha="center",
-                textcoords="offset points",
-                fontsize=7 if len(sizes) < 3 else 6,
-            )
+            above = [
+                ax.annotate(
+                    f"{row.percent:.0f}",
+                    (x, max(row.percent, 0)),
+                    (0, 1.5),
+                    ha="center",
+                    textcoords="offset points",
+                    fontsize=7 if len(sizes) < 3 else 6,
+                )
+            ]
+            labels.append(above)
             if unit is not None:
                 inside = row.percent > 0.55 * top
                 form = "{:,.0f}".format if unit == "ms" else style.count_label
                 both = " / ".join(map(form, (row.acp, row.exact)))
                 ink = ("white" if index == 0 else "0.1") if inside else "0.25"
-                ax.annotate(
+                numbers = ax.annotate(
                     f"{both} {unit}",
                     (x, 0 if inside else max(row.percent, 0)),
                     rotation=90,
@@ -94,9 +121,12 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None) -> None:
                     fontsize=5.5,
                     color=ink,
                 )
+                if not inside:
+                    above.append(numbers)
     ax.set_xticks([*range(len(lengths)), len(lengths)])
     ax.set_xticklabels([*map(style.length_label, lengths), "paper"])
     ax.tick_params(axis="x", length=0)
+    return labels
 
 
 def _paper_bar(ax: Axes, x: float, low: float, high: float) -> None:

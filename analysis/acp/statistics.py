@@ -149,11 +149,11 @@ def largest_gaps(differences: pd.DataFrame) -> pd.DataFrame:
     """Largest absolute difference of each pair of curves of :func:`loss_differences`.
 
     Returns:
-        one row a size and context length, in the order given: ``gap_nats`` and the ``position``.
+        one row per size and context length, in the order given: ``gap_nats``, its ``position`` and ``pairs``.
     """
     gaps = differences.assign(gap_nats=differences["difference"].abs())
     rows = gaps.groupby(CURVE[:-1], sort=False)["gap_nats"].idxmax()
-    return gaps.loc[rows, [*CURVE, "gap_nats"]].reset_index(drop=True)
+    return gaps.loc[rows, [*CURVE, "gap_nats", "pairs"]].reset_index(drop=True)
 
 
 def seed_gap(records: pd.DataFrame) -> float | None:
@@ -176,7 +176,7 @@ class BlockGrid(NamedTuple):
 
 
 def block_grid(head: pd.DataFrame, most_blocks: int) -> BlockGrid:
-    """The first rows of blocks, ``most_blocks`` a side at most, from the ``decay`` records of one head.
+    """The first rows of blocks, ``most_blocks`` per side at most, from the ``decay`` records of one head.
 
     The largest D_ij of a block is c of its first query less c of its last key, and 0 where the block
     holds a diagonal entry (Section 3).

@@ -21,7 +21,7 @@ COLUMNS = {
 
 
 def tabulate(suite: FoXSuite) -> drawing.Table:
-    """One row a size of the suite, then one row a size of the paper."""
+    """One row per size of the suite, then one row per size of the paper."""
     ours = pd.DataFrame(
         [
             {"source": f"suite {suite.name}", "size": name}

@@ -12,7 +12,7 @@ COLUMNS = ["source", "size", "context_length_tokens", "search_ms", "attention_ms
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """One row a context length, one column a size, ours and then the paper's.
+    """One row per context length, one column per size, ours and then the paper's.
 
     Args:
         records: ``attention_time`` records. What the paper or we did not measure stays empty.

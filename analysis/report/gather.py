@@ -1,62 +1,34 @@
-"""One page with every figure and table of a suite, and the paper's claims checked against its records.
+"""Everything that the report of a suite shows, from its paper's registry, its records and its figures.
 
-    python -m analysis.report --suite cpu        # writes figures/cpu/report.html
-
-What is not measured or not drawn is listed with the command that makes it. The page is one file without
-a reference to the network; only the links to records need the folders beside it.
+A paper's analysis may have a module ``criteria`` with the checks of its claims, and a module ``models`` that
+describes its models: ``run_cells(run)``, ``describe(suite)``, ``caveat(suite)``, ``scale(item, runs)``.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
 import pandas as pd
-from acp_repro.records import QUANTITIES, RecordError, path_of, read_records
 
-from acp_repro.suite import Run, SizeConfig, Suite, SuiteError, load_suite
+from acp_repro.chain import rules
+from acp_repro.chain.errors import RecordError
+from acp_repro.chain.paper import Claim, Item, Quantity, Suite
+from acp_repro.chain.records import read_records
+from acp_repro.chain.run import Run
+from acp_repro.chain.suite import load_suite
 
-from . import style
-from .criteria import Criterion
-from .report_items import ITEMS, Item
-
-MET, MISSED, UNDECIDED, MISSING, ABSENT = ("met", "not met", "undecided", "not measured", "not in suite")
-
-
-@dataclass(frozen=True)
-class Judgement:
-    criterion: Criterion
-    status: str  # one of the five above
-    ours: str  # our numbers, or why there are none
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A section of the page."""
-
-    item: Item
-    image: Path | None  # None: not drawn
-    text: str | None  # caption, and the table of a table, in Markdown; None: not made
-    judgements: tuple[Judgement, ...]
-    scale: str  # ours beside the paper's, in words; empty where it does not matter
-    absent: str  # why the suite cannot have it; empty where it can
-    records: tuple[Path, ...]
-    unmeasured: tuple[str, ...]  # "RUN: quantity, quantity" that are still to be made
-
-
-@dataclass(frozen=True)
-class Report:
-    suite: Suite
-    facts: tuple[tuple[str, str], ...]
-    runs: pd.DataFrame  # what was trained, as text
-    entries: tuple[Entry, ...]
+from ..published import published
+from ..tables import UnfitRecords
+from ..verdict import Status
+from .entries import Entry, Judgement, Report
 
 
 def gather(name: str) -> Report:
-    """Everything that the page of a suite shows.
+    """The report of a suite.
 
     Raises:
         SuiteError: there is no such suite.
@@ -64,93 +36,111 @@ def gather(name: str) -> Report:
     """
     suite = load_suite(name)
     records = {}
-    for quantity in QUANTITIES:
-        # The reader's own error is right for one figure; here other quantities may be there.
-        if any((path_of(suite.name, run.name, quantity)).is_file() for run in suite.runs):
-            records[quantity] = read_records(suite.name, quantity)
+    for quantity in suite.paper.quantities:
+        paths = [quantity.path(suite.name, run.name) for run in suite.runs]
+        if any(p.is_file() for p in (paths if not quantity.command else [quantity.path(suite.name)])):
+            records[quantity.name] = read_records(suite, quantity.name, suite.runs, partial=True)
+    of_runs = {n: table for n, table in records.items() if not suite.paper.quantity(n).command}
     if not records:
         raise RecordError(
             f"no records in results/{suite.name}; make them with `make records SUITE={suite.name}`"
         )
-    entries = tuple(_entry(item, suite, records) for item in ITEMS)
-    return Report(suite, facts(records), runs_table(suite, records), entries)
+    models = optional_module(suite, "models")
+    possible = [item for item in suite.paper.items if not item.missing]
+    entries = [entry(item, suite, records, models) for item in possible]
+    shown = tuple(e for e in entries if e.made or not e.item.extra)
+    return Report(
+        suite,
+        models.describe(suite) if models else "",
+        models.caveat(suite) if models else "",
+        facts(of_runs or records),
+        runs_table(suite, of_runs, models),
+        shown,
+        tuple(e.item for e in entries if e not in shown),
+        tuple(item for item in suite.paper.items if item.missing),
+    )
 
 
-def _entry(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame]) -> Entry:
+def optional_module(suite: Suite, name: str) -> ModuleType | None:
+    """A module of the analysis of the suite's paper, or None if it has none of that name."""
+    full = f"{suite.paper.analysis}.{name}"
+    try:
+        found = importlib.util.find_spec(full)
+    except ModuleNotFoundError:  # the analysis is one module and no package
+        return None
+    return importlib.import_module(full) if found else None
+
+
+def entry(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], models: ModuleType | None) -> Entry:
+    """The section of one item."""
     runs = item.runs(suite)
-    of_item, found, unmeasured = {}, [], {}
-    for quantity in item.quantities:
-        table = records.get(quantity)
-        have = set() if table is None else set(table["run"])
-        for run in runs:
-            if run.name in have:
-                found.append(path_of(suite.name, run.name, quantity))
+    names = [run.name for run in runs]
+    of_item, files, unmeasured = {}, [], {}
+    for quantity in map(suite.paper.quantity, item.quantities):
+        table = records.get(quantity.name)
+        for run, path in _paths(suite, quantity, runs):
+            if path.is_file():
+                files.append(path)
             else:
-                unmeasured.setdefault(run.name, []).append(quantity)
-        if table is not None and (mine := table["run"].isin([run.name for run in runs])).any():
-            of_item[quantity] = table[mine].reset_index(drop=True)
-    folder = style.FIGURES / suite.name
-    image, text = folder / f"{item.name}.png", folder / f"{item.name}.md"
-    absent = ""
-    if not runs:
-        absent = f"the grid of experiments/{suite.name}.yaml has no run of {item.needs}"
+                unmeasured.setdefault(run, []).append(quantity.name)
+        if table is not None and not quantity.command:
+            table = table[table["run"].isin(names)].reset_index(drop=True)
+        if table is not None and len(table):
+            of_item[quantity.name] = table
+    main = item.path(suite.name)
+    image, text = main.with_suffix(".png"), main.with_suffix(".md")
+    absent = "" if runs else rules.why_not(suite, item).removeprefix(f"{item.name}: ")
     return Entry(
         item,
         image if image.is_file() else None,
-        text.read_text() if text.is_file() else None,
-        tuple(judge(criterion, of_item, absent) for criterion in item.claims),
-        scale_in_words(item, runs) if item.paper_model and runs else "",
+        text.read_text(encoding="utf-8") if text.is_file() else None,
+        tuple(judge(claim, item, suite, of_item, absent) for claim in item.claims),
+        models.scale(item, runs) if models else "",
         absent,
-        tuple(found),
+        tuple(files),
         tuple(f"{run}: {', '.join(quantities)}" for run, quantities in unmeasured.items()),
+        tuple(_steps(item, suite)),
     )
 
 
-def judge(criterion: Criterion, records: Mapping[str, pd.DataFrame], absent: str = "") -> Judgement:
-    """The criterion on records of the runs of its figure; missing records are said, not guessed."""
+def _paths(suite: Suite, quantity: Quantity, runs: Sequence[Run]) -> list[tuple[str, Any]]:
+    """(run, file) of a quantity's records."""
+    if quantity.command:
+        return [(f"suite {suite.name}", quantity.path(suite.name))]
+    return [(run.name, quantity.path(suite.name, run.name)) for run in runs]
+
+
+def _steps(item: Item, suite: Suite) -> list[str]:
+    quantities = [suite.paper.quantity(name) for name in item.quantities]
+    measured = [quantity.name for quantity in quantities if not quantity.command]
+    steps = [f"python -m acp_repro.measure {' '.join(measured)} --suite {suite.name}"] if measured else []
+    steps += [quantity.command_for(suite.name) for quantity in quantities if quantity.command]
+    return [*steps, f"python -m {suite.paper.module_of(item)} --suite {suite.name}"]
+
+
+def judge(
+    claim: Claim, item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], absent: str = ""
+) -> Judgement:
+    """A claim on records of the runs of its item; missing records are said, not guessed."""
+    words = paper_words(claim, item, suite)
     if absent:
-        return Judgement(criterion, ABSENT, absent)
-    missing = [q for q in criterion.quantities if q not in records]
+        return Judgement(claim, words, Status.ABSENT, absent)
+    missing = [name for name in claim.quantities if name not in records]
     if missing:
-        return Judgement(criterion, MISSING, f"no records of {' or '.join(missing)}")
+        return Judgement(claim, words, Status.MISSING, f"no records of {' or '.join(missing)}")
+    check = getattr(importlib.import_module(f"{suite.paper.analysis}.criteria"), claim.check)
     try:
-        verdict = criterion.judge(records)
-    except ValueError as error:
-        return Judgement(criterion, MISSING, str(error))
-    status = {True: MET, False: MISSED, None: UNDECIDED}[verdict.met]
-    return Judgement(criterion, status, verdict.ours)
+        verdict = check(*(records[name] for name in claim.quantities))
+    except UnfitRecords as error:
+        return Judgement(claim, words, Status.MISSING, str(error))
+    return Judgement(claim, words, verdict.status, verdict.ours)
 
 
-def scale_in_words(item: Item, runs: list[Run]) -> str:
-    """Ours beside the paper's: parameters, training and context, with the factors between them."""
-    name, length = item.paper_model
-    settings = style.paper_values().query("item == 'table2' and size == @name")
-    settings = settings.set_index("quantity")["low"]
-    paper = SizeConfig(
-        int(settings["num_hidden_layers"]),
-        int(settings["hidden_size"]),
-        int(1e9 * settings["tokens"]),
-        settings["learning_rate"],
-    )
-    largest = max(runs, key=lambda run: run.size.non_embedding)
-    longest = max(run.context_length for run in runs)
-    ours = largest.size
-    return (
-        f"Largest size here: {largest.size_name}, {style.count_label(ours.tokens)} training tokens, "
-        f"contexts of {style.length_label(longest)}; in the paper {name}, "
-        f"{style.count_label(paper.tokens)} and {style.length_label(length)}. The paper's model is "
-        f"{_times(paper.non_embedding / ours.non_embedding)}as large, saw "
-        f"{_times(paper.tokens / ours.tokens)}as many tokens and contexts "
-        f"{_times(length / longest)}as long."
-    )
-
-
-def _times(factor: float) -> str:
-    """2063.3 -> "2,100 times "; nothing where both are about the same."""
-    if 0.9 < factor < 1.1:
-        return ""
-    digits = float(f"{factor:.2g}")
-    return f"{digits:,.0f} times " if digits >= 10 else f"{digits:g} times "
+def paper_words(claim: Claim, item: Item, suite: Suite) -> str:
+    """What the paper says and where; ``=QUANTITY`` is looked up in the table of its values."""
+    if not claim.paper.startswith("="):
+        return claim.paper
+    return published(suite.paper.analysis).place(item.name, claim.paper[1:])
 
 
 def facts(records: Mapping[str, pd.DataFrame]) -> tuple[tuple[str, str], ...]:
@@ -174,8 +164,10 @@ def facts(records: Mapping[str, pd.DataFrame]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def runs_table(suite: Suite, records: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """One row a run of the suite: what it is, how long it was trained, how much of it is measured."""
+def runs_table(
+    suite: Suite, records: Mapping[str, pd.DataFrame], models: ModuleType | None = None
+) -> pd.DataFrame:
+    """One row per run of the suite: what it is, how long it was trained, how many quantities are measured."""
     trained: dict[str, int] = {}
     measured: dict[str, int] = {}
     for table in records.values():
@@ -185,11 +177,7 @@ def runs_table(suite: Suite, records: Mapping[str, pd.DataFrame]) -> pd.DataFram
     return pd.DataFrame(
         {
             "run": run.name,
-            "architecture": style.ARCHITECTURES[run.architecture],
-            "size": run.size_name,
-            "context": style.length_label(run.context_length),
-            "log epsilon": "exact" if (e := run.log_pruning_tolerance) is None else f"{e:g}",
-            "seed": str(run.seed),
+            **(models.run_cells(run) if models else _cells(run)),
             "trained tokens": f"{trained[run.name]:,}" if run.name in trained else "not measured",
             "quantities": str(measured.get(run.name, 0)),
         }
@@ -197,20 +185,8 @@ def runs_table(suite: Suite, records: Mapping[str, pd.DataFrame]) -> pd.DataFram
     )
 
 
-def main() -> None:
-    from .report_page import render
-
-    parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--suite", default="cpu", help="whose records to show (default: cpu)")
-    try:
-        report = gather(parser.parse_args().suite)
-    except (RecordError, SuiteError) as error:
-        sys.exit(f"error: {error}")
-    path = style.FIGURES / report.suite.name / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(report), encoding="utf-8")
-    print(f"report: {path.resolve()}")
-
-
-if __name__ == "__main__":
-    main()
+def _cells(run: Run) -> dict[str, str]:
+    return {
+        name.replace("_", " "): "none" if value is None else str(value)
+        for name, value in run.columns().items()
+    }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 
+from markupsafe import Markup
+
 _SYMBOLS = {
     "epsilon": "ε",
     "varepsilon": "ε",
@@ -21,7 +23,7 @@ _SYMBOLS = {
 }
 
 
-def inline(text: str) -> str:
+def inline(text: str) -> Markup:
     """One paragraph: ``**bold**``, ``*italic*``, ```code```, ``$math$``; all else is escaped.
 
     A number keeps its percent sign on its line, and gets a real minus sign.
@@ -29,14 +31,15 @@ def inline(text: str) -> str:
     text = re.sub(r"(?<=\d) %", "\u00a0%", text)
     text = re.sub(r"(?<=\s)-(?=\d)", "\u2212", text)
     pieces = re.split(r"(`[^`]+`|\$[^$]+\$)", text)
-    return "".join(
-        f"<code>{html.escape(piece[1:-1])}</code>"
-        if piece.startswith("`")
-        else math(piece[1:-1])
-        if piece.startswith("$") and len(piece) > 1
-        else _emphasis(html.escape(piece))
-        for piece in pieces
-    )
+    return Markup("".join(map(_piece, pieces)))
+
+
+def _piece(piece: str) -> str:
+    if piece.startswith("`"):
+        return f"<code>{html.escape(piece[1:-1])}</code>"
+    if piece.startswith("$") and len(piece) > 1:
+        return math(piece[1:-1])
+    return _emphasis(html.escape(piece))
 
 
 def _emphasis(text: str) -> str:
@@ -62,15 +65,15 @@ def plain(text: str) -> str:
     return " ".join(html.unescape(words).split())
 
 
-def paragraphs_and_tables(text: str) -> tuple[str, list[str]]:
+def paragraphs_and_tables(text: str) -> tuple[Markup, list[Markup]]:
     """(the paragraphs, the pipe tables) of a caption file."""
     paragraphs, tables = [], []
     for block in re.split(r"\n\s*\n", text.strip()):
         if block.startswith("|"):
-            tables.append(_table(block))
+            tables.append(Markup(_table(block)))
         elif block:
             paragraphs.append(f"<p>{inline(block)}</p>" if paragraphs else inline(block))
-    return "".join(paragraphs), tables
+    return Markup("".join(paragraphs)), tables
 
 
 def _table(block: str) -> str:

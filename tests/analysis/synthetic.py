@@ -1,10 +1,28 @@
 """Records by hand for the suite of ``tests.suites``, so that no model has to be trained."""
 
-from acp_repro.records import QUANTITIES, write_records
-from acp_repro.suite import load_suite
+import sys
+
+from acp_repro.chain.records import write_records
+from acp_repro.chain.suite import load_suite
+from analysis import drawing
 from tests.suites import YAML, write_suite
 
 FACTS = {"device": "a processor", "dtype": "float32", "trained_tokens": 1536}
+
+
+def draw(module, suite: str = "mini") -> str:
+    """``python -m MODULE --suite SUITE`` in this process; the caption in one line."""
+    path = drawing.draw(suite, module.__name__, module.make)
+    return " ".join(path.with_suffix(".md").read_text().split())
+
+
+def command(monkeypatch, capsys, module: str, suite: str = "mini") -> tuple[int, str]:
+    """The exit code of an item's command line, and what it says on standard error."""
+    monkeypatch.setattr(sys, "argv", [module, "--suite", suite])
+    try:
+        drawing.main(vars(sys.modules[module]))
+    except SystemExit as end:
+        return end.code, capsys.readouterr().err
 
 
 def two_lengths(folder, architectures: str = "pro") -> None:
@@ -19,9 +37,11 @@ def two_lengths(folder, architectures: str = "pro") -> None:
 
 
 def write(run_name: str, quantity: str, *rows: dict) -> None:
-    """Records of one run; columns that a row leaves out are 1."""
-    rows = [dict.fromkeys(QUANTITIES[quantity], 1) | row for row in rows]
-    write_records(load_suite("mini").run(run_name), quantity, rows, **FACTS)
+    """Records of one run of ``mini``; columns that a row leaves out are 1."""
+    suite = load_suite("mini")
+    kind = suite.paper.quantity(quantity)
+    rows = [dict.fromkeys(kind.columns, 1) | row for row in rows]
+    write_records(suite.paper, suite.run(run_name), kind, rows, **FACTS)
 
 
 def write_savings(architecture: str = "pro") -> None:

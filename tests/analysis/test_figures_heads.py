@@ -1,8 +1,6 @@
 """Figures 1, 3 to 6, 8 and 11 and their statistics, from records written by hand; no torch."""
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.image
@@ -10,9 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from acp_repro.records import read_records, write_records
-from acp_repro.suite import load_suite
-from analysis import (
+from acp_repro.chain.errors import RecordError, SuiteError
+from acp_repro.chain.records import read_records
+from acp_repro.chain.suite import load_suite
+from acp_repro.papers.acp.grid import head_kind, largest_pruned_ratio
+from analysis.acp import (
     figure1,
     figure3,
     figure4,
@@ -20,10 +20,11 @@ from analysis import (
     figure6,
     figure8,
     figure11,
+    head_kinds,
     loss_curves,
     statistics,
-    style,
 )
+from tests.analysis import synthetic
 from tests.suites import YAML, write_suite
 
 SUITE = YAML
@@ -41,8 +42,11 @@ HEADS_RUN = "pro-big-256-acp"
 
 
 def record(name: str, quantity: str, rows: list[dict]) -> None:
-    facts = {"device": "a machine", "dtype": "float32", "trained_tokens": 1536}
-    write_records(load_suite("mini").run(name), quantity, rows, **facts)
+    synthetic.write(name, quantity, *rows)
+
+
+def read(quantity: str) -> pd.DataFrame:
+    return read_records(load_suite("mini"), quantity, partial=True)
 
 
 @pytest.fixture
@@ -70,6 +74,11 @@ def write_curves(names: list[str]) -> None:
                 for p in range(50, length - 50, 2)
             ],
         )
+
+
+def write_losses(names: list[str]) -> None:
+    for name in names:
+        record(name, "loss", [{"loss_nats": 3.0}])
 
 
 def decay_rows(step: float, layer: int, head: int, block_q: int = 64) -> list[dict]:
@@ -131,18 +140,13 @@ def write_heads() -> None:
     )
 
 
-def make(name: str, monkeypatch) -> str:
-    """Runs ``python -m analysis.NAME --suite mini``; the caption in one line."""
-    module = {f.__name__.split(".")[1]: f for f in FIGURES}[name]
-    monkeypatch.setattr("sys.argv", [name, "--suite", "mini"])
-    style.main(name, "", module.make)
-    picture = Path("figures/mini") / f"{name}.png"
+def make(module) -> str:
+    """Draws an item of ``mini``; the caption in one line."""
+    caption = synthetic.draw(module)
+    picture = Path("figures/mini") / f"{module.__name__.split('.')[-1]}.png"
     assert matplotlib.image.imread(picture).shape[0] > 300
     assert picture.with_suffix(".pdf").stat().st_size > 5000
-    return " ".join(picture.with_suffix(".md").read_text().split())
-
-
-FIGURES = (figure1, figure3, figure4, figure5, figure6, figure8, figure11)
+    return caption
 
 
 # --- statistics, by hand
@@ -166,12 +170,17 @@ def test_savings_fall_into_the_papers_bins():
     ],
 )
 def test_the_grid_sets_a_limit(length, block_q, block_k, share):
-    assert statistics.largest_prunable_share(length, block_q, block_k) == pytest.approx(share)
+    assert largest_pruned_ratio(length, block_q, block_k) == pytest.approx(share)
 
 
 def test_the_limit_is_what_strong_gates_reach_and_do_not_pass():
     head = pd.DataFrame(decay_rows(5, 0, 0))
-    assert head["pruned_ratio"].iloc[0] == statistics.largest_prunable_share(256, 64, 64) == 0.3
+    assert head["pruned_ratio"].iloc[0] == largest_pruned_ratio(256, 64, 64) == 0.3
+
+
+def test_kinds_need_a_grid_that_prunes():
+    assert [head_kind(ratio, 0.5) for ratio in (0.48, 0.47, 0.02)] == ["local", "between", "global"]
+    assert head_kind(0.0, 0.0) is None
 
 
 def test_heads_at_the_limit_are_found():
@@ -193,6 +202,7 @@ def test_heads_at_the_limit_are_found():
 def curve(tolerance, losses, length=256, seed=0):
     return pd.DataFrame(
         {
+            "run": f"{tolerance}-{seed}",
             "architecture": "pro",
             "size": "big",
             "context_length_tokens": length,
@@ -214,13 +224,14 @@ def test_curves_are_paired_position_by_position():
     assert statistics.seed_gap(table) is None
     more = pd.concat([table, curve(None, [3.1, 2.5, 1.2], seed=1)])
     assert statistics.seed_gap(more) == pytest.approx(0.5)
-    # A seed without its twin says nothing of the difference.
+    # A seed without its pair says nothing of the difference.
     pd.testing.assert_frame_equal(statistics.loss_differences(more), statistics.loss_differences(table))
     # With it the two pairs are averaged: at position 1, 0 and -0.5.
     pairs = pd.concat([more, curve(-10.0, [3.0, 2.0, 1.0], seed=1)])
+    assert set(statistics.loss_differences(pairs)["pairs"]) == {2}
     assert statistics.loss_differences(pairs)["difference"].tolist() == pytest.approx([-0.1, -0.25, -0.2])
     for half in (table[:3], table[:-1]):
-        with pytest.raises(ValueError, match="exact twin"):
+        with pytest.raises(ValueError, match="exact pair|one of exact"):
             statistics.loss_differences(half)
 
 
@@ -242,7 +253,7 @@ def test_the_grid_of_figure_1_is_the_codes(block_q):
 
 def test_a_long_sequence_shows_its_first_blocks_and_a_head_that_prunes_there():
     grid = statistics.block_grid(pd.DataFrame(decay_rows(0.1, 0, 0, block_q=128)), 2)
-    assert grid.largest_decay.shape == (1, 2)  # two key blocks a side, so one query block
+    assert grid.largest_decay.shape == (1, 2)  # two key blocks are the limit, so one query block
     # Shares 0.3, 0.3, 0.1 and 0: the limit is 0.3, and 0.1 is nearest to its half.
     heads = [decay_rows(step, 0, i) for i, step in enumerate((5.0, 1.0, 0.1, 0.001))]
     table = pd.DataFrame([row for head in heads for row in head])
@@ -258,21 +269,21 @@ def test_the_boundary_is_a_staircase_in_token_coordinates():
 # --- figures
 
 
-def test_heads_figures_say_what_was_measured(folder, monkeypatch):
+def test_heads_figures_say_what_was_measured(folder):
     write_heads()
-    caption = make("figure1", monkeypatch)
-    # 0.1 a token: 1 of 10 blocks is pruned, the nearest to half of the limit, 1.5.
+    caption = make(figure1)
+    # 0.1 per token: 1 of 10 blocks is pruned, the nearest to half of the limit, 1.5.
     assert "layer 1, head 0 (counted from 0) of pro-big-256-acp, all 256 tokens" in caption
     assert "delta = -10.00" in caption and "block of 64 queries by 64 keys" in caption
-    for name in ("figure4", "figure5"):
-        caption = make(name, monkeypatch)
+    for module in (figure4, figure5):
+        caption = make(module)
         assert "Of the 8 heads of pro-big-256-acp, 50 % are local" in caption
         assert "25 % global (under 5 % of it) and 25 % between" in caption
         assert "save more than 30.0 %" in caption and "4 heads are within" in caption
-    assert "suite mini on a machine" in caption
-    caption = make("figure6", monkeypatch)
+    assert "suite mini on a processor" in caption
+    caption = make(figure6)
     assert "first held-out sequence, 256 tokens" in caption
-    figure = figure6.draw({q: read_records("mini", q) for q in figure6.QUANTITIES})
+    figure = figure6.draw({q: read(q) for q in ("decay", "attention_weights")})
     titles = [ax.get_title() for ax in figure.axes[:3]]
     assert titles == [
         "layer 0, head 2: 30 % saved",
@@ -283,65 +294,62 @@ def test_heads_figures_say_what_was_measured(folder, monkeypatch):
 
 def test_bars_of_figure_4_stack_to_the_distribution(folder):
     write_heads()
-    records = read_records("mini", "pruned_ratio")
-    stacks = list(figure4.stacks(records))
+    records = read("pruned_ratio")
+    stacks = list(head_kinds.stacks(records))
     whole = statistics.savings_shares(records["pruned_blocks"], records["causal_blocks"])
     assert np.allclose(sum(shares for shares, _, _ in stacks), whole)
     for (shares, below, _), (_, above, _) in itertools.pairwise(stacks):
         assert np.allclose(below + shares, above)  # one lies on the other
     sizes = [shares.sum() for shares, _, _ in stacks]
-    assert np.allclose(sizes, [share for share in figure4.kinds(records).values() if share])
+    assert np.allclose(sizes, [share for share in head_kinds.kinds(records).values() if share])
 
 
-def test_loss_figures_take_their_sizes_and_print_the_gap(folder, monkeypatch):
+def test_loss_figures_take_their_sizes_and_print_the_gap(folder):
     write_curves([run.name for run in load_suite("mini").runs])
-    for name, size in (("figure3", "big"), ("figure8", "tiny")):
-        caption = make(name, monkeypatch)
+    write_losses([run.name for run in load_suite("mini").runs])
+    for module, size in ((figure3, "big"), (figure8, "tiny")):
+        caption = make(module)
         assert f"{size}, 256: 0.0300 at 60; {size}, 512: 0.0300 at 60." in caption
         assert "FoX (Pro)" in caption and "Two seeds" not in caption
     assert "**Figure 8.**" in caption and "big" not in caption
-    figure = loss_curves.draw(read_records("mini", "loss_curve"))
+    figure = loss_curves.draw(read("loss_curve"))
     words = [t.get_text() for ax in figure.axes for t in (ax.get_legend() or figure.legends[0]).texts]
     assert words.count("0.0300") == 4  # two sizes of two lengths
     assert {line.get_linestyle() for line in figure.axes[0].lines} == {"-", "--"}
 
 
-def test_a_missing_record_of_one_run_names_its_command(folder, monkeypatch):
+def test_a_missing_record_of_one_run_names_its_command(folder):
+    write_losses([run.name for run in load_suite("mini").runs])
     write_curves([r.name for r in load_suite("mini").runs if r.name != "pro-big-512-exact"])
-    with pytest.raises(SystemExit, match="loss_curve in results/mini with run = pro-big-512-exact"):
-        make("figure3", monkeypatch)
-    with pytest.raises(SystemExit, match="python -m acp_repro.measure pruned_ratio --suite mini"):
-        make("figure4", monkeypatch)
+    with pytest.raises(RecordError, match="loss_curve in results/mini for pro-big-512-exact"):
+        make(figure3)
+    with pytest.raises(RecordError, match="python -m acp_repro.measure pruned_ratio --suite mini"):
+        make(figure4)
 
 
 @pytest.mark.parametrize(
-    ("name", "before", "after", "message"),
+    ("module", "before", "after", "message"),
     [
-        ("figure11", "", "", r"no run of FoX \(LLaMA\) both .* grid has no such run"),
-        ("figure3", "[-10, null]", "[-10]", "lacks the twins of pro-tiny-256-acp, pro-tiny-512-acp"),
-        ("figure8", "[tiny, big]", "[tiny]", r"no second size of FoX \(Pro\).*grid has one size with twins"),
+        (figure11, "", "", r"no run of FoX \(LLaMA\) both with ACP and exact"),
+        (figure3, "[-10, null]", "[-10]", r"no run of FoX \(Pro\) both with ACP and exact"),
+        (figure8, "[tiny, big]", "[tiny]", r"no run of a second size of FoX \(Pro\)"),
     ],
+    ids=["figure11", "figure3", "figure8"],
 )
-def test_a_grid_without_the_runs_is_told_so(folder, monkeypatch, name, before, after, message):
+def test_a_grid_without_the_runs_is_told_so(folder, module, before, after, message):
     write_suite(folder, SUITE.replace(before, after) if before else SUITE)
-    with pytest.raises(SystemExit, match=message):
-        make(name, monkeypatch)
+    with pytest.raises(SuiteError, match=message):
+        make(module)
 
 
-def test_exact_heads_have_no_boundary_and_no_figure_1(folder, monkeypatch):
+def test_exact_heads_have_no_boundary_and_no_figure_1(folder):
     write_heads()
     exact = [
         {**row, "threshold_nats": None, "first_kept_key_position": 0, "pruned_ratio": 0.0}
         for row in decay_rows(0.1, 0, 0)
     ]
     record(HEADS_RUN, "decay", exact)
-    with pytest.raises(SystemExit, match="figure1 shows pruning, and pro-big-256-acp is exact"):
-        make("figure1", monkeypatch)
-    figure = figure6.draw({q: read_records("mini", q) for q in figure6.QUANTITIES})
+    with pytest.raises(RecordError, match="figure1 shows pruning, and pro-big-256-acp is exact"):
+        make(figure1)
+    figure = figure6.draw({q: read(q) for q in ("decay", "attention_weights")})
     assert not figure.axes[0].lines
-
-
-def test_figures_need_no_torch():
-    names = ", ".join(f.__name__ for f in FIGURES)
-    code = f"import sys; sys.modules['torch'] = None; import {names}"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -9,9 +9,13 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from acp_repro.records import RecordError, columns, read_records, write_records
-from acp_repro.suite import load_suite
-from analysis import figure7, figureA1, figureA2, figureA3, style, sweeps
+from acp_repro.chain.errors import RecordError
+from acp_repro.chain.records import read_records
+from acp_repro.chain.suite import load_suite
+from analysis import drawing, style
+from analysis.acp import figure7, figureA1, figureA2, figureA3, sweeps
+from analysis.tables import UnfitRecords
+from tests.analysis import synthetic
 from tests.suites import write_suite
 
 RUN = "pro-tiny-128-acp"
@@ -79,25 +83,30 @@ def folder(tmp_path, monkeypatch):
 
 def records_of(quantity: str, rows: list[dict]) -> pd.DataFrame:
     """``rows`` written and read back as records of the suite's run."""
-    run = load_suite("mini").run(RUN)
-    write_records(run, quantity, rows, device="a chip", dtype="float32", trained_tokens=1536)
-    return read_records("mini", quantity)
+    synthetic.write(RUN, quantity, *rows)
+    return read_records(load_suite("mini"), quantity)
+
+
+def make(module) -> tuple:
+    """(figure, caption) of an item of the suite."""
+    return module.make(drawing.find("mini", module.__name__.split(".")[-1]))
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_each_is_drawn_from_records_alone(name, monkeypatch):
+def test_each_is_drawn_from_records_alone(name):
     module, quantity, rows = FIGURES[name]
-    monkeypatch.setattr("sys.argv", [name, "--suite", "mini"])
-    with pytest.raises(SystemExit, match=f"python -m acp_repro.measure {quantity} --suite mini"):
-        style.main(name, "", module.make)
-    assert tuple(records_of(quantity, rows).columns) == columns(quantity)
-    style.main(name, "", module.make)
+    with pytest.raises(RecordError, match=f"python -m acp_repro.measure {quantity} --suite mini --run {RUN}"):
+        synthetic.draw(module)
+    records = records_of(quantity, rows)
+    with pytest.raises(UnfitRecords, match=f"{quantity}: more than one record"):
+        module.draw(pd.concat([records, records[:1]]))
+    synthetic.draw(module)
     figures = Path("figures/mini")
     image = matplotlib.image.imread(figures / f"{name}.png")
     wide = style.PAGE_INCHES if name in ("figure7", "figureA1") else style.COLUMN_INCHES
     assert image.shape[1] == pytest.approx(300 * wide, rel=0.05)
     caption = (figures / f"{name}.md").read_text()
-    assert "a chip" in caption and RUN in caption and "nan" not in caption
+    assert "a processor" in caption and RUN in caption and "nan" not in caption
 
 
 def test_figure7_shows_savings_losses_and_masses_in_order_of_epsilon():
@@ -112,13 +121,13 @@ def test_figure7_shows_savings_losses_and_masses_in_order_of_epsilon():
     assert bound.get_ydata().tolist() == pytest.approx(np.exp([-40, -10, -1]).tolist())
     assert np.isnan(mass.get_ydata()[0]) and mass.get_ydata()[2] == 1e-4
     assert "4·10³×" in [text.get_text() for text in right.texts]
-    assert "a factor of 4·10³" in figure7.make("mini")[1]
+    assert "a factor of 4·10³" in make(figure7)[1]
 
 
 def test_figure7_without_the_default_or_any_mass():
     rows = [{**SWEEP[2], "swept_log_pruning_tolerance": value} for value in (-30.0, -20.0)]
     records_of("epsilon_sweep", rows)
-    _, caption = figure7.make("mini")
+    _, caption = make(figure7)
     assert "No row has a pruned block." in caption
 
 
@@ -131,7 +140,7 @@ def test_figureA1_sorts_heads_by_their_largest_mass():
     assert left.lines[2].get_ydata()[1] == pytest.approx(323.3, abs=0.1)
     reached, delta = (line.get_ydata().tolist() for line in right.lines)
     assert delta == [-20, -20, -20] and reached == [-15, 0, -18]
-    caption = figureA1.make("mini")[1]
+    caption = make(figureA1)[1]
     assert "heads without such a row: 1" in caption and "a factor of 3·10²" in caption
     assert "by 2.0 to 20.0 nats" in caption
     assert "25 % of -δ in the median head" in caption
@@ -153,10 +162,9 @@ def test_figureA3_shows_savings_over_loss():
 
 
 def test_only_the_records_of_the_sweep_run_are_drawn():
-    other = load_suite("mini").run("pro-tiny-128-exact")
-    write_records(other, "block_size", BLOCKS, device="x", dtype="float32", trained_tokens=1)
-    with pytest.raises(RecordError, match=f"run = {RUN}; make them with"):
-        figureA2.make("mini")
+    synthetic.write("pro-tiny-128-exact", "block_size", *BLOCKS)
+    with pytest.raises(RecordError, match=f"for {RUN}.*; make them with"):
+        make(figureA2)
 
 
 def test_numbers_by_hand():

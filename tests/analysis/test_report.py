@@ -1,20 +1,26 @@
 """The report: one page that opens from disk, says what is missing, and reads on a phone."""
 
 import base64
+import html
 import io
 import itertools
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import matplotlib.image
 import matplotlib.pyplot as plt
 import pytest
 
-from analysis import report, report_text, style, table4
-from analysis.report_page import render
+from acp_repro.chain.suite import load_suite
+from analysis import drawing, style
+from analysis.acp import models, table4
+from analysis.report import text as report_text
+from analysis.report.__main__ import main
+from analysis.report.gather import gather
+from analysis.report.page import render
 from tests.analysis import synthetic
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -56,10 +62,10 @@ def made(tmp_path_factory):
             synthetic.write(f"pro-tiny-{length}-acp", "loss", {"loss_nats": with_acp})
             synthetic.write(f"pro-tiny-{length}-exact", "loss", {"loss_nats": 3.0})
         figure, _ = plt.subplots(figsize=(style.PAGE_INCHES, 2))
-        style.save(figure, "mini", "figure2", "**Figure 2.** Bars & *more* for $L$ < 9. Then this.")
-        style.save_table(*(table4.make("mini")[0], "mini", "table4", table4.make("mini")[1]))
-        patch.setattr("sys.argv", ["report", "--suite", "mini"])
-        report.main()
+        path = Path("figures/mini/figure2.png")
+        drawing.save(figure, path, "**Figure 2.** Bars & *more* for $L$ < 9. Then this.")
+        synthetic.draw(table4)
+        assert main(["--suite", "mini"]) == 0
         yield folder, (folder / "figures" / "mini" / "report.html").read_text(encoding="utf-8")
 
 
@@ -110,7 +116,8 @@ def test_headings_ids_and_links_hold_together(made):
 
 
 def words(text: str) -> str:
-    return " ".join(re.sub(r"<[^>]*>", " ", text).replace("\u00a0", " ").split())
+    text = html.unescape(re.sub(r"</?(?:p|dd|dt|li|td|th|h\d|div|section)\b[^>]*>", " ", text))
+    return " ".join(re.sub(r"<[^>]*>", "", text).replace("\u00a0", " ").split())
 
 
 def section(text: str, name: str) -> str:
@@ -128,8 +135,11 @@ def test_verdicts_are_shown_with_their_numbers(made):
     assert "✗ not met" in figure3 and "tiny, 512: +0.0300" in figure3
     summary = words(section(text, "claims"))
     # Figure 2: all five; Figure 4: both heads are local, none is global; Table 4: 5 % of the time.
-    assert "25 criteria: 7 met, 2 not met, 1 cannot be told from these runs, 8 not measured" in summary
-    assert text.count("✓ met") == 2 * 7  # once in the summary, once at its figure
+    assert "25 criteria: 6 met, 1 beyond the paper's range, 2 not met, 1 cannot be told" in summary
+    assert "8 not measured" in summary
+    assert text.count("✓ met") == 2 * 6  # once in the summary, once at its figure
+    assert text.count("» beyond") == 2
+    assert "tiny: +100 % at 256, +150 % at 512 (150 % is above the range of 10 to 40 %)" in figure2
 
 
 def test_what_is_absent_is_named_with_its_command(made):
@@ -140,7 +150,8 @@ def test_what_is_absent_is_named_with_its_command(made):
     assert "make figure3 SUITE=mini" in figure3
     assert "not measured: pro-tiny-256-acp: loss_curve" in figure3
     assert "no run of FoX (LLaMA) with ACP" in words(section(text, "figure10"))
-    assert "Figure 9 (needle in a haystack)" in words(text)
+    assert "Not possible yet: Figure 9 (needle in a haystack: it needs the needle test" in words(text)
+    assert "Table 1 (LM evaluation harness, FoX (Pro): " in words(text)
 
 
 def test_table_is_shown_as_one(made):
@@ -153,18 +164,58 @@ def test_table_is_shown_as_one(made):
 def test_the_same_records_give_the_same_bytes(made, monkeypatch):
     folder, text = made
     monkeypatch.chdir(folder)
-    assert render(report.gather("mini")) == text
+    assert render(gather("mini")) == text
 
 
-def test_nothing_measured_is_one_line(tmp_path, monkeypatch):
+def test_nothing_measured_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     synthetic.two_lengths(tmp_path)
-    monkeypatch.setattr("sys.argv", ["report", "--suite", "mini"])
-    with pytest.raises(SystemExit, match="error: no records in results/mini; make them with `make rec"):
-        report.main()
-    monkeypatch.setattr("sys.argv", ["report", "--suite", "no"])
-    with pytest.raises(SystemExit, match="error: .*no such suite"):
-        report.main()
+    for name, message in (
+        ("mini", "error: no records in results/mini; make them with `make records SUITE=mini`\n"),
+        ("minni", "error: experiments/minni.yaml: no such suite; there are mini (run"),
+    ):
+        assert main(["--suite", name]) != 0
+        assert capsys.readouterr().err.startswith(message)
+
+
+def test_an_existing_kernel_figure_is_shown_and_a_missing_one_named(made, tmp_path, monkeypatch):
+    folder, text = made
+    assert "Not drawn here: Speed of the kernels (make figure_kernel SUITE=mini)." in words(text)
+    assert 'id="figure_kernel"' not in text
+    monkeypatch.chdir(folder)
+    try:
+        Path("figures/mini/figure_kernel.png").write_bytes(Path("figures/mini/figure2.png").read_bytes())
+        drawn = render(gather("mini"))
+    finally:
+        Path("figures/mini/figure_kernel.png").unlink()
+    assert "Not drawn here" not in drawn
+    kernel = words(section(drawn, "figure_kernel"))
+    assert "python -m acp_repro.benchmark_attention --suite mini" in kernel
+    assert "python -m analysis.acp.figure_kernel --suite mini" in kernel
+
+
+def test_the_scale_is_said_in_words_that_fit_the_numbers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    synthetic.two_lengths(tmp_path)
+    suite = load_suite("mini")
+    words = models.caveat(suite)
+    assert "are smaller (tiny parameters at most, against 760M)" in words
+    assert "saw fewer tokens (1.5k, against 2.7B to 16B)" in words
+    assert "and had shorter contexts (512 tokens at most, against 16k)" in words
+    paper = Path(__file__).parents[2] / "experiments" / "paper.yaml"
+    assert models.caveat(load_suite(str(paper))).startswith("The models here are as large as the paper's")
+    h100 = load_suite(str(paper.with_name("h100.yaml")))
+    caveat = models.caveat(h100)
+    assert "those here saw fewer tokens (20M to 100M, against 2.7B to 16B); " in caveat
+    assert "smaller" not in caveat and "shorter" not in caveat
+    scale = {
+        name: models.scale(h100.paper.item(name), h100.paper.item(name).runs(h100))
+        for name in ("figure2", "figure4")
+    }
+    assert scale["figure2"].endswith(
+        "is as large, saw 800 times as many tokens and had contexts of the same length."
+    )
+    assert scale["figure4"].endswith("160 times as many tokens and had contexts 4 times shorter.")
 
 
 def test_markdown_of_captions():
@@ -179,14 +230,6 @@ def test_markdown_of_captions():
     paragraph, tables = report_text.paragraphs_and_tables("Text.\n\n| a | b |\n| --- | ---: |\n| 1 | 2 |")
     assert paragraph == "Text." and len(tables) == 1
     assert '<th scope="row">1</th><td class="right">2</td>' in tables[0]
-
-
-def test_analysis_needs_no_torch():
-    code = (
-        "import sys, analysis.report, analysis.report_page, analysis.table2, analysis.table4, "
-        "analysis.figure10; sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser; install one, e.g. apt install chromium")

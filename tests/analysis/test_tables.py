@@ -4,9 +4,12 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from acp_repro.records import RecordError, read_records
-from acp_repro.suite import load_suite
-from analysis import figure10, statistics, style, table2, table4
+from acp_repro.chain.errors import RecordError
+from acp_repro.chain.suite import load_suite
+from analysis import drawing, style
+from analysis.acp import figure2, figure10, models, statistics, table2, table4
+from analysis.published import published
+from analysis.tables import UnfitRecords, one_each, side_by_side
 from tests.analysis import synthetic
 
 
@@ -19,7 +22,13 @@ def suite(tmp_path, monkeypatch):
 
 
 def test_search_share_by_hand():
-    run = {"architecture": "pro", "size": "a", "context_length_tokens": 128, "seed": 0}
+    run = {
+        "architecture": "pro",
+        "size": "a",
+        "context_length_tokens": 128,
+        "log_pruning_tolerance": -10.0,
+        "seed": 0,
+    }
     times = pd.DataFrame(
         [
             {**run, "method": "acp", "forward_ms": 3.0, "backward_ms": 5.0, "boundary_search_ms": 0.4},
@@ -29,7 +38,7 @@ def test_search_share_by_hand():
     table = statistics.search_share(times)
     assert table[["search_ms", "attention_ms"]].to_numpy().tolist() == [[0.4, 8.0]]
     assert table["percent"].tolist() == pytest.approx([5.0])
-    with pytest.raises(ValueError, match="no record has method acp"):
+    with pytest.raises(UnfitRecords, match="no record has method acp"):
         statistics.search_share(times[1:])
 
 
@@ -60,7 +69,7 @@ def test_table2_has_the_suite_and_the_paper(suite):
 
 
 def test_table4_by_hand(suite):
-    shown, values = table4.tabulate(read_records("mini", "attention_time"))
+    shown, values = table4.tabulate(drawing.find("mini", "table4").records["attention_time"])
     table = shown.set_index("L")
     # 0.1 of 2 ms at 256 tokens, 0.08 of 1.6 at 512; the paper's last row, which we did not measure.
     assert table["tiny"].tolist() == ["5.0 %", "5.0 %", "–", "–", "–"]
@@ -71,8 +80,7 @@ def test_table4_by_hand(suite):
 
 
 def test_table_command_writes_text_and_numbers(suite, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["table4", "--suite", "mini"])
-    style.main("table4", "", table4.make, style.save_table)
+    synthetic.draw(table4)
     printed = capsys.readouterr().out
     folder = suite / "figures" / "mini"
     text = (folder / "table4.md").read_text()
@@ -80,13 +88,14 @@ def test_table_command_writes_text_and_numbers(suite, capsys, monkeypatch):
     assert text.startswith("**Table 4.**") and "a processor" in text
     assert "\n| L | tiny | 125M, paper |" in text and "\n| --- | ---: |" in text
     assert len(pd.read_csv(folder / "table4.csv")) == 2 + 9
-    monkeypatch.setattr("sys.argv", ["table4", "--suite", "nowhere"])
-    with pytest.raises(SystemExit, match="measure attention_time --suite nowhere"):
-        style.main("table4", "", table4.make, style.save_table)
+    with pytest.raises(UnfitRecords, match="more than one record for source = measured, size = tiny"):
+        table4.tabulate(
+            pd.concat([drawing.find("mini", "table4").records["attention_time"]] * 2).assign(seed=range(8))
+        )
 
 
 def test_paper_values_are_whole():
-    table = style.paper_values()
+    table = published("analysis.acp").table
     assert (table["low"] <= table["high"]).all()
     assert table[["item", "quantity", "unit", "place"]].notna().all(axis=None)
     assert not table.duplicated(["item", "quantity", "size", "context_length_tokens", "method"]).any()
@@ -94,12 +103,12 @@ def test_paper_values_are_whole():
     assert table["item"].value_counts()[["table1", "table3"]].tolist() == [78, 78]
     cells = table[(table["item"] == "table4") & table["size"].notna()]
     assert len(cells) == 9 and cells["low"].sum() == 34
-    assert style.paper_range("table4", "boundary_search_share") == (2.0, 6.0)
+    assert models.PUBLISHED.range("table4", "boundary_search_share") == (2.0, 6.0)
 
 
 def test_averages_of_tables_1_and_3_are_those_of_their_columns():
     """A slip of the pen in one of 132 cells would show here."""
-    table = style.paper_values()
+    table = published("analysis.acp").table
     for item in ("table1", "table3"):
         rows = table[(table["item"] == item) & table["quantity"].str.contains("accuracy")]
         for _, row in rows.groupby(["context_length_tokens", "method"]):
@@ -111,10 +120,10 @@ def test_figure10_is_figure2_for_llama(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     synthetic.two_lengths(tmp_path, "pro, llama")
     synthetic.write_savings("pro")
-    with pytest.raises(RecordError, match="architecture = llama"):
-        figure10.make("mini")
+    with pytest.raises(RecordError, match="for llama-tiny-256-acp, llama-tiny-512-acp.*make them with"):
+        drawing.find("mini", "figure10")
     synthetic.write_savings("llama")
-    figure, caption = figure10.make("mini")
+    figure, caption = figure10.make(drawing.find("mini", "figure10"))
     assert caption.startswith("**Figure 10.**") and "FoX (LLaMA)" in caption and "norms" in caption
     # Bars of 256 and 512 tokens, then the paper's.
     heights = [[bar.get_height() for bar in ax.patches] for ax in figure.axes]
@@ -122,3 +131,42 @@ def test_figure10_is_figure2_for_llama(tmp_path, monkeypatch):
     assert heights[1][:2] == pytest.approx([50.0, 60.0]) and heights[1][2] == 20.0
     assert heights[2][:2] == pytest.approx([100.0, 150.0])
     plt.close(figure)
+
+
+def test_labels_of_neighbouring_bars_do_not_touch(suite):
+    """At 107 % and 109 % side by side they did."""
+    records = drawing.find("mini", "figure2").records
+    longest = {name: table[table["context_length_tokens"] == 512] for name, table in records.items()}
+    sizes = [(name, 1 + i / 100) for i, name in enumerate("abc")]
+    several = {
+        name: pd.concat([records[name], *(table.assign(size=size) for size, _ in sizes)])
+        for name, table in longest.items()
+    }
+    several["throughput"] = pd.concat(
+        [
+            longest["throughput"]
+            .assign(size=size, context_length_tokens=length)
+            .replace({"throughput_tokens_per_s": {250.0: 207.0 * factor}})
+            for size, factor in sizes
+            for length in (256, 512, 1024)
+        ]
+    )
+    figure = figure2.draw(several)
+    figure.draw_without_rendering()
+    labels = [text for text in figure.axes[2].texts if text.get_text() in ("107", "109", "111")]
+    assert len(labels) == 9
+    boxes = [label.get_window_extent() for label in labels]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
+    plt.close(figure)
+
+
+def test_derived_tables_refuse_what_they_would_have_to_average():
+    table = pd.DataFrame({"a": [1, 1, 2, 2], "b": [None, None, 3, 4], "kind": list("xyxy"), "v": range(4)})
+    assert one_each(table, ["a", "b", "kind"], "t") is table
+    with pytest.raises(UnfitRecords, match="^t: more than one record for a = 1, b = nan$"):
+        one_each(table, ["a", "b"], "t")  # a missing value is a key too
+    both = side_by_side(table.assign(b=0), ["a"], "kind", "v", ("x", "y"), "t")
+    assert both.to_dict("list") == {"a": [1, 2], "x": [0, 2], "y": [1, 3]}
+    for some in (table[:3], table[:1], table[1:]):
+        with pytest.raises(UnfitRecords, match="needs a record of kind x and one of y"):
+            side_by_side(some, ["a"], "kind", "v", ("x", "y"), "t")

@@ -1,0 +1,233 @@
+"""Every item of every paper: its module, its files, its target of Make and its claims agree."""
+
+import ast
+import graphlib
+import importlib
+import importlib.util
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import analysis
+from acp_repro.chain.registry import find_paper, paper_names
+from acp_repro.chain.rules import make_rules
+from acp_repro.chain.suite import load_suite
+from acp_repro.papers.acp.paper import PAPER
+from analysis import drawing
+from analysis.acp import figure2, table2
+from analysis.report.gather import paper_words
+from tests.analysis import synthetic
+
+ROOT = Path(__file__).parents[2]
+PAPERS = [find_paper(name) for name in paper_names()]
+ITEMS = [
+    pytest.param(paper, item, id=f"{paper.name}-{item.name}") for paper in PAPERS for item in paper.items
+]
+MODULES = sorted(m.name for m in pkgutil.walk_packages(analysis.__path__, "analysis."))
+
+
+@pytest.mark.parametrize(("paper", "item"), ITEMS)
+def test_names_of_an_item_agree(paper, item):
+    module = paper.module_of(item)
+    assert module.rpartition(".")[2] == item.name == item.path("some").stem
+    assert item.is_table == (item.path("some").suffix == ".md")
+    assert all(paper.quantity(name) for name in item.quantities)
+    if item.missing:
+        assert importlib.util.find_spec(module) is None
+        return
+    drawn = importlib.import_module(module)
+    assert callable(drawn.make) and callable(drawn.tabulate if item.is_table else drawn.draw)
+    assert "drawing.main(globals())" in Path(drawn.__file__).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_every_module_of_a_figure_or_table_is_an_item(paper):
+    folder = importlib.import_module(paper.analysis).__path__
+    modules = {
+        m.name for m in pkgutil.iter_modules(folder) if re.match(r"(figure|table)(\d|[A-Z]|_)", m.name)
+    }
+    assert modules == {item.name for item in paper.items if not item.missing}
+
+
+@pytest.mark.parametrize("suite", sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml")))
+def test_make_has_a_target_of_each_item(suite, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    suite = load_suite(suite)
+    rules = make_rules(suite)
+    for item in suite.paper.items:
+        for name in (item.name, *item.aliases):
+            assert re.search(rf"^(\S+ )*{name}( \S+)*:", rules, re.MULTILINE), name
+        if not item.missing and item.runs(suite):
+            assert f"{item.path(suite.name)}: " in rules
+            assert f" {suite.paper.module_of(item)} --suite {suite.name}" in rules
+
+
+@pytest.mark.parametrize(("paper", "item"), [param for param in ITEMS if param.values[1].claims])
+def test_claims_say_what_they_check_and_where_the_paper_says_it(paper, item):
+    criteria = importlib.import_module(f"{paper.analysis}.criteria")
+    suite = type("AnySuite", (), {"paper": paper})
+    for claim in item.claims:
+        assert callable(getattr(criteria, claim.check))
+        assert claim.holds_if and claim.quantities
+        assert set(claim.quantities) <= set(item.quantities)
+        place = paper_words(claim, item, suite).split()[0]
+        assert place in ("Abstract:", "Section", "Appendix", "Figure", "Table")
+
+
+def test_the_command_line_of_an_item(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    synthetic.two_lengths(tmp_path)
+    code, error = synthetic.command(monkeypatch, capsys, figure2.__name__)
+    assert code == 1
+    assert error.startswith("error: no records of pruned_ratio in results/mini for pro-tiny-256-acp")
+    assert "make them with `python -m acp_repro.measure pruned_ratio --suite mini --run pro" in error
+    code, error = synthetic.command(monkeypatch, capsys, figure2.__name__, "minii")
+    assert code == 2 and "no such suite; there are mini" in error
+    assert synthetic.command(monkeypatch, capsys, table2.__name__) == (0, "")
+    with pytest.raises(ValueError, match="figure9 cannot be made yet: it needs"):
+        drawing.find("mini", "figure9")
+    with pytest.raises(ValueError, match="say python -m analysis.acp.figure2 --suite mini"):
+        synthetic.write_savings()
+        drawing.draw("mini", "another.figure2", figure2.make)
+
+
+TOY = {
+    "paper.py": """
+        from dataclasses import dataclass, field
+        from acp_repro.chain.paper import Claim, Item, Paper, Quantity, Suite
+        from acp_repro.chain.run import Run, Strict, TrainerConfig
+        from acp_repro.chain.suite import SuiteFile
+
+        @dataclass(frozen=True)
+        class Grid(Strict):
+            width: list[int]
+
+        @dataclass(frozen=True, kw_only=True)
+        class File(SuiteFile):
+            grid: list[Grid]
+
+        @dataclass(frozen=True, kw_only=True, eq=False)
+        class ToyRun(Run):
+            width: int
+            name = property(lambda run: f"wide{run.width}")
+            setting = property(lambda run: (run.width,))
+
+            def columns(self):
+                return {"layer_width": self.width}
+
+        def make_run(file, suite, where, *, width):
+            return ToyRun(suite=suite, seed=0, training=TrainerConfig(), width=width)
+
+        CLAIM = Claim("Wider is better", "Section 1: it is", "each is", ("error",), "wider_is_better")
+        PAPER = Paper(
+            name="toy", title="NNs of <toys>", url="https://example.org/toy", file=File, suite=Suite,
+            axes=("width",), make_run=make_run, run_columns=("layer_width",),
+            quantities=(Quantity("error", ("error_percent",)),),
+            items=(Item("figure1", "Errors", ("error",), claims=CLAIMS),), task="", analysis="toy",
+        )
+    """,
+    "figure1.py": '''
+        """Errors by width."""
+        from matplotlib import pyplot as plt
+        from analysis import drawing
+
+        def draw(records):
+            figure, ax = plt.subplots()
+            ax.plot(records["layer_width"], records["error_percent"])
+            return figure
+
+        def make(found):
+            return draw(found.records["error"]), "**Figure 1.** Errors. Of toys."
+
+        if __name__ == "__main__":
+            drawing.main(globals())
+    ''',
+}
+CRITERIA = """
+    from analysis.verdict import Verdict
+
+    def wider_is_better(error):
+        return Verdict.of(error["error_percent"].is_monotonic_decreasing, "as <drawn>")
+"""
+
+
+@pytest.mark.parametrize("claims", ["()", "(CLAIM,)"], ids=["alone", "with criteria"])
+def test_a_paper_of_another_package_is_drawn_and_reported(tmp_path, claims):
+    """It has no table of values, and its models are described by nothing but the columns of its runs."""
+    (tmp_path / "toy").mkdir()
+    for name, text in TOY.items():
+        (tmp_path / "toy" / name).write_text(dedent(text).replace("claims=CLAIMS", f"claims={claims}"))
+    (tmp_path / "toy" / "__init__.py").touch()
+    if claims != "()":
+        (tmp_path / "toy" / "criteria.py").write_text(dedent(CRITERIA))
+    metadata = tmp_path / "toy-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[acp_repro.papers]\ntoy = toy.paper:PAPER\n")
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "toys.yaml").write_text(
+        "paper: toy\ndescription: toys\ngrid: [{width: [1, 2]}]\n"
+    )
+    write = """
+        from acp_repro.chain.records import write_records
+        from acp_repro.chain.suite import load_suite
+        suite = load_suite("toys")
+        for run in suite.runs:
+            write_records(suite.paper, run, suite.paper.quantity("error"), [{"error_percent": 9 / run.width}],
+                          device="a chip", dtype="float32", trained_tokens=7)
+    """
+
+    def python(*arguments: str) -> str:
+        path = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "", "MPLCONFIGDIR": str(tmp_path)}
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    python("-c", dedent(write))
+    assert python("-m", "toy.figure1", "--suite", "toys").startswith("figure: ")
+    python("-m", "analysis.report", "--suite", "toys")
+    page = (tmp_path / "figures" / "toys" / "report.html").read_text(encoding="utf-8")
+    assert "<h1>NNs of &lt;toys&gt;, re-run: suite toys</h1>" in page
+    assert '<a href="https://example.org/toy">https://example.org/toy</a>' in page
+    assert '<th scope="col">layer width</th>' in page and "<td>2</td>" in page
+    assert "python -m toy.figure1 --suite toys" in page and 'src="data:image/png' in page
+    if claims == "()":
+        assert "No claim of the paper is written down" in page
+    else:
+        assert "1 criterion: 1 met" in page and "as &lt;drawn&gt;" in page
+
+
+# --- the modules themselves
+
+
+def test_analysis_needs_no_torch():
+    code = (
+        f"import sys; sys.modules['torch'] = None; import {', '.join(m for m in MODULES if 'main' not in m)}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_analysis_has_no_import_circle():
+    imports = {name: set() for name in MODULES}
+    for name, found in imports.items():
+        spec = importlib.util.find_spec(name)
+        package = name if spec.submodule_search_locations else name.rpartition(".")[0]
+        for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                stem = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                found |= {stem, *(f"{stem}.{alias.name}" for alias in node.names)} & set(MODULES)
+        assert name not in found
+    tuple(graphlib.TopologicalSorter(imports).static_order())
+    packages: dict[str, set[str]] = {}
+    for name, found in imports.items():
+        home = name if name in ("analysis.acp", "analysis.report") else name.rpartition(".")[0]
+        packages.setdefault(home, set()).update({n.rpartition(".")[0] for n in found} - {home})
+    tuple(graphlib.TopologicalSorter(packages).static_order())
+    assert "analysis.acp" not in packages["analysis.report"] | packages["analysis"]
+    assert PAPER in PAPERS
