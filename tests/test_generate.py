@@ -122,7 +122,7 @@ def test_it_stops_at_text_and_at_tokens(bpe, capsys):
         (["no-tokenizer"], "has no tokenizer.json"),
         pytest.param(
             [PRETRAINED, "--device", "cuda"],
-            "finds no GPU here",
+            "PyTorch sees no GPU here",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
     ],

@@ -170,7 +170,7 @@ def test_only_the_records_module_reads_records():
         ),
         (
             ("torch", "pydantic", "yaml", "pandas", "numpy"),
-            "from acp_repro.chain.registry import find_paper, paper_names; [find_paper(n) for n in paper_names()]",
+            "from acp_repro.chain import registry; [registry.find_paper(n) for n in registry.paper_names()]",
         ),
         (
             ("torch",),

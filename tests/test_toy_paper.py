@@ -90,6 +90,10 @@ class ToyTask(Task):
         return 0.05
 """
 ERROR = """
+import torch
+
+
+@torch.no_grad()
 def measure(trained):
     batches = [trained.task.batch(1000 + i) for i in range(trained.measure.batches)]
     return [{"squared_error": float(trained.task.loss(trained.model, *batch))} for batch in batches]
@@ -112,11 +116,11 @@ if __name__ == "__main__":
     drawing.main(globals())
 '''
 CRITERIA = """
-from analysis.acp.criteria import Verdict
+from analysis.verdict import Verdict
 
 
 def learns(error):
-    return Verdict(bool((error["squared_error"] < 0.1).all()), f"{error['squared_error'].max():.2g}")
+    return Verdict.of((error["squared_error"] < 0.1).all(), f"{error['squared_error'].max():.2g}")
 """
 YAML = "description: a toy\npaper: toy\ngrid:\n  - {width: [3, 7]}\n"
 

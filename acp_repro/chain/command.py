@@ -6,7 +6,6 @@ import argparse
 import errno
 import functools
 import os
-import signal
 import sys
 from collections.abc import Callable
 
@@ -37,6 +36,8 @@ def command(resume: str = "") -> Callable[[Main], Main]:
             except KeyboardInterrupt:
                 print(f"\nstopped{'; ' + resume if resume else ''}", file=sys.stderr)
                 return 130
+            except BrokenPipeError:  # `| head` has seen enough
+                return _close_pipe()
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
                     raise
@@ -52,13 +53,20 @@ def run_command(main: Main) -> None:
 
     A pipe that closes early (``| head``) ends it without a word.
     """
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for name, value in _PASSIVE.items():  # read when torch is imported, which commands do later
         os.environ.setdefault(name, value)
     code = main()
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _close_pipe()
     sys.exit(code)
+
+
+def _close_pipe() -> int:
+    """Lets Python end in peace though nobody reads its output; the code that the shell gives SIGPIPE."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
 
 
 def fail(message: str, code: int = 1) -> int:
