@@ -12,6 +12,14 @@ from collections.abc import Callable
 from ..common.errors import UsageError, UserError
 
 Main = Callable[..., int | None]
+# What the extras of pyproject.toml bring, by the name that is imported.
+_EXTRAS = {
+    **dict.fromkeys(("numpy", "pandas", "pydantic", "yaml", "tqdm", "zstandard"), "chain"),
+    **dict.fromkeys(("matplotlib", "seaborn", "jinja2"), "figures"),
+    "safetensors": "checkpoints",
+    "tokenizers": "bpe",
+    "rich": "inspect",
+}
 # Threads that wait by spinning make small operators many times slower on a machine that is shared.
 _PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 
@@ -33,6 +41,11 @@ def command(resume: str = "") -> Callable[[Main], Main]:
                 return main(arguments) or 0
             except UserError as error:
                 return fail(str(error), error.exit_code)
+            except ModuleNotFoundError as error:
+                extra = _EXTRAS.get((error.name or "").partition(".")[0])
+                if extra is None:
+                    raise
+                return fail(f"{error}; `pip install 'acp_repro[{extra}]'` brings it", 2)
             except KeyboardInterrupt:
                 print(f"\nstopped{'; ' + resume if resume else ''}", file=sys.stderr)
                 return 130
