@@ -31,7 +31,8 @@ def site(tmp_path_factory):
 
 
 def run(site: Path, code: str, blocked: str = EXTRAS) -> str:
-    block = f"import sys; sys.path.insert(0, {str(site)!r})\nfor n in {blocked.split()!r}: sys.modules[n] = None\n"
+    path = f"import sys; sys.path.insert(0, {str(site)!r})\n"
+    block = f"{path}for n in {blocked.split()!r}: sys.modules[n] = None\n"
     done = subprocess.run(
         [sys.executable, "-I", "-c", block + code], cwd=site, capture_output=True, text=True, check=True
     )
@@ -59,8 +60,10 @@ assert train.main(["--suite", "x.yaml"]) == 2
 open("x.yaml", "w").write("description: x")
 assert train.main(["--suite", "x.yaml"]) == 2
 """
-    block = f"import sys; sys.path.insert(0, {str(site)!r})\nsys.modules['yaml'] = None\n"
-    done = subprocess.run([sys.executable, "-I", "-c", block + code], cwd=site, capture_output=True, text=True)
+    block = f"import sys; sys.path.insert(0, {str(site)!r}); sys.modules['yaml'] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", block + code], cwd=site, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "pip install 'acp_repro[chain]'" in done.stderr
 
