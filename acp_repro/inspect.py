@@ -66,7 +66,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--text",
         metavar="FILE",
         help="a text file, .jsonl or folder (default: the "
-        "run's held-out text, else that of the Python standard library)",
+        "run's held-out text, else the book that comes with the project)",
     )
     text.add_argument("--token-ids", metavar="FILE.npy", help="integers instead of text")
     add(

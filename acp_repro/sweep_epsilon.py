@@ -11,7 +11,7 @@ import dataclasses
 from pathlib import Path
 
 from .chain import state
-from .chain.command import choose_device, command, run_command
+from .chain.command import choose_device, command, positive, run_command
 from .chain.errors import SuiteError
 from .chain.records import read_records, write_records
 from .chain.suite import load_suite
@@ -21,6 +21,7 @@ from .papers.acp.settings import MeasureConfig
 from .papers.acp.suite import FoXSuite
 
 QUANTITY = "epsilon_sweep"
+GPU_TOKENS, CPU_TOKENS = 32_768, 4096
 
 
 @command()
@@ -91,7 +92,7 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
         options.log_pruning_tolerance or MeasureConfig().sweep_log_pruning_tolerances,
         options.device,
         context_length=options.context_length,
-        tokens=options.tokens,
+        tokens=options.tokens or (GPU_TOKENS if options.device.type == "cuda" else CPU_TOKENS),
         text=options.text,
         token_ids=options.token_ids,
     )
@@ -117,10 +118,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--again", action="store_true", help="measure anew what is up to date")
     add = parser.add_argument_group("any checkpoint").add_argument
     add("--checkpoint", metavar="FOLDER", help="in the authors' format, or a run folder")
-    add("--text", metavar="FILE", help="default: the run's held-out text, or the Python library's")
+    add("--text", metavar="FILE", help="default: the run's held-out text, or the book that comes along")
     add("--token-ids", metavar="FILE.npy", help="integers instead of text")
     add("--context-length", type=int, metavar="N", help="default: the run's, or 4096")
-    add("--tokens", type=int, default=32_768, metavar="N", help="at most (default: %(default)s)")
+    add(
+        "--tokens",
+        type=positive,
+        metavar="N",
+        help=f"at most (default: {GPU_TOKENS} on a GPU; {CPU_TOKENS} on a CPU, for half a minute of waiting)",
+    )
     add("--csv", type=Path, metavar="FILE", help="also write the result there")
     options = parser.parse_args(arguments)
     if not options.checkpoint and (options.text or options.token_ids or options.csv):

@@ -65,8 +65,8 @@ class Sequences(ABC):
 
     def iter_batches(
         self, batch_size: int, max_tokens: int | None = None, same_text_as: int | None = None
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Every sequence once, in a fixed order, as (input_ids, labels).
+    ) -> Batches:
+        """Every sequence once, in a fixed order, as (input_ids, labels); ``len`` is the number of batches.
 
         Both are int64 of shape (batch, L) with batch = ``batch_size``, or less in the last one.
 
@@ -86,8 +86,7 @@ class Sequences(ABC):
                 f"{self.split} sequence of {self.context_length} tokens; raise "
                 "max_tokens, or lower same_text_as"
             )
-        for first in range(0, len(order), batch_size):
-            yield self._tensors(order[first : first + batch_size])
+        return Batches(self, order, batch_size)
 
     @abstractmethod
     def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
@@ -118,6 +117,27 @@ class Sequences(ABC):
         inputs[:, 0] = self.bos_id
         inputs[:, 1:] = labels[:, :-1]
         return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+class Batches:
+    """What `Sequences.iter_batches` gives: read anew at each iteration, its length known beforehand."""
+
+    def __init__(
+        self, sequences: Sequences, order: np.ndarray, size: int, device: torch.device | str | None = None
+    ):
+        self._sequences, self._order, self._size, self._device = sequences, order, size, device
+
+    def __len__(self) -> int:
+        return -(-len(self._order) // self._size)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for first in range(0, len(self._order), self._size):
+            batch = self._sequences._tensors(self._order[first : first + self._size])
+            yield batch if self._device is None else tuple(x.to(self._device) for x in batch)
+
+    def to(self, device: torch.device | str) -> Batches:
+        """The same batches on a device."""
+        return Batches(self._sequences, self._order, self._size, device)
 
 
 class TokenSequences(Sequences):

@@ -130,6 +130,8 @@ class SampleSource:
     It lies in the books' held-out shard, so that no model of the suites was trained on it.
     """
 
+    title = "Wuthering Heights (Emily Brontë, 1847)"
+
     def __init__(self):
         packed = importlib.resources.files(__package__).joinpath("sample", "wuthering_heights.txt.xz")
         data = lzma.decompress(packed.read_bytes())

@@ -237,7 +237,7 @@ def test_stdlib_end_to_end(tmp_path):
     assert facts["splits"]["train"]["sequences"] > 5000
     assert facts["splits"]["heldout"]["documents"] > 10
     assert {"argparse.py", "typing.py"} <= {*corpus.names("train"), *corpus.names("heldout")}
-    inputs, labels = next(corpus.sequences("heldout", 1024).iter_batches(2))
+    inputs, labels = next(iter(corpus.sequences("heldout", 1024).iter_batches(2)))
     assert inputs.shape == (2, 1024) and labels.max() < 256
 
 

@@ -98,7 +98,7 @@ def test_heldout_covers_its_budget_once_in_a_fixed_order(case, batch_size, max_t
     rows = min(len(sequences), max_tokens // context)
     if not rows:
         with pytest.raises(DataError, match="raise max_tokens"):
-            next(sequences.iter_batches(batch_size, max_tokens))
+            next(iter(sequences.iter_batches(batch_size, max_tokens)))
         return
     batches = list(sequences.iter_batches(batch_size, max_tokens))
     assert all(x.shape == y.shape == (batch_size, context) for x, y in batches[:-1])
@@ -165,7 +165,7 @@ def test_ids_above_16_bits_survive():
         (lambda: make([9], 3, seed=-1), "seed: -1 is negative; use 0 or more"),
         (lambda: make([9], 3).batch(-1, 2), "step -1 and batch_size 2 must be at least 0 and 1"),
         (lambda: make([9], 3).batch(0, 0), "step 0 and batch_size 0 must be at least 0 and 1"),
-        (lambda: next(make([9], 3).iter_batches(0)), "batch_size: 0 must be at least 1"),
+        (lambda: next(iter(make([9], 3).iter_batches(0))), "batch_size: 0 must be at least 1"),
     ],
 )
 def test_errors(call, message):

@@ -19,12 +19,11 @@ from torch import Tensor
 from acp_repro.common.errors import UsageError
 from acp_repro.data import BPETokenizer, ByteTokenizer, Corpus, DataError, TokenSequences, prepare
 from acp_repro.data.sequences import HELDOUT_COLUMN
-from acp_repro.data.sources import Document, StdlibSource, TextSource, is_heldout
+from acp_repro.data.sources import Document, SampleSource, TextSource
 from acp_repro.model import FoXConfig, load_config
 from acp_repro.model.pretrained import CONFIG_FILE
 
 RUN_FILE, TOKENIZER_FILE = "run.json", "tokenizer.json"
-STDLIB_HELDOUT = 0.05  # the default share of DataConfig
 # What tokenisers of other projects call the token in front of a document; GPT-2's comes first.
 _BOS_NAMES = ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 
@@ -83,7 +82,7 @@ class Checkpoint:
             return str(token_ids or text)
         if self.run is not None:
             return f"the run's held-out text, corpus {self.run['settings']['data']['corpus']}"
-        return "held-out text of the Python standard library (--text FILE for another)"
+        return f"{SampleSource.title}, which comes with the project (--text FILE for another)"
 
     @property
     def tokenizer(self) -> BPETokenizer | ByteTokenizer | None:
@@ -109,8 +108,8 @@ class Checkpoint:
         """(sequences, context_length) int64: as many whole sequences as ``tokens`` allows, at least one.
 
         Args:
-            text: a file or folder of text; default: the run's own held-out text, else the held-out
-                part of the Python standard library.
+            text: a file or folder of text; default: the run's own held-out text, else the book that
+                comes with the project, which no model of it was trained on.
             token_ids: a ``.npy`` file of integers, (tokens,) or (documents, tokens), instead of text.
 
         Raises:
@@ -153,9 +152,7 @@ class Checkpoint:
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """Ids, offsets and BOS of the documents of ``text``, as far as ``tokens`` reaches."""
         documents: Iterable[Document] = (
-            (d for d in StdlibSource().documents() if is_heldout(d, STDLIB_HELDOUT))
-            if text is None
-            else TextSource([text], key="--text").documents()
+            SampleSource().documents() if text is None else TextSource([text], key="--text").documents()
         )
         encode, bos_id = self._tokenizer()
         encoded, usable = [], 0

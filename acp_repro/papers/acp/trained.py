@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-
-from torch import Tensor
 
 from acp_repro.data import prepare
+from acp_repro.data.sequences import Batches
 from acp_repro.model import FoXForCausalLM
 from acp_repro.training.task import Trained
 
@@ -28,11 +26,8 @@ class TrainedFoX(Trained):
         """Sequences in a batch of the size that training has."""
         return max(1, self.run.training.micro_batch_tokens // self.run.context_length)
 
-    def heldout_batches(
-        self, tokens: int, rows: int, same_text_as: int | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def heldout_batches(self, tokens: int, rows: int, same_text_as: int | None = None) -> Batches:
         """(input_ids, labels) of ``rows`` held-out sequences each, ``tokens`` tokens at most."""
         tokens = max(tokens, self.run.context_length)
         sequences = prepare(self.run.data).sequences("heldout", self.run.context_length)
-        for batch in sequences.iter_batches(rows, tokens, same_text_as):
-            yield tuple(x.to(self.device) for x in batch)
+        return sequences.iter_batches(rows, tokens, same_text_as).to(self.device)

@@ -139,10 +139,10 @@ def sweep_checkpoint(
     rows = max(1, _CHECKPOINT_BATCH_TOKENS // length)
     records = sweep(
         load_pretrained(checkpoint.folder, device=device),
-        lambda: (
+        lambda: [
             (ids.to(device), wanted.to(device))
             for ids, wanted in zip(input_ids.split(rows), labels.split(rows), strict=True)
-        ),
+        ],
         log_pruning_tolerances,
         dtype=dtype,
         description=str(checkpoint.folder),

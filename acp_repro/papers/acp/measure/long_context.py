@@ -57,10 +57,7 @@ def _at(trained: TrainedFoX, sequences: TokenSequences, longest: int) -> dict[st
     # Whole sequences of the longest length, so that the budget cuts the text at the same place.
     budget = max(1, trained.measure.sweep_tokens // longest) * longest
     rows = max(1, run.training.micro_batch_tokens // length)
-    batches = (
-        tuple(x.to(trained.device) for x in batch)
-        for batch in sequences.iter_batches(rows, budget, same_text_as=longest)
-    )
+    batches = sequences.iter_batches(rows, budget, same_text_as=longest).to(trained.device)
     loss, tokens = one_pass(
         trained.model, batches, see, dtype=run.training.dtype, description=f"{run.name}: {length} tokens"
     )
