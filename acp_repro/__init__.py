@@ -1,14 +1,14 @@
 """Adaptive Computation Pruning for the Forgetting Transformer, re-run end to end.
 
 The names that other projects use most stand here: ``from acp_repro import forgetting_attention``. They
-load on first use. Importing the package loads neither torch nor triton: ``analysis`` reads records
-through :mod:`acp_repro.records` on machines that have neither.
+load on first use: importing the package loads neither torch nor triton, which `analysis` does without.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from .common import lazy
 
 if TYPE_CHECKING:
     from .attention import forgetting_attention
@@ -33,14 +33,4 @@ __all__ = [
     "load_pretrained",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy.names(__name__, _HOME)

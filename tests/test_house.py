@@ -19,8 +19,7 @@ ALLOWED = {
     "acp_repro.attention": {COMMON},
     "acp_repro.model": {COMMON, "acp_repro.attention"},
     "acp_repro.data": {COMMON},
-    # The registry looks into the folder of the papers, and imports the one that is asked for by its name.
-    CHAIN: {COMMON, "acp_repro.papers"},
+    CHAIN: {COMMON},  # the registry imports a paper by its name alone
     "acp_repro.benchmark": {COMMON, "acp_repro.attention"},
     "acp_repro.training": {COMMON, CHAIN},
     "acp_repro.papers": set(),
@@ -107,7 +106,6 @@ def test_no_circle_of_modules_or_of_rooms():
     for name, others in GRAPH.items():
         here = rooms.setdefault(room_of(name), set())
         here |= {room_of(other) for other in others} - {room_of(name)}
-    # The paper's package lies in the folder that the registry lists; the folder itself imports nothing.
     assert circles(rooms) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
 

@@ -12,17 +12,17 @@ import importlib
 import importlib.metadata
 import pkgutil
 
-from .. import papers
 from .errors import UnknownName
 from .paper import Paper
 
-ENTRY_POINTS = "acp_repro.papers"
+PAPERS = "acp_repro.papers"  # the package, and the group of entry points
 
 
 def paper_names() -> list[str]:
     """Ours first, then those of other packages."""
-    ours = sorted(module.name for module in pkgutil.iter_modules(papers.__path__) if module.ispkg)
-    others = sorted(point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS))
+    folder = importlib.import_module(PAPERS).__path__
+    ours = sorted(module.name for module in pkgutil.iter_modules(folder) if module.ispkg)
+    others = sorted(point.name for point in importlib.metadata.entry_points(group=PAPERS))
     return list(dict.fromkeys([*ours, *others]))
 
 
@@ -34,6 +34,6 @@ def find_paper(name: str) -> Paper:
     """
     if name not in paper_names():
         raise UnknownName.among(f"no paper {name!r}", name, paper_names())
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
+    for point in importlib.metadata.entry_points(group=PAPERS, name=name):
         return point.load()
-    return importlib.import_module(f"{papers.__name__}.{name}.paper").PAPER
+    return importlib.import_module(f"{PAPERS}.{name}.paper").PAPER

@@ -10,8 +10,9 @@ library. Only `TokenSequences` hands out tensors; nothing else here imports torc
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from acp_repro.common import lazy
 
 if TYPE_CHECKING:
     from acp_repro.data.cache import CorruptEntry
@@ -55,14 +56,4 @@ __all__ = [
     "sample_text",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy.names(__name__, _HOME)

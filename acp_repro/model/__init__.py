@@ -5,8 +5,9 @@ Names load on first use: ``from acp_repro.model import FoXConfig`` imports no to
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from acp_repro.common import lazy
 
 if TYPE_CHECKING:
     from .cache import FoXCache
@@ -49,14 +50,4 @@ __all__ = [
     "stream_tokens",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy.names(__name__, _HOME)
