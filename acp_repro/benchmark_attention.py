@@ -65,7 +65,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--lengths",
-        type=int,
+        type=positive,
         nargs="+",
         metavar="N",
         help="tokens a sequence (default: 4096 8192 16384 32768 on a GPU, 512 1024 2048 on a CPU)",

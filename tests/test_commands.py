@@ -1,0 +1,167 @@
+"""What a person meets at the end of a command: one line for a mistake, a word on Ctrl-C, no half files."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from acp_repro import benchmark_attention, inspect, measure, sweep_epsilon, train, tune_attention
+from acp_repro.chain import state
+from acp_repro.chain.command import command
+from acp_repro.common import files
+from acp_repro.common.errors import UserError
+from tests.suites import write_suite
+
+ROOT = Path(__file__).parent.parent
+RUN = "pro-tiny-128-acp"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A working folder with one trained run."""
+    folder = tmp_path_factory.mktemp("commands")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_suite(folder)
+        assert train.main(["--suite", "mini", "--run", RUN]) == 0
+        yield folder
+
+
+def start(*arguments, **environment):
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (train.main, ["--suite", "mini"]),
+        (measure.main, ["loss", "--suite", "mini", "--again"]),
+        (inspect.main, [f"runs/mini/{RUN}"]),
+        (sweep_epsilon.main, ["--suite", "mini", "--again"]),
+        (benchmark_attention.main, []),
+    ],
+)
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("gpu", "--device gpu: no such device; say cpu, cuda or cuda:1"),
+        ("cuda", "--device cuda: PyTorch sees no GPU here"),
+    ],
+)
+def test_a_device_that_is_not_there(work, capsys, main, arguments, device, message):
+    import torch
+
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert main([*arguments, "--device", device]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (benchmark_attention.main, ["--lengths", "0"]),
+        (tune_attention.main, ["--length", "-4"]),
+        (train.main, ["--jobs", "no"]),
+    ],
+)
+def test_a_count_that_is_none(capsys, main, arguments):
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2 and "is not a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_one_process_measures_at_a_time(work):
+    with state.measuring():
+        second = start("acp_repro.measure", "throughput", "--suite", "mini", "--run", RUN)
+        until = time.monotonic() + 60
+        while not (line := second.stdout.readline()) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert line == "waiting: another process measures here\n"
+        time.sleep(0.3)
+        assert second.poll() is None and not (work / "results/mini" / RUN / "throughput.csv").exists()
+    output, error = second.communicate(timeout=120)
+    assert second.returncode == 0 and f"results/mini/{RUN}/throughput.csv" in output, error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("acp_repro.measure", "loss", "--suite", "mini", "--run", RUN, "--again"),
+        ("acp_repro.inspect", f"runs/mini/{RUN}"),
+    ],
+)
+def test_ctrl_c_is_one_line(work, arguments):
+    # Held up where it would load the weights, so that the signal comes in time.
+    (work / "hold").mkdir(exist_ok=True)
+    (work / "hold" / "sitecustomize.py").write_text(
+        "import builtins, time\n"
+        "real = builtins.__import__\n"
+        "def slow(name, *rest, **more):\n"
+        "    if name == 'tqdm':\n"
+        "        print('held', flush=True)\n"
+        "        time.sleep(60)\n"
+        "    return real(name, *rest, **more)\n"
+        "builtins.__import__ = slow\n"
+    )
+    process = start(*arguments, PYTHONPATH=f"{work / 'hold'}{os.pathsep}{ROOT}")
+    assert process.stdout.readline() == "held\n"
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped" in error and "Traceback" not in error
+
+
+def test_a_full_disk_leaves_the_old_record_and_no_other_file(work, monkeypatch, capsys):
+    assert measure.main(["loss", "--suite", "mini", "--run", RUN]) == 0
+    folder = work / "results/mini" / RUN
+    before, listed = (folder / "loss.csv").read_bytes(), sorted(folder.iterdir())
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(files, "sync", full)
+    assert measure.main(["loss", "--suite", "mini", "--run", RUN, "--again"]) == 1
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("error: ") and "No space left on device" in error
+    assert (folder / "loss.csv").read_bytes() == before and sorted(folder.iterdir()) == listed
+
+
+def test_what_is_no_mistake_of_the_user_keeps_its_traceback():
+    def broken(arguments):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        command()(broken)([])
+
+    def refused(arguments):
+        raise UserError("too late")
+
+    assert command()(refused)([]) == 1
+
+
+def test_a_pipe_that_closes_early_is_no_error():
+    line = f"{sys.executable} -m acp_repro.suite paper | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.startswith("paper: ") and not done.stderr and done.returncode in (0, 141)
+    many = (
+        "import sys; sys.argv = ['plan', '--suite', 'paper']; sys.path.insert(0, '.'); "
+        "from acp_repro import plan; from acp_repro.chain.command import run_command; "
+        "[plan.main([]) for _ in range(30)]; run_command(plan.main)"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f'{sys.executable} -c "{many}" | head -1'], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stderr
