@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,18 @@ def test_commands_exist_with_their_options(module, options, capsys, monkeypatch)
         runpy.run_module(module, run_name="__main__")
     known = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
     assert options <= known, sorted(options - known)
+
+
+@pytest.mark.parametrize("page", PRESENT, **ids)
+def test_extras_exist(page):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"'\.\[([\w,]+)\]'", texts[page])
+    if page.name == "README.md":
+        table = texts[page].partition("| extra |")[2].partition("\n\n")[0]
+        rows = [row.split("|")[1] for row in table.splitlines()[2:]]
+        named += [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+        assert set(named) == set(extras)
+    assert set(named) <= set(extras)
 
 
 def test_the_citation_names_both_papers():
