@@ -160,7 +160,7 @@ def test_commands_exist_with_their_options(module, options, capsys, monkeypatch)
 def test_extras_exist(page):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = re.findall(r"'\.\[([\w,]+)\]'", texts[page])
-    if page.name == "README.md":
+    if page == ROOT / "README.md":
         table = texts[page].partition("| extra |")[2].partition("\n\n")[0]
         rows = [row.split("|")[1] for row in table.splitlines()[2:]]
         named += [name for row in rows for name in re.findall(r"`(\w+)`", row)]
