@@ -29,8 +29,8 @@ LARGEST_BYTES = 12_000_000  # what a clone should have to download
 CARD = """# {name}
 
 A Forgetting Transformer (FoX, {architecture}) of {layers} layers, width {width}, {heads} heads of
-{head_dim}, {parameters:,} weights in bfloat16, trained with adaptive computation pruning
-(log epsilon = {tolerance:g}). It is here to look at: its heads are local and global as in large models.
+{head_dim}, {parameters:,} weights without the input embedding, in bfloat16, trained with adaptive computation
+pruning (log epsilon = {tolerance:g}). It is here to look at: its heads are local and global as in large models.
 
 | | |
 |---|---|
@@ -103,7 +103,7 @@ def _card(suite: FoXSuite, run: FoXRun, about: str) -> str:
         width=config.hidden_size,
         heads=config.num_heads,
         head_dim=config.head_dim,
-        parameters=config.num_parameters(non_embedding=False),
+        parameters=config.num_parameters(),
         tolerance=run.log_pruning_tolerance,
         vocab=config.vocab_size,
         length=run.context_length,

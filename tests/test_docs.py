@@ -1,0 +1,176 @@
+"""README and docs/: their Python runs, and what they name is there."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from acp_repro.chain.registry import find_paper, paper_names
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(ROOT.glob("pretrained/*/README.md")),
+]
+# A notebook of what was done keeps the names of its day.
+PRESENT = [page for page in PAGES if page.name != "lab-notebook.md"]
+FOLDERS = "acp_repro|analysis|docs|experiments|figures|notebooks|pretrained|results|scripts|tests"
+# What the chain makes is there after it ran.
+MADE = re.compile(r"(figures|results)/(?!h100)")
+PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|[*{]")
+
+texts = {page: page.read_text(encoding="utf-8") for page in PRESENT}
+ids = {"ids": lambda page: str(page.relative_to(ROOT))}
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
+
+
+def command_lines(text: str) -> list[str]:
+    """Lines of indented or fenced code, and what stands in backticks, without comments and line breaks."""
+    fenced = "\n".join(block for _, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M))
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    lines = [*fenced.splitlines(), *re.findall(r"^    (.*)$", rest, re.M)]
+    quoted = [" ".join(words.split()) for words in re.findall(r"`([^`]+)`", rest)]
+    return [part.strip() for line in [*lines, *quoted] for part in line.split(" #")[0].split("&&")]
+
+
+def module_file(name: str) -> Path | None:
+    """The file of one of our modules, found without an import."""
+    path = ROOT / name.replace(".", "/")
+    files = [path.with_suffix(".py"), path / "__main__.py", path / "__init__.py"]
+    return next((file for file in files if file.is_file()), None)
+
+
+def names_of(path: Path) -> set[str]:
+    """Functions, classes and variables of a module, imported ones too."""
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+        if isinstance(node, ast.Assign):
+            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return names
+
+
+@pytest.mark.parametrize("page", [page for page in PRESENT if code_blocks(texts[page], "python")], **ids)
+def test_python_runs(page):
+    pytest.importorskip("safetensors", reason="pip install '.[checkpoints]'")
+    pytest.importorskip("tokenizers", reason="pip install '.[bpe]'")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    script = "\n".join(code_blocks(texts[page], "python"))
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, **ids)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        path, _, heading = target.partition("#")
+        linked = (page.parent / path) if path else page
+        assert linked.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
+            slugs = {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
+            assert heading in slugs, target
+
+
+@pytest.mark.parametrize("page", PRESENT, **ids)
+def test_files_exist(page):
+    paths = re.findall(rf"(?<![\w./-])((?:{FOLDERS})/[\w./*-]*[\w/])", texts[page])
+    missing = [path for path in paths if not PLACEHOLDER.search(path) and not (ROOT / path).exists()]
+    # A link is relative to its page; that is looked at above.
+    assert not [path for path in missing if not (page.parent / path).exists() and not MADE.match(path)]
+
+
+@pytest.mark.parametrize("page", PRESENT, **ids)
+def test_names_exist(page):
+    for name in re.findall(r"`((?:acp_repro|analysis)(?:\.\w+)+)`", texts[page]):
+        if module_file(name):
+            continue
+        module, _, attribute = name.rpartition(".")
+        file = module_file(module)
+        assert file and attribute in names_of(file), name
+    for path, function in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", texts[page]):
+        assert function in names_of(ROOT / path), f"{path}::{function}"
+
+
+@pytest.mark.parametrize("page", PRESENT, **ids)
+def test_make_targets_exist(page):
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.M)) | {"NAME"}
+    for paper in map(find_paper, paper_names()):
+        targets |= {name for item in paper.items for name in (item.name, *item.aliases)}
+    for line in command_lines(texts[page]):
+        if line.startswith("make "):
+            named = [word for word in line.split()[1:] if "=" not in word]
+            assert set(named) <= targets, line
+
+
+@pytest.mark.parametrize("page", PRESENT, **ids)
+def test_suites_exist(page):
+    suites = {path.stem for path in (ROOT / "experiments").glob("*.yaml")} | {"NAME", "name", "SUITE", "S"}
+    for line in command_lines(texts[page]):
+        assert set(re.findall(r"(?:SUITE=|--suite )(\w+)", line)) <= suites, line
+
+
+def commands() -> dict[str, set[str]]:
+    """Each module that a page runs, with the options that it is given somewhere."""
+    found: dict[str, set[str]] = {}
+    for text in texts.values():
+        for line in command_lines(text):
+            if match := re.search(r"(?:python -m|-m --) ((?:acp_repro|analysis)[\w.]*)(.*)", line):
+                found.setdefault(match[1].rstrip("."), set()).update(
+                    re.findall(r"(?<= )--[a-z][\w-]*", match[2])
+                )
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize(("module", "options"), sorted(commands().items()))
+def test_commands_exist_with_their_options(module, options, capsys, monkeypatch):
+    assert module_file(module), f"python -m {module}"
+    if not options:
+        return
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    with contextlib.suppress(SystemExit):
+        runpy.run_module(module, run_name="__main__")
+    known = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
+    assert options <= known, sorted(options - known)
+
+
+@pytest.mark.parametrize("page", PRESENT, **ids)
+def test_extras_exist(page):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"'\.\[([\w,]+)\]'", texts[page])
+    if page == ROOT / "README.md":
+        table = texts[page].partition("| extra |")[2].partition("\n\n")[0]
+        rows = [row.split("|")[1] for row in table.splitlines()[2:]]
+        named += [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+        assert set(named) == set(extras)
+    assert set(named) <= set(extras)
+
+
+def test_the_citation_names_both_papers():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    papers = [entry for entry in citation["references"] if entry["type"] == "conference-paper"]
+    assert [entry["identifiers"][0]["value"] for entry in papers] == ["arXiv:2504.06949", "arXiv:2503.02130"]
