@@ -88,7 +88,7 @@ records: $(USUAL_RECORDS) ## every record that the figures need
 figures: $(ALL_FIGURES) ## every figure that the suite has runs for
 tables: $(ALL_TABLES) ## every table
 report: $(FIGURES)/report.html ## one page with every figure, table and claim, checked
-	@echo "report: $(abspath $<)"
+	$(if $(drawn_report),@:,@echo "report: $(abspath $<)")
 all: report ## everything: train, measure, figures, tables, report
 
 clean: ## delete what SUITE made: runs, results and figures

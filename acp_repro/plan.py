@@ -132,7 +132,7 @@ def _print_totals(costs: list[Cost], assumptions: Assumptions) -> None:
     )
     print(
         f"{len(costs)} runs: {nominal / 1e18:,.4g} EFLOP nominal, {executed / 1e18:,.4g} executed, "
-        f"{hours:,.1f} GPU-hours, {hours / assumptions.ranks:,.1f} hours one after another on "
+        f"{_digits(hours)} GPU-hours, {_digits(hours / assumptions.ranks)} hours one after another on "
         f"{assumptions.ranks} GPU(s)"
     )
     print(

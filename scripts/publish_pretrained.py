@@ -29,8 +29,9 @@ LARGEST_BYTES = 12_000_000  # what a clone should have to download
 CARD = """# {name}
 
 A Forgetting Transformer (FoX, {architecture}) of {layers} layers, width {width}, {heads} heads of
-{head_dim}, {parameters:,} weights without the input embedding, in bfloat16, trained with adaptive computation
-pruning (log epsilon = {tolerance:g}). It is here to look at: its heads are local and global as in large models.
+{head_dim}, {parameters:,} weights without the input embedding, in bfloat16, trained with adaptive
+computation pruning (log epsilon = {tolerance:g}). It is here to look at: its heads are local and global as in
+large models.
 
 | | |
 |---|---|

@@ -44,7 +44,7 @@ def make_rules(suite: Suite) -> str:
         lines += _item(suite, item) if item in drawn else _cannot(suite, item)
     report = FIGURES / suite.name / "report.html"
     needs = [*(item.path(suite.name) for item in usual), *sources(REPORT_MODULE), *_criteria(paper)]
-    lines += _rule(report, needs, [f"@$(DO) {REPORT_MODULE} --suite {suite.name}"])
+    lines += _rule(report, needs, [f"@$(eval drawn_report := 1)$(DO) {REPORT_MODULE} --suite {suite.name}"])
     return "\n".join(lines)
 
 
