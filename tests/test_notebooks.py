@@ -36,7 +36,7 @@ def by_cell(notebook) -> dict[str, list]:
 
 def kinds(outputs) -> list[str]:
     """The MIME types that the outputs of one or more cells show."""
-    return [kind for output in outputs for kind in output.get("data", {})]
+    return [kind for output in outputs for kind in sorted(output.get("data", {}))]
 
 
 def text(outputs) -> str:
