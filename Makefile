@@ -15,7 +15,7 @@ FIGURES := figures/$(SUITE)
 INSTALLED := $(VENV)/installed
 
 .DELETE_ON_ERROR:
-.PHONY: help setup test test-all test-gpu check train plan clean records figures tables report all
+.PHONY: help setup test test-all test-gpu check notebooks train plan clean records figures tables report all
 .DEFAULT_GOAL := help
 
 help: ## list every target
@@ -51,6 +51,9 @@ check: $(INSTALLED) ## ruff
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIN) ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
+notebooks: $(INSTALLED) ## run the notebooks and store them with their pictures
+	$(BIN)/python notebooks/refresh.py
+
 # With NPROC the ranks of one machine. Without the -- torchrun would read our --run as its own --run-path.
 TRAIN := $(if $(NPROC),$(DO) torch.distributed.run --standalone --nproc-per-node $(NPROC) -m -- acp_repro.train,$(DO) acp_repro.train)
 train: $(INSTALLED) ## train every run of SUITE, or RUN=name; NPROC=4 takes four GPUs
@@ -63,7 +66,7 @@ plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h10
 # All rules of the chain are generated, from the suite's file and the registry of its paper: a target for
 # each run's weights, each record, each figure and table, and the lists ITEMS, USUAL_ITEMS and so on.
 RULES := .make/$(SUITE).mk
-STATIC := help setup test test-all test-gpu check train plan clean
+STATIC := help setup test test-all test-gpu check notebooks train plan clean
 CHAIN := $(filter-out $(STATIC),$(MAKECMDGOALS))
 ifneq (,$(CHAIN)$(filter train plan clean,$(MAKECMDGOALS)))
 ifeq (,$(wildcard experiments/$(SUITE).yaml))

@@ -1,0 +1,142 @@
+"""Runs the notebooks and stores them with what they show: ``python notebooks/refresh.py [NOTEBOOK ...]``.
+
+With ``--check`` nothing is run: it names the notebooks whose stored outputs are not those of their code.
+What is stored is the same, byte for byte, whenever the same code runs on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+TAG = "output-not-stored"  # on cells whose output differs from run to run, such as times
+WIDGET = "application/vnd.jupyter.widget-view+json"  # dead without its kernel
+MOST_BYTES = 1_500_000  # of all notebooks together
+SECONDS = 300  # the most that a cell may take
+
+
+class NotStorable(Exception):
+    """A notebook shows something that must not be stored; the message says what."""
+
+
+def execute(path: Path, start: Path = ROOT / "notebooks") -> nbformat.NotebookNode:
+    """The notebook with the outputs of a fresh kernel that starts in the folder ``start``."""
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": str(start)}}
+    client = NotebookClient(
+        notebook, timeout=SECONDS, kernel_name="python3", record_timing=False, resources=resources
+    )
+    client.execute()
+    return notebook
+
+
+def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook, in place, with what depends on its code alone, and the digest of that.
+
+    Raises:
+        NotStorable: an error, a warning or a path of this machine is among the outputs.
+    """
+    names = itertools.count()
+    styles: dict[str, str] = {}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        kept = [] if TAG in cell.metadata.get("tags", []) else cell.outputs
+        cell.outputs = _merge_streams([o for o in kept if WIDGET not in o.get("data", {})])
+        for output in cell.outputs:
+            if output.output_type == "error" or output.get("name") == "stderr":
+                raise NotStorable(f"cell {cell.id}: {output.get('text') or output.get('evalue')}")
+            data = output.get("data", {})
+            if "text/plain" in data:
+                data["text/plain"] = re.sub(r" at 0x[0-9a-f]+", "", data["text/plain"])
+            if "text/html" in data:  # pandas draws a name for every styled table
+                data["text/html"] = re.sub(
+                    r"\bT_[0-9a-f]{5}\b|\bT_[0-9a-f]{5}(?=_)",
+                    lambda match: styles.setdefault(match[0], f"T_{next(names):05d}"),
+                    data["text/html"],
+                )
+            text = json.dumps({**output, "data": {k: v for k, v in data.items() if "image" not in k}})
+            for folder in (ROOT, Path.home(), tempfile.gettempdir()):
+                if f"{folder}/" in text:
+                    raise NotStorable(f"cell {cell.id}: shows a path of this machine, {folder}/...")
+    notebook.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+    )
+    notebook.metadata["acp_repro"] = {"stored": digest(notebook)}
+    return notebook
+
+
+def digest(notebook: nbformat.NotebookNode) -> str:
+    """SHA-256 of the code with its outputs: whoever changes one without the other changes it."""
+    cells = [
+        {key: cell[key] for key in ("source", "outputs", "execution_count", "metadata")}
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+    return hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
+
+
+def is_stored(path: Path) -> bool:
+    """Whether the outputs in the file are those that :func:`refresh` stored for the code in it."""
+    notebook = nbformat.read(path, as_version=4)
+    return notebook.metadata.get("acp_repro", {}).get("stored") == digest(notebook)
+
+
+def refresh(path: Path) -> None:
+    """Runs the notebook and writes it, whole or not at all."""
+    sys.path.insert(0, str(ROOT))
+    from acp_repro.common.files import write_text
+
+    write_text(path, nbformat.writes(tidy(execute(path))) + "\n")
+
+
+def _merge_streams(outputs: list) -> list:
+    """Prints that follow each other as one: how they are cut depends on when they came."""
+    merged: list = []
+    for output in outputs:
+        last = merged[-1] if merged else {}
+        if output.output_type == "stream" and last.get("name") == output.name:
+            last.text += output.text
+        else:
+            merged.append(output)
+    return merged
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0] + ".")
+    parser.add_argument("notebooks", nargs="*", type=Path, metavar="NOTEBOOK", help="default: all")
+    parser.add_argument("--check", action="store_true", help="only say which are not as they were stored")
+    options = parser.parse_args()
+    paths = options.notebooks or NOTEBOOKS
+    if options.check:
+        stale = [path for path in paths if not is_stored(path)]
+        for path in stale:
+            print(f"{path}: its outputs are not of its code; python notebooks/refresh.py {path}")
+        return int(bool(stale))
+    for path in paths:
+        try:
+            refresh(path)
+        except NotStorable as error:
+            print(f"error: {path}, {error}", file=sys.stderr)
+            return 1
+        print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
