@@ -14,7 +14,9 @@ from acp_repro.data import sample_text
 
 _PAGE_CHARACTERS = 3000
 _PASSAGE_WORDS = 60  # LAMBADA's have 75 in the mean
-_LAST_WORD = re.compile(r"^(.*\s)([A-Za-z]{5,})[.!?][\"'”’]?$", re.DOTALL)  # short ones are mostly function words
+_LAST_WORD = re.compile(
+    r"^(.*\s)([A-Za-z]{5,})[.!?][\"'”’]?$", re.DOTALL
+)  # short ones are mostly function words
 
 
 def book_perplexity() -> list[dict[str, Any]]:

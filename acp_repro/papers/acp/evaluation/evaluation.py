@@ -176,3 +176,23 @@ _SLOPES: dict[Callable, Callable[[float], float]] = {
     weighted_perplexity: lambda value: value,
     bits_per_byte: lambda value: 1 / math.log(2),
 }
+
+
+def print_results(results: Sequence[TaskResult]) -> None:
+    """Every metric with its standard error, a line each."""
+    rows = [("task", "metric", "value", "± s.e.", "items", "from")]
+    for result in results:
+        for name, metric in result.metrics.items():
+            error = "" if metric.standard_error is None else f"{metric.standard_error:.4f}"
+            rows.append((result.task, name, f"{metric.value:.4f}", error, f"{result.items:,}", result.source))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        right = [cell.rjust(width) for cell, width in zip(row[2:5], widths[2:5], strict=True)]
+        print("  ".join((*left, *right, row[5])))
+    for result in results:
+        if result.truncated:
+            print(
+                f"note: {result.task}: {result.truncated:,} requests were longer than the context and lost "
+                "their beginning"
+            )

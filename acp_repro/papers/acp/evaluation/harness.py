@@ -53,8 +53,8 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int, whose: str) -> None:
     """
     if not 0 <= vocab_size - tokenizer.vocab_size < PADDED_IDS:
         raise OtherTokenizer(
-            f"{whose}: the model has {vocab_size} token ids and the tokeniser {tokenizer.vocab_size}, so it is "
-            "not the model's; give the tokenizer.json that it was trained with"
+            f"{whose}: the model has {vocab_size} token ids and the tokeniser {tokenizer.vocab_size}, so it "
+            "is not the model's; give the tokenizer.json that it was trained with"
         )
 
 
@@ -163,7 +163,7 @@ class FoXLM(TemplateLM):
             return self.scorer.score(requests, bar.update)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continuations, cut before the first of the strings that end them; prompts of one length together."""
+        """Continuations, cut before the first string that ends them; prompts of one length together."""
         groups: dict[tuple, list[tuple[int, list[int]]]] = defaultdict(list)
         for index, (prompt, options) in enumerate(request.args for request in requests):
             wanted = _Generation.of(options)

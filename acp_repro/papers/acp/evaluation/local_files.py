@@ -175,7 +175,7 @@ def _openbookqa(text: str) -> Iterator[Document]:
 
 
 def _copa(text: str) -> Iterator[Document]:
-    """"Premise, because" or "Premise, therefore"; the harness wants no comma."""
+    """ "Premise, because" or "Premise, therefore"; the harness wants no comma."""
     for item in _lines(text):
         premise, comma, connector = item["query"].rpartition(", ")
         if not comma:

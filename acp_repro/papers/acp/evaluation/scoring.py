@@ -192,9 +192,7 @@ class Scorer:
         lengths = torch.tensor([len(row) for row in rows], device=self.device)
         wanted = torch.tensor([i for ids in targets for i in ids], dtype=torch.int64, device=self.device)
         sums, greedy = [], []
-        for hidden, ids in zip(
-            torch.cat(rows).split(_LOGIT_ROWS), wanted.split(_LOGIT_ROWS), strict=True
-        ):
+        for hidden, ids in zip(torch.cat(rows).split(_LOGIT_ROWS), wanted.split(_LOGIT_ROWS), strict=True):
             logits = self.model.lm_head(hidden).float()
             chosen = logits.gather(1, ids[:, None])[:, 0]
             sums.append(chosen - logits.logsumexp(-1))

@@ -42,7 +42,11 @@ _BOOK_PERPLEXITY = {
     "output_type": "loglikelihood_rolling",
     "doc_to_text": "",
     "doc_to_target": "{{page}}",
-    "metric_list": [{"metric": "word_perplexity"}, {"metric": "byte_perplexity"}, {"metric": "bits_per_byte"}],
+    "metric_list": [
+        {"metric": "word_perplexity"},
+        {"metric": "byte_perplexity"},
+        {"metric": "bits_per_byte"},
+    ],
     "metadata": {"version": 1.0},
 }
 
@@ -76,7 +80,9 @@ def known_tasks(names: Sequence[str], data_dir: str | Path | None) -> tuple[str,
     return (*TASKS, *TaskManager().all_tasks)
 
 
-def load_tasks(names: Sequence[str], data_dir: str | Path | None = None) -> tuple[list[LoadedTask], list[str]]:
+def load_tasks(
+    names: Sequence[str], data_dir: str | Path | None = None
+) -> tuple[list[LoadedTask], list[str]]:
     """The tasks with their items, and one note for each that had to be left out.
 
     Args:
