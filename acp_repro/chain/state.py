@@ -61,7 +61,8 @@ def write_stamps(suite: Suite) -> None:
         recorded = recorded_settings(run)
         now = _settings(run, suite.measure)
         current = {
-            key: recorded is None or (recorded[key] == now[key] and not recorded.get("older", {}).get(key))
+            key: recorded is None
+            or (_agree(recorded[key], now[key]) and not recorded.get("older", {}).get(key))
             for key in ("run", "measure")
         }
         _stamp(run_stamp(run), now["run"], current["run"])
@@ -75,10 +76,22 @@ def _stamp(path: Path, settings: Any, records_are_current: bool) -> None:
         before = json.loads(path.read_text())
     if before == settings:
         return
-    new = not path.exists()
+    then = path.stat() if path.exists() else None
     files.write_json(path, settings)
-    if new and records_are_current:
+    if then is None and records_are_current:
         os.utime(path, (_LONG_AGO, _LONG_AGO))
+    elif then is not None and _agree(before, settings):
+        os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
+
+
+def _agree(before: Any, now: Any) -> bool:
+    """Whether settings are the same but for keys that there were none of before.
+
+    What was made before a key existed cannot depend on it.
+    """
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return before == now
+    return before.keys() <= now.keys() and all(now[key] == value for key, value in before.items())
 
 
 def settings_path(run: Run) -> Path:
@@ -101,7 +114,7 @@ def write_settings(
     before = recorded_settings(run) or dict(now)
     older = {key: set(names) for key, names in before.pop("older", {}).items()}
     for key in ("run", "measure"):
-        if before[key] != now[key]:
+        if not _agree(before[key], now[key]):
             older[key] = {q.name for q in suite.paper.quantities if q.path(run.suite, run.name).exists()}
     measured = {quantity.name for quantity in quantities}
     older = {key: sorted(names - measured) for key, names in older.items()}

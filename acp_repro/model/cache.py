@@ -79,6 +79,21 @@ class LayerCache:
         self._longest_of = k.shape[2]
         return self._longest_key
 
+    def select_rows(self, rows: Tensor) -> LayerCache:
+        """A copy whose row i is row ``rows[i]`` of this one; both go on independently.
+
+        Args:
+            rows: (B',) integer indices into the batch, on the device of what is held; may repeat.
+        """
+        copy = LayerCache()
+        copy.length, copy.logit_bound, copy._longest_of = self.length, self.logit_bound, self._longest_of
+        for name in ("k_shift", "v_shift", "_longest_key"):
+            held = getattr(self, name)
+            setattr(copy, name, None if held is None else held.index_select(0, rows))
+        if self._buffers is not None:
+            copy._buffers = tuple(x[:, :, : self.length].index_select(0, rows) for x in self._buffers)
+        return copy
+
     def _reserve(self, length: int, new: tuple[Tensor, Tensor, Tensor]) -> None:
         if self._buffers is not None:
             for buffer, x in zip(self._buffers, new, strict=True):
@@ -118,3 +133,13 @@ class FoXCache:
     def length(self) -> int:
         """Tokens held."""
         return self.layers[-1].length
+
+    def select_rows(self, rows: Tensor) -> FoXCache:
+        """A copy whose row i is row ``rows[i]`` of this one: several continuations of one context.
+
+        Args:
+            rows: (B',) integer indices into the batch; may repeat.
+        """
+        copy = FoXCache(0)
+        copy.layers = [layer.select_rows(rows) for layer in self.layers]
+        return copy

@@ -15,7 +15,7 @@ from acp_repro.papers.acp.claims import LOSS_WITHIN_NATS, MARGINAL_POINTS, PRUNE
 from .. import style
 from ..tables import one_each
 from ..verdict import Status, Verdict, in_range
-from . import models, statistics
+from . import models, paired, statistics
 
 TOO_COARSE = Verdict(Status.UNDECIDED, "the grid has too few blocks for any head to be local")
 
@@ -83,6 +83,28 @@ def losses_match(loss: pd.DataFrame) -> Verdict:
         for row in gaps.sort_values(keys[1:]).itertuples(name="Row")
     )
     return Verdict.of((gaps["gap"].abs() < within).all(), f"ACP − exact in nats: {each}{chance}")
+
+
+# --- Tables 1 and 3 ---------------------------------------------------------------------------------
+
+
+def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
+    """Met if no task differs between paired runs beyond chance; beyond if all that differ are better."""
+    table = paired.differences(lm_eval_items)
+    if table.empty:
+        return Verdict(Status.UNDECIDED, "no run is measured together with its exact pair")
+    other = table[table["verdict"] == paired.DIFFERS]
+    pairs = table[[*paired.SETTING, "seed"]].drop_duplicates()
+    counts = f"{len(table) - len(other)} of {len(table)} metrics of {len(pairs)} pairs do not differ"
+    if other.empty:
+        return Verdict(Status.MET, counts)
+    better = [(row.difference < 0) == paired.is_perplexity(row.metric) for row in other.itertuples()]
+    each = "; ".join(
+        f"{row.size}, {style.length_label(row.context_length_tokens)}: {row.task} {row.metric} "
+        f"{row.acp:.4g} against {row.exact:.4g}"
+        for row in other.itertuples()
+    )
+    return Verdict(Status.BEYOND if all(better) else Status.MISSED, f"{counts}; with ACP {each}")
 
 
 # --- Figures 4, 5, 6 --------------------------------------------------------------------------------

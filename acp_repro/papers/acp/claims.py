@@ -8,6 +8,7 @@ from acp_repro.chain.paper import Claim
 LOSS_WITHIN_NATS = 0.02
 PRUNED_PERCENT = (60.0, 80.0)  # what "around 70 %" is taken to mean
 MARGINAL_POINTS = 5.0  # a difference of savings that counts as marginal or negligible
+TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
 SAME_LOSS_NATS = 0.001  # of one model at two epsilons
 
 _LOCAL = "local: 95 % or more of what the grid of blocks allows is pruned; global: under 5 % of it"
@@ -60,6 +61,17 @@ NO_DAMAGE = (
         "in Tables 1 and 3",
         ("loss",),
         "losses_match",
+    ),
+)
+TASKS = (
+    Claim(
+        "Downstream results with ACP are those without",
+        "Section 4.2: the downstream task performances of models with and without ACP are similar",
+        "no column differs between paired runs by more than chance: a paired test over the same items "
+        f"gives p < {TASKS_P_VALUE:g} after Holm's correction for all columns and pairs, and the difference "
+        "is larger than between two seeds of one setting, where the suite has two",
+        ("lm_eval_items",),
+        "tasks_match",
     ),
 )
 HEADS = (

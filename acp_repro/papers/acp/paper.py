@@ -37,6 +37,19 @@ def _llama(suite: FoXSuite) -> list[Run]:
     return suite.with_acp("llama")
 
 
+def _pro_pairs(suite: FoXSuite) -> list[Run]:
+    return suite.pairs("pro") or _pro(suite)
+
+
+def _llama_pairs(suite: FoXSuite) -> list[Run]:
+    return suite.pairs("llama") or _llama(suite)
+
+
+def _evaluated(suite: FoXSuite) -> list[Run]:
+    chosen = {*_pro_pairs(suite), *_llama_pairs(suite)}
+    return [run for run in suite.runs if run in chosen]
+
+
 def _quantity(name: str, columns: str, runs=_every_run, **facts) -> Quantity:
     return Quantity(name, tuple(columns.split()), f"{_MEASURE}.{name}", runs, **facts)
 
@@ -98,6 +111,14 @@ QUANTITIES = (
     ),
     _quantity("block_size", "block_tokens measured_tokens pruned_ratio", _sweep_run),
     _quantity("long_context", "evaluated_length_tokens measured_tokens pruned_ratio loss_nats", _sweep_run),
+    _quantity(
+        "lm_eval",
+        "task metric value standard_error items truncated_requests source harness_version",
+        _evaluated,
+        together="lm_eval",
+    ),
+    # For paired tests: of each item whether it is right, or its log-likelihood in nats over `weight` words.
+    _quantity("lm_eval_items", "task metric item value weight", _evaluated, together="lm_eval", large=True),
     Quantity(
         "kernel_time",
         tuple(
@@ -125,6 +146,7 @@ QUANTITIES = (
 )
 _SAVINGS = ("pruned_ratio", "attention_time", "throughput")
 _LOSSES = ("loss", "loss_curve")
+_TASKS = ("lm_eval", "lm_eval_items")
 
 ITEMS = (
     Item("figure1", "Attention with and without ACP", ("decay",), _heads_run),
@@ -187,7 +209,19 @@ ITEMS = (
         claims.NO_DAMAGE,
         ("760M", 16384),
     ),
+    Item(
+        "table1", "LM evaluation harness, FoX (Pro)", _TASKS, _pro_pairs, PRO, claims.TASKS, ("760M", 16384)
+    ),
     Item("table2", "Sizes"),
+    Item(
+        "table3",
+        "LM evaluation harness, FoX (LLaMA)",
+        _TASKS,
+        _llama_pairs,
+        LLAMA,
+        claims.TASKS,
+        ("760M", 16384),
+    ),
     Item(
         "table4",
         "Time spent on the boundary search",
@@ -230,16 +264,6 @@ ITEMS = (
         aliases=("figure-kernel",),
     ),
     Item("figure9", "Needle in a haystack", missing="it needs the needle test, which is not written yet"),
-    Item(
-        "table1",
-        "LM evaluation harness, FoX (Pro)",
-        missing="it needs the tasks of the LM evaluation harness, which are not connected yet",
-    ),
-    Item(
-        "table3",
-        "LM evaluation harness, FoX (LLaMA)",
-        missing="it needs the tasks of the LM evaluation harness, which are not connected yet",
-    ),
 )
 
 PAPER = Paper(

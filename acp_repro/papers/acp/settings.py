@@ -6,9 +6,12 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from acp_repro.chain.errors import UnknownName
 from acp_repro.chain.run import Strict, TrainerConfig, positive
 from acp_repro.chain.suite import SuiteFile
 from acp_repro.data.config import DataConfig
+
+from .evaluation.catalogue import PAPER_TASKS, check_names
 
 # Keys of TrainingConfig that a size may set for itself.
 SIZE_OVERRIDES = ("micro_batch_tokens", "gradient_checkpointing")
@@ -85,6 +88,9 @@ class MeasureConfig(Strict):
     long_context_lengths: list[int] = field(default_factory=list)  # past the training length
     heads_run: str | None = None  # Figures 1, 4, 5, 6; default: the largest ACP run, shortest context
     sweep_run: str | None = None  # Figure 7 and what else looks at one model; default: heads_run
+    lm_eval_tasks: list[str] = field(default_factory=lambda: list(PAPER_TASKS))  # Tables 1 and 3
+    lm_eval_items: int | None = None  # only the first so many items of each task
+    lm_eval_data: str | None = None  # a folder of the tasks' files; default: from the Hub
 
     def __post_init__(self):
         positive(
@@ -95,6 +101,14 @@ class MeasureConfig(Strict):
                 "sweep_log_pruning_tolerances: each is log(epsilon), negative; got "
                 f"{self.sweep_log_pruning_tolerances}"
             )
+        if self.lm_eval_items is not None:
+            positive(self, "lm_eval_items")
+        if not self.lm_eval_tasks:
+            raise ValueError("lm_eval_tasks: name a task")
+        try:
+            check_names(self.lm_eval_tasks)
+        except UnknownName as error:
+            raise ValueError(f"lm_eval_tasks: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,134 @@
+"""Downstream tasks of a model: ``python -m acp_repro.evaluate PATH --tasks piqa,lambada_openai``.
+
+PATH is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. The tasks are
+those of the LM Evaluation Harness, by its own numbers; a finished task is kept, so that the same command
+goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .chain.command import choose_device, command, positive, run_command
+from .common import files
+from .common.errors import UsageError
+from .papers.acp.evaluation.catalogue import BOOK_TASKS, PAPER_TASKS
+
+DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest
+OUTPUT = Path("runs/evaluations")
+
+
+@command("the same command goes on where it was")
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    from .papers.acp.checkpoint_folder import Checkpoint
+    from .papers.acp.evaluation.of_run import NoHarness
+
+    device = choose_device(options.device)
+    checkpoint = Checkpoint.find(options.path)
+    try:
+        from .papers.acp.evaluation.evaluation import evaluate, print_results
+        from .papers.acp.evaluation.harness import check_tokenizer
+        from .papers.acp.evaluation.tasks import load_tasks
+    except ModuleNotFoundError as error:
+        raise NoHarness(error) from None
+    tokenizer = _tokenizer(checkpoint, options.tokenizer)
+    check_tokenizer(tokenizer, checkpoint.config.vocab_size, options.tokenizer or str(checkpoint.folder))
+    tasks, notes = load_tasks(options.tasks, options.data_dir)
+    length = _context_length(checkpoint.context_length, options.context_length, notes)
+    for note in notes:
+        print(f"note: {note}")
+    lm, identity = _model(checkpoint, tokenizer, options, device, length)
+    kept = options.output or OUTPUT / "-".join(checkpoint.folder.resolve().parts[-2:])
+    if options.again:
+        for task in tasks:
+            (kept / f"{task.name}.json").unlink(missing_ok=True)
+    results = evaluate(lm, tasks, items=options.items, kept=kept, identity=identity, say=print)
+    print_results(results)
+    print(f"every item: {kept.resolve()}")
+    return 0
+
+
+def _tokenizer(checkpoint, path: str | None):
+    from .data import BPETokenizer
+    from .data.tokenizer import read_json
+
+    if path is not None:
+        return BPETokenizer(read_json(path), where=path)
+    if (tokenizer := checkpoint.tokenizer) is None:
+        raise UsageError(
+            f"{checkpoint.folder}: no tokenizer.json that fits the model; give one: --tokenizer FILE"
+        )
+    return tokenizer
+
+
+def _context_length(trained: int | None, asked: int | None, notes: list[str]) -> int:
+    """The context to evaluate at; adds what should be known of it to ``notes``."""
+    length = asked or trained or DEFAULT_CONTEXT_LENGTH
+    if asked is None and trained is None:
+        notes.append(
+            f"the checkpoint does not say what context it was trained with; {length} tokens are taken "
+            "(--context-length)"
+        )
+    elif trained is not None and length > trained:
+        notes.append(
+            f"a context of {length} tokens is longer than the {trained} that the model was trained with"
+        )
+    return length
+
+
+def _model(checkpoint, tokenizer, options: argparse.Namespace, device, length: int):
+    """The model for the harness, and what its kept results are recognised by."""
+    from .model import load_pretrained
+    from .papers.acp.evaluation.harness import FoXLM
+    from .papers.acp.evaluation.of_run import identity
+
+    try:
+        exact = {"log_pruning_tolerance": None} if options.exact else {}
+        model = load_pretrained(checkpoint.folder, device=device, **exact)
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
+    weights = "".join(files.sha256_of(path) for path in sorted(checkpoint.folder.glob("*.safetensors")))
+    lm = FoXLM.of(
+        model,
+        tokenizer,
+        max_length=length,
+        dtype=checkpoint.dtype if device.type == "cuda" else None,
+        batch_tokens=options.batch_tokens,
+    )
+    return lm, identity(model, weights)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    summary, details = __doc__.split("\n\n", 1)
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.evaluate", description=summary.split(":")[0] + ". " + details
+    )
+    add = parser.add_argument
+    add("path", metavar="PATH", help="a checkpoint folder, or a run folder")
+    add(
+        "--tasks",
+        type=lambda text: [name for name in text.split(",") if name],
+        default=list(PAPER_TASKS),
+        metavar="NAME,...",
+        help=f"default: the paper's, {','.join(PAPER_TASKS)}; also {' and '.join(BOOK_TASKS)}, which need no "
+        "data, and from the Hub any other of the harness",
+    )
+    add("--data-dir", metavar="FOLDER", help="the tasks' files (default: from the Hub)")
+    add("--items", type=positive, metavar="N", help="only the first N items of each task")
+    add("--tokenizer", metavar="FILE", help="tokenizer.json of the model (default: the checkpoint's)")
+    add("--context-length", type=positive, metavar="N", help="tokens (default: the run's, else 4096)")
+    add("--exact", action="store_true", help="the same weights without pruning")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    add("--batch-tokens", type=positive, metavar="N", help="tokens of a batch (default: by device)")
+    add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
+    add("--again", action="store_true", help="evaluate finished tasks again")
+    options = parser.parse_args(arguments)
+    if not options.tasks:
+        parser.error("--tasks: name a task")
+    return options
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,61 @@
+"""The tasks of Tables 1 and 3, and two that every machine can run. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from acp_repro.chain.errors import UnknownName
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of Tables 1 and 3.
+
+    Attributes:
+        task, metric: as the harness names them.
+        header: as the paper prints it.
+        quantity: of the column in ``paper_values.csv``; empty for what the paper does not have.
+    """
+
+    task: str
+    metric: str
+    header: str
+    quantity: str = ""
+
+    @property
+    def is_accuracy(self) -> bool:
+        """A share of items, printed in percent; otherwise a perplexity."""
+        return self.metric in ("acc", "acc_norm")
+
+
+COLUMNS = (
+    Column("wikitext", "word_perplexity", "Wiki. ppl ↓", "wikitext_perplexity"),
+    Column("lambada_openai", "perplexity", "LMB. ppl ↓", "lambada_perplexity"),
+    Column("lambada_openai", "acc", "LMB. acc ↑", "lambada_accuracy"),
+    Column("piqa", "acc", "PIQA acc ↑", "piqa_accuracy"),
+    Column("hellaswag", "acc_norm", "Hella. acc-n ↑", "hellaswag_normalized_accuracy"),
+    Column("winogrande", "acc", "Wino. acc ↑", "winogrande_accuracy"),
+    Column("arc_easy", "acc", "ARC-e acc ↑", "arc_easy_accuracy"),
+    Column("arc_challenge", "acc_norm", "ARC-c acc-n ↑", "arc_challenge_normalized_accuracy"),
+    Column("copa", "acc", "COPA acc ↑", "copa_accuracy"),
+    Column("openbookqa", "acc_norm", "OBQA acc-n ↑", "openbookqa_normalized_accuracy"),
+    Column("sciq", "acc", "SciQ acc ↑", "sciq_accuracy"),
+    Column("boolq", "acc", "BoolQ acc ↑", "boolq_accuracy"),
+    Column("book_perplexity", "word_perplexity", "Book ppl ↓"),
+    Column("book_last_word", "perplexity", "Last word ppl ↓"),
+    Column("book_last_word", "acc", "Last word acc ↑"),
+)
+BOOK_TASKS = ("book_perplexity", "book_last_word")  # ours, from the book that comes with the project
+PAPER_TASKS = tuple(dict.fromkeys(c.task for c in COLUMNS if c.task not in BOOK_TASKS))
+TASKS = (*PAPER_TASKS, *BOOK_TASKS)
+
+
+def check_names(names: Iterable[str], known: Iterable[str] = TASKS) -> None:
+    """Raises:
+    UnknownName: one of ``names`` is no task; names what is near it.
+    """
+    known = tuple(known)
+    for name in names:
+        if name not in known:
+            raise UnknownName.among(f"there is no task {name!r}", name, known)

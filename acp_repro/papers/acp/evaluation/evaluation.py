@@ -1,0 +1,198 @@
+"""Evaluates tasks one by one, keeps each when it is finished, and says how sure its numbers are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import lm_eval.evaluator
+from lm_eval.api.metrics import bits_per_byte, mean, perplexity, weighted_perplexity
+
+from acp_repro.common import files
+
+from .harness import FoXLM
+from .tasks import LoadedTask
+
+HARNESS_VERSION = lm_eval.__version__
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric of a task.
+
+    Attributes:
+        value: as the harness gives it: a share, a perplexity.
+        standard_error: of sampling the items, in the units of ``value``; None where none is known.
+        items: of each item (number, weight): correct or not with weight 1, or the log-likelihood in nats
+            with the number of words or bytes that it is spread over.
+    """
+
+    value: float
+    standard_error: float | None
+    items: list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What the evaluation of one task found.
+
+    Attributes:
+        source: where the items came from, see ``LoadedTask``.
+        metrics: by the harness's names; one of another filter than the first has it behind an ``@``.
+        truncated: requests that lost their beginning, being longer than the context.
+    """
+
+    task: str
+    source: str
+    metrics: dict[str, Metric]
+    items: int
+    truncated: int
+    seconds: float
+
+
+def evaluate(
+    lm: FoXLM,
+    tasks: Sequence[LoadedTask],
+    *,
+    items: int | None = None,
+    kept: Path | None = None,
+    identity: dict[str, Any] | None = None,
+    say: Callable[[str], object] = lambda line: None,
+) -> list[TaskResult]:
+    """The results of ``tasks``, in their order.
+
+    Args:
+        items: only the first so many of each task, as the harness's ``--limit``.
+        kept: a folder of one file a task, written when it is finished; one that is there, of the same model,
+            items and settings, is not evaluated again.
+        identity: stands for the model and its weights; must change with them.
+        say: is told what is done, a line a task.
+    """
+    results = []
+    for number, task in enumerate(tasks, 1):
+        where = f"[{number}/{len(tasks)}] {task.name}"
+        key = _key(lm, task, items, identity or {})
+        path = kept / f"{task.name}.json" if kept else None
+        result = _read(path, key) if path else None
+        if result is None:
+            say(f"{where}: {len(task.task.eval_docs) if items is None else items} items, from {task.source}")
+            result = _evaluate(lm, task, items)
+            if path:
+                files.write_json(path, {"key": key, "result": dataclasses.asdict(result)})
+        else:
+            say(f"{where}: finished before")
+        results.append(result)
+    return results
+
+
+def _key(lm: FoXLM, task: LoadedTask, items: int | None, identity: dict[str, Any]) -> dict[str, Any]:
+    """All that the numbers depend on."""
+    scorer = lm.scorer
+    settings = {
+        "harness": HARNESS_VERSION,
+        "task_version": str(task.task.VERSION),
+        "items": items,
+        "fingerprint": task.fingerprint,
+        "tokenizer": lm.tokenizer_name,
+        "max_length": lm.max_length,
+        "dtype": scorer.dtype,
+        "device": scorer.device.type,
+        "share_contexts": scorer.share_contexts,
+    }
+    return json.loads(json.dumps(identity | settings))
+
+
+def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["key"] != key:
+            return None
+        result = kept["result"]
+        metrics = {
+            name: Metric(m["value"], m["standard_error"], [tuple(i) for i in m["items"]])
+            for name, m in result.pop("metrics").items()
+        }
+        return TaskResult(**result, metrics=metrics)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _evaluate(lm: FoXLM, loaded: LoadedTask, items: int | None) -> TaskResult:
+    start, truncated = time.perf_counter(), lm.scorer.truncated
+    # Standard errors are ours, below: the harness draws 100,000 bootstrap samples for a perplexity's.
+    found = lm_eval.evaluator.evaluate(lm, {loaded.name: loaded.task}, limit=items, bootstrap_iters=0)
+    aggregation = loaded.task.aggregation()
+    metrics = {}
+    for key, value in found["results"][loaded.name].items():
+        name, comma, filter_name = key.partition(",")
+        if not comma or name.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        samples = [s for s in found["samples"][loaded.name] if s["filter"] == filter_name]
+        numbers = [sample[name] for sample in samples if name in sample]
+        first = filter_name == "none"
+        metrics[name if first else f"{name}@{filter_name}"] = _metric(value, numbers, aggregation[name])
+    return TaskResult(
+        task=loaded.name,
+        source=loaded.source,
+        metrics=metrics,
+        items=len({sample["doc_id"] for sample in found["samples"][loaded.name]}),
+        truncated=lm.scorer.truncated - truncated,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _metric(value: float, numbers: list[Any], aggregation: Callable) -> Metric:
+    """Standard errors by the delta method, from what the harness averages.
+
+    A mean's is that of the harness (``mean_stderr``). A perplexity is exp of a mean, or of a ratio of sums
+    whose terms are drawn together: items are articles there, not words, since words of one article are not
+    independent.
+    """
+    pairs = [(float(n[0]), float(n[1])) if isinstance(n, tuple) else (_number(n), 1.0) for n in numbers]
+    error = None
+    if aggregation in _SLOPES and len(pairs) > 1:
+        total = sum(weight for _, weight in pairs)
+        ratio = math.fsum(x for x, _ in pairs) / total
+        residues = math.fsum((x - ratio * weight) ** 2 for x, weight in pairs)
+        error = _SLOPES[aggregation](value) * math.sqrt(residues * len(pairs) / (len(pairs) - 1)) / total
+    return Metric(float(value), error, pairs)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+# |d value / d mean| of the harness's aggregations; its mean of squares of deviations has n - 1 below, too.
+_SLOPES: dict[Callable, Callable[[float], float]] = {
+    mean: lambda value: 1.0,
+    perplexity: lambda value: value,
+    weighted_perplexity: lambda value: value,
+    bits_per_byte: lambda value: 1 / math.log(2),
+}
+
+
+def print_results(results: Sequence[TaskResult]) -> None:
+    """Every metric with its standard error, a line each."""
+    rows = [("task", "metric", "value", "± s.e.", "items", "from")]
+    for result in results:
+        for name, metric in result.metrics.items():
+            error = "" if metric.standard_error is None else f"{metric.standard_error:.4f}"
+            rows.append((result.task, name, f"{metric.value:.4f}", error, f"{result.items:,}", result.source))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        right = [cell.rjust(width) for cell, width in zip(row[2:5], widths[2:5], strict=True)]
+        print("  ".join((*left, *right, row[5])))
+    for result in results:
+        if result.truncated:
+            print(
+                f"note: {result.task}: {result.truncated:,} requests were longer than the context and lost "
+                "their beginning"
+            )

@@ -1,0 +1,225 @@
+"""The paper's tasks from files in a folder, for machines that reach no hub. Standard library only.
+
+The files hold the sets in the forms in which other projects keep them: prompts of llm-foundry, the six lines
+an item of llama.cpp's HellaSwag, WikiText as it was published. Each is taken back to the columns that the
+set has on the Hub, so that the harness's own definition of the task makes the prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acp_repro.common.errors import UserError
+
+Document = dict[str, Any]
+
+
+class TaskData(UserError, ValueError):
+    """A file of a task is missing or is not what it should be."""
+
+
+class NoDistractors(TaskData):
+    """SciQ's file has the questions and not the wrong answers to choose from."""
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """Where a task's items lie under the data folder, and how they become the Hub's columns.
+
+    Attributes:
+        path: under the data folder.
+        split: of the harness's definition, the one that is evaluated.
+        items: how many the whole set has, as on the Hub.
+        read: makes documents of the file's text; raises KeyError or ValueError where it cannot.
+        note: how its prompts differ from those of the Hub's files; empty if they do not.
+    """
+
+    path: str
+    split: str
+    items: int
+    read: Callable[[str], Iterator[Document]]
+    note: str = ""
+
+
+def read_documents(task: str, folder: str | Path) -> list[Document]:
+    """The items of a task with the columns of its set on the Hub.
+
+    Raises:
+        TaskData: the folder or the file is missing or damaged; NoDistractors for SciQ without them.
+    """
+    folder, file = Path(folder), FILES[task]
+    path = folder / file.path
+    if not folder.is_dir():
+        raise TaskData(f"{folder}: no such folder of task data (it would hold {file.path} and others)")
+    if not path.is_file():
+        raise TaskData(
+            f"{path} is missing, so {task} cannot be evaluated; add it, or leave {task} out of the tasks"
+        )
+    try:
+        documents = list(file.read(path.read_text(encoding="utf-8")))
+    except TaskData as error:
+        raise type(error)(f"{path}: {error}") from None
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise TaskData(f"{path}: not the items of {task} ({type(error).__name__}: {error})") from error
+    if not documents:
+        raise TaskData(f"{path}: holds no item of {task}")
+    return documents
+
+
+def _lines(text: str) -> Iterator[Document]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                raise TaskData(f"line {number} is no JSON") from None
+
+
+def _between(text: str, before: str, after: str) -> str:
+    """``text`` without its fixed beginning and end."""
+    if not (text.startswith(before) and text.endswith(after)):
+        raise ValueError(f"{text[:40]!r}... does not stand between {before!r} and {after!r}")
+    return text[len(before) : len(text) - len(after)]
+
+
+def _gold(item: Document, choices: list) -> int:
+    if not 0 <= item["gold"] < len(choices):
+        raise ValueError(f"the right answer is number {item['gold']} of {len(choices)}")
+    return item["gold"]
+
+
+def _wikitext(text: str) -> Iterator[Document]:
+    """Articles, which begin with a heading of the first level: `` = Title = ``."""
+    article: list[str] = []
+    for line in text.split("\n"):
+        heading = line.replace("= = =", "===").replace("= =", "==").strip()
+        if heading.startswith("= ") and heading.endswith(" ="):
+            if any(map(str.strip, article)):
+                yield {"page": "\n".join(article)}
+            article = []
+        article.append(line)
+    if any(map(str.strip, article)):
+        yield {"page": "\n".join(article)}
+
+
+def _lambada(text: str) -> Iterator[Document]:
+    for item in _lines(text):
+        yield {"text": f"{item['context']} {item['continuation']}"}
+
+
+def _piqa(text: str) -> Iterator[Document]:
+    for item in _lines(text):
+        first, second = item["choices"]
+        goal = _between(item["query"], "Question: ", "\n")
+        yield {"goal": goal, "sol1": first, "sol2": second, "label": _gold(item, item["choices"])}
+
+
+def _hellaswag(text: str) -> Iterator[Document]:
+    """Six lines an item: "activity: context", the right ending, four endings.
+
+    The context ends in the beginning of the next sentence, ``ctx_b``, if it does not end a sentence. The
+    harness writes that beginning with a capital letter, which these lines lack.
+    """
+    lines = text.rstrip("\n").split("\n")
+    if len(lines) % 6:
+        raise ValueError(f"{len(lines)} lines are not six an item")
+    for start in range(0, len(lines), 6):
+        context, label, *endings = lines[start : start + 6]
+        activity, _, context = context.partition(": ")
+        begun = re.search(r"(?:^|(?<=[.!?] ))[^.!?]*(?:[.!?]\S[^.!?]*)*$", context)
+        split = begun.start() if begun and not context.rstrip().endswith((".", "!", "?")) else len(context)
+        yield {
+            "activity_label": activity,
+            "ctx_a": context[:split].rstrip(),
+            "ctx_b": context[split:],
+            "endings": endings,
+            "label": str(_gold({"gold": int(label)}, endings)),
+        }
+
+
+def _winogrande(text: str) -> Iterator[Document]:
+    """Two contexts that end in the two names, and what follows both."""
+    for item in _lines(text):
+        first, second = item["context_options"]
+        yield {
+            "sentence": f"_ {item['continuation']}",
+            "option1": first,
+            "option2": second,
+            "answer": str(1 + _gold(item, [first, second])),
+        }
+
+
+def _arc(text: str) -> Iterator[Document]:
+    for item in _lines(text):
+        labels = [str(number) for number in range(len(item["choices"]))]
+        yield {
+            "question": _between(item["query"], "Question: ", ""),
+            "choices": {"text": item["choices"], "label": labels},
+            "answerKey": labels[_gold(item, labels)],
+        }
+
+
+def _openbookqa(text: str) -> Iterator[Document]:
+    for item in _lines(text):
+        labels = [str(number) for number in range(len(item["choices"]))]
+        yield {
+            "question_stem": item["query"],
+            "choices": {"text": item["choices"], "label": labels},
+            "answerKey": labels[_gold(item, labels)],
+        }
+
+
+def _copa(text: str) -> Iterator[Document]:
+    """ "Premise, because" or "Premise, therefore"; the harness wants no comma."""
+    for item in _lines(text):
+        premise, comma, connector = item["query"].rpartition(", ")
+        if not comma:
+            raise ValueError(f"{item['query'][:40]!r}... has no ', because' or ', therefore'")
+        first, second = item["choices"]
+        yield {
+            "premise": f"{premise}.",
+            "question": {"because": "cause", "therefore": "effect"}[connector],
+            "choice1": first,
+            "choice2": second,
+            "label": _gold(item, item["choices"]),
+        }
+
+
+def _boolq(text: str) -> Iterator[Document]:
+    for item in _lines(text):
+        passage, _, question = item["query"].rpartition("\nQuestion: ")
+        yield {
+            "passage": _between(passage, "Passage: ", ""),
+            "question": _between(question, "", "?"),
+            "label": _gold(item, item["choices"]),
+        }
+
+
+def _sciq(text: str) -> Iterator[Document]:
+    columns = ("question", "support", "correct_answer", "distractor1", "distractor2", "distractor3")
+    for item in _lines(text):
+        if "distractor1" not in item:
+            raise NoDistractors("has no wrong answers (distractor1 to 3) to choose from")
+        yield {column: item[column] for column in columns}
+
+
+FILES = {
+    "wikitext": LocalFile("wikitext2/wiki.test.raw", "test", 62, _wikitext),
+    "lambada_openai": LocalFile("lm_eval/lambada_openai.jsonl", "test", 5153, _lambada),
+    "piqa": LocalFile("lm_eval/piqa.jsonl", "validation", 1838, _piqa),
+    "hellaswag": LocalFile("hellaswag/hellaswag_val_full.txt", "validation", 10_042, _hellaswag),
+    "winogrande": LocalFile("lm_eval/winogrande.jsonl", "validation", 1267, _winogrande),
+    "arc_easy": LocalFile("lm_eval/arc_easy.jsonl", "test", 2376, _arc),
+    "arc_challenge": LocalFile("lm_eval/arc_challenge.jsonl", "test", 1172, _arc),
+    "copa": LocalFile("lm_eval/copa.jsonl", "validation", 100, _copa),
+    "openbookqa": LocalFile("lm_eval/openbook_qa.jsonl", "test", 500, _openbookqa),
+    "sciq": LocalFile("sciq/sciq_test.jsonl", "test", 1000, _sciq),
+    "boolq": LocalFile(
+        "lm_eval/boolq.jsonl", "validation", 3270, _boolq, "passages without the titles in front of them"
+    ),
+}

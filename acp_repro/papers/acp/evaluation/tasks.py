@@ -1,0 +1,171 @@
+"""The harness's tasks: its own definitions, over the Hub's files, over local ones, or over a book."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import lm_eval.tasks
+from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager
+
+from acp_repro.common.errors import UserError
+
+from . import book
+from .catalogue import BOOK_TASKS, PAPER_TASKS, TASKS, check_names
+from .local_files import FILES, NoDistractors, read_documents
+
+_HARNESS = Path(lm_eval.tasks.__file__).parent
+# Where the harness defines the paper's tasks: reading all of its 14,000 definitions takes seven seconds.
+_DEFINITIONS = {
+    "wikitext": "wikitext/wikitext.yaml",
+    "lambada_openai": "lambada/lambada_openai.yaml",
+    "piqa": "piqa/piqa.yaml",
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "winogrande": "winogrande/default.yaml",
+    "arc_easy": "arc/arc_easy.yaml",
+    "arc_challenge": "arc/arc_challenge.yaml",
+    "copa": "super_glue/copa/default.yaml",
+    "openbookqa": "openbookqa/openbookqa.yaml",
+    "sciq": "sciq/sciq.yaml",
+    "boolq": "super_glue/boolq/default.yaml",
+}
+# A book's pages are scored as WikiText's articles are, without undoing WikiText's spaces.
+_BOOK_PERPLEXITY = {
+    "output_type": "loglikelihood_rolling",
+    "doc_to_text": "",
+    "doc_to_target": "{{page}}",
+    "metric_list": [
+        {"metric": "word_perplexity"},
+        {"metric": "byte_perplexity"},
+        {"metric": "bits_per_byte"},
+    ],
+    "metadata": {"version": 1.0},
+}
+
+
+class TaskUnavailable(UserError, RuntimeError):
+    """The items of a task cannot be had here; one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class LoadedTask:
+    """A task of the harness with its items.
+
+    Attributes:
+        source: where the items come from: ``hub``, a path under the data folder, or ``shipped book``.
+        fingerprint: changes with items and prompts, as far as they are known here.
+    """
+
+    name: str
+    task: Task
+    source: str
+    fingerprint: str
+
+
+def known_tasks(names: Sequence[str], data_dir: str | Path | None) -> tuple[str, ...]:
+    """The tasks that there are, for :func:`check_names`: all of the harness where some are not the paper's.
+
+    Only a machine that takes its items from the Hub can have more than ours.
+    """
+    if data_dir is not None or set(names) <= set(TASKS):
+        return TASKS
+    return (*TASKS, *TaskManager().all_tasks)
+
+
+def load_tasks(
+    names: Sequence[str], data_dir: str | Path | None = None
+) -> tuple[list[LoadedTask], list[str]]:
+    """The tasks with their items, and one note for each that had to be left out.
+
+    Args:
+        names: of the paper's tasks, of ours over the shipped book, or, from the Hub, any of the harness's.
+        data_dir: a folder laid out as ``local_files.FILES`` says; None takes the Hub.
+
+    Raises:
+        UnknownName: there is no such task.
+        TaskData: a file is missing or damaged.
+        TaskUnavailable: the Hub cannot be reached; or nothing is left to evaluate.
+    """
+    check_names(names, known_tasks(names, data_dir))
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    loaded: list[LoadedTask] = []
+    notes: list[str] = []
+    for name in dict.fromkeys(names):
+        try:
+            loaded += _load(name, data_dir)
+        except NoDistractors as error:
+            notes.append(f"{name} is left out: {error}")
+    if not loaded:
+        raise TaskUnavailable(f"no task is left to evaluate; {'; '.join(notes)}")
+    return loaded, notes
+
+
+def _load(name: str, data_dir: str | Path | None) -> list[LoadedTask]:
+    if name in BOOK_TASKS:
+        return [_local(name, getattr(book, name)(), "test", "shipped book")]
+    if data_dir is not None:
+        file = FILES[name]
+        return [_local(name, read_documents(name, data_dir), file.split, file.path)]
+    return _from_hub(name)
+
+
+def _local(name: str, documents: list[dict[str, Any]], split: str, source: str) -> LoadedTask:
+    """The harness's definition over documents of ours, as its guide has it for local data sets."""
+    lines = "".join(json.dumps(document) + "\n" for document in documents)
+    with tempfile.TemporaryDirectory() as folder:
+        items = Path(folder) / "items.jsonl"
+        items.write_text(lines, encoding="utf-8")
+        definition: dict[str, Any] = {
+            "task": name,
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {
+                "data_files": {split: str(items)},
+                "cache_dir": folder,
+                "keep_in_memory": True,
+            },
+            **dict.fromkeys(("training_split", "validation_split", "test_split")),
+            f"{split}_split": split,
+        }
+        if name == "book_perplexity":
+            definition |= _BOOK_PERPLEXITY
+        else:
+            base = "lambada_openai" if name == "book_last_word" else name
+            definition["include"] = str(_HARNESS / _DEFINITIONS[base])
+        # JSON is YAML.
+        (Path(folder) / f"{name}.yaml").write_text(json.dumps(definition), encoding="utf-8")
+        manager = TaskManager(include_path=folder, include_defaults=False)
+        task = manager.load([name])["tasks"][name]
+    return LoadedTask(name, task, source, hashlib.sha256(lines.encode()).hexdigest())
+
+
+def _from_hub(name: str) -> list[LoadedTask]:
+    if name in PAPER_TASKS:
+        folder = (_HARNESS / _DEFINITIONS[name]).parent
+        manager = TaskManager(include_path=folder, include_defaults=False)
+    else:
+        manager = TaskManager()
+    try:
+        tasks = manager.load([name])["tasks"]
+    except Exception as error:  # of the network, of the Hub's client, of datasets, of a task's own code
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise TaskUnavailable(
+            f"the items of {name} cannot be fetched from the Hub ({reason}); without a network put the "
+            "tasks' files into a folder and name it: --data-dir FOLDER, or lm_eval_data under measure in a "
+            "suite file"
+        ) from error
+    return [LoadedTask(n, task, "hub", _of_hub(task)) for n, task in tasks.items()]
+
+
+def _of_hub(task: Task) -> str:
+    """The items' own fingerprint by the library `datasets`."""
+    return str(getattr(task.eval_docs, "_fingerprint", task.config.dataset_path))

@@ -1,0 +1,32 @@
+"""Downstream tasks of the LM Evaluation Harness (Tables 1 and 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..evaluation.of_run import evaluate_run
+from ..trained import TrainedFoX
+
+
+def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a task and metric, with the standard error of sampling its items.
+
+    ``value`` and ``standard_error`` are shares for accuracies, and perplexities or bits per byte for those.
+    """
+    from ..evaluation.evaluation import HARNESS_VERSION
+
+    results = trained.once(evaluate_run)
+    return [
+        {
+            "task": result.task,
+            "metric": name,
+            "value": metric.value,
+            "standard_error": metric.standard_error,
+            "items": result.items,
+            "truncated_requests": result.truncated,
+            "source": result.source,
+            "harness_version": HARNESS_VERSION,
+        }
+        for result in results
+        for name, metric in result.metrics.items()
+    ]

@@ -1,0 +1,138 @@
+"""Whether two models differ on downstream tasks by more than chance, judged item by item.
+
+The test asks whether these two models differ, which two seeds of one method do as well. So a difference
+counts for the method only where it is also larger than between two seeds, if a suite has such.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from acp_repro.papers.acp.claims import TASKS_P_VALUE
+
+from ..tables import UnfitRecords, one_each
+
+SETTING = ["architecture", "size", "context_length_tokens"]
+COLUMN = ["task", "metric"]
+SAME, SEEDS, DIFFERS = "same", "as two seeds do", "differs"
+_FLIPS = 10_000
+_SEED = 0
+
+
+def differences(records: pd.DataFrame) -> pd.DataFrame:
+    """ACP less exact on every task's metric, of each pair of runs (``lm_eval_items`` records).
+
+    Returns:
+        one row per pair and metric: :data:`SETTING`, ``seed``, :data:`COLUMN`, ``items``; ``acp``,
+        ``exact`` and ``difference`` in the metric's units; ``p_value`` of :func:`p_value`,
+        ``adjusted_p_value`` after Holm's correction for all rows, and ``verdict``. No row where no run has
+        its exact pair.
+
+    Raises:
+        UnfitRecords: a run has two records of one item, or the runs of a pair different items.
+    """
+    keys = [*SETTING, "seed", *COLUMN]
+    method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
+    records = one_each(records.assign(method=method), [*keys, "method", "item"], "lm_eval_items")
+    rows = []
+    for key, found in records.groupby(keys, sort=False):
+        sides = [side.set_index("item") for _, side in sorted(found.groupby("method"), key=lambda s: s[0])]
+        if len(sides) < 2:
+            continue
+        acp, exact = sides
+        if not acp.index.sort_values().equals(exact.index.sort_values()):
+            raise UnfitRecords(f"lm_eval_items: {key} has not the same items with and without ACP")
+        exact = exact.loc[acp.index]
+        values = {name: score(side, key[-1]) for name, side in (("acp", acp), ("exact", exact))}
+        apart = (acp["value"] - exact["value"]).to_numpy()
+        rows.append(
+            dict(zip(keys, key, strict=True))
+            | {"items": len(acp), **values, "difference": values["acp"] - values["exact"]}
+            | {"p_value": p_value(apart)}
+        )
+    if not rows:
+        columns = [*keys, "items", "acp", "exact", "difference", "p_value", "adjusted_p_value", "verdict"]
+        return pd.DataFrame(columns=columns)
+    table = pd.DataFrame(rows)
+    table["adjusted_p_value"] = holm(table["p_value"].to_numpy())
+    gaps = seed_gaps(records)
+    table["verdict"] = [
+        SAME
+        if row.adjusted_p_value >= TASKS_P_VALUE
+        else SEEDS
+        if abs(apart_in_kind(row.acp, row.exact, row.metric)) <= gaps.get((row.task, row.metric), 0.0)
+        else DIFFERS
+        for row in table.itertuples()
+    ]
+    return table
+
+
+def score(items: pd.DataFrame, metric: str) -> float:
+    """A metric from its items: a share of them, or exp of less the log-likelihood of a word or a target."""
+    mean = items["value"].sum() / items["weight"].sum()
+    return float(np.exp(-mean)) if is_perplexity(metric) else float(mean)
+
+
+def is_perplexity(metric: str) -> bool:
+    return metric.endswith("perplexity")
+
+
+def apart_in_kind(one: float, other: float, metric: str) -> float:
+    """A difference that can be compared between models: of perplexities that of their logarithms."""
+    return math.log(one / other) if is_perplexity(metric) else one - other
+
+
+def p_value(apart: np.ndarray) -> float:
+    """Two-sided p of a paired test that ``apart``, the differences of items, are as likely up as down.
+
+    Where they are all of one size, as right or wrong is, it is McNemar's exact test; else a permutation test
+    that turns the signs of 10,000 draws at random, with a fixed seed.
+    """
+    apart = apart[apart != 0]
+    if not len(apart):
+        return 1.0
+    if (np.abs(apart) == abs(apart[0])).all():
+        return _two_sided_binomial(int((apart > 0).sum()), len(apart))
+    random = np.random.default_rng(_SEED)
+    seen, beyond = abs(apart.sum()), 0
+    for _ in range(_FLIPS // 500):
+        signs = random.integers(0, 2, (500, len(apart)), dtype=np.int8) * 2 - 1
+        beyond += int((np.abs(signs @ apart) >= seen * (1 - 1e-12)).sum())
+    return (beyond + 1) / (_FLIPS + 1)
+
+
+def _two_sided_binomial(successes: int, trials: int) -> float:
+    """Of a fair coin; by logarithms, since thousands of items may differ."""
+    fewer = min(successes, trials - successes)
+    log_terms = [
+        math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1) - trials * math.log(2)
+        for k in range(fewer + 1)
+    ]
+    return min(1.0, 2 * math.fsum(map(math.exp, log_terms)))
+
+
+def holm(p_values: np.ndarray) -> np.ndarray:
+    """p after Holm's correction: below a level, it holds at that level for all of them together."""
+    order = np.argsort(p_values)
+    factors = np.arange(len(p_values), 0, -1)
+    adjusted = np.maximum.accumulate(p_values[order] * factors).clip(max=1.0)
+    result = np.empty_like(adjusted)
+    result[order] = adjusted
+    return result
+
+
+def seed_gaps(records: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """By task and metric the largest :func:`apart_in_kind` of two seeds of one setting."""
+    keys = [*SETTING, "method", *COLUMN]
+    scores = [(key, score(items, key[-2])) for key, items in records.groupby([*keys, "seed"], sort=False)]
+    table = pd.DataFrame([(*key, value) for key, value in scores], columns=[*keys, "seed", "score"])
+    gaps: dict[tuple[str, str], float] = {}
+    for key, seeds in table.groupby(keys, sort=False):
+        if len(seeds) > 1:
+            metric = (key[-2], key[-1])
+            gap = apart_in_kind(seeds["score"].max(), seeds["score"].min(), key[-1])
+            gaps[metric] = max(gaps.get(metric, 0.0), gap)
+    return gaps

@@ -1,0 +1,22 @@
+"""Table 3: downstream tasks with and without ACP, FoX (LLaMA) (Section 4.2, Appendix C.2)."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from .. import drawing
+from . import downstream
+
+
+def tabulate(lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> drawing.Table:
+    """See :func:`downstream.tabulate`."""
+    return downstream.tabulate("table3", lm_eval, lm_eval_items)
+
+
+def make(found: drawing.Found) -> tuple[drawing.Table, str]:
+    table = tabulate(found.records["lm_eval"], found.records["lm_eval_items"])
+    return table, downstream.caption(found, "llama")
+
+
+if __name__ == "__main__":
+    drawing.main(globals())
