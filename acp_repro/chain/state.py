@@ -66,7 +66,7 @@ def write_stamps(suite: Suite) -> None:
         }
         _stamp(run_stamp(run), now["run"], current["run"])
         all_current &= current["measure"]
-    _stamp(measure_stamp(suite), _as_json(dataclasses.asdict(suite.measure)), all_current)
+    _stamp(measure_stamp(suite), _measure_settings(suite.measure), all_current)
 
 
 def _stamp(path: Path, settings: Any, records_are_current: bool) -> None:
@@ -112,7 +112,18 @@ def write_settings(
 
 
 def _settings(run: Run, measure: Any) -> dict[str, Any]:
-    return _as_json({"run": run.as_dict(), "measure": dataclasses.asdict(measure)})
+    return {"run": _as_json(run.as_dict()), "measure": _measure_settings(measure)}
+
+
+def _measure_settings(measure: Any) -> dict[str, Any]:
+    """The settings of the measures, without keys that came after the first records and are not set.
+
+    Such keys stand in the class's ``ADDED``; naming them would make every earlier record out of date.
+    """
+    added = getattr(measure, "ADDED", ())
+    unset = dataclasses.asdict(type(measure)()) if added else {}
+    settings = dataclasses.asdict(measure)
+    return _as_json({k: v for k, v in settings.items() if k not in added or v != unset[k]})
 
 
 def recorded_settings(run: Run) -> dict[str, Any] | None:
