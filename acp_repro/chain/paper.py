@@ -177,10 +177,13 @@ class Item:
 
     @property
     def label(self) -> str:
-        """figureA1 -> "Figure A1", figure_kernel -> "Kernel"."""
+        """figureA1 -> "Figure A1", figure3_right -> "Figure 3 (right)", figure_kernel -> "Kernel"."""
         kind = "Table" if self.is_table else "Figure"
         number = self.name[len(kind) :]
-        return number[1:].capitalize() if number.startswith("_") else f"{kind} {number}"
+        number, _, part = number.partition("_")
+        if not number:
+            return part.capitalize()
+        return f"{kind} {number} ({part})" if part else f"{kind} {number}"
 
     def path(self, suite: str) -> Path:
         """The file that Make takes as the sign that the item is drawn."""

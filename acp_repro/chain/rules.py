@@ -26,7 +26,7 @@ def make_rules(suite: Suite) -> str:
     """All rules of a suite, for the Makefile to include."""
     paper = suite.paper
     drawn = [item for item in paper.items if can_be_drawn(suite, item)]
-    usual = [item for item in drawn if not item.extra]
+    usual = [item for item in drawn if is_usual(suite, item)]
     pairs = records_of(suite, drawn)
     lines = [
         f"# From experiments/{suite.name}.yaml and the registry of paper {paper.name}.",
@@ -51,6 +51,11 @@ def make_rules(suite: Suite) -> str:
 def can_be_drawn(suite: Suite, item: Item) -> bool:
     """Whether the suite has the runs of an item that can be made at all."""
     return not item.missing and bool(item.runs(suite))
+
+
+def is_usual(suite: Suite, item: Item) -> bool:
+    """Whether `make all` draws an item, if it can; the others are drawn by their own names."""
+    return not item.extra and item.name not in suite.file.leave_out
 
 
 def why_not(suite: Suite, item: Item) -> str:

@@ -71,9 +71,7 @@ def write_stamps(suite: Suite) -> None:
 
 
 def _stamp(path: Path, settings: Any, records_are_current: bool) -> None:
-    before = None
-    with contextlib.suppress(OSError, ValueError):
-        before = json.loads(path.read_text())
+    before = _read(path)
     if before == settings:
         return
     then = path.stat() if path.exists() else None
@@ -122,6 +120,13 @@ def write_settings(
     if trained := trained or before.get("trained"):
         now["trained"] = dict(trained)
     files.write_json(settings_path(run), now)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _settings(run: Run, measure: Any) -> dict[str, Any]:

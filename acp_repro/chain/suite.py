@@ -8,7 +8,7 @@ multiplied out here, so paired runs differ in one key. Nothing here needs torch.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import SuiteError
@@ -23,11 +23,16 @@ DEFAULT_PAPER = "acp"
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteFile(Strict):
-    """The keys at the top of every suite file; a paper's own class adds ``grid`` and what else it needs."""
+    """The keys at the top of every suite file; a paper's own class adds ``grid`` and what else it needs.
+
+    Attributes:
+        leave_out: items that `make all` does not make from this suite, for they cost more than it is for.
+    """
 
     description: str
     paper: str = DEFAULT_PAPER
     weights: WeightsConfig | None = None
+    leave_out: list[str] = field(default_factory=list)
 
 
 def suite_path(name: str) -> Path:
@@ -71,6 +76,8 @@ def load_suite(name: str) -> Suite:
             runs.append(run)
     suite = paper.suite(path.stem, paper, file, tuple(runs))
     try:
+        for name in file.leave_out:
+            paper.item(name)
         suite.check()
     except ValueError as error:
         raise SuiteError(f"{path}: {error}") from None

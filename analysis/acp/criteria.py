@@ -10,12 +10,19 @@ import math
 
 import pandas as pd
 
-from acp_repro.papers.acp.claims import LOSS_WITHIN_NATS, MARGINAL_POINTS, PRUNED_PERCENT, SAME_LOSS_NATS
+from acp_repro.papers.acp.claims import (
+    FOUND_RECALL,
+    LEARNT_RECALL,
+    LOSS_WITHIN_NATS,
+    MARGINAL_POINTS,
+    PRUNED_PERCENT,
+    SAME_LOSS_NATS,
+)
 
 from .. import style
 from ..tables import one_each
 from ..verdict import Status, Verdict, in_range
-from . import models, paired, statistics
+from . import models, needle_statistics, paired, statistics
 
 TOO_COARSE = Verdict(Status.UNDECIDED, "the grid has too few blocks for any head to be local")
 
@@ -105,6 +112,35 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
         for row in other.itertuples()
     )
     return Verdict(Status.BEYOND if all(better) else Status.MISSED, f"{counts}; with ACP {each}")
+
+
+# --- Figures 3 (right), 9, 11 (right), A6 ------------------------------------------------------------
+
+
+def retrieval_kept(needle: pd.DataFrame) -> Verdict:
+    """Met if ACP's recall is not below the exact one by more than haystacks vary, wherever that one finds
+    :data:`FOUND_RECALL` of the words; undecided where it never does, or with one haystack."""
+    table = needle_statistics.differences(needle)
+    ours = "; ".join(needle_statistics.in_words(row) for row in table.itertuples(name="Row"))
+    finds = table[table["recall_exact"] >= 100 * FOUND_RECALL]
+    if finds.empty:
+        return Verdict(Status.UNDECIDED, f"exact attention does not find the needle either. {ours}")
+    if finds["recall_high"].isna().any():
+        return Verdict(Status.UNDECIDED, f"one haystack has no interval. {ours}")
+    return Verdict.of(bool((finds["recall_high"] >= 0).all()), ours)
+
+
+def needle_learnt(needle: pd.DataFrame) -> Verdict:
+    """Met if the exact runs' mean recall at their training length is :data:`LEARNT_RECALL` or more."""
+    longest = needle[needle["evaluated_length_tokens"] == needle["context_length_tokens"]]
+    if longest.empty:
+        return Verdict(Status.UNDECIDED, "not tested at the training length")
+    table = needle_statistics.differences(longest)
+    ours = "; ".join(
+        f"{row.recall_exact:.0f} % at {style.length_label(row.context_length_tokens)}"
+        for row in table.itertuples(name="Row")
+    )
+    return Verdict.of(bool((table["recall_exact"] >= 100 * LEARNT_RECALL).all()), ours)
 
 
 # --- Figures 4, 5, 6 --------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def gather(name: str) -> Report:
     models = optional_module(suite, "models")
     possible = [item for item in suite.paper.items if not item.missing]
     entries = [entry(item, suite, records, models) for item in possible]
-    shown = tuple(e for e in entries if e.made or not e.item.extra)
+    shown = tuple(e for e in entries if e.made or rules.is_usual(suite, e.item))
     return Report(
         suite,
         models.describe(suite) if models else "",

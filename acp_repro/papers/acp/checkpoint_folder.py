@@ -88,7 +88,7 @@ class Checkpoint:
     def tokenizer(self) -> BPETokenizer | ByteTokenizer | None:
         """What reads the model's ids: the run's, or a ``tokenizer.json`` of ours beside the weights."""
         if self.run is not None:
-            return self._corpus().tokenizer
+            return self.corpus().tokenizer
         path = self.folder / TOKENIZER_FILE
         try:
             if path.is_file():
@@ -120,7 +120,7 @@ class Checkpoint:
             return self._from_file(Path(token_ids), context_length, tokens)
         corpus = None
         if text is None and self.run is not None:
-            corpus = self._corpus()
+            corpus = self.corpus()
             offsets = corpus.offsets("heldout")
         else:
             ids, offsets, bos_id = self._encode(text, context_length, tokens)
@@ -136,7 +136,7 @@ class Checkpoint:
             raise CheckpointNotUsable(self._too_large(int(inputs.max()), "the text's tokeniser"))
         return inputs
 
-    def _corpus(self) -> Corpus:
+    def corpus(self) -> Corpus:
         """What the run was trained on."""
         corpus = prepare(self.run["settings"]["data"])
         # Bytes are bytes, but merges learnt from another text are another language.
@@ -168,7 +168,7 @@ class Checkpoint:
     def _tokenizer(self) -> tuple[Callable[[bytes], np.ndarray], int]:
         """What encodes text for this model, and the id in front of each sequence."""
         if self.run is not None:
-            tokenizer = self._corpus().tokenizer
+            tokenizer = self.corpus().tokenizer
             return tokenizer.encode, tokenizer.bos_id
         path = self.folder / TOKENIZER_FILE
         if path.is_file():

@@ -50,6 +50,32 @@ def _evaluated(suite: FoXSuite) -> list[Run]:
     return [run for run in suite.runs if run in chosen]
 
 
+def _longest_pair(suite: FoXSuite) -> list[Run]:
+    return suite.needle_runs("pro", longest=True)
+
+
+def _shorter_pairs(suite: FoXSuite) -> list[Run]:
+    return suite.needle_runs("pro", longest=False)
+
+
+def _llama_pair(suite: FoXSuite) -> list[Run]:
+    return suite.needle_runs("llama", longest=True)
+
+
+def _trained_with_needles(suite: FoXSuite) -> list[Run]:
+    return suite.trained_with_needles
+
+
+def _needle_runs(suite: FoXSuite) -> list[Run]:
+    wanted = (_longest_pair, _shorter_pairs, _llama_pair, _trained_with_needles)
+    runs = [run for some in wanted for run in some(suite)]
+    return [run for run in suite.runs if run in runs]
+
+
+def _longest_trained(suite: FoXSuite) -> list[Run]:
+    return suite.longest_trained
+
+
 def _quantity(name: str, columns: str, runs=_every_run, **facts) -> Quantity:
     return Quantity(name, tuple(columns.split()), f"{_MEASURE}.{name}", runs, **facts)
 
@@ -119,6 +145,25 @@ QUANTITIES = (
     ),
     # For paired tests: of each item whether it is right, or its log-likelihood in nats over `weight` words.
     _quantity("lm_eval_items", "task metric item value weight", _evaluated, together="lm_eval", large=True),
+    _quantity(
+        "long_loss_curve",
+        "method evaluated_length_tokens position window_tokens measured_tokens loss_nats",
+        _longest_pair,
+        large=True,
+    ),
+    _quantity(
+        "needle",
+        "method mode haystack needle_share evaluated_length_tokens depth haystack_sample answer_tokens "
+        "answer_recall exact_match answer_log_likelihood_nats answer_log_likelihood_without_needle_nats "
+        "answer",
+        _needle_runs,
+        large=True,
+    ),
+    _quantity(
+        "training_log",
+        "step tokens layer pruned_ratio loss_nats averaged_steps training_device",
+        _longest_trained,
+    ),
     Quantity(
         "kernel_time",
         tuple(
@@ -161,6 +206,15 @@ ITEMS = (
         ("760M", 16384),
     ),
     Item(
+        "figure3_right",
+        "Needle in a haystack, FoX (Pro)",
+        ("needle",),
+        _longest_pair,
+        "FoX (Pro)",
+        claims.RETRIEVAL,
+        ("760M", 16384),
+    ),
+    Item(
         "figure4", "Savings of single heads", ("pruned_ratio",), _heads_run, "", claims.HEADS, ("760M", 4096)
     ),
     Item(
@@ -199,6 +253,15 @@ ITEMS = (
         claims.NO_DAMAGE,
         ("360M", 16384),
     ),
+    Item(
+        "figure9",
+        "Needle in a haystack, shorter contexts of FoX (Pro)",
+        ("needle",),
+        _shorter_pairs,
+        "FoX (Pro) at a second context length, shorter",
+        claims.RETRIEVAL,
+        ("760M", 8192),
+    ),
     Item("figure10", "What ACP saves, FoX (LLaMA)", _SAVINGS, _llama, LLAMA, claims.SAVINGS, ("760M", 16384)),
     Item(
         "figure11",
@@ -207,6 +270,15 @@ ITEMS = (
         lambda suite: suite.pairs("llama"),
         "FoX (LLaMA) both with ACP and exact",
         claims.NO_DAMAGE,
+        ("760M", 16384),
+    ),
+    Item(
+        "figure11_right",
+        "Needle in a haystack, FoX (LLaMA)",
+        ("needle",),
+        _llama_pair,
+        "FoX (LLaMA)",
+        claims.RETRIEVAL,
         ("760M", 16384),
     ),
     Item(
@@ -256,6 +328,32 @@ ITEMS = (
         ours=True,
     ),
     Item(
+        "figureA4",
+        "Loss at each position far past the training length",
+        ("long_loss_curve",),
+        _longest_pair,
+        "FoX (Pro) with ACP",
+        ours=True,
+    ),
+    Item(
+        "figureA5",
+        "Pruned share and loss against tokens trained",
+        ("training_log",),
+        _longest_trained,
+        "FoX (Pro) with ACP that it trains",
+        paper_model=("125M", 16384),
+        ours=True,
+    ),
+    Item(
+        "figureA6",
+        "Needle in a haystack, trained with needles",
+        ("needle",),
+        _trained_with_needles,
+        "a pair that trains with needles (needle_share), with ACP and exact",
+        claims.RETRIEVAL_TRAINED,
+        ours=True,
+    ),
+    Item(
         "figure_kernel",
         "Speed of the kernels",
         ("kernel_time",),
@@ -263,7 +361,6 @@ ITEMS = (
         extra=True,
         aliases=("figure-kernel",),
     ),
-    Item("figure9", "Needle in a haystack", missing="it needs the needle test, which is not written yet"),
 )
 
 PAPER = Paper(
@@ -272,7 +369,7 @@ PAPER = Paper(
     url="https://arxiv.org/abs/2504.06949",
     file=File,
     suite=FoXSuite,
-    axes=("architecture", "size", "context_length", "log_pruning_tolerance", "seed"),
+    axes=("architecture", "size", "context_length", "log_pruning_tolerance", "seed", "needle_share"),
     make_run=make_run,
     run_columns=("architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed"),
     quantities=QUANTITIES,

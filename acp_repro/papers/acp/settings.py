@@ -86,6 +86,12 @@ class MeasureConfig(Strict):
         default_factory=lambda: [-1.0, -5.0, -10.0, -20.0, -40.0]
     )
     long_context_lengths: list[int] = field(default_factory=list)  # past the training length
+    # The needle test: contexts from short to the training length (null: 11 of them), places of the needle
+    # from 0, the beginning, to 1, and how many haystacks each is tried in.
+    needle_lengths: list[int] | None = None
+    needle_depths: list[float] = field(default_factory=lambda: [i / 10 for i in range(11)])
+    needle_samples: int = 5
+    needle_haystack: str | None = None  # a file or folder of text; default: the held-out text
     heads_run: str | None = None  # Figures 1, 4, 5, 6; default: the largest ACP run, shortest context
     sweep_run: str | None = None  # Figure 7 and what else looks at one model; default: heads_run
     lm_eval_tasks: list[str] = field(default_factory=lambda: list(PAPER_TASKS))  # Tables 1 and 3
@@ -94,8 +100,18 @@ class MeasureConfig(Strict):
 
     def __post_init__(self):
         positive(
-            self, "pruned_ratio_tokens", "timing_tokens", "timing_repeats", "loss_tokens", "sweep_tokens"
+            self,
+            "pruned_ratio_tokens",
+            "timing_tokens",
+            "timing_repeats",
+            "loss_tokens",
+            "sweep_tokens",
+            "needle_samples",
         )
+        if not self.needle_depths or not all(0 <= depth <= 1 for depth in self.needle_depths):
+            raise ValueError(f"needle_depths: each is between 0 and 1; got {self.needle_depths}")
+        if self.needle_lengths is not None and not all(length > 0 for length in self.needle_lengths):
+            raise ValueError(f"needle_lengths: each must be positive; got {self.needle_lengths}")
         if not all(value < 0 for value in self.sweep_log_pruning_tolerances):
             raise ValueError(
                 "sweep_log_pruning_tolerances: each is log(epsilon), negative; got "
@@ -120,6 +136,8 @@ class GridConfig(Strict):
     architecture: list[str] = field(default_factory=lambda: ["pro"])
     log_pruning_tolerance: list[float | None] = field(default_factory=lambda: [-10.0, None])
     seed: list[int] = field(default_factory=lambda: [0])
+    # Of the training sequences, how many hold needles of their own; see needle/documents.py.
+    needle_share: list[float] = field(default_factory=lambda: [0.0])
 
     def __post_init__(self):
         for name in (f.name for f in dataclasses.fields(self)):
@@ -132,6 +150,9 @@ class GridConfig(Strict):
         for value in self.context_length:
             if value < 1:
                 raise ValueError(f"context_length: must be positive, got {value}")
+        for value in self.needle_share:
+            if not 0 <= value <= 1:
+                raise ValueError(f"needle_share: is a share of the sequences, 0 to 1; got {value}")
         for value in self.log_pruning_tolerance:
             if value is not None and value >= 0:
                 raise ValueError(

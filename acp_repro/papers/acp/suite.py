@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,23 +31,34 @@ class FoXRun(Run):
     log_pruning_tolerance: float | None
     training: TrainingConfig
     data: DataConfig
+    needle_share: float = 0.0  # of the training sequences hold needles
 
     @property
     def name(self) -> str:
-        """E.g. ``pro-760m-16k-acp``; its exact pair ends in ``exact``, a further seed in ``-seed1``."""
+        """E.g. ``pro-760m-16k-acp``; its exact pair ends in ``exact``, a further seed in ``-seed1``.
+
+        ``-needles10`` are those that train with needles in 10 % of their sequences.
+        """
         length = self.context_length
         tokens = f"{length // 1024}k" if length % 1024 == 0 else str(length)
         tolerance = self.log_pruning_tolerance
         method = "exact" if tolerance is None else "acp"
         if tolerance not in (None, PAPER_TOLERANCE):
             method += f"{-tolerance:g}"
+        needles = f"-needles{100 * self.needle_share:g}" if self.needle_share else ""
         seed = f"-seed{self.seed}" if self.seed else ""
-        return f"{self.architecture}-{self.size_name.lower()}-{tokens}-{method}{seed}"
+        return f"{self.architecture}-{self.size_name.lower()}-{tokens}-{method}{needles}{seed}"
 
     @property
     def setting(self) -> tuple:
         """What two seeds of one setting have in common."""
-        return self.architecture, self.size_name, self.context_length, self.log_pruning_tolerance
+        return (
+            self.architecture,
+            self.size_name,
+            self.context_length,
+            self.log_pruning_tolerance,
+            self.needle_share,
+        )
 
     @property
     def steps(self) -> int:
@@ -83,6 +95,8 @@ class FoXRun(Run):
         resolved = super().as_dict()
         for name in SIZE_OVERRIDES:  # stands under training
             resolved["size"].pop(name)
+        if not self.needle_share:  # came after the first records, whose settings do not name it
+            del resolved["needle_share"]
         return resolved
 
 
@@ -96,6 +110,7 @@ def make_run(
     context_length: int,
     log_pruning_tolerance: float | None,
     seed: int,
+    needle_share: float,
 ) -> FoXRun:
     """A point of the grid as a run.
 
@@ -126,6 +141,7 @@ def make_run(
         context_length=context_length,
         log_pruning_tolerance=log_pruning_tolerance,
         data=file.data,
+        needle_share=needle_share,
     )
 
 
@@ -169,7 +185,11 @@ class FoXSuite(Suite):
         return self.heads_run if name is None else self.run(name)
 
     def select(self, *, acp: bool | None = None, **wanted: Any) -> list[FoXRun]:
-        """Runs whose attributes equal ``wanted``, e.g. ``architecture="pro"``; ``acp=True`` for ACP."""
+        """Runs whose attributes equal ``wanted``, e.g. ``architecture="pro"``; ``acp=True`` for ACP.
+
+        Those that train with needles are left out, unless ``needle_share`` is asked for.
+        """
+        wanted = {"needle_share": 0.0} | wanted
         return [
             run
             for run in self.runs
@@ -195,13 +215,57 @@ class FoXSuite(Suite):
         Args:
             largest: of the largest size alone, of all others (False), or of all (None).
         """
-        runs = [
-            r
-            for r in self.select(architecture=architecture)
-            if r.log_pruning_tolerance in (PAPER_TOLERANCE, None)
-        ]
-        keys = [(run.size_name, run.context_length, run.seed) for run in runs]
-        paired = [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
+        paired = _paired(self.select(architecture=architecture))
         top = max((run.size.non_embedding for run in paired), default=0)
         chosen = [r for r in paired if largest is None or (r.size.non_embedding == top) == largest]
         return self.with_all_seeds(chosen)
+
+    def has_exact_pair(self, run: FoXRun) -> bool:
+        """Whether the suite has ``run`` both with ACP (log epsilon = -10) and exact."""
+        return run in _paired(self.runs)
+
+    def needle_runs(self, architecture: str, longest: bool) -> list[FoXRun]:
+        """Runs that look for the needle: of the largest size that has pairs, or else runs with ACP, alone.
+
+        Args:
+            longest: at the longest context of that size (Figures 3 and 11), else at the shorter ones, of
+                the largest size that has such (Figure 9).
+        """
+        runs = first_seeds(self.pairs(architecture)) or self.with_acp(architecture)
+        top = _longest_of_largest(runs)
+        if not longest:
+            runs = [run for run in runs if top and run.context_length < top[0].context_length]
+            largest = max((run.size.non_embedding for run in runs), default=0)
+            return [run for run in runs if run.size.non_embedding == largest]
+        return top
+
+    @property
+    def trained_with_needles(self) -> list[FoXRun]:
+        """Pairs of runs whose training text holds needles."""
+        return first_seeds(_paired(run for run in self.runs if run.needle_share))
+
+    @property
+    def longest_trained(self) -> list[FoXRun]:
+        """The run of FoX (Pro) with ACP, of those with a pair if any, that saw the most tokens, at the
+        longest context; and its exact pair."""
+        runs = self.with_acp("pro")
+        runs = [run for run in runs if self.has_exact_pair(run)] or runs
+        if not runs or self.weights is not None:  # ready weights have no log
+            return []
+        best = max(runs, key=lambda run: (run.size.tokens, run.context_length))
+        alike = {"size_name": best.size_name, "context_length": best.context_length}
+        exact = first_seeds(self.select(architecture="pro", acp=False, **alike))
+        return [run for run in self.runs if run in (best, *exact)]
+
+
+def _paired(runs: Iterable[FoXRun]) -> list[FoXRun]:
+    """Those of ``runs`` that are among them both with ACP (log epsilon = -10) and exact, all else equal."""
+    runs = [run for run in runs if run.log_pruning_tolerance in (PAPER_TOLERANCE, None)]
+    keys = [(run.architecture, run.size_name, run.context_length, run.needle_share, run.seed) for run in runs]
+    return [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
+
+
+def _longest_of_largest(runs: list[FoXRun]) -> list[FoXRun]:
+    """Those of the largest size, and of them those of the longest context."""
+    best = max(((run.size.non_embedding, run.context_length) for run in runs), default=None)
+    return [run for run in runs if (run.size.non_embedding, run.context_length) == best]

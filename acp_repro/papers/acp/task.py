@@ -20,6 +20,7 @@ from acp_repro.training.optimizer import warmup_and_cosine
 from acp_repro.training.run_folder import TrainingError, text_hash
 from acp_repro.training.task import Task
 
+from .needle.documents import NeedleSequences
 from .suite import FoXRun
 from .trained import TrainedFoX
 
@@ -37,6 +38,8 @@ class FoXTask(Task):
         self._rows = config.micro_batch_tokens // run.context_length
         self.corpus = prepare(run.data)
         self._sequences = self.corpus.sequences("train", run.context_length, run.seed)
+        if run.needle_share:
+            self._sequences = NeedleSequences(self._sequences, self.corpus.tokenizer.encode, run.needle_share)
         self._config = run.model_config(self.corpus.vocab_size)
 
     def build(self) -> FoXForCausalLM:

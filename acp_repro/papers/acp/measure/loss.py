@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,14 +33,24 @@ def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
     run = trained.run
     unit = trained.common_length or run.context_length
     budget = max(1, trained.measure.loss_tokens // unit) * unit
-    rows = trained.rows
-    total = torch.zeros(run.context_length, dtype=torch.float64, device=trained.device)
+    batches = trained.heldout_batches(budget, trained.rows, same_text_as=unit)
+    return mean_by_position(trained, batches, run.context_length, f"{run.name}: loss")
+
+
+def mean_by_position(
+    trained: TrainedFoX, batches: Iterable[tuple[Tensor, Tensor]], length: int, description: str
+) -> tuple[Tensor, int]:
+    """Loss at each of ``length`` positions, averaged over the sequences of ``batches``.
+
+    Returns:
+        (length,) float64 on the CPU in nats; and the number of tokens measured.
+    """
+    total = torch.zeros(length, dtype=torch.float64, device=trained.device)
     sequences = 0
-    batches = trained.heldout_batches(budget, rows, same_text_as=unit)
     with torch.no_grad():
-        for input_ids, labels in tqdm(batches, desc=f"{run.name}: loss", unit="batch"):
-            with autocast(trained.device, run.training.dtype):
+        for input_ids, labels in tqdm(batches, desc=description, unit="batch"):
+            with autocast(trained.device, trained.run.training.dtype):
                 loss = trained.model.loss_per_token(input_ids, labels)
             total += loss.sum(0, dtype=torch.float64)
             sequences += len(labels)
-    return (total / sequences).cpu(), sequences * run.context_length
+    return (total / sequences).cpu(), sequences * length

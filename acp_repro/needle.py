@@ -1,0 +1,146 @@
+"""Needle in a haystack with any FoX checkpoint: ``python -m acp_repro.needle CHECKPOINT``.
+
+CHECKPOINT is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or a
+run folder such as runs/cpu/NAME. A sentence is hidden at several depths of texts of several lengths, and
+asked for at the end. Prints the share of its words that the answers have, by length and depth, and how much
+likelier the right answer is with the needle than without. With --csv a stopped test goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+from .chain.command import choose_device, command, positive, run_command
+from .common.errors import UsageError
+
+DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest
+# One token of a smaller model is too little work to share: threads would only wait for each other.
+FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
+
+
+@command("the same command goes on where it was, if it had --csv")
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    device = choose_device(options.device)
+    try:
+        import pandas as pd
+        import torch
+
+        from .common.files import sha256_of, write_text
+        from .model import load_pretrained
+        from .papers.acp.checkpoint_folder import Checkpoint
+        from .papers.acp.needle import report, trial
+        from .papers.acp.needle.haystack import checkpoint_haystacks
+        from .papers.acp.needle.prompt import tokenise_needle
+        from .papers.acp.needle.unfinished import Unfinished
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error}; pip install -e '.[inspect]'") from None
+    checkpoint = Checkpoint.find(options.checkpoint)
+    tokenizer = checkpoint.tokenizer
+    if tokenizer is None:
+        raise UsageError(
+            f"{checkpoint.folder} has no tokenizer.json that is read here; put the model's there"
+        )
+    needle = tokenise_needle(tokenizer.encode, tokenizer.bos_id, options.mode)
+    ids = max(needle.largest_id + 1, tokenizer.vocab_size)
+    if ids > checkpoint.config.vocab_size:
+        raise UsageError(
+            f"the tokeniser has {ids} token ids, and {checkpoint.folder} {checkpoint.config.vocab_size}; "
+            "take the tokeniser that the model was trained with"
+        )
+    longest = checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
+    lengths = options.lengths or trial.default_lengths(needle, longest, 5)
+    haystacks = checkpoint_haystacks(checkpoint, options.haystack, max(lengths), options.samples)
+    try:
+        model = load_pretrained(checkpoint.folder, device=device)
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
+    if options.exact and checkpoint.config.log_pruning_tolerance is None:
+        raise UsageError(f"--exact: {checkpoint.folder} prunes nothing; leave it out")
+    depths = options.depths or [0, 0.25, 0.5, 0.75, 1]
+    setting = trial.without_pruning(model) if options.exact else contextlib.nullcontext()
+    key = {
+        "weights": sha256_of(checkpoint.folder / "model.safetensors"),
+        "wording": options.mode,
+        "depths": depths,
+        "exact": options.exact,
+        "haystacks": [int(haystack.sum()) for haystack in haystacks],
+        "device": str(device),
+    }
+    path = options.csv and options.csv.with_name(f".{options.csv.name}.unfinished")
+    unfinished = Unfinished(path, key)
+    if device.type == "cpu" and model.config.num_parameters() < FEWEST_WEIGHTS_FOR_THREADS:
+        torch.set_num_threads(1)
+    held_out = checkpoint.run and checkpoint.source()
+    print(f"haystack: {options.haystack or held_out or 'a book that comes with the project'}")
+    with setting:
+        rows = trial.try_needle(
+            model,
+            needle,
+            haystacks,
+            lengths,
+            depths,
+            decode=tokenizer.decode,
+            dtype=checkpoint.dtype or ("bfloat16" if device.type == "cuda" else "float32"),
+            batch_tokens=options.batch_tokens,
+            description="needle",
+            unfinished=unfinished,
+        )
+    table = pd.DataFrame(rows)
+    print(report.in_words(table))
+    if options.csv:
+        write_text(options.csv, table.to_csv(index=False))
+        print(f"csv: {options.csv.resolve()}")
+    unfinished.finish()
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    summary, details = __doc__.split("\n\n", 1)
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.needle", description=summary.split(":")[0] + ". " + details
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, or a run folder")
+    add(
+        "--lengths",
+        type=positive,
+        nargs="+",
+        metavar="TOKENS",
+        help=f"of the whole context (default: 5, up to the run's, else up to {DEFAULT_CONTEXT_LENGTH})",
+    )
+    add("--depths", type=_share, nargs="+", metavar="X", help="0 to 1 (default: 0 0.25 0.5 0.75 1)")
+    add("--samples", type=positive, default=3, metavar="N", help="haystacks (default: %(default)s)")
+    add(
+        "--haystack",
+        metavar="FILE|FOLDER",
+        help="text (default: the run's held-out text, else a book that comes with the project)",
+    )
+    add(
+        "--mode",
+        choices=("easy", "standard"),
+        default="easy",
+        help="easy: the needle holds the question too, and the prompt begins the answer; standard: it is a "
+        "statement (default: %(default)s)",
+    )
+    add("--exact", action="store_true", help="compute without pruning")
+    add("--batch-tokens", type=positive, default=8192, metavar="N", help="at once (default: %(default)s)")
+    add("--csv", type=Path, metavar="FILE", help="also write every answer there")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    return parser.parse_args(arguments)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
+    return value
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,54 @@
+"""Held-out loss against the position in contexts of twice and four times the training length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from acp_repro.chain.errors import RecordError
+from acp_repro.data import prepare
+
+from ..needle.trial import enough_memory
+from ..trained import TrainedFoX
+from .loss import mean_by_position
+from .loss_curve import WINDOW_TOKENS, curve
+
+MULTIPLES = (2, 4)
+
+
+def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record for each method, length and position; positions and windows as in ``loss_curve``.
+
+    The method is the run's own; a run with ACP whose exact pair the suite lacks is also measured without
+    pruning. Lengths are twice and four times that of training, as far as a held-out document is that long.
+    All read the same tokens. delta follows the length evaluated (its log L).
+
+    Raises:
+        RecordError: no held-out document is twice as long as the training length, or that is shorter than
+            the window.
+        TooLong: a length does not fit in memory.
+    """
+    run, corpus = trained.run, prepare(trained.run.data)
+    longest_document = int(np.diff(corpus.offsets("heldout")).max(initial=0))
+    lengths = [m * run.context_length for m in MULTIPLES if m * run.context_length <= longest_document]
+    if not lengths or lengths[0] < WINDOW_TOKENS:
+        raise RecordError(
+            f"long_loss_curve: {run.name} needs a held-out document of {2 * run.context_length} tokens (the "
+            f"longest has {longest_document}), and windows of {WINDOW_TOKENS}; train with another context "
+            "length, or hold out longer text"
+        )
+    budget = max(1, trained.measure.loss_tokens // lengths[-1]) * lengths[-1]
+    records = []
+    for method in trained.methods():
+        for length in lengths:
+            rows = max(1, run.training.micro_batch_tokens // length)
+            batches = (
+                tuple(x.to(trained.device) for x in batch)
+                for batch in corpus.sequences("heldout", length).iter_batches(rows, budget, lengths[-1])
+            )
+            description = f"{run.name}: loss at {length}, {method}"
+            with enough_memory(length):
+                found = mean_by_position(trained, batches, length, description)
+            records += [{"method": method, "evaluated_length_tokens": length, **row} for row in curve(*found)]
+    return records

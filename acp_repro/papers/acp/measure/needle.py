@@ -1,0 +1,68 @@
+"""The needle-in-a-haystack test, easy mode (Figures 3 and 11, right; Figure 9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from acp_repro.chain.state import MAKE
+from acp_repro.common.files import sha256_of
+from acp_repro.data import prepare
+
+from ..needle.haystack import file_haystacks, heldout_haystacks
+from ..needle.prompt import tokenise_needle
+from ..needle.trial import default_lengths, try_needle
+from ..needle.unfinished import Unfinished
+from ..trained import TrainedFoX
+
+MODE = "easy"
+
+
+def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record for each method, context length, haystack and depth of the needle.
+
+    The method is the run's own; a run with ACP whose exact pair the suite lacks is also tried without
+    pruning. The haystack is the run's held-out text, or ``measure.needle_haystack``. What is done is kept
+    until all is, so the same command goes on where it was stopped.
+
+    Raises:
+        UsageError, DataError: the text is too short, or a context holds no haystack.
+        TooLong: a context does not fit in memory.
+    """
+    run, settings, corpus = trained.run, trained.measure, prepare(trained.run.data)
+    encode = corpus.tokenizer.encode
+    needle = tokenise_needle(encode, corpus.bos_id, MODE)
+    lengths = settings.needle_lengths or default_lengths(needle, run.context_length)
+    text, samples = settings.needle_haystack, settings.needle_samples
+    if text is None:
+        haystacks = heldout_haystacks(corpus, run.context_length, max(lengths), samples)
+    else:
+        haystacks = file_haystacks(text, encode, max(lengths), samples, "measure.needle_haystack")
+    rows, all_done = [], []
+    for method in trained.methods():
+        key = {
+            "weights": sha256_of(run.weights_file) if run.weights_file.is_file() else None,
+            "lengths": lengths,
+            "depths": settings.needle_depths,
+            "haystacks": [int(haystack.sum()) for haystack in haystacks],
+            "device": trained.device_name,
+        }
+        unfinished = Unfinished(MAKE / run.suite / f"{run.name}.needle-{method}.jsonl", key)
+        found = try_needle(
+            trained.model,
+            needle,
+            haystacks,
+            lengths,
+            settings.needle_depths,
+            decode=corpus.tokenizer.decode,
+            dtype=run.training.dtype,
+            batch_tokens=run.training.micro_batch_tokens,
+            description=f"{run.name}: needle, {method}",
+            unfinished=unfinished,
+        )
+        all_done.append(unfinished)
+        shared = {"method": method, "mode": MODE, "needle_share": run.needle_share}
+        shared["haystack"] = text or "held-out text"
+        rows += [shared | row for row in found]
+    for unfinished in all_done:
+        unfinished.finish()
+    return rows

@@ -1,0 +1,57 @@
+"""A run's log as records, thinned: loss and pruned share of each layer against the tokens trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from acp_repro.chain.errors import RecordError
+
+from ..trained import TrainedFoX
+
+MOST_POINTS = 100  # a figure in print shows no more
+
+
+def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record for each layer at every step kept; for an exact run one record a step, without a layer.
+
+    Kept are the steps at which the log has the layers' pruned ratios (of an exact run all), every s-th and
+    the last, with the smallest s that gives 100 at most. ``loss_nats`` is the mean training loss of the
+    steps since the one kept before.
+
+    Raises:
+        RecordError: the run's folder has no log, or none with pruned ratios.
+    """
+    run = trained.run
+    lines = _lines(run.folder / "metrics.jsonl", run.command)
+    looks = [i for i, line in enumerate(lines) if run.log_pruning_tolerance is None or "pruned_ratio" in line]
+    if not looks:
+        raise RecordError(f"training_log: {run.folder}/metrics.jsonl has no pruned ratios; train it anew")
+    step = -(-len(looks) // MOST_POINTS)
+    kept = looks[::-step][::-1]  # the last look always
+    device = json.loads((run.folder / "run.json").read_text())["device"]
+    records, since = [], 0
+    for index in kept:
+        line, window = lines[index], [x["loss_nats"] for x in lines[since : index + 1]]
+        since = index + 1
+        shared = {
+            "step": line["step"],
+            "tokens": line["tokens"],
+            "averaged_steps": len(window),
+            "loss_nats": sum(window) / len(window),
+            "training_device": device,
+        }
+        layers = enumerate(line.get("pruned_ratio", [None]))
+        records += [
+            {**shared, "layer": None if ratio is None else layer, "pruned_ratio": ratio}
+            for layer, ratio in layers
+        ]
+    return records
+
+
+def _lines(path: Path, command: str) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise RecordError(f"training_log: {path} cannot be read ({error}); train with `{command}`") from None

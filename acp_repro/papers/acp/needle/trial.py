@@ -1,0 +1,164 @@
+"""The test itself: greedy answers from the cache, and how likely the right one is, with the needle or not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from acp_repro.common.errors import UserError
+from acp_repro.model import FoXForCausalLM, generate
+from acp_repro.training.step import autocast
+
+from .prompt import Needle, first_line, is_exact, recall
+from .unfinished import Unfinished
+
+
+class TooLong(UserError, RuntimeError):
+    """A context does not fit in memory."""
+
+
+def default_lengths(needle: Needle, longest: int, count: int = 11) -> list[int]:
+    """``count`` context lengths, evenly spaced up to ``longest``, the first with some haystack at least.
+
+    Raises:
+        UsageError: not even ``longest`` holds any.
+    """
+    needle.haystack_tokens(longest)
+    least = longest - needle.haystack_tokens(longest)  # of all but haystack
+    first = max(longest / count, min(2 * least, longest))
+    return sorted({round(length) for length in np.linspace(first, longest, count)})
+
+
+def answer_log_likelihood(model: FoXForCausalLM, prompts: Tensor, answer: Tensor) -> Tensor:
+    """log p(answer | prompt) in nats, summed over the answer's tokens.
+
+    Args:
+        prompts: (B, T) integer.
+        answer: (N,) integer.
+
+    Returns:
+        (B,) float32 on the model's device.
+    """
+    row = answer.expand(len(prompts), -1)
+    # Logits of the answer's places alone: those of a long prompt would be the largest array of all.
+    hidden = model(torch.cat([prompts, row[:, :-1]], 1), return_hidden=True)[:, -len(answer) :]
+    scores = model.lm_head(hidden).float().log_softmax(-1)
+    return scores.gather(-1, row[..., None]).squeeze(-1).sum(-1)
+
+
+def try_needle(
+    model: FoXForCausalLM,
+    needle: Needle,
+    haystacks: Sequence[np.ndarray],
+    lengths: Iterable[int],
+    depths: Sequence[float],
+    *,
+    decode: Callable[[Iterable[int]], str],
+    dtype: str,
+    batch_tokens: int,
+    description: str,
+    unfinished: Unfinished | None = None,
+) -> list[dict[str, Any]]:
+    """One record for each length, haystack and depth, in this order.
+
+    Args:
+        haystacks: token ids, each as long as the longest context takes.
+        depths: see :meth:`acp_repro.papers.acp.needle.prompt.Needle.prompt`.
+        decode: token ids to text, for the answers.
+        dtype: ``bfloat16`` (autocast over the weights) or ``float32``.
+        batch_tokens: prompts of one length go together up to this many tokens.
+        description: what the progress bar says.
+        unfinished: keeps what is done, so that a run that is stopped goes on there.
+
+    Raises:
+        UsageError: a length holds no haystack, or a haystack is too short.
+        TooLong: a length does not fit in memory; names it.
+    """
+    lengths = sorted(lengths)
+    for length in lengths:  # what cannot be is said before minutes of work
+        for haystack in haystacks:
+            needle.prompt(haystack, length, None)
+    cells = [(length, sample) for length in lengths for sample in range(len(haystacks))]
+    done = unfinished or Unfinished(None, {})
+    with tqdm(total=len(cells) * len(depths), desc=description, unit="prompt", disable=None) as bar:
+        for length, sample in cells:
+            name = f"{length} {sample}"
+            if name not in done:
+                with enough_memory(length), torch.no_grad():
+                    rows = _cell(
+                        model, needle, haystacks[sample], length, depths, decode, dtype, batch_tokens
+                    )
+                done.add(name, [row | {"haystack_sample": sample} for row in rows])
+            bar.update(len(depths))
+    return [row for length, sample in cells for row in done[f"{length} {sample}"]]
+
+
+def _cell(
+    model: FoXForCausalLM,
+    needle: Needle,
+    haystack: np.ndarray,
+    length: int,
+    depths: Sequence[float],
+    decode: Callable[[Iterable[int]], str],
+    dtype: str,
+    batch_tokens: int,
+) -> list[dict[str, Any]]:
+    device = next(model.parameters()).device
+    answer = torch.from_numpy(needle.answer).to(device)
+    prompts = torch.from_numpy(np.stack([needle.prompt(haystack, length, depth) for depth in depths]))
+    bare = torch.from_numpy(needle.prompt(haystack, length, None))[None].to(device)
+    with autocast(device, dtype):
+        without = answer_log_likelihood(model, bare, answer).item()
+        rows = []
+        for some in prompts.split(max(1, batch_tokens // length)):
+            some = some.to(device)
+            likely = answer_log_likelihood(model, some, answer).tolist()
+            said = generate(model, some, needle.room)[:, some.shape[1] :].tolist()
+            rows += list(zip(likely, map(decode, said), strict=True))
+    return [
+        {
+            "evaluated_length_tokens": length,
+            "depth": depth,
+            "answer_tokens": len(answer),
+            "answer_recall": recall(text),
+            "exact_match": int(is_exact(text)),
+            "answer_log_likelihood_nats": likely,
+            "answer_log_likelihood_without_needle_nats": without,
+            "answer": first_line(text),
+        }
+        for depth, (likely, text) in zip(depths, rows, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def without_pruning(model: FoXForCausalLM) -> Iterator[None]:
+    """The same weights, computed exactly."""
+    before = model.config.log_pruning_tolerance
+    model.set_log_pruning_tolerance(None)
+    try:
+        yield
+    finally:
+        model.set_log_pruning_tolerance(before)
+
+
+@contextlib.contextmanager
+def enough_memory(length: int) -> Iterator[None]:
+    """Raises:
+    TooLong: what is inside asked for more memory than there is.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        # A CPU's allocator raises no class of its own.
+        if type(error) is RuntimeError and "allocate memory" not in str(error):
+            raise
+        raise TooLong(
+            f"a context of {length} tokens does not fit in this machine's memory; ask for shorter ones "
+            "(what is done of the others is kept)"
+        ) from None

@@ -1,0 +1,54 @@
+"""What a long measurement has found so far, so that it can be stopped and go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Unfinished:
+    """Rows by name in a file of JSON lines, the first of which says what they are of.
+
+    A file that is of something else is begun anew; a last line cut short by a kill is left out.
+
+    Args:
+        path: the file; its folder is made. None keeps everything in memory.
+        key: of JSON's types: all that decides the rows.
+    """
+
+    def __init__(self, path: Path | None, key: dict[str, Any]):
+        self._path, self._rows = path, {}
+        if path is None:
+            return
+        first = json.dumps({"key": key}, sort_keys=True)
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        whole = [first]
+        if lines[:1] == [first]:
+            for line in lines[1:]:
+                try:
+                    name, rows = json.loads(line)
+                except ValueError:
+                    break
+                self._rows[name] = rows
+                whole.append(line)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(whole) + "\n", encoding="utf-8")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows
+
+    def __getitem__(self, name: str) -> list[dict[str, Any]]:
+        return self._rows[name]
+
+    def add(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Keeps the rows of ``name``."""
+        self._rows[name] = rows
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([name, rows]) + "\n")
+
+    def finish(self) -> None:
+        """Deletes the file: all is done."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)

@@ -1,0 +1,18 @@
+"""Figure 9: needle in a haystack with and without ACP, FoX (Pro), shorter contexts."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from .. import drawing
+from . import needles
+
+draw = needles.draw
+
+
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    return needles.make(found, "9")
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

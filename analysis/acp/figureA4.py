@@ -1,0 +1,88 @@
+"""Figure A4: held-out loss at each position far past the training length, with and without ACP."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from .. import drawing, style
+from ..tables import side_by_side
+from . import loss_curves, models, statistics
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """The curves, one colour per length evaluated, and below them ACP minus exact.
+
+    Args:
+        records: ``long_loss_curve`` records of one setting, with both methods.
+    """
+    figure = loss_curves.draw(as_curves(records))
+    trained = records["context_length_tokens"].iloc[0]
+    for ax in figure.axes:
+        ax.axvline(trained, color="0.6", lw=0.8, ls=":", zorder=0)
+    figure.axes[0].annotate(
+        "trained up to here",
+        (trained, 1),
+        (3, -8),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        fontsize=7,
+        color="0.35",
+    )
+    return figure
+
+
+def as_curves(records: pd.DataFrame) -> pd.DataFrame:
+    """``long_loss_curve`` records as ``loss_curve`` records of runs at the lengths evaluated."""
+    exact = records["method"] == "exact"
+    return records.assign(
+        context_length_tokens=records["evaluated_length_tokens"],
+        log_pruning_tolerance=records["log_pruning_tolerance"].mask(exact),
+    )
+
+
+def segments(records: pd.DataFrame) -> pd.DataFrame:
+    """Mean loss of each method within the training length and past it, at the longest length evaluated.
+
+    Returns:
+        one row per segment: ``segment`` in words, ``acp`` and ``exact`` in nats.
+
+    Raises:
+        UnfitRecords: a method lacks a position, or has two records of one.
+    """
+    longest = records[records["evaluated_length_tokens"] == records["evaluated_length_tokens"].max()]
+    keys = ["context_length_tokens", "position"]
+    both = side_by_side(longest, keys, "method", "loss_nats", statistics.METHODS, "long_loss_curve")
+    times = both["position"] // both["context_length_tokens"]
+    within = times.map(lambda n: "within it" if n == 0 else "up to twice it" if n == 1 else "past that")
+    return both.groupby(within.rename("segment"), sort=False)[list(statistics.METHODS)].mean().reset_index()
+
+
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["long_loss_curve"]
+    first = records.iloc[0]
+    trained = style.length_label(first["context_length_tokens"])
+    runs = records.groupby("method")["run"].first()
+    alone = runs["acp"] == runs["exact"]
+    pair = "the same weights computed exactly" if alone else f"{runs['exact']}, trained apart"
+    numbers = "; ".join(
+        f"{row.segment}, {row.acp:.3f} with ACP and {row.exact:.3f} without"
+        for row in segments(records).itertuples()
+    )
+    gaps = statistics.largest_gaps(statistics.loss_differences(as_curves(records)))
+    largest = "; ".join(
+        f"{style.length_label(row.context_length_tokens)}: {row.gap_nats:.4f} at {row.position}"
+        for row in gaps.itertuples()
+    )
+    caption = f"""**Figure A4.** Held-out loss at each position of contexts of two and four times the training
+length of {trained} tokens (dotted), as far as held-out documents are that long, of
+{models.ARCHITECTURES[first["architecture"]]}: {runs["acp"]} (wide, pale) and {pair} (dashed); below, their
+difference. Means over windows of {first["window_tokens"]} positions of {first["measured_tokens"]:,} held-out
+tokens, the same at every length. δ follows the length evaluated. Mean loss in nats by position, within
+the training length or past it: {numbers}. Largest absolute difference: {largest}.
+{style.provenance(records)}"""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

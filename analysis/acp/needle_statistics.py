@@ -1,0 +1,89 @@
+"""Derived numbers of the needle test: pure functions from ``needle`` records to small tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from .. import style
+from ..tables import one_each, side_by_side
+
+SETTING = ["architecture", "size", "context_length_tokens", "needle_share"]
+CELL = [*SETTING, "seed", "evaluated_length_tokens", "depth", "haystack_sample"]
+METHODS = ("acp", "exact")
+# 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom.
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
+
+
+def cells(records: pd.DataFrame) -> pd.DataFrame:
+    """Means over haystacks: one row per method, training length, evaluated length and depth.
+
+    Returns:
+        :data:`SETTING`, ``method``, ``evaluated_length_tokens``, ``depth``, ``answer_recall`` in percent and
+        ``gain_nats``, log p(answer) with less without the needle.
+
+    Raises:
+        UnfitRecords: a cell of a haystack has two records, or one of the methods alone.
+    """
+    table = _with_gain(records)
+    side_by_side(table, CELL, "method", "answer_recall", METHODS, "needle")
+    keys = [*SETTING, "method", "evaluated_length_tokens", "depth"]
+    return table.groupby(keys, sort=False)[["answer_recall", "gain_nats"]].mean().reset_index()
+
+
+def differences(records: pd.DataFrame) -> pd.DataFrame:
+    """ACP − exact of each training length, averaged over lengths, depths and haystacks.
+
+    Returns:
+        one row per setting: :data:`SETTING`, and for ``recall`` (percent) and ``gain`` (nats) the mean of
+        both methods, and ``_difference``, ``_low`` and ``_high``, its 95 % interval over haystacks (Student's
+        t; NaN with one haystack).
+
+    Raises:
+        UnfitRecords: see :func:`cells`.
+    """
+    table = _with_gain(records)
+    rows: list[dict[str, Any]] = []
+    for name, column in (("recall", "answer_recall"), ("gain", "gain_nats")):
+        both = side_by_side(table, CELL, "method", column, METHODS, "needle")
+        both["difference"] = both["acp"] - both["exact"]
+        for index, (setting, some) in enumerate(both.groupby(SETTING, sort=True)):
+            if name == "recall":
+                rows.append(dict(zip(SETTING, setting, strict=True)))
+            mean, low, high = interval(some.groupby("haystack_sample")["difference"].mean())
+            rows[index] |= {f"{name}_{method}": some[method].mean() for method in METHODS}
+            rows[index] |= {f"{name}_difference": mean, f"{name}_low": low, f"{name}_high": high}
+    return pd.DataFrame(rows)
+
+
+def interval(values: pd.Series) -> tuple[float, float, float]:
+    """The mean and its 95 % interval by Student's t; NaN at both ends for a single value."""
+    mean, count = float(values.mean()), len(values)
+    if count < 2:
+        return mean, math.nan, math.nan
+    quantile = T_QUANTILES[count - 2] if count - 2 < len(T_QUANTILES) else 2.145
+    half = quantile * float(values.std()) / math.sqrt(count)
+    return mean, mean - half, mean + half
+
+
+def in_words(row: Any) -> str:
+    """A row of :func:`differences`: "L = 4k: 93 % with ACP, 94 % without, ..."."""
+
+    def ends(low: float, high: float, form: str) -> str:
+        return f" [{low:{form}}, {high:{form}}]" if math.isfinite(low) else ""
+
+    return (
+        f"Trained at {style.length_label(row.context_length_tokens)}: {row.recall_acp:.0f} % of the words "
+        f"with ACP, {row.recall_exact:.0f} % without, difference {row.recall_difference:+.1f} points"
+        f"{ends(row.recall_low, row.recall_high, '+.1f')}; the needle gains {row.gain_acp:+.1f} and "
+        f"{row.gain_exact:+.1f} nats, difference {row.gain_difference:+.2f}"
+        f"{ends(row.gain_low, row.gain_high, '+.2f')}"
+    )
+
+
+def _with_gain(records: pd.DataFrame) -> pd.DataFrame:
+    one_each(records, [*CELL, "method"], "needle")
+    gain = records["answer_log_likelihood_nats"] - records["answer_log_likelihood_without_needle_nats"]
+    return records.assign(gain_nats=gain, answer_recall=100 * records["answer_recall"])

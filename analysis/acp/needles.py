@@ -1,0 +1,88 @@
+"""The needle in a haystack with and without ACP: what Figures 3 (right), 9, 11 (right) and A6 share."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from .. import drawing, style
+from . import models, needle_statistics
+
+TITLES = {"acp": "with ACP", "exact": "without"}
+ROWS = {"answer_recall": "words found (%)", "gain_nats": "the answer is likelier\nby (nats)"}
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """Heat maps, depth of the needle over context length: a column for each training length and method.
+
+    Above, the recall of the needle's words; below, the log-likelihood of the answer, with less without the
+    needle. Each cell is the mean over haystacks.
+
+    Args:
+        records: ``needle`` records with both methods for each training length.
+    """
+    cells = needle_statistics.cells(records)
+    settings = sorted(cells["context_length_tokens"].unique())
+    columns = [(length, method) for length in settings for method in TITLES]
+    width = min(style.PAGE_INCHES, 0.9 + 1.6 * len(columns))
+    figure, axes = plt.subplots(2, len(columns), figsize=(width, 3.5), squeeze=False, layout="constrained")
+    largest = max(cells["gain_nats"].abs().max(), 1e-9)
+    norms = {"answer_recall": Normalize(0, 100), "gain_nats": Normalize(-largest, largest)}
+    maps = {"answer_recall": "viridis", "gain_nats": "RdBu"}
+    for index, (value, label) in enumerate(ROWS.items()):
+        for ax, (length, method) in zip(axes[index], columns, strict=True):
+            some = cells[(cells["context_length_tokens"] == length) & (cells["method"] == method)]
+            table = some.pivot(index="depth", columns="evaluated_length_tokens", values=value)
+            image = ax.imshow(table, aspect="auto", cmap=maps[value], norm=norms[value])
+            _ticks(ax, table, first=ax is axes[index, 0], last=index == 1)
+            if index == 0:
+                trained = f"$L$ = {style.length_label(length)}, " if len(settings) > 1 else ""
+                ax.set_title(f"{trained}{TITLES[method]}")
+        figure.colorbar(image, ax=axes[index], label=label, pad=0.01, aspect=12)
+    figure.supxlabel("context length evaluated (tokens)", fontsize=8)
+    return figure
+
+
+def _ticks(ax: Axes, table: pd.DataFrame, first: bool, last: bool) -> None:
+    """Some lengths and depths by name: a column is narrow."""
+    lengths, depths = list(table.columns), list(table.index)
+    shown = sorted({0, len(lengths) // 2, len(lengths) - 1})
+    ax.set_xticks(shown, [style.count_label(lengths[i]) for i in shown] if last else [])
+    shown = sorted({0, len(depths) // 2, len(depths) - 1})
+    ax.set_yticks(shown, [f"{100 * depths[i]:.0f}" for i in shown] if first else [])
+    if first:
+        ax.set_ylabel("depth (%)")
+    ax.spines[:].set_visible(False)
+
+
+def make(found: drawing.Found, item: str) -> tuple[Figure, str]:
+    """The figure and its caption; ``item`` is its number in the paper."""
+    records = found.records["needle"]
+    first = records.iloc[0]
+    table = needle_statistics.differences(records)
+    numbers = "; ".join(needle_statistics.in_words(row) for row in table.itertuples())
+    samples = records["haystack_sample"].nunique()
+    apart = records.groupby("method")["run"].unique()
+    twins = (
+        "the same weights computed exactly"
+        if set(apart["acp"]) & set(apart["exact"])
+        else "its exact pair, trained apart"
+    )
+    share = first["needle_share"]
+    trained = (
+        f" Trained on text of which {100 * share:g} % of the sequences hold needles of their own, of other "
+        "wording, names and numbers than the test's."
+        if share
+        else ""
+    )
+    model = f"{first['size']} parameters of {models.ARCHITECTURES[first['architecture']]}"
+    caption = f"""**Figure {item}.** Needle in a haystack, {first["mode"]} mode, for {model} with ACP
+and for {twins}: a sentence is hidden at a depth of {first["haystack"]} and asked for at the
+end. Above, the share of its words in the greedy answer (not counting words like "and"); below, how much
+likelier the right answer of {first["answer_tokens"]} tokens is than after the same prompt without the needle.
+Means of {samples} haystacks.{trained} {numbers}. Intervals (95 %) are over haystacks; they leave out what
+another training seed would change. {style.provenance(records)}"""
+    return draw(records), caption

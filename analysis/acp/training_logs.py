@@ -1,0 +1,69 @@
+"""Derived numbers of a training log (Figure A5), and how they read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from .. import style
+from . import models
+
+LEAST_POINTS = 6  # fewer make no line
+
+
+def paper_tokens(records: pd.DataFrame) -> float:
+    """The tokens that the paper trains a model of this size with; of a size that it lacks, its smallest."""
+    size = records["size"].iloc[0]
+    known = set(models.PUBLISHED.table.query("item == 'table2'")["size"].dropna())
+    return float(models.paper_size(size if size in known else "125M").tokens)
+
+
+def mean_pruned(records: pd.DataFrame) -> pd.DataFrame:
+    """``tokens`` and ``percent`` pruned, the mean of all layers, of the run with ACP."""
+    layers = records[records["layer"].notna()]
+    table = layers.groupby("tokens")["pruned_ratio"].mean().mul(100)
+    return table.rename("percent").reset_index()
+
+
+def extrapolation(mean: pd.DataFrame, to_tokens: float) -> tuple[np.ndarray, np.ndarray] | None:
+    """A straight line in log tokens through the second half of the looks, from the last one on.
+
+    The half counts looks, which are evenly spaced in tokens. Nothing says that the share goes on as it did:
+    whoever draws this must say so.
+
+    Returns:
+        tokens and percent (0 to 100) of the line; None with too few looks, or where training went on longer.
+    """
+    late = mean.iloc[len(mean) // 2 :]
+    if len(mean) < LEAST_POINTS or mean["tokens"].iloc[-1] >= to_tokens:
+        return None
+    slope, offset = np.polyfit(np.log(late["tokens"]), late["percent"], 1)
+    tokens = np.geomspace(mean["tokens"].iloc[-1], to_tokens, 50)
+    return tokens, np.clip(slope * np.log(tokens) + offset, 0, 100)
+
+
+def caption(records: pd.DataFrame) -> str:
+    """The caption of Figure A5."""
+    mean, to_tokens = mean_pruned(records), paper_tokens(records)
+    pruning = records[records["layer"].notna()]
+    run, last = pruning["run"].iloc[0], mean.iloc[-1]
+    line = extrapolation(mean, to_tokens)
+    further = (
+        "nothing can be said: there are too few looks"
+        if line is None and last["tokens"] < to_tokens
+        else "nothing is left: training went as far as the paper's"
+        if line is None
+        else f"a straight line in log tokens through the second half of the looks (dashed) would reach "
+        f"{line[1][-1]:.0f} % at the paper's {style.count_label(to_tokens)}, which is an extrapolation and "
+        "no measurement"
+    )
+    peak = mean.loc[mean["percent"].idxmax()]
+    exact = records.loc[records["log_pruning_tolerance"].isna(), "run"].unique()
+    losses = f", and of {exact[0]}" if len(exact) else ""
+    return f"""**Figure A5.** Share of pruned blocks and training loss against the tokens trained, from the
+log of {run}{losses}, trained on {", ".join(records["training_device"].unique())}. Left: each layer on the
+first sequence of a batch, and the mean of all: {peak["percent"]:.0f} % at most, after
+{style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
+{style.count_label(last["tokens"])}; the paper says around 70 %, of models trained on
+{style.count_label(to_tokens)} tokens and more. Of what comes after, {further}. Right: mean
+loss of the steps since the point before. {style.provenance(records)}"""

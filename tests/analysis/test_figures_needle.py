@@ -1,0 +1,244 @@
+"""The figures of the needle test (3 right, 9, 11 right, A6), A4 and A5 from records written by hand."""
+
+import itertools
+
+import matplotlib.image
+import numpy as np
+import pandas as pd
+import pytest
+
+from acp_repro.chain.records import read_records
+from acp_repro.chain.suite import load_suite
+from acp_repro.papers.acp.paper import PAPER
+from analysis.acp import (
+    criteria,
+    figure3_right,
+    figure9,
+    figure11_right,
+    figureA4,
+    figureA5,
+    figureA6,
+    needle_statistics,
+    training_logs,
+)
+from analysis.tables import UnfitRecords
+from analysis.verdict import Status
+from tests.analysis import synthetic
+
+GRID = """grid:
+  - {architecture: [pro, llama], size: [tiny], context_length: [256, 512], log_pruning_tolerance: [-10, null]}
+  - {size: [tiny], context_length: [512], log_pruning_tolerance: [-10, null], needle_share: [0.1]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    synthetic.two_lengths(tmp_path)
+    path = tmp_path / "experiments" / "mini.yaml"
+    text = path.read_text()
+    start, end = text.index("grid:"), text.index("training:")
+    path.write_text(text[:start] + GRID + text[end:])
+
+
+def write_needle(run: str, recall, method: str | None = None, share: float = 0.0, samples: int = 3) -> list:
+    """``recall(sample, depth)`` at 3 lengths and 3 depths; the answer is likelier by ten times that."""
+    length = load_suite("mini").run(run).context_length
+    rows = [
+        {
+            "method": method or ("exact" if "exact" in run else "acp"),
+            "mode": "easy",
+            "haystack": "held-out text",
+            "needle_share": share,
+            "evaluated_length_tokens": evaluated,
+            "depth": depth,
+            "haystack_sample": sample,
+            "answer_tokens": 14,
+            "answer_recall": recall(sample, depth),
+            "exact_match": 0,
+            "answer_log_likelihood_nats": 10 * recall(sample, depth) - 80,
+            "answer_log_likelihood_without_needle_nats": -80,
+            "answer": "eat",
+        }
+        for evaluated, depth, sample in itertools.product(
+            (length // 4, length // 2, length), (0.0, 0.5, 1.0), range(samples)
+        )
+    ]
+    synthetic.write(run, "needle", *rows)
+    return rows
+
+
+def needle_records(*runs: str):
+    suite = load_suite("mini")
+    return read_records(suite, "needle", [suite.run(name) for name in runs])
+
+
+def pair(
+    length: int = 512, acp=lambda s, d: 0.9, exact=lambda s, d: 0.9, suffix: str = "", share: float = 0.0
+):
+    names = [f"pro-tiny-{length}-{method}{suffix}" for method in ("acp", "exact")]
+    for name, recall in zip(names, (acp, exact), strict=True):
+        write_needle(name, recall, share=share)
+    return needle_records(*names)
+
+
+@pytest.mark.parametrize(
+    ("module", "length", "suffix"),
+    [(figure3_right, 512, ""), (figure9, 256, ""), (figureA6, 512, "-needles10")],
+)
+def test_heat_maps_of_a_pair(module, length, suffix):
+    share = 0.1 if suffix else 0.0
+    pair(length, lambda s, d: 0.5 + 0.1 * s, lambda s, d: 0.6 + 0.1 * s + 0.1 * d, suffix, share)
+    caption = synthetic.draw(module)
+    title = PAPER.item(module.__name__.rpartition(".")[2]).label
+    assert caption.startswith(
+        f"**{title}.** Needle in a haystack, easy mode, for tiny parameters of FoX (Pro)"
+    )
+    assert "60 % of the words with ACP, 75 % without, difference -15.0 points [-15.0, -15.0]" in caption
+    assert "the needle gains +6.0 and +7.5 nats, difference -1.50" in caption and "3 haystacks" in caption
+    assert "its exact pair, trained apart" in caption
+    assert ("10 % of the sequences hold needles" in caption) == bool(suffix)
+    image = matplotlib.image.imread(PAPER.item(module.__name__.rpartition(".")[2]).path("mini"))
+    assert image.shape[0] > 500 and image[..., :3].std() > 0.05
+
+
+def test_heat_maps_hold_the_means_of_the_haystacks():
+    records = pair(512, lambda s, d: d, lambda s, d: s / 2)
+    figure = figure3_right.draw(records)
+    maps = [ax.images[0].get_array() for ax in figure.axes if ax.images and ax.get_title()]
+    assert [ax.get_title() for ax in figure.axes[:2]] == ["with ACP", "without"]
+    np.testing.assert_allclose(maps[0], np.repeat([[0], [50], [100]], 3, 1))
+    np.testing.assert_allclose(maps[1], 50)
+    below = figure.axes[2].images[0]
+    np.testing.assert_allclose(below.get_array(), np.repeat([[0], [5], [10]], 3, 1))
+    assert below.norm.vmin == -10 and below.norm.vmax == 10
+
+
+def test_one_model_stands_beside_itself():
+    name = "llama-tiny-512-acp"
+    rows = write_needle(name, lambda s, d: 0.5)
+    synthetic.write(name, "needle", *rows, *({**row, "method": "exact"} for row in rows))
+    suite = load_suite("mini")
+    figure, caption = figure11_right.make(
+        type("Found", (), {"records": {"needle": needle_records(name)}, "suite": suite})
+    )
+    assert "FoX (LLaMA) with ACP and for the same weights computed exactly" in " ".join(caption.split())
+    assert len([ax for ax in figure.axes if ax.images]) == 4
+
+
+def test_needle_records_that_do_not_fit():
+    records = pair()
+    with pytest.raises(UnfitRecords, match="more than one record for"):
+        needle_statistics.cells(pd.concat([records, records]))
+    with pytest.raises(UnfitRecords, match="every run needs a record of method acp and one of exact"):
+        needle_statistics.differences(records[records["method"] == "acp"])
+
+
+def test_the_interval_is_students():
+    mean, low, high = needle_statistics.interval(pd.Series([1.0, 2.0, 3.0]))
+    assert (mean, high - mean) == (2.0, pytest.approx(4.303 / 3**0.5)) and low < mean
+    assert needle_statistics.interval(pd.Series([1.0] * 40))[1:] == (1.0, 1.0)
+    mean, low, high = needle_statistics.interval(pd.Series([1.0]))
+    assert mean == 1.0 and np.isnan(low) and np.isnan(high)
+
+
+@pytest.mark.parametrize(
+    ("acp", "exact", "status"),
+    [
+        (lambda s, d: 0.8 + 0.1 * (s == 1), lambda s, d: 0.9 - 0.05 * (s == 2), Status.MET),
+        (lambda s, d: 0.5 + 0.01 * s, lambda s, d: 0.9, Status.MISSED),
+        (lambda s, d: 0.9, lambda s, d: 0.5, Status.MET),
+        (lambda s, d: 0.0, lambda s, d: 0.1, Status.UNDECIDED),
+    ],
+)
+def test_verdict_on_retrieval(acp, exact, status):
+    verdict = criteria.retrieval_kept(pair(512, acp, exact))
+    assert verdict.status == status and "of the words with ACP" in verdict.ours
+
+
+def test_verdict_on_what_was_learnt():
+    records = pair(512, lambda s, d: 0.0, lambda s, d: 0.85)
+    assert criteria.needle_learnt(records).status == Status.MET
+    assert criteria.needle_learnt(pair(512, lambda s, d: 1.0, lambda s, d: 0.75)).status == Status.MISSED
+    shorter = records[records["evaluated_length_tokens"] < 512]
+    assert criteria.needle_learnt(shorter).status == Status.UNDECIDED
+    alone = records[records["haystack_sample"] == 0]
+    assert criteria.retrieval_kept(alone).status == Status.UNDECIDED
+
+
+def test_figure_a4():
+    for method, gap in (("acp", 0.01), ("exact", 0.0)):
+        rows = [
+            {
+                "method": method,
+                "evaluated_length_tokens": length,
+                "position": position,
+                "window_tokens": 101,
+                "measured_tokens": 4096,
+                "loss_nats": 4 - position / 2048 + gap * (position > 512),
+            }
+            for length in (1024, 2048)
+            for position in range(50, length - 50, 10)
+        ]
+        synthetic.write(f"pro-tiny-512-{method}", "long_loss_curve", *rows)
+    caption = synthetic.draw(figureA4)
+    assert (
+        "within it, 3.863 with ACP and 3.863 without; up to twice it, 3.634 with ACP and 3.624 without"
+        in caption
+    )
+    assert "Largest absolute difference: 1k: 0.0100 at" in caption and "trained apart" in caption
+    suite = load_suite("mini")
+    records = read_records(suite, "long_loss_curve", suite.needle_runs("pro", longest=True))
+    figure = figureA4.draw(records)
+    assert figure.axes[0].get_xlim() == (0, 2048)
+    assert any(list(line.get_xdata()) == [512, 512] for line in figure.axes[0].lines)
+    alone = records.assign(run="one", log_pruning_tolerance=-10.0)  # both methods of one model
+    assert len(figureA4.as_curves(alone)["log_pruning_tolerance"].unique()) == 2
+    figureA4.draw(alone)
+
+
+def write_logs(looks: int = 20, last_tokens: float = 1e8) -> pd.DataFrame:
+    tokens = np.linspace(last_tokens / looks, last_tokens, looks)
+    for method in ("acp", "exact"):
+        layers = (0, 1) if method == "acp" else (None,)
+        rows = [
+            {
+                "step": i,
+                "tokens": int(n),
+                "layer": layer,
+                "pruned_ratio": None if layer is None else 1.6 - 0.04 * np.log(n) + 0.02 * layer,
+                "loss_nats": 20 / np.log(n),
+                "averaged_steps": 1,
+                "training_device": "a chip",
+            }
+            for i, n in enumerate(tokens)
+            for layer in layers
+        ]
+        synthetic.write(f"pro-tiny-512-{method}", "training_log", *rows)
+    suite = load_suite("mini")
+    return read_records(suite, "training_log", suite.longest_trained)
+
+
+def test_figure_a5():
+    records = write_logs()
+    caption = synthetic.draw(figureA5)
+    end = 100 * (1.61 - 0.04 * np.log(1e8))
+    paper = 100 * (1.61 - 0.04 * np.log(2.7e9))
+    assert f"and {end:.0f} % after 100M" in caption
+    assert f"would reach {paper:.0f} % at the paper's 2.7B, which is an extrapolation" in caption
+    assert "of pro-tiny-512-acp, and of pro-tiny-512-exact, trained on a chip" in caption
+    figure = figureA5.draw(records)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"all layers", "extrapolated, not measured", "the paper's 70 %"} < set(labels)
+    assert all(ax.get_xlim()[1] > 2.7e9 for ax in figure.axes)
+    tokens, percent = training_logs.extrapolation(training_logs.mean_pruned(records), 2.7e9)
+    assert tokens[-1] == pytest.approx(2.7e9) and percent[-1] == pytest.approx(paper)
+
+
+def test_nothing_is_extrapolated_from_little_or_past_the_paper():
+    few = write_logs(looks=4)
+    assert training_logs.extrapolation(training_logs.mean_pruned(few), 2.7e9) is None
+    assert "too few looks" in synthetic.draw(figureA5)
+    assert "extrapolated, not measured" not in str(figureA5.draw(few).axes[0].get_legend_handles_labels()[1])
+    write_logs(last_tokens=3e9)
+    assert "training went as far as the paper's" in synthetic.draw(figureA5)

@@ -1,0 +1,473 @@
+"""The needle test: prompts by hand, scores, training text that holds needles, and what a model is asked."""
+
+import dataclasses
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from acp_repro.chain import state
+from acp_repro.chain.errors import RecordError, SuiteError
+from acp_repro.chain.suite import load_suite
+from acp_repro.common.errors import UsageError
+from acp_repro.data import ByteTokenizer, prepare
+from acp_repro.data.sources import Document
+from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
+from acp_repro.needle import main as command
+from acp_repro.papers.acp.measure import long_loss_curve, needle, training_log
+from acp_repro.papers.acp.needle import documents, haystack, trial
+from acp_repro.papers.acp.needle.prompt import WORDINGS, is_exact, recall, tokenise_needle
+from acp_repro.papers.acp.needle.unfinished import Unfinished
+from acp_repro.papers.acp.paper import PAPER
+from acp_repro.papers.acp.task import FoXTask
+from acp_repro.papers.acp.trained import TrainedFoX
+from tests.suites import YAML, with_measure, write_suite
+
+BYTES = ByteTokenizer()
+DEED = "eat a sandwich and sit in Dolores Park on a sunny day"
+LENGTH = 1024
+NEEDLES = (
+    YAML.replace("context_length: [128]", f"context_length: [{LENGTH}]")
+    .replace("[-10, null]", "[-10, null], needle_share: [0, 0.5]")
+    .replace("micro_batch_tokens: 128", f"micro_batch_tokens: {2 * LENGTH}")
+    .replace("{batch_tokens: 256", f"{{batch_tokens: {2 * LENGTH}")
+)
+
+
+def bytes_needle(mode="easy"):
+    return tokenise_needle(BYTES.encode, BYTES.bos_id, mode)
+
+
+# --- prompts and scores
+
+
+def test_the_needle_goes_behind_the_last_full_stop_before_its_depth():
+    needle = bytes_needle()
+    size = needle.haystack_tokens(600)
+    hay = BYTES.encode(("The fox sleeps. " * 100)[:size]).astype(np.int64)
+    bare = needle.prompt(hay, 600, None)
+    assert BYTES.decode(bare) == BYTES.decode(hay) + WORDINGS["easy"].question and bare[0] == BYTES.bos_id
+    for depth in (0, 0.3, 0.5, 1):
+        prompt = needle.prompt(hay, 600, depth)
+        text = BYTES.decode(prompt)
+        assert len(prompt) + needle.room == 600 and prompt[0] == BYTES.bos_id
+        assert text.endswith(WORDINGS["easy"].question) and text.count(DEED) == 1
+        before = text.index(WORDINGS["easy"].needle)
+        assert text.replace(WORDINGS["easy"].needle, "", 1) == BYTES.decode(bare)
+        place = round(depth * size)
+        assert before == (size if depth == 1 else text.rindex(".", 0, place) + 1 if depth else 0)
+
+
+def test_without_a_full_stop_the_needle_stands_at_its_depth_and_modes_differ():
+    easy, standard = bytes_needle(), bytes_needle("standard")
+    hay = np.full(2000, ord("x"))
+    assert BYTES.decode(easy.prompt(hay, 800, 0.5)).index("\nWhat") == round(0.5 * easy.haystack_tokens(800))
+    text = BYTES.decode(standard.prompt(hay, 800, 0.5))
+    assert text.endswith("\nWhat is the best thing to do in San Francisco? Answer:")
+    assert f"x\nThe best thing to do in San Francisco is {DEED}.\nx" in text
+    with pytest.raises(UsageError, match="mode 'hard' is not known; use easy or standard"):
+        bytes_needle("hard")
+
+
+def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
+    needle = bytes_needle()
+    least = 600 - needle.haystack_tokens(600) + 1
+    with pytest.raises(UsageError, match=f"use a length of at least {least}"):
+        needle.prompt(np.zeros(100), least - 1, 0)
+    assert needle.haystack_tokens(least) == 1
+    with pytest.raises(UsageError, match="the haystack has 10 tokens, and a context of 600 takes"):
+        needle.prompt(np.zeros(10), 600, 0)
+    assert trial.default_lengths(needle, 11_000) == [1000 * i for i in range(1, 12)]
+    lengths = trial.default_lengths(needle, 1100)
+    assert len(lengths) == 11 and lengths[0] == 2 * (least - 1) and lengths[-1] == 1100
+
+
+@pytest.mark.parametrize(
+    ("answer", "share", "exact"),
+    [
+        (f" {DEED}.\nWhat", 1.0, True),
+        (f"The best thing to do in San Francisco is {DEED}!", 1.0, True),
+        (f"{DEED} at noon", 1.0, False),
+        (f"never {DEED}", 1.0, False),
+        (f"\n\n {DEED.upper()}", 1.0, True),
+        ("eat a sandwich on the moon", 2 / 7, False),
+        (f"nothing\n{DEED}", 0.0, False),  # what comes later is no answer
+        ("a and in on", 0.0, False),
+        ("", 0.0, False),
+    ],
+)
+def test_scores(answer, share, exact):
+    assert recall(answer) == pytest.approx(share) and is_exact(answer) is exact
+
+
+# --- haystacks
+
+
+def test_pieces_of_a_text_begin_evenly_apart_and_go_round():
+    texts = [Document("a", b"abcdef", b""), Document("b", b"ghij", b"")]
+    pieces = haystack.text_haystacks(texts, BYTES.encode, 6, 3)
+    assert [BYTES.decode(piece) for piece in pieces] == ["abcdef", "defghi", "ghijab"]
+    with pytest.raises(UsageError, match="has 10 tokens, fewer than the longest context, 11"):
+        haystack.text_haystacks(texts, BYTES.encode, 11, 1)
+
+
+def test_heldout_pieces_are_whole_sequences_of_one_place_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    corpus = prepare(load_suite("mini").data)
+    held = BYTES.encode((tmp_path / "heldout.txt").read_text())  # 860 bytes
+    pieces = haystack.heldout_haystacks(corpus, 128, 200, 2)
+    assert [len(piece) for piece in pieces] == [256, 256]
+    assert (pieces[0] == held[:256]).all() and (pieces[1] == held[384:640]).all()
+    with pytest.raises(UsageError, match="2 haystacks of 500 tokens take 8 held-out sequences of 128, and"):
+        haystack.heldout_haystacks(corpus, 128, 500, 2)
+
+
+# --- training text
+
+
+def test_facts_are_asked_for_as_they_were_stated_and_share_nothing_with_the_test():
+    generator = np.random.default_rng(0)
+    found = [fact for fact, _ in zip(documents.facts(generator), range(300), strict=False)]
+    bare = 0
+    for stated, asked in found:
+        answer = asked.split(" Answer: ")[1]
+        assert stated in (asked, f"\n{answer}")
+        bare += stated != asked
+    assert 40 < bare < 110
+    said = set(re.findall("[a-z]+", " ".join(asked for _, asked in found).lower()))
+    own = set(re.findall("[a-z]+", (DEED + " best thing san francisco").lower()))
+    assert said & own <= {"a", "and", "in", "on"}
+    assert len({asked for _, asked in found}) == 300
+
+
+def test_a_document_has_its_length_and_states_each_fact_before_it_asks():
+    filler = BYTES.encode("fill " * 600)
+    document = documents.needle_document(filler, BYTES.encode, np.random.default_rng(1))
+    text = BYTES.decode(document)
+    assert len(document) == len(filler) and document.dtype == filler.dtype
+    deeds = re.findall(r" to (\w+ \d+ .*)\.", text)
+    assert len(deeds) >= 4 and all(deeds.count(deed) == 2 for deed in deeds)
+    left = re.sub(r"\n[^\n]* to \w+ \d+ [^\n]*\.\n", "", text)
+    assert ("fill " * 600).startswith(left) and 0.5 <= len(left) / len(text) < 0.7
+    short = BYTES.encode("short")
+    assert (documents.needle_document(short, BYTES.encode, np.random.default_rng(1)) == short).all()
+
+
+def test_a_run_with_needles_has_them_in_its_share_and_twins_read_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path, NEEDLES)
+    suite = load_suite("mini")
+    names = [
+        "pro-tiny-1k-acp",
+        "pro-tiny-1k-acp-needles50",
+        "pro-tiny-1k-exact",
+        "pro-tiny-1k-exact-needles50",
+    ]
+    assert [run.name for run in suite.runs] == names
+    plain, acp, _, exact = suite.runs
+    assert "needle_share" not in plain.as_dict() and acp.as_dict()["needle_share"] == 0.5
+    assert suite.pairs("pro") == [plain, suite.runs[2]] == suite.needle_runs("pro", longest=True)
+    assert suite.trained_with_needles == [acp, exact] and plain.setting != acp.setting
+    tasks = [FoXTask(run) for run in (plain, acp, exact)]
+    changed = 0
+    for step in range(20):
+        (_, before), (inputs, labels), (again, _) = (task.batch(step) for task in tasks)
+        assert torch.equal(inputs, again) and torch.equal(inputs[:, 1:], labels[:, :-1])
+        assert (inputs[:, 0] == BYTES.bos_id).all()
+        rows = (labels != before).any(1)
+        changed += int(rows.sum())
+        assert all("Answer:" in BYTES.decode(row) for row in labels[rows])
+    assert 10 <= changed <= 30
+    with pytest.raises(SuiteError, match="needle_share: is a share of the sequences, 0 to 1; got 2"):
+        write_suite(tmp_path, NEEDLES.replace("[0, 0.5]", "[2]"))
+        load_suite("mini")
+
+
+def test_settings_of_earlier_records_gain_no_keys(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    suite = load_suite("mini")
+    settings = state._settings(suite.runs[0], suite.measure)
+    assert not [key for part in settings.values() for key in part if "needle" in key]
+    asked = with_measure(suite, needle_lengths=[600], needle_depths=[0.5])
+    assert {"needle_lengths", "needle_depths"} <= state._settings(suite.runs[0], asked.measure)[
+        "measure"
+    ].keys()
+    for wrong, message in (("needle_depths: [2]", "between 0 and 1"), ("needle_samples: 0", "positive")):
+        with pytest.raises(SuiteError, match=message):
+            write_suite(tmp_path, YAML.replace("loss_tokens: 256", f"loss_tokens: 256, {wrong}"))
+            load_suite("mini")
+
+
+# --- asking a model
+
+
+class Copier:
+    """Answers what stood behind the latest place of the prompt's last eight bytes, or x: a perfect finder."""
+
+    def __init__(self):
+        self.parameter = torch.nn.Parameter(torch.zeros(1))
+        self.config = FoXConfig.pro(vocab_size=257, hidden_size=16, num_hidden_layers=1, num_heads=1)
+        self.ids, self.calls = None, 0
+
+    def parameters(self):
+        return iter([self.parameter])
+
+    def check_input_ids(self, input_ids):
+        pass
+
+    def __call__(self, input_ids, cache=None, *, return_hidden):
+        assert return_hidden
+        self.calls += 1
+        continues = cache is not None and input_ids.shape[1] == 1
+        self.ids = torch.cat([self.ids, input_ids], 1) if continues else input_ids
+        rows = [self._next(row.tolist()) for row in self.ids]
+        return torch.stack([row[-input_ids.shape[1] :] for row in rows])[..., None]
+
+    def _next(self, row):
+        """What follows each position; a wrong byte for all that was not seen before."""
+        row = [int(x) for x in row]
+        seen, following = {}, torch.full((len(row),), ord("x"))
+        for end in range(8, len(row) + 1):
+            key = tuple(row[end - 8 : end])
+            following[end - 1] = seen.get(key, ord("x"))
+            if end < len(row):
+                seen[key] = row[end]
+        return following
+
+    def lm_head(self, hidden):
+        return 20.0 * torch.nn.functional.one_hot(hidden.squeeze(-1).long(), 257).float()
+
+
+def ask(model, **changes):
+    hay = BYTES.encode("the fox and the dog. " * 100).astype(np.int64)
+    arguments = {
+        "decode": BYTES.decode,
+        "dtype": "float32",
+        "batch_tokens": 1500,
+        "description": "",
+        "unfinished": None,
+    }
+    return trial.try_needle(
+        model, bytes_needle(), [hay, hay[21:]], [700, 600], [0, 0.5, 1], **arguments | changes
+    )
+
+
+def test_a_model_that_copies_finds_every_needle():
+    rows = ask(Copier())
+    keys = [(r["evaluated_length_tokens"], r["haystack_sample"], r["depth"]) for r in rows]
+    assert keys == [(n, s, d) for n in (600, 700) for s in (0, 1) for d in (0, 0.5, 1)]
+    for row in rows:
+        assert row["answer_recall"] == 1 and row["exact_match"] == 1 and row["answer"] == DEED + "."
+        # Every byte has probability e^20 / (e^20 + 256); without the needle nearly none is foreseen.
+        right = -len(f" {DEED}.") * math.log1p(256 * math.exp(-20))
+        assert row["answer_log_likelihood_nats"] == pytest.approx(right, abs=1e-4)
+        assert row["answer_log_likelihood_without_needle_nats"] < -800
+
+
+def test_likelihood_is_that_of_the_whole_pass():
+    torch.manual_seed(0)
+    model = FoXForCausalLM(FoXConfig.pro(vocab_size=257, hidden_size=32, num_hidden_layers=2, num_heads=2))
+    prompts, answer = torch.randint(0, 256, (2, 40)), torch.randint(0, 256, (5,))
+    with torch.no_grad():
+        found = trial.answer_log_likelihood(model, prompts, answer)
+        whole = torch.cat([prompts, answer.expand(2, -1)], 1)
+        losses = model.loss_per_token(whole[:, :-1], whole[:, 1:])[:, -5:]
+    torch.testing.assert_close(found, -losses.sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_test_that_is_stopped_goes_on_where_it_was(tmp_path):
+    path, model = tmp_path / "state" / "unfinished", Copier()
+    whole = ask(model)
+    calls, interrupted = model.calls, Copier()
+    stop = Unfinished(path, {"a": 1})
+    add = stop.add
+
+    def stop_later(name, rows):
+        add(name, rows)
+        if name == "600 1":
+            raise KeyboardInterrupt
+
+    stop.add = stop_later
+    with pytest.raises(KeyboardInterrupt):
+        ask(interrupted, unfinished=stop)
+    with path.open("a") as file:
+        file.write('["700 0", [{"half')  # a kill while writing
+    resumed, state_of = Copier(), Unfinished(path, {"a": 1})
+    assert ask(resumed, unfinished=state_of) == whole
+    assert resumed.calls + interrupted.calls == calls and resumed.calls < calls
+    assert "700 1" in Unfinished(path, {"a": 1}) and "700 1" not in Unfinished(path, {"a": 2})
+    state_of.finish()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_a_context_that_does_not_fit_in_memory_is_one_line(error):
+    with pytest.raises(trial.TooLong, match="a context of 64 tokens does not fit"), trial.enough_memory(64):
+        raise error
+    with pytest.raises(RuntimeError, match="another"), trial.enough_memory(64):
+        raise RuntimeError("another")
+
+
+# --- the quantities
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """A run of a tiny suite without its exact pair, with fresh weights."""
+    monkeypatch.chdir(tmp_path)
+    text = NEEDLES.replace("[-10, null], needle_share: [0, 0.5]", "[-10]").replace(f"{LENGTH}]", "512]")
+    write_suite(tmp_path, text)
+    (tmp_path / "heldout.txt").write_text("a dog that forgets is a fox. " * 100)
+    suite = with_measure(load_suite("mini"), needle_depths=[0.0, 1.0], needle_samples=1, needle_lengths=[500])
+    torch.manual_seed(0)
+    task = FoXTask(suite.runs[0])
+    return TrainedFoX(suite, suite.runs[0], task, task.build(), torch.device("cpu"), 0)
+
+
+def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
+    rows = needle.measure(trained)
+    assert all(set(row) == set(PAPER.quantity("needle").columns) for row in rows)
+    assert [row["method"] for row in rows] == ["acp"] * 2 + ["exact"] * 2
+    assert trained.model.config.log_pruning_tolerance == -10 and not list(state.MAKE.rglob("*.jsonl"))
+    gaps = [
+        abs(a["answer_log_likelihood_nats"] - b["answer_log_likelihood_nats"])
+        for a, b in zip(rows[:2], rows[2:], strict=True)
+    ]
+    assert max(gaps) < 0.01  # epsilon is e^-10
+    trained.suite = with_measure(trained.suite, needle_haystack="essays")
+    monkeypatch.setattr(trial, "generate", lambda model, prompts, room: prompts)
+    with pytest.raises(ValueError, match="measure.needle_haystack: essays does not exist"):
+        needle.measure(trained)
+    (state.MAKE.parent / "essays").write_text("An essay says this and that. " * 30)
+    assert {row["haystack"] for row in needle.measure(trained)} == {"essays"}
+
+
+def test_long_curves_cover_twice_and_four_times_the_training_length(trained):
+    rows = long_loss_curve.measure(with_loss_tokens(trained, 2048))
+    assert all(set(row) == set(PAPER.quantity("long_loss_curve").columns) for row in rows)
+    lengths = {(row["method"], row["evaluated_length_tokens"]) for row in rows}
+    assert lengths == {(method, length) for method in ("acp", "exact") for length in (1024, 2048)}
+    by = {(r["method"], r["evaluated_length_tokens"], r["position"]): r["loss_nats"] for r in rows}
+    for method, length in lengths:
+        assert by[method, length, 500] == pytest.approx(by["exact", 2048, 500], abs=0.01)
+    ids, labels = next(prepare(trained.run.data).sequences("heldout", 2048).iter_batches(1))
+    with torch.no_grad():
+        losses = trained.model.loss_per_token(ids, labels)[0]
+    assert by["acp", 2048, 1550] == pytest.approx(losses[1500:1601].mean().item(), rel=1e-5)
+    (state.MAKE.parent / "heldout.txt").write_text("short. " * 100)
+    with pytest.raises(RecordError, match="needs a held-out document of 1024 tokens"):
+        long_loss_curve.measure(trained)
+
+
+def with_loss_tokens(trained, tokens):
+    trained.suite = with_measure(trained.suite, loss_tokens=tokens)
+    return trained
+
+
+@pytest.mark.parametrize("pruned", [True, False])
+def test_a_log_is_thinned_to_its_looks(trained, pruned):
+    if not pruned:
+        trained.run = dataclasses.replace(trained.run, log_pruning_tolerance=None)
+    folder = trained.run.folder
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"device": "a chip"}))
+    lines = [
+        {"step": i, "tokens": 10 * (i + 1), "loss_nats": float(i)}
+        | ({"pruned_ratio": [0.1, i / 1000]} if pruned and i % 2 == 0 else {})
+        for i in range(401)
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    rows = training_log.measure(trained)
+    assert all(set(row) == set(PAPER.quantity("training_log").columns) for row in rows)
+    steps = sorted({row["step"] for row in rows})
+    assert steps[-1] == 400 and len(steps) <= 100 and {row["training_device"] for row in rows} == {"a chip"}
+    if pruned:  # 201 looks, of which every third, counted from the last
+        assert steps == list(range(400 % 6, 401, 6)) and [row["layer"] for row in rows[:2]] == [0, 1]
+        assert rows[-1]["pruned_ratio"] == 0.4
+    else:
+        assert all(row["layer"] is None and row["pruned_ratio"] is None for row in rows)
+    gap = steps[1] - steps[0]
+    assert rows[-1]["averaged_steps"] == gap and rows[-1]["loss_nats"] == 400 - (gap - 1) / 2
+    assert sum({row["step"]: row["averaged_steps"] for row in rows}.values()) == 401
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(RecordError, match="cannot be read .* train with `python -m acp_repro.train"):
+        training_log.measure(trained)
+
+
+# --- the command
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    torch.manual_seed(0)
+    config = FoXConfig.pro(
+        vocab_size=257, hidden_size=32, num_hidden_layers=2, num_heads=2, log_pruning_tolerance=-10
+    )
+    save_pretrained(FoXForCausalLM(config), folder / "fox")
+    save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=300)), folder / "other")
+    save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=200)), folder / "small")
+    (folder / "text.txt").write_text("What a fox forgets, a dog remembers. " * 40)
+    return folder
+
+
+def test_command(checkpoint, capsys):
+    csv = checkpoint / "out" / "needle.csv"
+    arguments = [
+        str(checkpoint / "fox"),
+        "--haystack",
+        str(checkpoint / "text.txt"),
+        "--lengths",
+        "500",
+        "600",
+    ]
+    assert (
+        command([*arguments, "--depths", "0", "1", "--samples", "2", "--mode", "standard", "--csv", str(csv)])
+        == 0
+    )
+    said = capsys.readouterr().out
+    assert "depth      500      600" in said and "exact answers 0 of 8" in said and f"csv: {csv}" in said
+    assert len(csv.read_text().splitlines()) == 9 and len(list(csv.parent.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "no such folder"),
+        (["{}/fox", "--lengths", "100"], "use a length of at least"),
+        (
+            ["{}/fox", "--lengths", "5000", "--haystack", "{}/text.txt"],
+            "fewer than the longest context, 5000",
+        ),
+        (["{}/fox", "--haystack", "{}/no"], "--haystack: "),
+        (["{}/fox", "--depths", "2"], "not a number from 0 to 1"),
+        (["{}/fox", "--mode", "hard"], "invalid choice"),
+        (["{}/other"], "has no tokenizer.json that is read here"),
+    ],
+)
+def test_bad_input_is_one_line(checkpoint, capsys, arguments, message):
+    try:
+        code = command([argument.format(checkpoint) for argument in arguments])
+    except SystemExit as end:
+        code = end.code
+    error = capsys.readouterr().err
+    assert code and message in error and "Traceback" not in error
+
+
+def test_a_tokeniser_of_another_model_is_refused(checkpoint, capsys, monkeypatch):
+    from acp_repro.papers.acp.checkpoint_folder import Checkpoint
+
+    monkeypatch.setattr(Checkpoint, "tokenizer", BYTES)
+    assert command([str(checkpoint / "small")]) == 2
+    assert "the tokeniser has 257 token ids, and" in capsys.readouterr().err
