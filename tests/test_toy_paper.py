@@ -176,6 +176,7 @@ def test_the_whole_chain_of_a_paper_from_elsewhere(work):
     assert "figure:" in output and (work / "figures/toy/figure1.png").is_file()
     page = (work / "figures/toy/report.html").read_text()
     assert "Toys that Learn" in page and "Toys learn" in page and "✓ met" in page and "width7-seed0" in page
+    assert "Not possible yet: Figure 2 (what is still to come: it needs a larger toy)" in page
     assert "FoX" not in page and "Forgetting" not in page
     again = run(work, "make", "report", "SUITE=toy")
     assert "acp_repro.train" not in again and "acp_repro.measure" not in again and "toy.figure1" not in again
