@@ -136,7 +136,7 @@ def test_verdicts_are_shown_with_their_numbers(made):
     summary = words(section(text, "claims"))
     # Figure 2: all five; Figure 4: both heads are local, none is global; Table 4: 5 % of the time.
     assert "32 criteria: 6 met, 1 beyond the paper's range, 2 not met, 1 cannot be told" in summary
-    assert "10 not measured" in summary
+    assert "11 not measured" in summary
     assert text.count("✓ met") == 2 * 6  # once in the summary, once at its figure
     assert text.count("» beyond") == 2
     assert "tiny: +100 % at 256, +150 % at 512 (150 % is above the range of 10 to 40 %)" in figure2
