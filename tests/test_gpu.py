@@ -5,6 +5,7 @@ import torch
 
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.op import forgetting_attention_op
+from acp_repro.chain.run import TrainerConfig
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.training.optimizer import make_optimizer
 from acp_repro.training.step import train_step
@@ -40,7 +41,9 @@ def test_operator_is_registered_soundly():
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
 def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
     """float32 on both, so only the order of sums differs; then a compiled bfloat16 step runs."""
-    from acp_repro.chain.suite import TrainingConfig
+
+    def mean_loss(model, input_ids, labels):
+        return model(input_ids, labels=labels).mean()
 
     make = getattr(FoXConfig, architecture)
     config = make(
@@ -52,15 +55,17 @@ def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
         model = FoXForCausalLM(config).to(device)
-        optimizer = make_optimizer(model, TrainingConfig(), 1e-3)
+        optimizer = make_optimizer(model, TrainerConfig(), 1e-3)
+        batches = iter([(ids, labels)])
         loss, norm = train_step(
-            model, optimizer, iter([(ids, labels)]), 1, max_grad_norm=1.0, dtype="float32"
+            model, optimizer, mean_loss, batches, 1, max_grad_norm=1.0, dtype="float32"
         )
         results.append([loss.item(), norm.item()])
     assert results[1] == pytest.approx(results[0], rel=1e-4)
     for block in model.model.layers:
         block.compile(fullgraph=True)
-    loss, _ = train_step(model, optimizer, iter([(ids, labels)]), 1, max_grad_norm=1.0, dtype="bfloat16")
+    batches = iter([(ids, labels)])
+    loss, _ = train_step(model, optimizer, mean_loss, batches, 1, max_grad_norm=1.0, dtype="bfloat16")
     assert loss.item() == pytest.approx(results[0][0], rel=0.05)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import zstandard
 from tqdm import tqdm
 
 from acp_repro.data.cache import EntryWriter, open_or_build
@@ -30,6 +29,8 @@ def downloaded(config: DataConfig, cache: Path) -> Path:
     Raises:
         DataError: the library is missing, or the dataset, its configuration, split or field.
     """
+    import zstandard
+
     what = [config.path, config.config, config.split, config.text_field, config.max_documents]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
