@@ -94,9 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--watch-every",
         type=positive,
-        default=100,
         metavar="STEPS",
-        help="steps between looks at the pruned ratio of each layer (default: 100)",
+        help="steps between looks at the pruned ratio of each layer (default: 100, fewer in a short run)",
     )
     add(
         "--tensorboard",

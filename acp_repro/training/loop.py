@@ -52,7 +52,7 @@ def train(
     device: torch.device,
     report: Callable[[str], None] = print,
     stop_after: int | None = None,
-    watch_every: int = 100,
+    watch_every: int | None = None,
     tensorboard: bool = False,
     position: int | None = None,
 ) -> Path:
@@ -64,7 +64,8 @@ def train(
     Args:
         report: takes lines for the person who waits.
         stop_after: leave after this many steps in all, with a checkpoint (for tests).
-        watch_every: steps between the task's looks at the model, such as the pruned ratio of each layer.
+        watch_every: steps between the task's looks at the model, such as the pruned ratio of each layer;
+            default: 100, or fewer in a short run, so that it has 25 looks.
         tensorboard: write the metrics for TensorBoard too.
         position: the line of the progress bar, where several runs show theirs.
 
@@ -112,7 +113,8 @@ def train(
         first_step = load_checkpoint(checkpoints, model, optimizer, report) or 0
         if first_step:
             report(f"{run.name}: going on from step {first_step}")
-        trainer = Trainer(task, model, wrapped, optimizer, device, watch_every, position)
+        looks = watch_every or max(1, min(100, task.steps // 25))
+        trainer = Trainer(task, model, wrapped, optimizer, device, looks, position)
         if trainer.run_from(first_step, stop_after, tensorboard):
             weights = _full_weights(model)
 

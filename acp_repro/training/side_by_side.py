@@ -18,7 +18,7 @@ from .loop import train
 
 
 def train_side_by_side(
-    suite: Suite, runs: list[Run], jobs: int | None, watch_every: int, tensorboard: bool
+    suite: Suite, runs: list[Run], jobs: int | None, watch_every: int | None, tensorboard: bool
 ) -> int:
     """Trains ``runs`` on the CPU, ``jobs`` at a time (default: one a core); returns the exit code.
 
@@ -70,7 +70,7 @@ def _begin(lines, lock) -> None:
     _line = lines.get()
 
 
-def _train(suite_name: str, run_name: str, watch_every: int, tensorboard: bool) -> None:
+def _train(suite_name: str, run_name: str, watch_every: int | None, tensorboard: bool) -> None:
     suite = load_suite(suite_name)
     run = suite.run(run_name)
     try:

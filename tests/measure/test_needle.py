@@ -81,6 +81,7 @@ def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
     with pytest.raises(UsageError, match="the haystack has 10 tokens, and a context of 600 takes"):
         needle.prompt(np.zeros(10), 600, 0)
     assert trial.default_lengths(needle, 11_000) == [1000 * i for i in range(1, 12)]
+    assert trial.default_lengths(needle, 1100, 1) == [1100]
     lengths = trial.default_lengths(needle, 1100)
     assert len(lengths) == 11 and lengths[0] == 2 * (least - 1) and lengths[-1] == 1100
 

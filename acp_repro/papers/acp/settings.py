@@ -86,9 +86,9 @@ class MeasureConfig(Strict):
         default_factory=lambda: [-1.0, -5.0, -10.0, -20.0, -40.0]
     )
     long_context_lengths: list[int] = field(default_factory=list)  # past the training length
-    # The needle test: contexts from short to the training length (null: 11 of them), places of the needle
-    # from 0, the beginning, to 1, and how many haystacks each is tried in.
-    needle_lengths: list[int] | None = None
+    # The needle test: the contexts, or how many of them from short to the training length; places of the
+    # needle from 0, the beginning, to 1; and how many haystacks each is tried in.
+    needle_lengths: int | list[int] = 11
     needle_depths: list[float] = field(default_factory=lambda: [i / 10 for i in range(11)])
     needle_samples: int = 5
     needle_haystack: str | None = None  # a file or folder of text; default: the held-out text
@@ -110,8 +110,9 @@ class MeasureConfig(Strict):
         )
         if not self.needle_depths or not all(0 <= depth <= 1 for depth in self.needle_depths):
             raise ValueError(f"needle_depths: each is between 0 and 1; got {self.needle_depths}")
-        if self.needle_lengths is not None and not all(length > 0 for length in self.needle_lengths):
-            raise ValueError(f"needle_lengths: each must be positive; got {self.needle_lengths}")
+        lengths = self.needle_lengths if isinstance(self.needle_lengths, list) else [self.needle_lengths]
+        if not lengths or not all(length > 0 for length in lengths):
+            raise ValueError(f"needle_lengths: how many, or a list of them, each positive; got {lengths}")
         if not all(value < 0 for value in self.sweep_log_pruning_tolerances):
             raise ValueError(
                 "sweep_log_pruning_tolerances: each is log(epsilon), negative; got "

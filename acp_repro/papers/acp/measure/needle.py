@@ -15,6 +15,7 @@ from ..needle.unfinished import Unfinished
 from ..trained import TrainedFoX
 
 MODE = "easy"
+_BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
 
 
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
@@ -31,7 +32,9 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     run, settings, corpus = trained.run, trained.measure, prepare(trained.run.data)
     encode = corpus.tokenizer.encode
     needle = tokenise_needle(encode, corpus.bos_id, MODE)
-    lengths = settings.needle_lengths or default_lengths(needle, run.context_length)
+    lengths = settings.needle_lengths
+    if isinstance(lengths, int):
+        lengths = default_lengths(needle, run.context_length, lengths)
     text, samples = settings.needle_haystack, settings.needle_samples
     if text is None:
         haystacks = heldout_haystacks(corpus, run.context_length, max(lengths), samples)
@@ -55,7 +58,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
             settings.needle_depths,
             decode=corpus.tokenizer.decode,
             dtype=run.training.dtype,
-            batch_tokens=run.training.micro_batch_tokens,
+            batch_tokens=_BATCHES * run.training.micro_batch_tokens,
             description=f"{run.name}: needle, {method}",
             unfinished=unfinished,
         )

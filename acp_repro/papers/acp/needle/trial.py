@@ -31,6 +31,8 @@ def default_lengths(needle: Needle, longest: int, count: int = 11) -> list[int]:
     """
     needle.haystack_tokens(longest)
     least = longest - needle.haystack_tokens(longest)  # of all but haystack
+    if count == 1:
+        return [longest]
     first = max(longest / count, min(2 * least, longest))
     return sorted({round(length) for length in np.linspace(first, longest, count)})
 
