@@ -54,8 +54,7 @@ check: $(INSTALLED) ## ruff
 notebooks: $(INSTALLED) ## run the notebooks and store them with their pictures
 	$(BIN)/python notebooks/refresh.py
 
-# With NPROC the ranks of one machine. Without the -- torchrun would read our --run as its own --run-path.
-TRAIN := $(if $(NPROC),$(DO) torch.distributed.run --standalone --nproc-per-node $(NPROC) -m -- acp_repro.train,$(DO) acp_repro.train)
+TRAIN := $(DO) acp_repro.train $(if $(NPROC),--nproc $(NPROC))
 train: $(INSTALLED) ## train every run of SUITE, or RUN=name; NPROC=4 takes four GPUs
 	$(TRAIN) --suite $(SUITE) $(if $(RUN),--run $(RUN))
 

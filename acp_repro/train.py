@@ -1,9 +1,9 @@
 """Trains the runs of a suite: ``python -m acp_repro.train --suite cpu [--run NAME]``.
 
 Stopped at any time, the same command goes on from the last checkpoint; what is done is not done again.
-On several GPUs: ``torchrun --standalone --nproc-per-node N -m -- acp_repro.train --suite S --run NAME``
-(without ``--`` torchrun takes ``--run`` for an option of its own). On a CPU each run takes one core, and
-several runs go side by side.
+On several GPUs of one machine: ``--nproc N``; on several machines: ``torchrun ... -m -- acp_repro.train
+--suite S --run NAME`` (without ``--`` torchrun takes ``--run`` for an option of its own). On a CPU each run
+takes one core, and several runs go side by side.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .chain.paper import Suite
 from .chain.rules import can_be_drawn, records_of, why_not
 from .chain.run import Run
 from .chain.suite import load_suite
+from .common.errors import UsageError
 
 
 @command("the same command goes on from the last checkpoint")
@@ -34,12 +35,47 @@ def main(arguments: list[str] | None = None) -> int:
     if options.items:  # Make asks, so what is found done must be newer than its stamp
         state.write_stamps(suite)
 
+    if options.nproc is not None:
+        return _launch(options, [run.name for run in runs])
+
     from .training.side_by_side import train_side_by_side
 
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1 and choose_device(options.device).type == "cpu":
         return train_side_by_side(suite, runs, options.jobs, options.watch_every, options.tensorboard)
     return _train_one_by_one(suite, runs, options)
+
+
+def _launch(options: argparse.Namespace, names: list[str]) -> int:
+    """Starts the ranks of this machine, each of which is this command again, and waits for them."""
+    import logging
+
+    import torch
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args
+    from torch.distributed.run import run as torchrun
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if options.device != "cpu" and 0 < gpus < options.nproc:
+        raise UsageError(f"--nproc {options.nproc}: this machine has {gpus} GPUs (make: NPROC={gpus})")
+    if not gpus and options.device is None:
+        raise UsageError(f"--nproc {options.nproc}: no GPU here; leave it out, or say --device cpu too")
+    ranks = ["--suite", options.suite]
+    ranks += [word for name in names for word in ("--run", name)]
+    ranks += ["--watch-every", str(options.watch_every)] if options.watch_every else []
+    ranks += ["--device", options.device] if options.device else []
+    ranks += ["--tensorboard"] if options.tensorboard else []
+    # Rank 0 says what is wrong in one line; the launcher's own words would be a page.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    command = ["--standalone", "--nproc-per-node", str(options.nproc), "-m", "--", "acp_repro.train", *ranks]
+    try:
+        torchrun(parse_args(command))
+    except ChildFailedError:
+        return 1
+    except SignalException:
+        raise KeyboardInterrupt from None
+    return 0
 
 
 def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace) -> int:
@@ -90,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--run", action="append", metavar="NAME", help="only this run (repeatable)")
     add("--for", dest="items", nargs="+", metavar="ITEM", help="also the runs of these figures or tables")
     add("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun one GPU a rank)")
+    add("--nproc", type=positive, metavar="N", help="GPUs of this machine that share each run")
     add("--jobs", type=positive, metavar="N", help="on a CPU: runs side by side (default: one a core)")
     add(
         "--watch-every",

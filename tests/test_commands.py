@@ -18,7 +18,7 @@ from acp_repro.common.errors import UserError
 from tests.suites import write_suite
 
 ROOT = Path(__file__).parent.parent
-RUN = "pro-tiny-128-acp"
+RUN, EXACT = "pro-tiny-128-acp", "pro-tiny-128-exact"
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,7 @@ def test_a_device_that_is_not_there(work, capsys, main, arguments, device, messa
         (benchmark_attention.main, ["--lengths", "0"]),
         (tune_attention.main, ["--length", "-4"]),
         (train.main, ["--jobs", "no"]),
+        (train.main, ["--nproc", "0"]),
     ],
 )
 def test_a_count_that_is_none(capsys, main, arguments):
@@ -165,3 +166,28 @@ def test_a_pipe_that_closes_early_is_no_error():
         ["bash", "-c", f'{sys.executable} -c "{many}" | head -1'], cwd=ROOT, capture_output=True, text=True
     )
     assert "Traceback" not in done.stderr
+
+
+def test_more_ranks_than_the_machine_has(work, capsys):
+    import torch
+
+    gpus = torch.cuda.device_count()
+    assert train.main(["--suite", "mini", "--nproc", str(gpus + 2)]) == 2
+    error = capsys.readouterr().err
+    assert ("no GPU here" in error or f"this machine has {gpus} GPUs" in error) and error.count("\n") == 1
+
+
+def test_ranks_that_cannot_share_a_step_are_refused_in_one_line(work):
+    ranks = start("acp_repro.train", "--suite", "mini", "--run", EXACT, "--nproc", "3", "--device", "cpu")
+    _, error = ranks.communicate(timeout=120)
+    assert ranks.returncode == 1
+    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "3 ranks cannot share the 2 micro-batches" in lines[0]
+    assert "Traceback" not in error and "ChildFailedError" not in error
+
+
+def test_ranks_of_one_machine_are_started_by_the_command(work):
+    ranks = start("acp_repro.train", "--suite", "mini", "--run", EXACT, "--nproc", "2", "--device", "cpu")
+    _, error = ranks.communicate(timeout=240)
+    assert ranks.returncode == 0, error
+    assert '"ranks": 2' in (work / "runs/mini" / EXACT / "done.json").read_text()

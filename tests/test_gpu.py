@@ -57,9 +57,7 @@ def test_a_step_on_the_gpu_is_the_step_on_the_cpu(architecture):
         model = FoXForCausalLM(config).to(device)
         optimizer = make_optimizer(model, TrainerConfig(), 1e-3)
         batches = iter([(ids, labels)])
-        loss, norm = train_step(
-            model, optimizer, mean_loss, batches, 1, max_grad_norm=1.0, dtype="float32"
-        )
+        loss, norm = train_step(model, optimizer, mean_loss, batches, 1, max_grad_norm=1.0, dtype="float32")
         results.append([loss.item(), norm.item()])
     assert results[1] == pytest.approx(results[0], rel=1e-4)
     for block in model.model.layers:
