@@ -135,8 +135,8 @@ def test_verdicts_are_shown_with_their_numbers(made):
     assert "✗ not met" in figure3 and "tiny, 512: +0.0300" in figure3
     summary = words(section(text, "claims"))
     # Figure 2: all five; Figure 4: both heads are local, none is global; Table 4: 5 % of the time.
-    assert "25 criteria: 6 met, 1 beyond the paper's range, 2 not met, 1 cannot be told" in summary
-    assert "8 not measured" in summary
+    assert "27 criteria: 6 met, 1 beyond the paper's range, 2 not met, 1 cannot be told" in summary
+    assert "9 not measured" in summary
     assert text.count("✓ met") == 2 * 6  # once in the summary, once at its figure
     assert text.count("» beyond") == 2
     assert "tiny: +100 % at 256, +150 % at 512 (150 % is above the range of 10 to 40 %)" in figure2
@@ -151,7 +151,7 @@ def test_what_is_absent_is_named_with_its_command(made):
     assert "not measured: pro-tiny-256-acp: loss_curve" in figure3
     assert "no run of FoX (LLaMA) with ACP" in words(section(text, "figure10"))
     assert "Not possible yet: Figure 9 (needle in a haystack: it needs the needle test" in words(text)
-    assert "Table 1 (LM evaluation harness, FoX (Pro): " in words(text)
+    assert "make table1 SUITE=mini" in words(section(text, "table1"))
 
 
 def test_table_is_shown_as_one(made):
