@@ -154,3 +154,17 @@ def test_selected_rows_of_a_cache_go_on_alone(architecture):
     torch.testing.assert_close(after, whole, atol=2e-4, rtol=1e-4)
     first = model(more[:2], cache=cache)  # the one copied from is as it was
     torch.testing.assert_close(first, model(torch.cat((prompts, more[:2]), 1))[:, 70:], atol=2e-4, rtol=1e-4)
+
+
+def test_progress_is_told_while_it_is_made():
+    model, order = tiny(), []
+
+    class Watched(torch.nn.Module):
+        config, lm_head = model.config, model.lm_head
+
+        def forward(self, input_ids, **options):
+            order.append("batch")
+            return model(input_ids, **options)
+
+    scorer(Watched(), batch_tokens=1).score(requests()[:3], lambda count: order.append(count))
+    assert order == ["batch", 1] * 3

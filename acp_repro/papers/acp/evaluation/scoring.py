@@ -7,6 +7,7 @@ through a ``FoXCache``. Logits exist only where a continuation is scored.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ class Scorer:
         """
         scores: list[Score | None] = [None] * len(requests)
         plain, shared = self._plan(requests)
-        for indices, result in (*self._run(plain, self._one_pass), *self._run(shared, self._two_passes)):
+        batches = itertools.chain(self._run(plain, self._one_pass), self._run(shared, self._two_passes))
+        for indices, result in batches:
             for index, score in zip(indices, result, strict=True):
                 scores[index] = score
             done(len(indices))
