@@ -76,10 +76,20 @@ def test_only_what_chance_does_not_explain_differs():
     # Two seeds that differ as much say that it is not the method.
     seeds = pd.concat([nested, items("acp", right(535), seed=1)])
     (row,) = paired.differences(seeds).itertuples()
-    assert row.verdict == paired.SEEDS
+    assert row.verdict == paired.AS_RUNS
     fewer = pd.concat([nested, items("acp", right(510), seed=1)])
     (row,) = paired.differences(fewer).itertuples()
     assert row.verdict == paired.DIFFERS
+
+
+def test_without_a_second_seed_the_paper_s_own_pairs_say_what_runs_differ_by():
+    gaps = paired.paper_gaps()
+    assert gaps["wikitext", "word_perplexity"] == pytest.approx(math.log(31.64 / 31.05))  # Table 3, 8k
+    assert gaps["winogrande", "acc"] == pytest.approx(0.0213)  # Table 3, 4k: 48.78 and 50.91
+    assert len(gaps) == 12
+    small = pd.concat([items("acp", right(500), "winogrande"), items("exact", right(520), "winogrande")])
+    (row,) = paired.differences(small).itertuples()
+    assert row.verdict == paired.AS_RUNS and row.adjusted_p_value < 1e-4
 
 
 def test_perplexities_are_compared_by_their_log_likelihoods():
