@@ -26,7 +26,7 @@ from acp_repro.chain.run import Run
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
 
-from . import style
+from . import latex, style
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,10 @@ def save(figure: Figure, path: Path, caption: str) -> Path:
 
 
 def save_table(table: Table, path: Path, caption: str) -> Path:
-    """Writes ``path``, Markdown of caption and table, and beside it a CSV; prints the Markdown and where."""
-    # The text comes last: Make takes it as the sign that both are there.
+    """Writes ``path``, Markdown of caption and table, and beside it CSV and LaTeX; prints the Markdown."""
+    # The text comes last: Make takes it as the sign that all three are there.
     files.write_text(path.with_suffix(".csv"), table.values.to_csv(index=False))
+    files.write_text(path.with_suffix(".tex"), latex.table(table.shown, caption))
     header = list(table.shown.columns)
     rule = ["---", *["---:"] * (len(header) - 1)]
     lines = [f"| {' | '.join(row)} |" for row in (header, rule, *table.shown.to_numpy().tolist())]

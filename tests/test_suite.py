@@ -1,6 +1,8 @@
 """The suite loader: the grid, and one clear line for everything that can be wrong in a file."""
 
 import dataclasses
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,8 +12,9 @@ from acp_repro.chain import state
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.paper import first_seeds
 from acp_repro.chain.suite import load_suite
+from acp_repro.common import files
 from acp_repro.suite import main as suite_main
-from tests.suites import YAML, write_suite
+from tests.suites import YAML, with_measure, write_suite
 
 ROOT = Path(__file__).parent.parent
 
@@ -72,6 +75,43 @@ def test_a_first_stamp_is_new_where_the_records_are_of_other_settings(load, tmp_
         "pro-tiny-128-acp",
         "pro-tiny-128-exact",
     }
+
+
+def test_a_key_that_is_new_makes_no_older_record_stale(tmp_path, monkeypatch):
+    """Records were made before a measure had its setting: they cannot depend on it."""
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    suite = load_suite("mini")
+    run, quantity = suite.runs[0], suite.paper.quantity("loss")
+    record = quantity.path("mini", run.name)
+    files.write_text(record, "")
+    state.write_settings(suite, run, [quantity])
+    state.write_stamps(suite)
+    os.utime(record, (1e9, 1e9))
+
+    def forget_the_key(path: Path, *blocks: str) -> None:
+        then, content = path.stat().st_mtime, json.loads(path.read_text())
+        settings = content
+        for block in blocks:
+            settings = settings[block]
+        del settings["lm_eval_items"]
+        path.write_text(json.dumps(content))
+        os.utime(path, (then, then))
+
+    forget_the_key(state.measure_stamp(suite))
+    forget_the_key(state.settings_path(run), "measure")
+    later = with_measure(suite, lm_eval_items=5)
+    for fresh_clone in (False, True):
+        if fresh_clone:
+            shutil.rmtree(state.MAKE)
+        state.write_stamps(later)
+        assert state.is_current(later, run, quantity)
+    state.write_settings(later, run, [suite.paper.quantity("lm_eval")])
+    assert "older" not in state.recorded_settings(run)
+    # Another value of a key that there was is another setting.
+    other = with_measure(later, lm_eval_items=6)
+    state.write_stamps(other)
+    assert not state.is_current(other, run, quantity)
 
 
 def test_records_that_were_not_measured_again_keep_the_stamp_new(load, tmp_path):

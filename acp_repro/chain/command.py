@@ -19,6 +19,7 @@ _EXTRAS = {
     "safetensors": "checkpoints",
     "tokenizers": "bpe",
     "rich": "inspect",
+    "lm_eval": "eval",
 }
 # Threads that wait by spinning make small operators many times slower on a machine that is shared.
 _PASSIVE = {"OMP_WAIT_POLICY": "passive"}

@@ -12,7 +12,7 @@ from .. import drawing, style
 from ..tables import one_each
 from . import models, paired
 
-_SHOWN_VERDICT = {paired.SAME: "", paired.SEEDS: " (as seeds)", paired.DIFFERS: " **differs**"}
+_SHOWN_VERDICT = {paired.SAME: "", paired.AS_RUNS: " (as runs)", paired.DIFFERS: " **differs**"}
 _VALUES = [
     *("row", "size", "context_length_tokens", "method", "seed", "task", "metric"),
     *("value", "standard_error", "items", "p_value", "adjusted_p_value", "verdict"),
@@ -154,7 +154,7 @@ def caption(found: drawing.Found, architecture: str) -> str:
     text.append(
         "Differences of paired runs are tested item by item (McNemar's exact test; sign permutations for "
         "log-likelihoods) with Holm's correction; only what chance does not explain is called different, and "
-        "not where two seeds of one setting differ as much (as seeds)."
+        "not where two seeds of one setting, or without such the paper's own pairs, differ as much (as runs)."
     )
     return "\n".join([*text, style.provenance(records)])
 

@@ -71,7 +71,8 @@ TASKS = (
         "Section 4.2: the downstream task performances of models with and without ACP are similar",
         "no column differs between paired runs by more than chance: a paired test over the same items "
         f"gives p < {TASKS_P_VALUE:g} after Holm's correction for all columns and pairs, and the difference "
-        "is larger than between two seeds of one setting, where the suite has two",
+        "is larger than between two seeds of one setting, or, where the suite has one seed, than between any "
+        "of the paper's own pairs in that column",
         ("lm_eval_items",),
         "tasks_match",
     ),

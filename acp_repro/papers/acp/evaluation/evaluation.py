@@ -82,7 +82,8 @@ def evaluate(
         path = kept / f"{task.name}.json" if kept else None
         result = _read(path, key) if path else None
         if result is None:
-            say(f"{where}: {len(task.task.eval_docs) if items is None else items} items, from {task.source}")
+            there = len(task.task.eval_docs)
+            say(f"{where}: {min(items or there, there):,} items, from {task.source}")
             result = _evaluate(lm, task, items)
             if path:
                 files.write_json(path, {"key": key, "result": dataclasses.asdict(result)})

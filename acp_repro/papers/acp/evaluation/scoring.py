@@ -7,6 +7,7 @@ through a ``FoXCache``. Logits exist only where a continuation is scored.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from acp_repro.training.step import autocast
 
 _LOGIT_ROWS = 4096  # rows of float32 logits held at once; 0.8 GB with GPT-2's vocabulary
 # A shared context is worth a second pass if it saves this share of the tokens, and if contexts of its length
-# (a cache holds rows of one length) fill this share of a batch: small batches cost more than they save.
-_MIN_SAVED, _MIN_BATCH = 0.2, 0.5
+# (a cache holds rows of one length) fill this share of a batch. For four continuations with the 3M model on
+# one core 51 % fewer tokens take 26 % less time, 72 % half the time; in small batches all is lost again.
+_MIN_SAVED, _MIN_BATCH = 0.4, 0.5
 
 
 class Request(NamedTuple):
@@ -83,7 +85,8 @@ class Scorer:
         """
         scores: list[Score | None] = [None] * len(requests)
         plain, shared = self._plan(requests)
-        for indices, result in (*self._run(plain, self._one_pass), *self._run(shared, self._two_passes)):
+        batches = itertools.chain(self._run(plain, self._one_pass), self._run(shared, self._two_passes))
+        for indices, result in batches:
             for index, score in zip(indices, result, strict=True):
                 scores[index] = score
             done(len(indices))
@@ -244,10 +247,14 @@ class _Shared:
         """Share of tokens that one pass over the context saves."""
         inputs = {tuple(targets[:-1]) for _, targets in self.asked}
         alone = sum(len(self.context) + len(targets) for targets in inputs)
-        return 1 - (len(self.context) + len(self.asked) * self.longest) / alone
+        return 1 - self._both_passes / alone
+
+    @property
+    def _both_passes(self) -> int:
+        return len(self.context) + len(self.asked) * (self.longest - 1)
 
     def tokens(self, longest: _Shared) -> int:
-        return len(self.context) + len(self.asked) * self.longest
+        return self._both_passes
 
     def fits(self, longest: _Shared) -> bool:
         """A cache holds rows of one length."""

@@ -1,0 +1,195 @@
+"""Tables 1 and 3: what is tested item by item, what counts as different, and what the table shows."""
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import drawing, latex
+from analysis.acp import criteria, downstream, paired, table1
+from analysis.tables import UnfitRecords
+from analysis.verdict import Status
+from tests.analysis import synthetic
+
+
+def items(method: str, values, task: str = "piqa", metric: str = "acc", seed: int = 0, weight: float = 1.0):
+    """``lm_eval_items`` records of one run."""
+    return pd.DataFrame(
+        {
+            "architecture": "pro",
+            "size": "125M",
+            "context_length_tokens": 4096,
+            "log_pruning_tolerance": -10.0 if method == "acp" else math.nan,
+            "seed": seed,
+            "task": task,
+            "metric": metric,
+            "item": range(len(values)),
+            "value": values,
+            "weight": weight,
+        }
+    )
+
+
+def right(count: int, of: int = 1000, first: int = 0) -> np.ndarray:
+    """``count`` right answers of ``of``, from item ``first`` on."""
+    values = np.zeros(of)
+    values[first : first + count] = 1
+    return values
+
+
+def test_p_values_are_those_of_the_definitions():
+    # McNemar: 2 up, 8 down of ten items that differ: 2 P(X <= 2), X of ten fair coins.
+    expected = 2 * sum(math.comb(10, k) for k in range(3)) / 2**10
+    assert paired.p_value(np.array([1.0] * 2 + [-1.0] * 8 + [0.0] * 50)) == pytest.approx(expected)
+    assert paired.p_value(np.zeros(5)) == 1.0
+    assert paired.p_value(np.array([1.0, -1.0])) == 1.0
+    # Signs: all 2^10 turns of ten differences.
+    apart = np.array([0.3, -0.1, 0.25, 0.5, -0.2, 0.15, 0.33, 0.41, -0.05, 0.6])
+    sums = [abs(np.dot(signs, apart)) for signs in itertools.product((-1, 1), repeat=10)]
+    exact = np.mean([value >= abs(apart.sum()) - 1e-12 for value in sums])
+    assert paired.p_value(apart) == pytest.approx(exact, abs=0.01)
+    assert paired.p_value(apart) == paired.p_value(apart)
+
+
+def test_p_values_are_uniform_where_nothing_differs():
+    """A test that cried wolf, or never could, would show here."""
+    random = np.random.default_rng(1)
+    found = np.array([paired.p_value(random.normal(size=40)) for _ in range(200)])
+    assert 0.01 <= (found < 0.05).mean() <= 0.1 and 0.4 < found.mean() < 0.6
+
+
+def test_holm_is_holm():
+    assert paired.holm(np.array([0.01, 0.04, 0.03, 0.5])) == pytest.approx([0.04, 0.09, 0.09, 0.5])
+    assert paired.holm(np.array([0.9, 0.8])) == pytest.approx([1.0, 1.0])
+
+
+def test_only_what_chance_does_not_explain_differs():
+    # 500 and 530 right of 1000: the same 500 and 30 more, or 265 of each alone.
+    nested = pd.concat([items("acp", right(500)), items("exact", right(530))])
+    (row,) = paired.differences(nested).itertuples()
+    assert row.verdict == paired.DIFFERS and row.difference == pytest.approx(-0.03) and row.p_value < 1e-6
+    apart = pd.concat([items("acp", right(500)), items("exact", right(530, first=470))])
+    (row,) = paired.differences(apart).itertuples()
+    assert row.verdict == paired.SAME and row.difference == pytest.approx(-0.03) and row.p_value > 0.1
+    # Two seeds that differ as much say that it is not the method.
+    seeds = pd.concat([nested, items("acp", right(535), seed=1)])
+    (row,) = paired.differences(seeds).itertuples()
+    assert row.verdict == paired.AS_RUNS
+    fewer = pd.concat([nested, items("acp", right(510), seed=1)])
+    (row,) = paired.differences(fewer).itertuples()
+    assert row.verdict == paired.DIFFERS
+
+
+def test_without_a_second_seed_the_paper_s_own_pairs_say_what_runs_differ_by():
+    gaps = paired.paper_gaps()
+    assert gaps["wikitext", "word_perplexity"] == pytest.approx(math.log(31.64 / 31.05))  # Table 3, 8k
+    assert gaps["winogrande", "acc"] == pytest.approx(0.0213)  # Table 3, 4k: 48.78 and 50.91
+    assert len(gaps) == 12
+    small = pd.concat([items("acp", right(500), "winogrande"), items("exact", right(520), "winogrande")])
+    (row,) = paired.differences(small).itertuples()
+    assert row.verdict == paired.AS_RUNS and row.adjusted_p_value < 1e-4
+
+
+def test_perplexities_are_compared_by_their_log_likelihoods():
+    random = np.random.default_rng(0)
+    exact = random.normal(-3, 1, 300)
+    both = pd.concat(
+        [
+            items("acp", exact - 0.1 + random.normal(0, 0.05, 300), "lambada_openai", "perplexity"),
+            items("exact", exact, "lambada_openai", "perplexity"),
+            items("acp", exact * 50, "wikitext", "word_perplexity", weight=50.0),
+            items("exact", exact * 50 + random.normal(0, 1, 300), "wikitext", "word_perplexity", weight=50.0),
+        ]
+    )
+    lambada, wiki = paired.differences(both).itertuples()
+    assert lambada.exact == pytest.approx(math.exp(-exact.mean()))
+    assert lambada.acp / lambada.exact == pytest.approx(math.exp(0.1), rel=0.01)
+    assert (lambada.verdict, wiki.verdict) == (paired.DIFFERS, paired.SAME)
+    verdict = criteria.tasks_match(both)
+    assert verdict.status == Status.MISSED and "1 of 2 metrics of 1 pairs do not differ" in verdict.ours
+    assert "125M, 4k: lambada_openai perplexity" in verdict.ours
+    better = both.assign(
+        log_pruning_tolerance=both["log_pruning_tolerance"].isna().map({True: -10.0, False: None})
+    )
+    assert criteria.tasks_match(better).status == Status.BEYOND
+    assert criteria.tasks_match(both[both["task"] == "wikitext"]).status == Status.MET
+    assert criteria.tasks_match(items("acp", exact)).status == Status.UNDECIDED
+
+
+def test_pairs_over_different_items_are_refused():
+    with pytest.raises(UnfitRecords, match="not the same items"):
+        paired.differences(pd.concat([items("acp", right(5, 10)), items("exact", right(5, 9))]))
+    with pytest.raises(UnfitRecords, match="more than one record"):
+        paired.differences(pd.concat([items("acp", right(5, 10))] * 2))
+
+
+@pytest.fixture
+def suite(tmp_path, monkeypatch):
+    """Records of two pairs, over two of the paper's tasks and cut ones."""
+    monkeypatch.chdir(tmp_path)
+    synthetic.two_lengths(tmp_path)
+    for run, accuracy in (("256-acp", 500), ("256-exact", 600), ("512-acp", 550), ("512-exact", 550)):
+        facts = {"source": "lm_eval/some.jsonl", "harness_version": "0.4.13", "truncated_requests": 0}
+        records = {
+            ("boolq", "acc"): (accuracy / 1000, 0.016, right(accuracy)),
+            ("wikitext", "word_perplexity"): (math.exp(3), 0.5, np.full(62, -300.0)),
+        }
+        synthetic.write(
+            f"pro-tiny-{run}",
+            "lm_eval",
+            *(
+                {"task": t, "metric": m, "value": value, "standard_error": error, "items": len(every)} | facts
+                for (t, m), (value, error, every) in records.items()
+            ),
+        )
+        synthetic.write(
+            f"pro-tiny-{run}",
+            "lm_eval_items",
+            *(
+                {"task": t, "metric": m, "item": i, "value": v, "weight": 1 if t == "boolq" else 100}
+                for (t, m), (_, _, every) in records.items()
+                for i, v in enumerate(every)
+            ),
+        )
+    return tmp_path
+
+
+def test_the_table_has_ours_differences_and_the_paper_s(suite):
+    text = synthetic.draw(table1)
+    found = drawing.find("mini", "table1")
+    table, caption = table1.make(found)
+    shown = table.shown.set_index("model")
+    assert list(shown.columns) == ["Wiki. ppl ↓", "BoolQ acc ↑", "Avg ↑"]
+    assert list(shown.index[:6]) == [
+        f"tiny, {length}, {method}" for length in (256, 512) for method in ("ACP", "exact", "ACP − exact")
+    ]
+    assert shown.loc["tiny, 256, ACP"].tolist() == ["20.09 ± 0.50", "50.0 ± 1.6", "50.00"]
+    assert shown.loc["tiny, 256, ACP − exact"].tolist() == ["+0.00", "−10.0 **differs**", ""]
+    assert shown.loc["tiny, 512, ACP − exact"].tolist() == ["+0.00", "+0.0", ""]
+    # The paper's average is of the columns that are shown.
+    assert shown.loc["760M, 4k, ACP (paper)"].tolist() == ["29.66", "57.16", "57.16"]
+    assert len(shown) == 6 + 6
+    assert "Left out: lambada_openai, piqa," in caption and "SciQ's file lacks the wrong answers" in caption
+    assert "boolq: passages without the titles" in caption and "boolq 1,000" in caption
+    assert "lm-eval 0.4.13" in text
+    values = table.values
+    assert not values.duplicated([*values.columns[:7]]).any()
+    assert values.query("method == 'acp - exact' and task == 'boolq'")["adjusted_p_value"].notna().all()
+    assert r"$-$10.0 \textbf{differs}" in (suite / "figures/mini/table1.tex").read_text()
+
+
+def test_a_suite_without_pairs_shows_what_it_has(suite):
+    found = drawing.find("mini", "table1")
+    alone = {name: table[table["log_pruning_tolerance"].notna()] for name, table in found.records.items()}
+    shown = downstream.tabulate("table1", **alone).shown
+    assert list(shown["model"][:2]) == ["tiny, 256, ACP", "tiny, 512, ACP"]
+
+
+def test_latex_is_escaped():
+    text = latex.table(
+        pd.DataFrame({"a_b ↓": ["5 % **x** ± 2", "$e^{-1}$"]}), "**Table 4.** Of `run_a` & $L_1$.\nTwo"
+    )
+    assert r"\caption{Of \texttt{run\_a} \& $L_1$. Two}" in text
+    assert r"a\_b $\downarrow$" in text and r"5 \% \textbf{x} $\pm$ 2" in text and "$e^{-1}$" in text
