@@ -14,10 +14,12 @@ ROOT = Path(__file__).parent.parent
 # Each room may import from these rooms of ours, from itself, and from no other.
 COMMON, CHAIN = "acp_repro.common", "acp_repro.chain"
 METHODS = {"acp_repro.attention", "acp_repro.model"}
+RETENTION = "acp_repro.retention"
 ALLOWED = {
     COMMON: set(),
     "acp_repro.attention": {COMMON},
     "acp_repro.model": {COMMON, "acp_repro.attention"},
+    RETENTION: {COMMON},
     "acp_repro.data": {COMMON},
     # The registry looks into the folder of the papers, and imports the one that is asked for by its name.
     CHAIN: {COMMON, "acp_repro.papers"},
