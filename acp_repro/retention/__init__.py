@@ -14,10 +14,10 @@ import importlib
 _HOME = {
     "Encoder": "encoders",
     "GateRecord": "retention",
-    "PROFILES": "config",
+    "PROFILES": "settings",
     "Retention": "retention",
     "RetentionCallback": "trainer",
-    "RetentionConfig": "config",
+    "RetentionConfig": "settings",
     "RetentionScorer": "scorer",
     "encoder_cost": "cost",
     "from_pretrained": "wrap",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .config import RetentionConfig
+from .settings import RetentionConfig
 
 _SLACK = 1e-6  # 0.29 * 100 is 28.999... in floating point, and means 29
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .config import RetentionConfig
+from .settings import RetentionConfig
 
 _EDGE = 1e-6  # u stays this far from 0 and 1, where its log-odds are infinite
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from . import gates
-from .config import RetentionConfig
 from .scorer import RetentionScorer, wide
+from .settings import RetentionConfig
 
 
 @dataclass

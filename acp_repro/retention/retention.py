@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from . import gates as _gates
 from .budget import active_gates, check_protected, compact, keep_top, take, token_budgets
-from .config import RetentionConfig
 from .encoders import Encoder, attention_received
 from .methods import GATES, Seen
+from .settings import RetentionConfig
 
 
 @dataclass

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .config import RetentionConfig
 from .encoders import find_encoder
 from .retention import Call, Retention
+from .settings import RetentionConfig
 
 _PREFIX = "Retained"
 

@@ -205,6 +205,10 @@ def test_the_parts_need_torch_alone():
     )
     subprocess.run([sys.executable, "-c", block + code], check=True)
     subprocess.run(
-        [sys.executable, "-c", "import sys; sys.modules['torch'] = None\nimport acp_repro.retention.config"],
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.modules['torch'] = None\nimport acp_repro.retention.settings",
+        ],
         check=True,
     )
