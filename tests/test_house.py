@@ -34,10 +34,12 @@ ALLOWED = {
         "acp_repro.data",
         *METHODS,
     },
+    "acp_repro.papers.retention": {COMMON, CHAIN, "acp_repro.training", "acp_repro.data", RETENTION},
     # analysis never needs torch: of a paper it reads what stands in modules that need nothing.
     "analysis": {COMMON, CHAIN},
     "analysis.report": {COMMON, CHAIN, "analysis"},
     "analysis.acp": {COMMON, CHAIN, "analysis", "acp_repro.papers.acp"},
+    "analysis.retention": {COMMON, CHAIN, "analysis", "acp_repro.papers.retention"},
 }
 TORCH_FREE = ("analysis", "acp_repro.chain", "acp_repro.common", "acp_repro.papers.acp.plan")
 COMMANDS = {path.stem for path in (ROOT / "acp_repro").glob("*.py")} - {"__init__"}

@@ -103,10 +103,10 @@ class Retention(nn.Module):
     def phase(self) -> str:
         """``soft``, ``open`` or ``straight`` in training, else ``hard``."""
         config = self.config
+        if self.training and self.step < config.open_steps:
+            return "open"
         if not self.training or not config.is_learned:
             return "hard"
-        if self.step < config.open_steps:
-            return "open"
         late = config.hard_from_step is not None and self.step >= config.hard_from_step
         return "straight" if config.straight_through or late else "soft"
 
@@ -114,14 +114,17 @@ class Retention(nn.Module):
     def ascend(self) -> Tensor:
         """Projected ascent on the multiplier, lambda = max(0, lambda + eta (sum p - M)), after a step.
 
-        Takes the mean over the training passes since the last call. Returns the mean violation, (gates,):
-        kept beyond M, in the config's unit.
+        Returns the mean violation since the last call; see :meth:`take_violation`.
         """
+        return self.ascend_by(self.take_violation())
+
+    def take_violation(self) -> Tensor:
+        """(gates,): sum p - M in the config's unit, the mean of the training passes since the last call."""
         violation = torch.zeros_like(self.multiplier)
         if self._violations:
             violation = torch.stack(self._violations).mean(0).to(self.multiplier)
         self._violations.clear()
-        return self.ascend_by(violation)
+        return violation.detach()
 
     @torch.no_grad()
     def ascend_by(self, violation: Tensor) -> Tensor:
@@ -133,6 +136,15 @@ class Retention(nn.Module):
             if config.multiplier != "fixed" and config.constraint == "at_most":
                 self.multiplier.clamp_(min=0)
         return violation
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """The dense model inside."""
+        places, self.places = self.places, ()
+        try:
+            yield
+        finally:
+            self.places = places
 
     @contextlib.contextmanager
     def during(self, call: Call) -> Iterator[None]:
@@ -232,6 +244,8 @@ class _Pass:
 
     def _gate(self, index: int, block: nn.Module, before: Tensor, valid_before: Tensor) -> None:
         gate, config = self.r.gates[index], self.config
+        if self.phase == "open" and not config.is_learned:
+            return  # nothing to learn, nothing to drop
         received = None
         if gate.needs_attention:
             with torch.no_grad():
