@@ -13,7 +13,7 @@ import importlib
 
 _HOME = {
     "Encoder": "encoders",
-    "GateRecord": "retention",
+    "GateRecord": "forward",
     "PROFILES": "settings",
     "Retention": "retention",
     "RetentionCallback": "trainer",

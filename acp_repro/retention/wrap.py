@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from .encoders import find_encoder
-from .retention import Call, Retention
+from .forward import Call
+from .retention import Retention
 from .settings import RetentionConfig
 
 _PREFIX = "Retained"

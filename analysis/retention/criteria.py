@@ -41,11 +41,21 @@ def keeps_dense_score(score: pd.DataFrame) -> Verdict:
     if pairs.empty:
         return Verdict.of(None, "no task has both a dense model and Adaptive Retention")
     share = pairs["mean"] / pairs["mean_other"]
+    margin = pairs["mean"] - KEPT_OF_DENSE * pairs["mean_other"]
+    error = (pairs["error"] ** 2 + (KEPT_OF_DENSE * pairs["error_other"]) ** 2) ** 0.5
     words = "; ".join(
-        f"{r.dataset}, {r.gates.replace('_', ' ')}: {r.mean:.1f} of {r.mean_other:.1f} ({100 * s:.1f} %)"
-        for r, s in zip(pairs.itertuples(), share, strict=True)
+        f"{r.dataset}, {r.gates.replace('_', ' ')}: {r.mean:.1f} ± {e:.1f} of {r.mean_other:.1f} "
+        f"({100 * s:.1f} %)"
+        for r, s, e in zip(pairs.itertuples(), share, pairs["error"], strict=True)
     )
-    return Verdict.of((share >= KEPT_OF_DENSE).all(), words)
+    return Verdict.of(_beyond_error(margin, error), words)
+
+
+def _beyond_error(margin: pd.Series, error: pd.Series) -> bool | None:
+    """Met where every margin is above its error; missed where one is below minus its error."""
+    if (margin > error).all():
+        return True
+    return False if (margin < -error).any() else None
 
 
 def beats_random(score: pd.DataFrame) -> Verdict:
@@ -66,9 +76,7 @@ def _beats(score: pd.DataFrame, method: str) -> Verdict:
         f"{r.dataset}, {r.gates.replace('_', ' ')}: {g:+.1f} ± {e:.1f} points"
         for r, g, e in zip(pairs.itertuples(), gain, error, strict=True)
     )
-    if (gain > error).all():
-        return Verdict.of(True, words)
-    return Verdict.of(False if (gain < 0).any() else None, words)
+    return Verdict.of(_beyond_error(gain, error), words)
 
 
 def ablations_lose(score: pd.DataFrame) -> Verdict:
@@ -76,12 +84,16 @@ def ablations_lose(score: pd.DataFrame) -> Verdict:
     full = table[table["method"] == "ar"]
     cut = table[table["method"].str.startswith("ar_")]
     pairs = cut.merge(full, on=["dataset", "backbone", "budget", "gates"], suffixes=("", "_full"))
+    if pairs.empty:
+        return Verdict.of(None, "no ablation beside the full method")
     loss = pairs["mean_full"] - pairs["mean"]
+    error = (pairs["error"] ** 2 + pairs["error_full"] ** 2) ** 0.5
     words = "; ".join(
-        f"{r.dataset}, {r.method.removeprefix('ar_').replace('_', ' ')}, {100 * r.budget:g} %: {-x:+.1f}"
-        for r, x in zip(pairs.itertuples(), loss, strict=True)
+        f"{r.dataset}, {r.method.removeprefix('ar_').replace('_', ' ')}, {100 * r.budget:g} %: "
+        f"{-x:+.1f} ± {e:.1f}"
+        for r, x, e in zip(pairs.itertuples(), loss, error, strict=True)
     )
-    return Verdict.of((loss > 0).all() if len(pairs) else None, words or "no ablation beside the full method")
+    return Verdict.of(_beyond_error(loss, error), words)
 
 
 def _longest(speed: pd.DataFrame) -> pd.DataFrame:
@@ -135,7 +147,7 @@ def budget_holds(tokens_kept: pd.DataFrame) -> Verdict:
 
 
 def plateau(score: pd.DataFrame) -> Verdict:
-    worst, words = 0.0, []
+    words, margins, errors = [], [], []
     for name in DEFAULTS:
         table = figure2.swept(score, name)
         for _, line in table.groupby(["dataset", "backbone", "budget", "gates"]):
@@ -143,9 +155,14 @@ def plateau(score: pd.DataFrame) -> Verdict:
             if len(line) < 2 or default.empty:
                 continue
             off = (line["score_percent"] - default.iloc[0]).abs().max()
-            worst = max(worst, off)
-            words.append(f"{name.replace('_', ' ')}: {off:.1f} points")
-    return Verdict.of(worst <= PLATEAU_POINTS if words else None, "; ".join(words) or "nothing is swept")
+            # Two models on the same examples, each with the error of a share.
+            share = default.iloc[0]
+            errors.append((2 * share * (100 - share) / line["measured_examples"].max()) ** 0.5)
+            margins.append(PLATEAU_POINTS - off)
+            words.append(f"{name.replace('_', ' ')}: {off:.1f} ± {errors[-1]:.1f} points")
+    if not words:
+        return Verdict.of(None, "nothing is swept")
+    return Verdict.of(_beyond_error(pd.Series(margins), pd.Series(errors)), "; ".join(words))
 
 
 def slack_bounded(slackness: pd.DataFrame) -> Verdict:

@@ -52,7 +52,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**Figure C.** Left: the tokens that trained gates stand for, by the paper's count (sum of
 p) and by the share of gates that are open, against the budget M. Right: slack A times lambda against the
 gap that bounds it (Appendices C and G), for a feasible loss in place of the unknown least one; under the
-grey line the bound holds. {style.provenance(records)}"""
+grey line the bound holds. A model
+whose training ends at hard masks minimises another loss than the soft one, so the bound need not hold there.
+{style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -203,6 +203,15 @@ def test_answers_in_the_text_and_their_scores(here):
     assert SCORES["accuracy"]([0, 1], [0, 0]) == 50
 
 
+def test_a_question_is_never_dropped(here):
+    run = here.run("asked-mini-ar-50-afterblocks")
+    task = PAPER.load_task()(run)
+    config = task.build().retention.config
+    assert (config.protect, config.sep_token_id) == ("question", task.texts.tokenizer.sep_token_id)
+    plain = PAPER.load_task()(here.run("toy-mini-ar-30-input")).build().retention.config
+    assert (plain.protect, plain.sep_token_id) == ("auto", None)
+
+
 def test_batches_hold_every_example_once_an_epoch(here):
     run = here.run("toy-mini-ar-30-input")
     task = PAPER.load_task()(dataclasses.replace(run, seed=3))

@@ -6,6 +6,9 @@ from acp_repro.chain.paper import Claim
 
 KEPT_OF_DENSE = 0.95
 PLATEAU_POINTS = 2.0
+_ERROR = (
+    "by more than one standard error of the difference (of the test examples); within it, it cannot be told"
+)
 SLOPE_WITHIN = 0.05
 
 RESULTS = (
@@ -13,7 +16,7 @@ RESULTS = (
         "Pruning preserves more than 95 % of the dense score",
         "Abstract: keeping only 30-50 % of tokens preserves > 95 % of full-model performance",
         f"on every task, the mean over seeds of Adaptive Retention is at least {100 * KEPT_OF_DENSE:g} % of "
-        "the dense model's",
+        f"the dense model's, {_ERROR}",
         ("score",),
         "keeps_dense_score",
     ),
@@ -21,15 +24,15 @@ RESULTS = (
         "Learned retention beats random pruning",
         "Section 4.3: consistently outperforms H2O and Random across tasks and budgets",
         "on every task, the mean score of Adaptive Retention is above that of random pruning, both "
-        "fine-tuned, by more than one standard error of the difference (of the test examples)",
+        f"fine-tuned, {_ERROR}",
         ("score",),
         "beats_random",
     ),
     Claim(
         "Learned retention beats H2O",
         "Section 4.3: consistently outperforms H2O and Random across tasks and budgets",
-        "on every task, the mean score of Adaptive Retention is above that of H2O, both fine-tuned, by more "
-        "than one standard error of the difference (of the test examples)",
+        "on every task, the mean score of Adaptive Retention is above that of H2O, both fine-tuned, "
+        f"{_ERROR}",
         ("score",),
         "beats_h2o",
     ),
@@ -38,7 +41,7 @@ ABLATIONS = (
     Claim(
         "Every part of the method is needed",
         "Table 3: each ablation loses 0.5 to 4 points",
-        "on every task and at every budget each ablation's mean score is below the full method's",
+        f"on every task and at every budget each ablation's mean score is below the full method's, {_ERROR}",
         ("score",),
         "ablations_lose",
     ),
@@ -79,7 +82,7 @@ SWEEPS = (
     Claim(
         "Scores are robust to temperature and stretch",
         "Section Limitations, (iv): we observe robustness plateaus",
-        f"every value swept scores within {PLATEAU_POINTS:g} points of the default",
+        f"every value swept scores within {PLATEAU_POINTS:g} points of the default, {_ERROR}",
         ("score",),
         "plateau",
     ),

@@ -150,8 +150,9 @@ ITEMS = (
 
 PAPER = Paper(
     name="retention",
-    title="Adaptive Retention: Probabilistic Layer-wise Token Selection under a Budget",
-    url="",
+    title="Learning What to Remember: Adaptive Probabilistic Memory Retention for Memory-Efficient Language "
+    "Models",
+    url="https://arxiv.org/abs/2510.08798",
     file=File,
     suite=RetentionSuite,
     axes=(

@@ -52,9 +52,7 @@ class RetentionTask(Task):
         share = self.run.training
         hard = self.steps - round(share.hard_share * self.steps) if share.hard_share else None
         extra = {"open_steps": round(share.open_share * self.steps), "hard_from_step": hard}
-        if self.texts.labelled.is_extractive:
-            extra |= {"sep_token_id": self.texts.tokenizer.sep_token_id}
-        return self.run.retention_config(**extra)
+        return self.run.retention_config(**extra, **self.texts.gate_settings())
 
     def _dense(self) -> nn.Module:
         import transformers

@@ -100,6 +100,12 @@ class Texts:
         for at in range(0, len(ordered), rows):
             yield ordered[at : at + rows]
 
+    def gate_settings(self) -> dict[str, Any]:
+        """Settings of the gates that follow from the texts: a question is never dropped."""
+        if not self.labelled.splits["train"][0].question:
+            return {}
+        return {"protect": "question", "sep_token_id": self.tokenizer.sep_token_id}
+
     def describe(self) -> dict[str, Any]:
         sizes = {split: len(examples) for split, examples in self.labelled.splits.items()}
         tokenizer = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()

@@ -47,7 +47,7 @@ class TrainedRetention(Trained):
 
     def pruned(self, **changes: Any) -> nn.Module:
         """A copy of a dense model with gates that need no training, such as ``method="h2o"``."""
-        config = self.run.retention_config(**changes)
+        config = self.run.retention_config(**changes, **self.texts.gate_settings())
         model = copy.deepcopy(self.model)
         return retain(model, config).to(self.device).eval()
 
