@@ -74,7 +74,7 @@ def show(folder: Path, text: str, question: str = "", budget: float | None = Non
         raise UsageError(str(error)) from None
     tokenizer = _tokenizer(folder)
     pair = (question, text) if question else (text,)
-    limit = {"truncation": "only_second" if question else True, "max_length": _longest(model)}
+    limit = {"truncation": "longest_first" if question else True, "max_length": _longest(model)}
     encoded = tokenizer(*pair, return_offsets_mapping=True, return_tensors="pt", **limit)
     offsets = encoded.pop("offset_mapping")[0].tolist()
     inside = [part == len(pair) - 1 for part in encoded.sequence_ids(0)]

@@ -197,6 +197,8 @@ def test_answers_in_the_text_and_their_scores(here):
         first, last = row.span
         assert row.example.text[row.offsets[first][0] : row.offsets[last][1]].strip() == "tanh"
         assert row.offsets[0] == (0, 0)  # [CLS]
+    long = dataclasses.replace(texts.labelled.splits["train"][0], question="what " * 100)
+    assert len(texts._encode(long).ids) == run.dataset.max_tokens
     assert normalized("The  tanh, unit!") == ["tanh", "unit"]
     assert SCORES["exact_match"]([("a tanh",)], ["Tanh."]) == 100
     assert SCORES["f1"]([("tanh unit", "no")], ["tanh"]) == pytest.approx(200 / 3)

@@ -69,10 +69,7 @@ class Texts:
         return self._encoded[split]
 
     def _encode(self, example: Example) -> Encoded:
-        limit = {
-            "truncation": "only_second" if example.question else True,
-            "max_length": self.dataset.max_tokens,
-        }
+        limit = {"truncation": self._truncation(example.question), "max_length": self.dataset.max_tokens}
         pair = (example.question, example.text) if example.question else (example.text,)
         out = self.tokenizer(*pair, return_offsets_mapping=True, **limit)
         part = 1 if example.question else 0
@@ -80,6 +77,13 @@ class Texts:
         offsets = [tuple(o) if i else (0, 0) for o, i in zip(out["offset_mapping"], inside, strict=True)]
         span = None if example.answer is None else _span(example.answer, offsets)
         return Encoded(out["input_ids"], example, offsets, span)
+
+    def _truncation(self, question: str) -> str | bool:
+        """Cuts the text alone, unless the question takes more than half of the length."""
+        if not question:
+            return True
+        asked = len(self.tokenizer(question, add_special_tokens=False)["input_ids"])
+        return "only_second" if asked <= self.dataset.max_tokens // 2 else "longest_first"
 
     def tensors(self, rows: Sequence[Encoded]) -> tuple[Tensor, ...]:
         """(input_ids, attention_mask, labels), or with first and last tokens for labels; filled up to the
