@@ -14,10 +14,12 @@ ROOT = Path(__file__).parent.parent
 # Each room may import from these rooms of ours, from itself, and from no other.
 COMMON, CHAIN = "acp_repro.common", "acp_repro.chain"
 METHODS = {"acp_repro.attention", "acp_repro.model"}
+RETENTION = "acp_repro.retention"
 ALLOWED = {
     COMMON: set(),
     "acp_repro.attention": {COMMON},
     "acp_repro.model": {COMMON, "acp_repro.attention"},
+    RETENTION: {COMMON},
     "acp_repro.data": {COMMON},
     CHAIN: {COMMON},  # the registry imports a paper by its name alone
     "acp_repro.benchmark": {COMMON, "acp_repro.attention"},
@@ -31,10 +33,12 @@ ALLOWED = {
         "acp_repro.data",
         *METHODS,
     },
+    "acp_repro.papers.retention": {COMMON, CHAIN, "acp_repro.training", "acp_repro.data", RETENTION},
     # analysis never needs torch: of a paper it reads what stands in modules that need nothing.
     "analysis": {COMMON, CHAIN},
     "analysis.report": {COMMON, CHAIN, "analysis"},
     "analysis.acp": {COMMON, CHAIN, "analysis", "acp_repro.papers.acp"},
+    "analysis.retention": {COMMON, CHAIN, "analysis", "acp_repro.papers.retention"},
 }
 TORCH_FREE = ("analysis", "acp_repro.chain", "acp_repro.common", "acp_repro.papers.acp.plan")
 COMMANDS = {path.stem for path in (ROOT / "acp_repro").glob("*.py")} - {"__init__"}

@@ -56,6 +56,21 @@ class Task(ABC):
     def learning_rate(self, step: int) -> float:
         """Of the step that comes after ``step`` others."""
 
+    def before_step(self, model: nn.Module, step: int) -> None:
+        """Called on every rank before the step that comes after ``step`` others.
+
+        A task whose model draws random numbers seeds them here, from the run's seed and the step: then a
+        resume gives the same bits. ``model`` is the one that was built, without wrappers.
+        """
+        return None
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """Called on every rank after the optimiser's step, for updates that are no gradient descent.
+
+        What it changes must be in the model's state dict, or a resume would not know of it.
+        """
+        return None
+
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The parts that are compiled, and sharded by FSDP2, one by one; all alike in shape is best."""
         return []

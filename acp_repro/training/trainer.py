@@ -100,6 +100,7 @@ class Trainer:
         learning_rate = self.task.learning_rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        self.task.before_step(self.model, step)
         try:
             batches = self._watched(self.data) if watch else self.data
             waited = self.data.waited_seconds
@@ -116,6 +117,7 @@ class Trainer:
             if world_size() > 1:  # the others do not know, so torchrun ends them
                 raise RuntimeError(f"rank {rank()}: step {step} failed: {error}") from error
             raise TrainingError(self._diagnosis(step, f"failed ({error})")) from error
+        self.task.after_step(self.model, step)
         record = {
             "step": step,
             "tokens": (step + 1) * self.task.step_tokens,

@@ -188,16 +188,10 @@ def test_a_run_with_needles_has_them_in_its_share_and_twins_read_the_same(tmp_pa
         load_suite("mini")
 
 
-def test_settings_of_earlier_records_gain_no_keys(tmp_path, monkeypatch):
+def test_runs_without_needles_are_described_as_before_there_were_any(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
-    suite = load_suite("mini")
-    settings = state._settings(suite.runs[0], suite.measure)
-    assert not [key for part in settings.values() for key in part if "needle" in key]
-    asked = with_measure(suite, needle_lengths=[600], needle_depths=[0.5])
-    assert {"needle_lengths", "needle_depths"} <= state._settings(suite.runs[0], asked.measure)[
-        "measure"
-    ].keys()
+    assert "needle_share" not in load_suite("mini").runs[0].as_dict()
     for wrong, message in (("needle_depths: [2]", "between 0 and 1"), ("needle_samples: 0", "positive")):
         with pytest.raises(SuiteError, match=message):
             write_suite(tmp_path, YAML.replace("loss_tokens: 256", f"loss_tokens: 256, {wrong}"))
@@ -362,7 +356,7 @@ def test_long_curves_cover_twice_and_four_times_the_training_length(trained):
     by = {(r["method"], r["evaluated_length_tokens"], r["position"]): r["loss_nats"] for r in rows}
     for method, length in lengths:
         assert by[method, length, 500] == pytest.approx(by["exact", 2048, 500], abs=0.01)
-    ids, labels = next(prepare(trained.run.data).sequences("heldout", 2048).iter_batches(1))
+    ids, labels = next(iter(prepare(trained.run.data).sequences("heldout", 2048).iter_batches(1)))
     with torch.no_grad():
         losses = trained.model.loss_per_token(ids, labels)[0]
     assert by["acp", 2048, 1550] == pytest.approx(losses[1500:1601].mean().item(), rel=1e-5)

@@ -1,0 +1,39 @@
+"""A dense model pruned at inference only: random tokens and H2O's, at every place and budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..settings import GATES
+from ..trained import TrainedRetention
+
+PRUNINGS = ("random", "h2o")
+
+
+def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
+    """One record a pruning, place of the gate, budget and score, on the test split; ``none`` is the dense
+    model itself."""
+    plain = trained.evaluate(trained.model, "test")
+    records = _records("none", "none", 1.0, plain)
+    for gates in GATES:
+        for pruning in PRUNINGS:
+            for budget in trained.measure.budgets:
+                model = trained.pruned(method=pruning, gates=gates, budget=budget)
+                records += _records(pruning, gates, budget, trained.evaluate(model, "test"))
+    return records
+
+
+def _records(pruning: str, gates: str, budget: float, found) -> list[dict[str, Any]]:
+    return [
+        {
+            "pruning": pruning,
+            "pruning_gates": gates,
+            "pruning_budget": budget,
+            "metric": name,
+            "score_percent": value,
+            "loss_nats": found.loss_nats,
+            "measured_examples": found.examples,
+            "kept_share": found.kept_share,
+        }
+        for name, value in found.scores.items()
+    ]

@@ -1,0 +1,224 @@
+"""A labelled set as token ids: the tokeniser, the encoded splits, batches."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acp_repro.common.errors import UserError
+from acp_repro.data.labelled import Example, LabelledSet, read_labelled
+
+from .settings import BackboneConfig, DatasetConfig
+from .suite import RetentionRun
+
+PAD, CLS, SEP, UNK, MASK = "[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"
+_CONTROL_ROOM = 2  # positions that RoBERTa and Longformer keep for padding
+
+
+class TextError(UserError, ValueError):
+    """A labelled set cannot be used with these settings; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One example as ids, [CLS] question [SEP] text [SEP], cut to the dataset's length.
+
+    Attributes:
+        offsets: (start, end) characters of the text that each token stands for; (0, 0) outside of the text.
+        span: first and last token of the answer; (0, 0) where it was cut off; None for classes.
+    """
+
+    ids: list[int]
+    example: Example
+    offsets: list[tuple[int, int]]
+    span: tuple[int, int] | None
+
+
+class Texts:
+    """The splits of a dataset, encoded for a backbone.
+
+    Attributes:
+        labelled: the set itself, at most ``max_examples`` of each split.
+        tokenizer: a fast tokeniser of transformers.
+    """
+
+    def __init__(
+        self, dataset: DatasetConfig, backbone: BackboneConfig, tokenizer_folder: Path | None = None
+    ):
+        self.dataset = dataset
+        self.labelled = _cut(_labelled(dataset), dataset.max_examples)
+        for split, examples in self.labelled.splits.items():
+            if not examples:
+                raise TextError(f"{dataset.reader}: the split {split} has no example")
+        source = tokenizer_folder or backbone.pretrained
+        self.tokenizer = (
+            load_tokenizer(source) if source else train_tokenizer(self.labelled, backbone.vocab_size)
+        )
+        self._encoded: dict[str, list[Encoded]] = {}
+
+    def encoded(self, split: str) -> list[Encoded]:
+        if split not in self._encoded:
+            self._encoded[split] = [self._encode(example) for example in self.labelled.splits[split]]
+        return self._encoded[split]
+
+    def _encode(self, example: Example) -> Encoded:
+        limit = {"truncation": self._truncation(example.question), "max_length": self.dataset.max_tokens}
+        pair = (example.question, example.text) if example.question else (example.text,)
+        out = self.tokenizer(*pair, return_offsets_mapping=True, **limit)
+        part = 1 if example.question else 0
+        inside = [p == part for p in out.sequence_ids()]
+        offsets = [tuple(o) if i else (0, 0) for o, i in zip(out["offset_mapping"], inside, strict=True)]
+        span = None if example.answer is None else _span(example.answer, offsets)
+        return Encoded(out["input_ids"], example, offsets, span)
+
+    def _truncation(self, question: str) -> str | bool:
+        """Cuts the text alone, unless the question takes more than half of the length."""
+        if not question:
+            return True
+        asked = len(self.tokenizer(question, add_special_tokens=False)["input_ids"])
+        return "only_second" if asked <= self.dataset.max_tokens // 2 else "longest_first"
+
+    def tensors(self, rows: Sequence[Encoded]) -> tuple[Tensor, ...]:
+        """(input_ids, attention_mask, labels), or with first and last tokens for labels; filled up to the
+        longest row."""
+        length = max(len(row.ids) for row in rows)
+        pad = self.tokenizer.pad_token_id
+        ids = torch.tensor([row.ids + [pad] * (length - len(row.ids)) for row in rows])
+        mask = torch.tensor([[1] * len(row.ids) + [0] * (length - len(row.ids)) for row in rows])
+        if self.labelled.is_extractive:
+            spans = torch.tensor([row.span for row in rows])
+            return ids, mask, spans[:, 0], spans[:, 1]
+        return ids, mask, torch.tensor([row.example.label for row in rows])
+
+    def batches(self, split: str, rows: int, limit: int | None = None) -> Iterator[list[Encoded]]:
+        """Of a split, the longest first, so that batches hold little padding."""
+        chosen = self.encoded(split)[:limit]
+        ordered = sorted(chosen, key=lambda row: -len(row.ids))
+        for at in range(0, len(ordered), rows):
+            yield ordered[at : at + rows]
+
+    def gate_settings(self) -> dict[str, Any]:
+        """Settings of the gates that follow from the texts: a question is never dropped."""
+        if not self.labelled.splits["train"][0].question:
+            return {}
+        return {"protect": "question", "sep_token_id": self.tokenizer.sep_token_id}
+
+    def describe(self) -> dict[str, Any]:
+        sizes = {split: len(examples) for split, examples in self.labelled.splits.items()}
+        tokenizer = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+        identity = hashlib.sha256((self.labelled.identity + tokenizer).encode()).hexdigest()
+        return {
+            "corpus": self.dataset.reader,
+            "hash": identity,
+            "examples": sizes,
+            "classes": list(self.labelled.classes),
+        }
+
+
+def inputs_of(tensors: tuple[Tensor, ...], device: torch.device) -> dict[str, Tensor]:
+    """The arguments of a model of transformers, labels included."""
+    names = ("input_ids", "attention_mask", *_LABELS[len(tensors) - 2])
+    return {name: x.to(device) for name, x in zip(names, tensors, strict=True)}
+
+
+_LABELS = {0: (), 1: ("labels",), 2: ("start_positions", "end_positions")}
+
+
+@functools.lru_cache(maxsize=4)
+def texts_of(run: RetentionRun) -> Texts:
+    """The texts of a run; runs of one dataset and backbone share them in a process."""
+    return _texts(_Key(run.dataset, run.backbone))
+
+
+class _Key:
+    """Settings that hold lists, as a key."""
+
+    def __init__(self, dataset: DatasetConfig, backbone: BackboneConfig):
+        self.dataset, self.backbone = dataset, backbone
+        self._text = repr((dataset, backbone.pretrained, backbone.vocab_size))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+@functools.lru_cache(maxsize=4)
+def _texts(key: _Key) -> Texts:
+    return Texts(key.dataset, key.backbone)
+
+
+def _labelled(dataset: DatasetConfig) -> LabelledSet:
+    return read_labelled(dataset.reader, dataset.path, **dataset.options)
+
+
+def _cut(labelled: LabelledSet, limit: int | None) -> LabelledSet:
+    """At most ``limit`` examples of each split, the first by a hash."""
+    if limit is None:
+        return labelled
+
+    def by_hash(example: Example) -> bytes:
+        return hashlib.sha256(f"{example.question}\n{example.text}".encode()).digest()
+
+    splits = {split: sorted(found, key=by_hash)[:limit] for split, found in labelled.splits.items()}
+    return LabelledSet(splits, labelled.classes)
+
+
+def _span(answer: tuple[int, int], offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """First and last token that overlap the answer; (0, 0) if none does."""
+    touched = [i for i, (start, end) in enumerate(offsets) if start < answer[1] and end > answer[0]]
+    return (touched[0], touched[-1]) if touched else (0, 0)
+
+
+def train_tokenizer(labelled: LabelledSet, vocab_size: int):
+    """A byte-level BPE learnt from the training split, with BERT's special tokens."""
+    import tokenizers as t
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = t.Tokenizer(t.models.BPE(unk_token=UNK))
+    bpe.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = t.decoders.ByteLevel()
+    special = [PAD, CLS, SEP, UNK, MASK]
+    trainer = t.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=sorted(t.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    pieces = sorted(f"{e.question}\n{e.text}" for e in labelled.splits["train"])
+    bpe.train_from_iterator(pieces, trainer)
+    bpe.post_processor = t.processors.TemplateProcessing(
+        single=f"{CLS} $A {SEP}",
+        pair=f"{CLS} $A {SEP} $B {SEP}",
+        special_tokens=[(CLS, bpe.token_to_id(CLS)), (SEP, bpe.token_to_id(SEP))],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, pad_token=PAD, cls_token=CLS, sep_token=SEP, unk_token=UNK, mask_token=MASK
+    )
+
+
+def load_tokenizer(source: str | Path):
+    """A fast tokeniser, by name or from the folder of a model.
+
+    Raises:
+        TextError: there is none.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        if Path(source).is_dir() and (Path(source) / "tokenizer.json").is_file():
+            return PreTrainedTokenizerFast.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, use_fast=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise TextError(
+            f"no tokeniser at {source} ({reason}); without a network put the model's folder there"
+        ) from error

@@ -1,0 +1,59 @@
+"""FLOPs and bytes of an encoder whose blocks see fewer and fewer tokens (Appendix I). No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EncoderCost:
+    """Of one example.
+
+    Attributes:
+        linear_flop: of projections and feed-forward layers, 2 a multiplication and addition.
+        attention_flop: of scores and weighted sums, quadratic in the tokens.
+        scorer_flop: of the gates' scoring networks.
+        attention_matrix_bytes: the largest matrix of attention weights of one block, all heads, if it is
+            stored (eager attention); fused attention stores none.
+        activation_bytes: the largest sum of what one block's forward pass holds besides.
+    """
+
+    linear_flop: float
+    attention_flop: float
+    scorer_flop: float
+    attention_matrix_bytes: int
+    activation_bytes: int
+
+    @property
+    def flop(self) -> float:
+        return self.linear_flop + self.attention_flop + self.scorer_flop
+
+
+def encoder_cost(
+    tokens: Sequence[float],
+    hidden_size: int,
+    intermediate_size: int,
+    heads: int,
+    *,
+    scored: Sequence[float] = (),
+    scorer_width: int = 64,
+    element_bytes: int = 2,
+    windows: Sequence[int] | None = None,
+) -> EncoderCost:
+    """The forward pass of all blocks of an encoder.
+
+    Args:
+        tokens: what each block sees.
+        scored: the tokens that each gate scores.
+        windows: keys that a query of each block sees at most, for windowed attention.
+    """
+    linear = sum(2 * t * (4 * hidden_size**2 + 2 * hidden_size * intermediate_size) for t in tokens)
+    seen = [min(t, w) for t, w in zip(tokens, windows or tokens, strict=True)]
+    attention = sum(4 * t * keys * hidden_size for t, keys in zip(tokens, seen, strict=True))
+    # W, U and v of Eq. 3, and the summary's chunks of at most 128 positions.
+    scorer = sum(2 * t * scorer_width * (2 * hidden_size + min(t, 128) + 1) for t in scored)
+    matrix = max(t * keys for t, keys in zip(tokens, seen, strict=True)) * heads * element_bytes
+    # Input, residual, attention output and norms, and the feed-forward layer's inner states.
+    activations = max(tokens) * (4 * hidden_size + intermediate_size) * element_bytes
+    return EncoderCost(linear, attention, scorer, int(matrix), int(activations))

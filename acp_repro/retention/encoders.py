@@ -1,0 +1,201 @@
+"""Which encoders are known: where their blocks are, and how one block is called."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Where an encoder of transformers keeps what retention needs.
+
+    Attributes:
+        stack: path from the base model (without the head) to the module whose forward runs the blocks.
+        layers: path from there to the list of blocks.
+        query, key: paths from a block to its projections, for the attention that tokens receive.
+        windowed: attention is local, so that its cost and its window follow the tokens that are left;
+            kept tokens are moved together even where the others are only masked.
+        call: runs a block: ``call(block, hidden, mask, **kwargs)``; None: ``block(hidden, mask, **kwargs)``,
+            whose result may be a tuple.
+        output: the class of transformers that the stack's forward gives, as ``MODULE:CLASS``.
+    """
+
+    stack: str
+    query: str
+    key: str
+    layers: str = "layer"
+    windowed: bool = False
+    call: Callable[..., Tensor] | None = None
+    output: str = "transformers.modeling_outputs:BaseModelOutputWithPastAndCrossAttentions"
+
+    def stack_of(self, model: nn.Module) -> nn.Module:
+        return functools.reduce(getattr, self.stack.split("."), _base(model))
+
+    def layers_of(self, stack: nn.Module) -> nn.ModuleList:
+        return functools.reduce(getattr, self.layers.split("."), stack)
+
+    def run(self, block: nn.Module, hidden: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
+        """One block's output, (B, T, D)."""
+        out = (self.call or _call)(block, hidden, mask, **kwargs)
+        return out[0] if isinstance(out, tuple) else out
+
+    def wrap(self, hidden: Tensor) -> Any:
+        """What the stack's forward gives, of its last hidden state."""
+        module, _, name = self.output.partition(":")
+        return getattr(importlib.import_module(module), name)(last_hidden_state=hidden)
+
+
+_KNOWN: dict[str, Encoder] = {}
+
+
+def register_encoder(model_type: str, encoder: Encoder) -> None:
+    """Makes :func:`~acp_repro.retention.retain` know an encoder by its config's ``model_type``.
+
+    register_encoder("electra", Encoder("encoder", "attention.self.query", "attention.self.key"))
+    """
+    _KNOWN[model_type] = encoder
+
+
+def find_encoder(model: nn.Module) -> Encoder:
+    """The description of a model's encoder.
+
+    Raises:
+        ValueError: its model type is not known, or its blocks are not where they should be.
+    """
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    if model_type is None:
+        raise ValueError(f"{type(model).__name__} is no encoder of transformers: it has no config.model_type")
+    if model_type not in _KNOWN:
+        near = difflib.get_close_matches(model_type, _KNOWN, 1)
+        raise ValueError(
+            f"no layer list is known for model type {model_type!r}; known are {', '.join(sorted(_KNOWN))}. "
+            "Name its blocks with register_encoder("
+            f"{model_type!r}, Encoder(stack=..., query=..., key=...))"
+            + (f", as for {near[0]}: {_KNOWN[near[0]]}" if near else "")
+        )
+    encoder = _KNOWN[model_type]
+    try:
+        layers = encoder.layers_of(encoder.stack_of(model))
+        for path in (encoder.query, encoder.key):
+            functools.reduce(getattr, path.split("."), layers[0])
+    except AttributeError as error:
+        raise ValueError(
+            f"{type(model).__name__} has no {encoder.stack}.{encoder.layers} with {encoder.query} and "
+            f"{encoder.key} ({error}); correct its register_encoder"
+        ) from None
+    if getattr(model.config, "is_decoder", False):
+        raise ValueError("a decoder attends to what was generated before; retention is for encoders alone")
+    return encoder
+
+
+def _base(model: nn.Module) -> nn.Module:
+    return getattr(model, getattr(model, "base_model_prefix", "") or "", model)
+
+
+def _call(block: nn.Module, hidden: Tensor, mask: Any, **kwargs: Any) -> Any:
+    return block(hidden, mask, **kwargs)
+
+
+# ---- attention received -----------------------------------------------------------------------
+
+
+def attention_received(
+    encoder: Encoder,
+    block: nn.Module,
+    hidden: Tensor,
+    valid: Tensor,
+    heads: int,
+    global_: Tensor | None = None,
+) -> Tensor:
+    """How much attention each token receives in a block, summed over heads and queries: (B, T) float32.
+
+    Computed anew from the block's projections, a few heads at a time, because fused attention hands out no
+    weights.
+
+    Args:
+        hidden: (B, T, D), what goes into the block.
+        valid: (B, T) bool: padding neither attends nor is attended to.
+        heads: attention heads of the block.
+        global_: (B, T) bool, of a windowed encoder: tokens with global attention.
+    """
+    query = functools.reduce(getattr, encoder.query.split("."), block)
+    key = functools.reduce(getattr, encoder.key.split("."), block)
+    received = hidden.new_zeros(valid.shape, dtype=torch.float32)
+    if encoder.windowed:
+        _add_windowed(received, block, query, key, hidden, valid, heads, global_)
+        return received
+    bias = torch.zeros(valid.shape, device=hidden.device).masked_fill(~valid, -torch.inf)[:, None]
+    for q, k in _heads(query, key, hidden, heads):
+        weights = torch.softmax((q @ k.mT).float() * q.shape[-1] ** -0.5 + bias, -1)
+        received += (weights * valid[:, :, None]).sum(1)
+    return received
+
+
+def _heads(query: nn.Module, key: nn.Module, hidden: Tensor, heads: int) -> Iterator[tuple[Tensor, Tensor]]:
+    q, k = (f(hidden).unflatten(-1, (heads, -1)).transpose(1, 2) for f in (query, key))
+    return zip(q.unbind(1), k.unbind(1), strict=True)
+
+
+def _add_windowed(received, block, query, key, hidden, valid, heads, global_) -> None:
+    """Longformer: local queries see their window and the global tokens, global queries see all."""
+    attention = block.attention.self
+    reach, length = attention.one_sided_attn_window_size, hidden.shape[1]
+    at = torch.arange(length, device=hidden.device)
+    near = (at[:, None] - at).abs() <= reach
+    seen = (near | global_[:, None]) & valid[:, None]
+    local = valid & ~global_
+    for q, k in _heads(query, key, hidden, heads):
+        logits = (q @ k.mT).float() * q.shape[-1] ** -0.5
+        weights = torch.softmax(logits.masked_fill(~seen, torch.finfo(torch.float32).min), -1)
+        received += (weights * local[:, :, None]).sum(1)
+    if bool(global_.any()):
+        bias = torch.zeros(valid.shape, device=hidden.device).masked_fill(~valid, -torch.inf)[:, None]
+        for q, k in _heads(attention.query_global, attention.key_global, hidden, heads):
+            weights = torch.softmax((q @ k.mT).float() * q.shape[-1] ** -0.5 + bias, -1)
+            received += (weights * (global_ & valid)[:, :, None]).sum(1)
+
+
+# ---- the encoders that are known --------------------------------------------------------------
+
+
+def _call_longformer(block: nn.Module, hidden: Tensor, mask: Tensor, **kwargs: Any) -> Any:
+    """Longformer's blocks want 0 for local attention, more for global, less for none."""
+    return block(
+        hidden,
+        attention_mask=mask,
+        is_index_masked=mask < 0,
+        is_index_global_attn=mask > 0,
+        is_global_attn=bool((mask > 0).any()),
+    )
+
+
+register_encoder(
+    "distilbert",
+    Encoder(
+        "transformer",
+        "attention.q_lin",
+        "attention.k_lin",
+        output="transformers.modeling_outputs:BaseModelOutput",
+    ),
+)
+for _name in ("bert", "roberta", "camembert", "xlm-roberta", "electra"):
+    register_encoder(_name, Encoder("encoder", "attention.self.query", "attention.self.key"))
+register_encoder(
+    "longformer",
+    Encoder(
+        "encoder",
+        "attention.self.query",
+        "attention.self.key",
+        windowed=True,
+        call=_call_longformer,
+        output="transformers.models.longformer.modeling_longformer:LongformerBaseModelOutput",
+    ),
+)

@@ -1,0 +1,183 @@
+"""The gates of each method: what scores a token, and what its weights are trained by.
+
+``adaptive`` is the paper's; the others are its baselines on the same encoder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from . import gates
+from .scorer import RetentionScorer, wide
+from .settings import RetentionConfig
+
+
+@dataclass
+class Seen:
+    """What a gate may look at.
+
+    Attributes:
+        hidden: (B, T, D), of the tokens that are there.
+        valid: (B, T) bool: neither padding nor dropped.
+        received: (B, T) float, attention received in the block before, for the methods that rank by it.
+        ids: (B, T) integer token ids, or None; positions: (B, T) integer, in the original sequence.
+    """
+
+    hidden: Tensor
+    valid: Tensor
+    received: Tensor | None
+    ids: Tensor | None
+    positions: Tensor
+
+
+class Gate(nn.Module):
+    """One gate: scores for every token, and soft z of the learned ones."""
+
+    needs_attention = False
+
+    def __init__(self, config: RetentionConfig, hidden_size: int):
+        super().__init__()
+        self.config = config
+
+    def forward(self, seen: Seen) -> Tensor:
+        """(B, T) float32: larger is kept first. Log-odds of p where gates are learned."""
+        raise NotImplementedError
+
+    def sample(self, scores: Tensor) -> Tensor:
+        """A soft z in [0, 1] for training, (B, T)."""
+        return gates.sample(self.config, scores)
+
+    def ranking(self, scores: Tensor, seen: Seen) -> Tensor:
+        """What top-M ranks by at inference; the scores, unless a method ranks by something else."""
+        return scores
+
+    def extra_loss(self, scores: Tensor, valid: Tensor) -> Tensor | None:
+        """What a method adds to the loss in training, beside the budget's penalty."""
+        return None
+
+
+class AdaptiveGate(Gate):
+    """Section 3.2: the scoring network with its running summary."""
+
+    def __init__(self, config: RetentionConfig, hidden_size: int):
+        super().__init__(config, hidden_size)
+        self.scorer = RetentionScorer(
+            hidden_size, config.scorer_width, config.summary_decay, config.initial_logit
+        )
+
+    def forward(self, seen: Seen) -> Tensor:
+        return self.scorer(seen.hidden, seen.valid)
+
+
+class RandomGate(Gate):
+    """Tokens at random: fresh ones in training, a function of example and seed at inference."""
+
+    def forward(self, seen: Seen) -> Tensor:
+        if self.training:
+            return torch.rand(seen.valid.shape, device=seen.valid.device)
+        ids = torch.zeros_like(seen.positions) if seen.ids is None else seen.ids
+        # The example's own fingerprint, so that its tokens do not depend on what else is in the batch.
+        words = (ids + 1) * seen.valid
+        fingerprint = (_mix(words * 0x9E3779B1 + seen.positions) * seen.valid).sum(1, keepdim=True)
+        noise = _mix(_mix(fingerprint + self.config.seed * 0x85EBCA6B) + seen.positions)
+        return (noise & 0xFFFFFF).float() / 2**24
+
+
+class H2OGate(Gate):
+    """The heavy hitters: most attention received, summed over heads and queries (Zhang et al. 2023)."""
+
+    needs_attention = True
+
+    def forward(self, seen: Seen) -> Tensor:
+        return seen.received
+
+
+class RankGate(Gate):
+    """Constraint-aware pruning (Li et al. 2023, "ToP"): learned gates on ranks by attention received.
+
+    Every bucket of relative rank has a Hard-Concrete gate, and the whole gate has one more: where it is
+    closed nothing is pruned here. At inference the tokens of the best ranks are kept, M of them.
+    """
+
+    needs_attention = True
+
+    def __init__(self, config: RetentionConfig, hidden_size: int):
+        super().__init__(config, hidden_size)
+        self.rank_logits = nn.Parameter(torch.full((config.ranks,), config.initial_logit))
+        self.layer_logit = nn.Parameter(torch.full((), 2.0))
+
+    def forward(self, seen: Seen) -> Tensor:
+        length = seen.valid.sum(1, keepdim=True).clamp(min=1)
+        rank = _ranks(seen.received.masked_fill(~seen.valid, -torch.inf))
+        bucket = (
+            (rank * self.config.ranks).div(length, rounding_mode="floor").clamp(max=self.config.ranks - 1)
+        )
+        p_rank = torch.sigmoid(self.rank_logits)[bucket]
+        p = 1 - torch.sigmoid(self.layer_logit) * (1 - p_rank)  # kept: not pruned here, or of a good rank
+        return torch.logit(p.clamp(1e-6, 1 - 1e-6))
+
+    def ranking(self, scores: Tensor, seen: Seen) -> Tensor:
+        return seen.received
+
+
+class InformationGate(Gate):
+    """Infor-Coef (Tan 2023): an MLP sampler, Gumbel-softmax, an information bottleneck."""
+
+    def __init__(self, config: RetentionConfig, hidden_size: int):
+        super().__init__(config, hidden_size)
+        self.sampler = nn.Sequential(
+            nn.LayerNorm(hidden_size),
+            nn.Linear(hidden_size, config.scorer_width),
+            nn.GELU(),
+            nn.Linear(config.scorer_width, 2),
+        )
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        last = self.sampler[-1]
+        last.bias.copy_(torch.tensor([self.config.initial_logit, 0.0]))
+
+    def forward(self, seen: Seen) -> Tensor:
+        keep, drop = wide(self.sampler(seen.hidden)).unbind(-1)
+        return keep - drop
+
+    def sample(self, scores: Tensor) -> Tensor:
+        # Gumbel-softmax of two classes is a logistic relaxation without stretch.
+        u = torch.rand_like(scores).clamp(1e-6, 1 - 1e-6)
+        return torch.sigmoid((scores + torch.log(u) - torch.log1p(-u)) / self.config.temperature)
+
+    def extra_loss(self, scores: Tensor, valid: Tensor) -> Tensor:
+        """KL(Bernoulli(p) || Bernoulli(rho)), the mean of a token."""
+        rho = torch.full((), min(self.config.budget, 1 - 1e-6), dtype=scores.dtype, device=scores.device)
+        log_p, log_not = nn.functional.logsigmoid(scores), nn.functional.logsigmoid(-scores)
+        kl = log_p.exp() * (log_p - rho.log()) + log_not.exp() * (log_not - torch.log1p(-rho))
+        return self.config.bottleneck_weight * (kl * valid).sum() / valid.sum().clamp(min=1)
+
+
+GATES = {
+    "adaptive": AdaptiveGate,
+    "random": RandomGate,
+    "h2o": H2OGate,
+    "top": RankGate,
+    "infor_coef": InformationGate,
+}
+
+
+def _ranks(x: Tensor) -> Tensor:
+    """The place of each entry among its row, the largest first: (B, T) integer."""
+    order = x.sort(dim=1, descending=True, stable=True).indices
+    return torch.empty_like(order).scatter_(
+        1, order, torch.arange(x.shape[1], device=x.device).expand_as(order)
+    )
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A hash of each integer, within 32 bits (the finaliser of MurmurHash3)."""
+    x = x & 0xFFFFFFFF
+    for shift, factor in ((16, 0x45D9F3B), (16, 0x45D9F3B)):
+        x = ((x ^ (x >> shift)) * factor) & 0xFFFFFFFF
+    return x ^ (x >> 16)

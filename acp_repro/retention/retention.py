@@ -1,0 +1,143 @@
+"""The gates of an encoder with their budget: what is learned, and what the multiplier does."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .budget import active_gates
+from .encoders import Encoder
+from .forward import Call, GateRecord, Pass
+from .methods import GATES
+from .settings import RetentionConfig
+
+
+class Retention(nn.Module):
+    """The gates of one encoder with their budget; lies inside the encoder as ``retention``.
+
+    Attributes:
+        config: may be exchanged by :meth:`configure`.
+        places: of the gates that can drop something.
+        multiplier: (gates,) float32: lambda of Eq. 4, one a gate.
+        step: of the training, for ``open_steps`` and ``hard_from_step``; whoever trains sets it.
+        penalty: the budget's share of the last training loss, a scalar; None before.
+    """
+
+    def __init__(self, config: RetentionConfig, encoder: Encoder, model_config: Any, num_layers: int):
+        super().__init__()
+        self.config, self.encoder, self.model_config = config, encoder, model_config
+        self.all_places = config.places(num_layers)
+        self.places = active_gates(config, self.all_places)
+        hidden_size = model_config.hidden_size
+        gate = GATES.get(config.method)
+        self.gates = nn.ModuleList(gate(config, hidden_size) for _ in self.places)
+        start = torch.full((len(self.places),), float(config.initial_multiplier))
+        if config.is_learned and config.multiplier == "joint":
+            self.multiplier = nn.Parameter(start)
+        else:
+            self.register_buffer("multiplier", start)
+        self.step = 0
+        self.penalty: Tensor | None = None
+        self._violations: list[Tensor] = []
+        self._call: Call | None = None
+        self._records: list[GateRecord] | None = None
+
+    def configure(self, **changes: Any) -> None:
+        """Changes settings that need no other weights, such as ``budget``, ``selection`` or ``removal``.
+
+        Raises:
+            ValueError: a value that cannot be, or gates would stand elsewhere or be others.
+        """
+        config = dataclasses.replace(self.config, **changes)
+        places = active_gates(config, config.places(max(self.all_places, default=0)))
+        fixed = ("method", "scorer_width", "ranks")
+        if places != self.places or any(getattr(config, n) != getattr(self.config, n) for n in fixed):
+            raise ValueError(f"these gates cannot become {changes}; call retain on the dense model")
+        self.config = config
+        self.model_config.retention = config.as_dict()  # what save_pretrained writes
+        for gate in self.gates:
+            gate.config = config
+
+    @property
+    def phase(self) -> str:
+        """``soft``, ``open`` or ``straight`` in training, else ``hard``."""
+        config = self.config
+        if self.training and self.step < config.open_steps:
+            return "open"
+        if not self.training or not config.is_learned:
+            return "hard"
+        late = config.hard_from_step is not None and self.step >= config.hard_from_step
+        return "straight" if config.straight_through or late else "soft"
+
+    @torch.no_grad()
+    def ascend(self) -> Tensor:
+        """Projected ascent on the multiplier, lambda = max(0, lambda + eta (sum p - M)), after a step.
+
+        Returns the mean violation since the last call; see :meth:`take_violation`.
+        """
+        return self.ascend_by(self.take_violation())
+
+    def take_violation(self) -> Tensor:
+        """(gates,): sum p - M in the config's unit, the mean of the training passes since the last call."""
+        violation = torch.zeros_like(self.multiplier)
+        if self._violations:
+            violation = torch.stack(self._violations).mean(0).to(self.multiplier)
+        self._violations.clear()
+        return violation.detach()
+
+    @torch.no_grad()
+    def ascend_by(self, violation: Tensor) -> Tensor:
+        """:meth:`ascend` by a violation known from elsewhere, such as the mean over ranks."""
+        config = self.config
+        if config.is_learned and self.phase != "open":
+            if config.multiplier == "ascent":
+                self.multiplier += config.multiplier_step * violation
+            if config.multiplier != "fixed" and config.constraint == "at_most":
+                self.multiplier.clamp_(min=0)
+        return violation
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """The dense model inside."""
+        places, self.places = self.places, ()
+        try:
+            yield
+        finally:
+            self.places = places
+
+    @contextlib.contextmanager
+    def during(self, call: Call) -> Iterator[None]:
+        """A call of the model: what its tokens are."""
+        self._call, self.penalty = call, None
+        try:
+            yield
+        finally:
+            self._call = None
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[list[GateRecord]]:
+        """Collects what every gate does in the calls inside."""
+        before, self._records = self._records, []
+        try:
+            yield self._records
+        finally:
+            self._records = before
+
+    # ---- the pass ------------------------------------------------------------------------------
+
+    def run(self, layers: nn.ModuleList, hidden: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
+        """All blocks with the gates between them.
+
+        Args:
+            hidden: (B, T, D) embeddings.
+            mask: what the model made for its blocks.
+
+        Returns:
+            (B, T, D) in the original places.
+        """
+        return Pass(self, layers, hidden, mask, kwargs).run()

@@ -1,0 +1,108 @@
+"""The scoring network of Eq. 3 with its running summary, computed in parallel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .budget import compact, take
+
+_CHUNK = 128
+
+
+def running_summary(x: Tensor, decay: float) -> Tensor:
+    """m_t = decay m_{t-1} + (1 - decay) x_t with m_0 = 0, of all positions at once.
+
+    Two small matrix products: within chunks, and from chunk to chunk. No power of the decay is divided by,
+    so nothing overflows at any length.
+
+    Args:
+        x: (B, T, D) float.
+
+    Returns:
+        (B, T, D): m_1 to m_T.
+    """
+    batch, length, width = x.shape
+    size = min(_CHUNK, length)
+    chunks = -(-length // size)
+    x = nn.functional.pad(x, (0, 0, 0, chunks * size - length)).view(batch, chunks, size, width)
+    inside = torch.matmul(_decay_matrix(size, decay, x), x)
+    if chunks > 1:
+        # What every chunk inherits: the ends of all chunks before it, each decayed by whole chunks.
+        ends = inside[:, :, -1]
+        carried = torch.matmul(_decay_matrix(chunks, decay**size, x), ends)
+        before = nn.functional.pad(carried[:, :-1], (0, 0, 1, 0))
+        powers = decay ** torch.arange(1, size + 1, device=x.device, dtype=x.dtype)
+        inside = inside + powers[:, None] * before[:, :, None]
+    return (1 - decay) * inside.reshape(batch, chunks * size, width)[:, :length]
+
+
+def running_summary_loop(x: Tensor, decay: float) -> Tensor:
+    """The recurrence of Eq. 3 as printed: the oracle of :func:`running_summary`."""
+    m, all_m = torch.zeros_like(x[:, 0]), []
+    for t in range(x.shape[1]):
+        m = decay * m + (1 - decay) * x[:, t]
+        all_m.append(m)
+    return torch.stack(all_m, 1)
+
+
+def _decay_matrix(size: int, decay: float, like: Tensor) -> Tensor:
+    """(size, size): decay^(i - j) on and below the diagonal, 0 above."""
+    at = torch.arange(size, device=like.device)
+    distance = at[:, None] - at
+    powers = torch.pow(torch.full((), decay, dtype=like.dtype, device=like.device), distance.clamp(min=0))
+    return powers * (distance >= 0)
+
+
+class RetentionScorer(nn.Module):
+    """s_t = v' tanh(W h_t + U m_{t-1}) + b of Eq. 3.
+
+    U is applied before the summary and not after it, which is the same (both are linear) and takes a
+    summary of ``width`` numbers instead of one of the model's width.
+
+    Args:
+        hidden_size: of h_t.
+        width: rows of W and U.
+        decay: gamma of the summary.
+        initial_logit: b at the start.
+    """
+
+    def __init__(self, hidden_size: int, width: int, decay: float, initial_logit: float = 0.0):
+        super().__init__()
+        self.decay = decay
+        self.w = nn.Linear(hidden_size, width, bias=False)
+        self.u = nn.Linear(hidden_size, width, bias=False)
+        self.v = nn.Linear(width, 1)
+        self.initial_logit = initial_logit
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for layer in (self.w, self.u, self.v):
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+        nn.init.constant_(self.v.bias, self.initial_logit)
+
+    def forward(self, hidden: Tensor, kept: Tensor | None = None) -> Tensor:
+        """(B, T) float32 scores.
+
+        Args:
+            hidden: (B, T, D).
+            kept: (B, T) bool: what the summary runs over, in order; None for all. The scores of other
+                tokens mean nothing.
+        """
+        local_part, global_part = wide(self.w(hidden)), wide(self.u(hidden))
+        if kept is not None:  # to the front, and back
+            indices, _ = compact(kept, kept.shape[1])
+            global_part = take(global_part, indices)
+        with torch.autocast(hidden.device.type, enabled=False):  # powers of the decay want float32
+            summary = running_summary(global_part, self.decay)
+            before = nn.functional.pad(summary[:, :-1], (0, 0, 1, 0))
+            if kept is not None:
+                before = torch.empty_like(before).scatter(1, indices[..., None].expand_as(before), before)
+            activity = torch.tanh(local_part + before)
+            return nn.functional.linear(activity, wide(self.v.weight), wide(self.v.bias)).squeeze(-1)
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32: a score decides, and bfloat16 would tie tokens that differ."""
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,249 @@
+"""The settings of token retention. Every reading that the paper leaves open is one of them; no torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+METHODS = ("adaptive", "random", "h2o", "top", "infor_coef", "dense")
+LEARNED = ("adaptive", "top", "infor_coef")
+# Tables 5 and 6: the share of tokens kept after each layer. They exceed their own budgets.
+PROFILES = {
+    "table5_30": (0.452, 0.439, 0.425, 0.412, 0.399, 0.385),
+    "table5_50": (0.523, 0.513, 0.502, 0.492, 0.481, 0.471),
+    "table6_30": (0.50, 0.49, 0.475, 0.46, 0.445, 0.43, 0.415, 0.40, 0.385, 0.37, 0.355, 0.34),
+    "table6_50": (0.60, 0.58, 0.56, 0.54, 0.52, 0.50, 0.48, 0.46, 0.44, 0.42, 0.40, 0.38),
+}
+_CHOICES = {
+    "method": METHODS,
+    "schedule": ("constant", "geometric", "profile"),
+    "penalty": ("paper", "expected_l0"),
+    "unit": ("share", "count"),
+    "relaxation": ("hard_concrete", "sigmoid"),
+    "multiplier": ("ascent", "joint", "fixed"),
+    "constraint": ("at_most", "equal"),
+    "selection": ("top_m", "threshold"),
+    "dropped": ("zero", "last"),
+    "protect": ("auto", "cls", "question"),
+    "removal": ("gather", "mask"),
+    "over_budget": ("error", "keep"),
+}
+
+
+@dataclass(frozen=True)
+class RetentionConfig:
+    """What is kept of a sequence, where, and how that is learned.
+
+    Attributes:
+        budget: rho, the share of an example's tokens that is kept, in (0, 1]; at 1 the model is dense.
+        method: ``adaptive`` (the paper), or a baseline on the same encoder: ``random``, ``h2o`` (the tokens
+            that receive most attention), ``top`` (Li et al. 2023: gates on ranks by attention received),
+            ``infor_coef`` (Tan 2023: an MLP sampler, Gumbel-softmax, a bottleneck), ``dense``.
+        gates: ``after_blocks``, ``input`` (before the first block), ``output`` (one gate after the last
+            block: nothing is saved), or the places themselves: 0 is the input, l is after block l.
+        schedule: ``constant``: floor(rho T) of the original T tokens from the first gate on (so later gates
+            have nothing to drop); ``geometric``: each gate keeps floor(rho T_l) of what reaches it;
+            ``profile``: the shares of T in ``profile``, one a gate.
+        profile: for that schedule: shares that do not rise, or a name in :data:`PROFILES`.
+        summary_decay: gamma of m_t in Eq. 3; the paper prints no value.
+        scorer_width: rows of W and U in Eq. 3; the paper prints no value.
+        temperature, stretch: beta and (gamma, zeta) of Hard-Concrete, Eq. 6.
+        relaxation: ``sigmoid`` is the ablation without variational relaxation: z = p.
+        penalty: what the budget counts: ``paper``: sum of p = sigmoid(s); ``expected_l0``: sum of P(z > 0).
+        unit: the constraint in shares of an example's tokens, or as a ``count`` of tokens, as printed. The
+            step of the multiplier means the same at every length only for shares.
+        multiplier: ``ascent``: projected ascent after each step; ``joint``: lambda in the same optimiser step
+            as the weights (the ablation without alternation); ``fixed``: it stays at ``initial_multiplier``.
+        multiplier_step: eta of the ascent.
+        initial_multiplier: lambda at the start.
+        constraint: ``at_most`` as in Eq. 2, lambda >= 0; ``equal``: lambda may be negative, so that gates
+            which close below the budget are opened again.
+        selection: ``top_m`` (Eq. 7), or ``threshold``: the ablation that keeps p > ``threshold``.
+        gate_keys: in training, add log z to the attention that a token receives, so that a closed token is
+            not attended to, as at inference. The paper's text multiplies H alone.
+        straight_through: in training, z is inference's own choice (top-M), with the gradient of the soft z.
+        open_steps: gates stay open for so many first steps of training.
+        hard_from_step: from this step of training on, as ``straight_through``; None: never.
+        initial_logit: b of Eq. 3 at the start: positive opens the gates.
+        dropped: what a head sees of a token that was dropped: ``zero`` (H * z, Eq. 7), or its ``last`` state.
+        protect: tokens that are never dropped and count in M: the first one (``cls``), or all up to the first
+            separator (``question``); ``auto`` takes ``question`` for question answering.
+        sep_token_id: the separator, where the model's own config does not name it.
+        over_budget: what to do with an example whose protected tokens alone exceed M: ``error``, or ``keep``
+            them, over the budget.
+        removal: at inference, ``gather`` the kept tokens into shorter tensors, or ``mask`` them (the slow
+            oracle of the former).
+        bottleneck_weight: of Infor-Coef's KL divergence from Bernoulli(rho).
+        distillation_weight: of ToP's KL divergence from the dense teacher.
+        ranks: ToP's gates: buckets of relative rank.
+        seed: of the ``random`` method at inference, whose choice depends on the example and this alone.
+
+    Raises:
+        ValueError: a value that cannot be; begins with its name.
+    """
+
+    budget: float
+    method: str = "adaptive"
+    gates: str | tuple[int, ...] = "after_blocks"
+    schedule: str = "constant"
+    profile: str | tuple[float, ...] | None = None
+    summary_decay: float = 0.9
+    scorer_width: int = 64
+    temperature: float = 0.66
+    stretch: tuple[float, float] = (-0.1, 1.1)
+    relaxation: str = "hard_concrete"
+    penalty: str = "paper"
+    unit: str = "share"
+    multiplier: str = "ascent"
+    multiplier_step: float = 1e-2
+    initial_multiplier: float = 0.0
+    constraint: str = "at_most"
+    selection: str = "top_m"
+    threshold: float = 0.5
+    gate_keys: bool = False
+    straight_through: bool = False
+    open_steps: int = 0
+    hard_from_step: int | None = None
+    initial_logit: float = 2.0
+    dropped: str = "zero"
+    protect: str = "auto"
+    sep_token_id: int | None = None
+    over_budget: str = "error"
+    removal: str = "gather"
+    bottleneck_weight: float = 0.1
+    distillation_weight: float = 1.0
+    ranks: int = 64
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in known:
+                near = difflib.get_close_matches(str(value), known, 1)
+                raise ValueError(
+                    f"{name}: must be one of {', '.join(known)}, got {value!r}"
+                    + (f"; did you mean {near[0]}?" if near else "")
+                )
+        for name in ("gates", "stretch", "profile"):  # as lists from JSON or YAML
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_numbers()
+        self._check_gates()
+        self._check_profile()
+
+    def _check_numbers(self) -> None:
+        def number(name: str, ok: Any, words: str) -> None:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not ok(value):
+                raise ValueError(f"{name}: must be {words}, got {value!r}")
+
+        number("budget", lambda x: 0 < x <= 1, "a share in (0, 1]")
+        number("summary_decay", lambda x: 0 <= x <= 1, "in [0, 1]")
+        number("temperature", lambda x: 0 < x < math.inf, "positive")
+        number("threshold", lambda x: 0 < x < 1, "in (0, 1)")
+        number("multiplier_step", lambda x: 0 <= x < math.inf, "finite and not negative")
+        number("initial_multiplier", math.isfinite, "finite")
+        number("initial_logit", math.isfinite, "finite")
+        for name in ("scorer_width", "ranks"):
+            number(name, lambda x: x == int(x) >= 1, "a whole number of at least 1")
+        for name in ("bottleneck_weight", "distillation_weight"):
+            number(name, lambda x: 0 <= x < math.inf, "finite and not negative")
+        number("open_steps", lambda x: x == int(x) >= 0, "a whole number of at least 0")
+        if self.hard_from_step is not None:
+            number("hard_from_step", lambda x: x == int(x) >= 0, "a whole number of at least 0, or None")
+        low, high = self.stretch if len(self.stretch) == 2 else (0, 0)
+        if not low < 0 < 1 < high:
+            raise ValueError(
+                f"stretch: must be (gamma, zeta) with gamma < 0 and zeta > 1, got {self.stretch}"
+            )
+        if self.constraint == "at_most" and self.initial_multiplier < 0:
+            raise ValueError("initial_multiplier: must not be negative where constraint is at_most")
+
+    def _check_gates(self) -> None:
+        gates = self.gates
+        if isinstance(gates, str):
+            if gates not in ("after_blocks", "input", "output"):
+                raise ValueError(
+                    f"gates: must be after_blocks, input, output or a list of places, got {gates!r}"
+                )
+        elif (
+            not gates
+            or list(gates) != sorted(set(gates))
+            or any(isinstance(g, bool) or not isinstance(g, int) or g < 0 for g in gates)
+        ):
+            raise ValueError(f"gates: places are whole numbers that rise (0 is the input), got {gates!r}")
+
+    def _check_profile(self) -> None:
+        if self.schedule != "profile":
+            if self.profile is not None:
+                raise ValueError(f"profile: is of the schedule profile, not of {self.schedule}")
+            return
+        if isinstance(self.profile, str) and self.profile not in PROFILES:
+            raise ValueError(f"profile: must be one of {', '.join(PROFILES)} or shares, got {self.profile!r}")
+        shares = self.shares_of_profile
+        if not shares or not all(0 < share <= 1 for share in shares):
+            raise ValueError(f"profile: shares are in (0, 1], got {self.profile!r}")
+        if any(later > before for before, later in itertools.pairwise(shares)):
+            raise ValueError(
+                f"profile: dropped tokens stay dropped, so no share may rise; got {self.profile!r}"
+            )
+
+    @property
+    def shares_of_profile(self) -> tuple[float, ...]:
+        if self.profile is None:
+            return ()
+        return PROFILES[self.profile] if isinstance(self.profile, str) else self.profile
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether gates have weights of their own."""
+        return self.method in LEARNED
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether nothing is ever dropped."""
+        return self.method == "dense" or (self.budget == 1 and self.schedule != "profile")
+
+    def places(self, num_layers: int) -> tuple[int, ...]:
+        """Where gates stand in an encoder of ``num_layers`` blocks: 0 is the input, l is after block l.
+
+        Raises:
+            ValueError: a place that the encoder does not have, or a profile of another number of gates.
+        """
+        if self.is_dense:
+            return ()
+        named = {"after_blocks": tuple(range(1, num_layers + 1)), "input": (0,), "output": (num_layers,)}
+        places = named[self.gates] if isinstance(self.gates, str) else self.gates
+        if places[-1] > num_layers:
+            raise ValueError(f"gates: the encoder has {num_layers} blocks, so no place {places[-1]}")
+        if self.schedule == "profile" and len(self.shares_of_profile) != len(places):
+            raise ValueError(
+                f"profile: has {len(self.shares_of_profile)} shares for {len(places)} gates; give one a gate"
+            )
+        return places
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as they go into ``config.json``."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Of :meth:`as_dict`.
+
+        Raises:
+            ValueError: an unknown setting.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                raise ValueError(f"{name}: no such setting" + (f"; did you mean {near[0]}?" if near else ""))
+        return cls(**values)

@@ -1,0 +1,152 @@
+"""What a model with gates reads of a text: ``python -m acp_repro.retention.show MODEL --text "..."``.
+
+MODEL is a folder of ``save_pretrained`` with its tokeniser, or a run's folder such as runs/retention/NAME.
+Prints the text once for each gate; every character of a token that is dropped there is a dot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from acp_repro.common.errors import UsageError, UserError
+
+DOT = "·"
+
+
+def visible(text: str, offsets: Sequence[tuple[int, int]], kept: Sequence[bool]) -> str:
+    """``text`` with a dot for each character that no kept token stands for; line ends stay.
+
+    Args:
+        offsets: (start, end) characters of each token.
+        kept: whether each token is kept.
+    """
+    shown = [c if c == "\n" else DOT for c in text]
+    for (start, end), keep in zip(offsets, kept, strict=True):
+        if keep:
+            shown[start:end] = text[start:end]
+    return "".join(shown)
+
+
+def place_name(place: int) -> str:
+    """ "at the input", "after block 2"."""
+    return "at the input" if place == 0 else f"after block {place}"
+
+
+def find_model(path: Path) -> Path:
+    """The folder with ``config.json``: ``path`` itself, or ``model`` in a run's folder.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for folder in (path, path / "model"):
+        if (folder / "config.json").is_file():
+            return folder
+    raise UsageError(f"{path}: no config.json there; give a folder of save_pretrained, or a run's folder")
+
+
+def show(folder: Path, text: str, question: str = "", budget: float | None = None) -> list[str]:
+    """The lines that the command prints.
+
+    Args:
+        question: stands before the text, in models that were trained so.
+        budget: another share than the model's own.
+
+    Raises:
+        UsageError: the folder holds no model with gates, or no fast tokeniser.
+    """
+    import torch
+    from transformers.utils import logging
+
+    from . import from_pretrained
+
+    logging.disable_progress_bar()
+
+    try:
+        model = from_pretrained(folder).eval()
+        if budget is not None:
+            model.retention.configure(budget=budget)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    tokenizer = _tokenizer(folder)
+    pair = (question, text) if question else (text,)
+    limit = {"truncation": "longest_first" if question else True, "max_length": _longest(model)}
+    encoded = tokenizer(*pair, return_offsets_mapping=True, return_tensors="pt", **limit)
+    offsets = encoded.pop("offset_mapping")[0].tolist()
+    inside = [part == len(pair) - 1 for part in encoded.sequence_ids(0)]
+    inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad(), model.retention.recorded() as records:
+        output = model(**inputs)
+    total = len(offsets)
+    spans = [tuple(o) if i else (0, 0) for o, i in zip(offsets, inside, strict=True)]
+    end = max(last for _, last in spans)
+    lines = [f"{total} tokens, {model.retention.config.method}, budget {model.retention.config.budget:.0%}"]
+    if end < len(text.rstrip()):
+        lines.append(f"only the first {end} of {len(text)} characters fit the model")
+    for record in records:
+        kept = record.kept[0].tolist()
+        lines += ["", f"{place_name(record.place)}: {sum(kept)} of {total} tokens go on"]
+        lines += visible(text[:end], spans, kept).splitlines()
+    if not records:
+        lines += ["", "nothing is dropped"]
+    names = folder / "classes.json"
+    if names.is_file() and getattr(output, "logits", None) is not None:
+        classes = json.loads(names.read_text())
+        share = output.logits[0].float().softmax(-1)
+        if len(classes) == len(share):
+            lines += ["", f"answer: {classes[int(share.argmax())]} ({float(share.max()):.0%})"]
+    return lines
+
+
+def _longest(model) -> int:
+    """The most tokens; RoBERTa and Longformer keep two positions for themselves."""
+    positions = model.config.max_position_embeddings
+    return positions - 2 if model.config.model_type in ("roberta", "longformer", "camembert") else positions
+
+
+def _tokenizer(folder: Path):
+    from transformers import PreTrainedTokenizerFast
+
+    if not (folder / "tokenizer.json").is_file():
+        raise UsageError(f"{folder}: no tokenizer.json; save the model's fast tokeniser there")
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    summary, details = __doc__.split("\n\n", 1)
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.retention.show", description=summary.split(":")[0] + ". " + details
+    )
+    parser.add_argument("model", type=Path, help="folder of a model with gates, or of a run")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", help="the text itself")
+    source.add_argument("--file", type=Path, help="a file that holds it")
+    parser.add_argument("--question", default="", help="what stands before the text, where a model is asked")
+    parser.add_argument("--budget", type=float, help="another share of the tokens than the model's own")
+    options = parser.parse_args(arguments)
+    try:
+        if options.file and not options.file.is_file():
+            raise UsageError(f"--file {options.file}: no such file")
+        text = options.text if options.file is None else options.file.read_text(encoding="utf-8")
+        if not text.strip():
+            raise UsageError("the text is empty")
+        try:
+            lines = show(find_model(options.model), text, options.question, options.budget)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"{error}; pip install -e '.[retention]'") from None
+        print("\n".join(lines), flush=True)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

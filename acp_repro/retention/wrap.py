@@ -1,0 +1,225 @@
+"""``retain``: an encoder of transformers that keeps a budget of its tokens and is called as before."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .encoders import find_encoder
+from .forward import Call
+from .retention import Retention
+from .settings import RetentionConfig
+
+_PREFIX = "Retained"
+
+
+def retain(model: nn.Module, config: RetentionConfig, teacher: nn.Module | None = None) -> nn.Module:
+    """Puts gates into an encoder of transformers, in place, and gives it back.
+
+    The call stays the model's own: the same arguments (and ``protected_mask``, (B, T) bool: further tokens
+    that are never dropped), the same outputs in the original places. Where ``labels`` give a loss, it
+    includes the budget's penalty in training.
+
+    Args:
+        model: a model of transformers, with a head or without; its weights stay.
+        teacher: the dense model that method ``top`` is distilled from, frozen.
+
+    Raises:
+        ValueError: the encoder is not known (see ``register_encoder``), has other blocks than the config
+            says, or has gates already.
+    """
+    if isinstance(model, RetainedModel):
+        raise ValueError("the model has gates already; load the dense one, or use model.retention.configure")
+    if config.gate_keys and find_encoder(model).windowed:
+        raise ValueError("gate_keys: windowed attention takes no bias; leave it off")
+    _attach(model, config)
+    model.config.retention = config.as_dict()
+    model.__class__ = retained_class(type(model))
+    if teacher is not None:
+        model.set_teacher(teacher)
+    return model
+
+
+def from_pretrained(folder: str | Path, **options: Any) -> nn.Module:
+    """What ``save_pretrained`` of a retained model wrote, with its gates and their settings.
+
+    Args:
+        folder: or a name on the Hub.
+        options: of transformers' ``from_pretrained``, such as ``dtype``.
+
+    Raises:
+        ValueError: no retained model.
+    """
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    name = (config.architectures or [""])[0]
+    if getattr(config, "retention", None) is None or not name.startswith(_PREFIX):
+        raise ValueError(f"{folder}: no model with gates; load it with transformers and call retain")
+    base = getattr(transformers, name.removeprefix(_PREFIX), None)
+    if base is None:
+        raise ValueError(f"{folder}: transformers has no class {name.removeprefix(_PREFIX)}")
+    return retained_class(base).from_pretrained(folder, **options)
+
+
+class RetainedModel:
+    """What a retained model has beside its own class's."""
+
+    @property
+    def retention(self) -> Retention:
+        return find_encoder(self).stack_of(self).retention
+
+    def set_teacher(self, teacher: nn.Module | None) -> None:
+        """The dense model that method ``top`` is distilled from; not saved with the weights."""
+        if teacher is not None:
+            teacher.eval().requires_grad_(False)
+        object.__setattr__(self, "_teacher", teacher)  # no submodule: its weights are no weights of ours
+
+
+@functools.cache
+def retained_class(base: type) -> type:
+    """``base`` with gates; ``from_pretrained`` of it reads their settings from ``config.retention``."""
+    names = list(inspect.signature(base.forward).parameters)[1:]
+
+    def __init__(self, config, *args, **kwargs):
+        super(made, self).__init__(config, *args, **kwargs)
+        _attach(self, RetentionConfig.from_dict(config.retention))
+
+    @functools.wraps(base.forward)
+    def forward(self, *args, protected_mask: Tensor | None = None, **kwargs):
+        retention = self.retention
+        if not retention.places:
+            return base.forward(self, *args, **kwargs)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        with retention.during(_describe(self, given, protected_mask)):
+            output = base.forward(self, *args, **kwargs)
+        if self.training and retention.penalty is not None:
+            output = _with_penalty(self, output, given)
+        return output
+
+    made = type(
+        f"{_PREFIX}{base.__name__}", (RetainedModel, base), {"__init__": __init__, "forward": forward}
+    )
+    return made
+
+
+def _attach(model: nn.Module, config: RetentionConfig) -> None:
+    encoder = find_encoder(model)
+    stack = encoder.stack_of(model)
+    layers = encoder.layers_of(stack)
+    retention = Retention(config, encoder, model.config, len(layers))
+    weight = next(model.parameters())
+    stack.retention = retention.to(device=weight.device) if weight.device.type != "meta" else retention
+    stack.__class__ = _retained_stack(type(stack))
+
+
+@functools.cache
+def _retained_stack(base: type) -> type:
+    def forward(self, hidden_states, attention_mask=None, *args, **kwargs):
+        retention = self.retention
+        if not retention.places:
+            return base.forward(self, hidden_states, attention_mask, *args, **kwargs)
+        if kwargs.get("output_attentions") or kwargs.get("output_hidden_states"):
+            raise ValueError(
+                "a pruned encoder has no attentions or hidden states of one shape; use retention.recorded()"
+            )
+        padding = kwargs.pop("padding_len", 0)
+        as_tuple = kwargs.pop("return_dict", True) is False
+        for name in ("output_attentions", "output_hidden_states"):
+            kwargs.pop(name, None)
+        layers = retention.encoder.layers_of(self)
+        hidden = retention.run(layers, hidden_states, attention_mask, kwargs)
+        hidden = hidden[:, : hidden.shape[1] - padding]
+        return (hidden,) if as_tuple else retention.encoder.wrap(hidden)
+
+    return type(f"{_PREFIX}{base.__name__}", (base,), {"forward": forward})
+
+
+def _describe(model: nn.Module, given: dict[str, Any], protected_mask: Tensor | None) -> Call:
+    """Which tokens there are, and which are never dropped.
+
+    Raises:
+        ValueError: a mask that is none of tokens, or a question whose end cannot be told.
+    """
+    ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
+    if (ids is None) == (embeds is None):
+        raise ValueError("give either input_ids or inputs_embeds")
+    shape = (ids if ids is not None else embeds).shape[:2]
+    device = (ids if ids is not None else embeds).device
+    mask = given.get("attention_mask")
+    if mask is None:
+        valid = torch.ones(shape, dtype=torch.bool, device=device)
+    elif mask.dim() != 2 or mask.shape != shape:
+        raise ValueError(
+            f"attention_mask: must be {tuple(shape)}, one entry a token, got {tuple(mask.shape)}"
+        )
+    else:
+        valid = mask.to(device) > 0
+    # The first token that is none of padding: [CLS], whatever side the padding is on.
+    protected = valid & (valid.cumsum(1) == 1)
+    config = model.retention.config
+    if _protects_question(model, config):
+        protected = protected | _question(model, config, ids, valid)
+    if protected_mask is not None:
+        if protected_mask.shape != shape:
+            raise ValueError(
+                f"protected_mask: must be {tuple(shape)}, one entry a token, "
+                f"got {tuple(protected_mask.shape)}"
+            )
+        protected = protected | (protected_mask.to(device).bool() & valid)
+    return Call(valid, protected, ids)
+
+
+def _protects_question(model: nn.Module, config: RetentionConfig) -> bool:
+    if config.protect == "auto":
+        return type(model).__name__.endswith("ForQuestionAnswering")
+    return config.protect == "question"
+
+
+def _question(model: nn.Module, config: RetentionConfig, ids: Tensor | None, valid: Tensor) -> Tensor:
+    """(B, T) bool: all up to the first separator."""
+    separator = config.sep_token_id
+    if separator is None:
+        separator = getattr(model.config, "sep_token_id", None)
+    if separator is None:
+        raise ValueError("sep_token_id: set it in RetentionConfig, so that the question's end is known")
+    if ids is None:
+        raise ValueError("protect: a question needs input_ids; with inputs_embeds give protected_mask")
+    is_end = (ids == separator) & valid
+    return valid & (is_end.cumsum(1) - is_end.long() == 0) & is_end.any(1, keepdim=True)
+
+
+def _with_penalty(model: nn.Module, output: Any, given: dict[str, Any]) -> Any:
+    """The output with the penalty, and ToP's distillation, added to its loss; without one as it is."""
+    as_tuple = isinstance(output, tuple)
+    loss = output[0] if as_tuple else getattr(output, "loss", None)
+    if loss is None or loss.dim() > 0:
+        return output
+    loss = loss + model.retention.penalty
+    teacher = getattr(model, "_teacher", None)
+    config = model.retention.config
+    if teacher is not None and config.method == "top" and config.distillation_weight:
+        loss = loss + config.distillation_weight * _distillation(output, teacher, given)
+    if as_tuple:
+        return (loss, *output[1:])
+    output["loss"] = loss
+    return output
+
+
+def _distillation(output: Any, teacher: nn.Module, given: dict[str, Any]) -> Tensor:
+    """KL(teacher || model), the mean of an example, over all logits that the head gives."""
+    labels = ("labels", "start_positions", "end_positions")
+    with torch.no_grad():
+        taught = teacher(**{name: value for name, value in given.items() if name not in labels})
+    total = 0.0
+    for name in ("logits", "start_logits", "end_logits"):
+        if not isinstance(output, tuple) and getattr(output, name, None) is not None:
+            ours = nn.functional.log_softmax(getattr(output, name).float(), -1).flatten(0, -2)
+            theirs = nn.functional.log_softmax(getattr(taught, name).float(), -1).flatten(0, -2)
+            total = total + nn.functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    return total

@@ -1,0 +1,59 @@
+"""Figure 2: scores against temperature and stretch."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from .. import drawing, style
+from ..tables import one_each
+
+DEFAULTS = {"temperature": 0.66, "stretch_low": -0.1, "stretch_high": 1.1}
+TITLES = {
+    "temperature": "temperature $\\beta$",
+    "stretch_low": "stretch $\\gamma$",
+    "stretch_high": "stretch $\\zeta$",
+}
+
+
+def swept(records: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The first score on the test split of the runs that differ from the default in ``name`` alone."""
+    test = records[records["split"] == "test"]
+    for other, value in DEFAULTS.items():
+        if other != name:
+            test = test[test[other] == value]
+    test = test[test["metric"] == test.groupby("dataset")["metric"].transform("first")]
+    key = ["dataset", "backbone", "budget", "gates", name]
+    return one_each(test, key, "figure2").sort_values(name)
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """A panel for each setting, a line for each task and budget.
+
+    Args:
+        records: ``score`` records of one seed.
+    """
+    figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.2), layout="constrained", sharey=True)
+    for ax, (name, title) in zip(axes, TITLES.items(), strict=True):
+        table = swept(records, name)
+        for (dataset, _, budget, _), line in table.groupby(["dataset", "backbone", "budget", "gates"]):
+            ax.plot(line[name], line["score_percent"], "o-", label=f"{dataset}, {100 * budget:g} %")
+            default = line[line[name] == DEFAULTS[name]]
+            ax.plot(default[name], default["score_percent"], "x", color="0.1", ms=8, zorder=3)
+        ax.set(xlabel=title)
+    axes[0].set_ylabel("test score (%)")
+    axes[0].legend()
+    return figure
+
+
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["score"]
+    caption = f"""**Figure 2.** Test score of Adaptive Retention against the relaxation's three settings,
+one moved at a time, one training run a point; a cross marks the paper's default.
+{style.provenance(records)}"""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

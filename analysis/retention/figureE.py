@@ -1,0 +1,42 @@
+"""Appendix E: variance of the gradient against the number of samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from .. import drawing, style
+
+
+def slope(records: pd.DataFrame) -> float:
+    """Of log variance against log B, by least squares."""
+    return float(np.polyfit(np.log(records["batch_samples"]), np.log(records["gradient_variance"]), 1)[0])
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """Measured variances and C/B through the first.
+
+    Args:
+        records: ``variance`` records.
+    """
+    table = records.sort_values("batch_samples")
+    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
+    first = table["gradient_variance"].iloc[0]
+    ax.plot(table["batch_samples"], first / table["batch_samples"], color=style.PAPER, label="C / B")
+    ax.plot(table["batch_samples"], table["gradient_variance"], "o", ms=4, label="measured")
+    ax.set(xscale="log", yscale="log", xlabel="samples B", ylabel="variance of the mean gradient")
+    ax.legend(title=f"slope {slope(records):.3f}")
+    return figure
+
+
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["variance"]
+    caption = f"""**Figure E.** Variance of the mean of B gradients through relaxed gates, each from
+{records["repeats"].max():,} repeats; Appendix E bounds it by C/B. {style.provenance(records)}"""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

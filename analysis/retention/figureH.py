@@ -1,0 +1,39 @@
+"""Appendix H: Rademacher complexity of a linear class under random retention."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from .. import drawing, style
+from ..tables import one_each
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """The measured ratio, M/T as the paper claims it, and the root of it.
+
+    Args:
+        records: ``complexity`` records.
+    """
+    table = one_each(records, ["kept_tokens"], "figureH").sort_values("kept_tokens")
+    share = table["kept_tokens"] / table["tokens"]
+    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
+    ax.plot(share, table["claimed_ratio"], color=style.PAPER, label="$M/T$, Appendix H")
+    ax.plot(share, table["root_ratio"], color=style.SIZES[1], label="$\\sqrt{M/T}$")
+    ax.plot(share, table["complexity_ratio"], "o", ms=4, color=style.SIZES[0], label="measured")
+    ax.set(xlabel="tokens kept, $M/T$", ylabel="complexity over that of all tokens")
+    ax.legend()
+    return figure
+
+
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["complexity"]
+    caption = f"""**Figure H.** Empirical Rademacher complexity of linear predictors of norm 1 on inputs
+with M of {records["tokens"].max()} tokens kept at random, over that with all tokens.
+{style.provenance(records)}"""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

@@ -1,0 +1,87 @@
+"""How the methods and models of Adaptive Retention are named, and set beside the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from acp_repro.chain.paper import Item
+from acp_repro.papers.retention.suite import RetentionRun, RetentionSuite
+
+from ..published import published
+
+PUBLISHED = published("analysis.retention")
+# Names as in the paper's tables, in their order.
+METHODS = {
+    "dense": "Full Transformer",
+    "random": "Random pruning",
+    "h2o": "H2O",
+    "top": "Constraint-aware pruning",
+    "infor_coef": "Infor-Coef",
+    "ar": "Adaptive Retention",
+    "ar_no_relaxation": "Without variational relaxation",
+    "ar_joint": "Without alternating optimization",
+    "ar_fixed": "With a fixed multiplier",
+    "ar_threshold": "Threshold instead of top-M",
+}
+PLACES = {"input": "at the input", "after_blocks": "after blocks", "output": "at the output", "none": ""}
+
+
+def row_name(method: str, gates: str) -> str:
+    """ "H2O, at the input"."""
+    return ", ".join(filter(None, (METHODS[method], PLACES[gates])))
+
+
+def run_cells(run: RetentionRun) -> dict[str, str]:
+    """What a run is, as columns of the report's table of runs."""
+    return {
+        "task": run.dataset_name,
+        "encoder": run.backbone_name,
+        "method": METHODS[run.method],
+        "budget": "" if run.is_dense else f"{100 * run.budget:g} %",
+        "gates": PLACES[run.gates],
+        "relaxation": "" if run.is_dense else ", ".join(f"{x:g}" for x in run.relaxation),
+        "seed": str(run.seed),
+    }
+
+
+def describe(suite: RetentionSuite) -> str:
+    """The models of a suite in half a sentence."""
+    tasks = ", ".join(dict.fromkeys(run.dataset_name for run in suite.runs))
+    encoders = dict.fromkeys((run.backbone_name, run.backbone) for run in suite.runs)
+    words = ", ".join(f"{name} ({_shape(backbone)})" for name, backbone in encoders)
+    return f"{words}, fine-tuned on {tasks}"
+
+
+def _shape(backbone) -> str:
+    if backbone.pretrained:
+        return f"weights of {backbone.pretrained}"
+    return f"{backbone.num_hidden_layers} blocks of width {backbone.hidden_size}, from scratch"
+
+
+def caveat(suite: RetentionSuite) -> str:
+    """In what the suite's models are less than the paper's, and how its contradictions are read."""
+    fresh = [run for run in suite.runs if not run.backbone.pretrained]
+    start = (
+        "The paper fine-tunes published weights of DistilBERT (66M) and Longformer (149M); the encoders here "
+        "start from scratch and are small, so scores compare with each other and not with the paper's. "
+        if fresh
+        else ""
+    )
+    return start + (
+        "Where the paper contradicts itself: its dense row falls with the budget, which dense has none of, "
+        "so there is one dense row here; Tables 5 and 6 keep more than their budget (their text says so), so "
+        "the schedules are measured beside them; Table 3 calls the method with the most memory (7.5 GB) the "
+        "least; ArXiv and PubMed RCT are scored as summaries and are classification sets."
+    )
+
+
+def scale(item: Item, runs: Sequence[RetentionRun]) -> str:
+    return ""
+
+
+def means(records: pd.DataFrame, columns: list[str], value: str) -> pd.DataFrame:
+    """Mean and standard deviation over seeds, which alone may differ within ``columns``."""
+    grouped = records.groupby(columns, sort=False, dropna=False)[value]
+    return grouped.agg(["mean", "std", "count"]).reset_index()

@@ -1,0 +1,67 @@
+"""Table 3: the method without each of its parts."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from .. import drawing, style
+from ..tables import one_each
+from . import models
+
+_KEY = ["dataset", "backbone", "method", "budget", "gates", "metric"]
+
+
+def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
+    """One row an ablation and budget: scores, throughput against dense, peak memory; beside them the paper's.
+
+    Args:
+        scores: ``score`` records.
+        speed: ``speed`` records, of one seed; the longest length counts.
+    """
+    test = scores[scores["split"] == "test"]
+    one_each(test, [*_KEY, "seed"], "table3")
+    values = models.means(test, _KEY, "score_percent")
+    longest = speed[speed["length_tokens"] == speed["length_tokens"].max()]
+    longest = longest[["dataset", "backbone", "method", "budget", "gates", "peak_memory_bytes"]].assign(
+        throughput_ratio=longest["dense_batch_ms"] / longest["batch_ms"]
+    )
+    values = values.merge(longest, how="left")
+    rows = []
+    printed = models.PUBLISHED.table.query("item == 'table3'").set_index(["method", "quantity"])["low"]
+    order = list(models.METHODS)
+    groups = values.groupby(["budget", "method", "gates"], sort=False)
+    for (budget, method, gates), of_row in sorted(groups, key=lambda g: (-g[0][0], order.index(g[0][1]))):
+        first = of_row.iloc[0]
+        memory = first["peak_memory_bytes"]
+        cells = {
+            "": f"{models.row_name(method, gates)}, {100 * budget:g} %",
+            **{
+                f"{r.dataset} {r.metric.replace('_', ' ')}": f"{r.mean:.1f}"
+                for r in of_row.rename(columns={"mean": "mean"}).itertuples()
+            },
+            "throughput": "–" if pd.isna(first["throughput_ratio"]) else f"{first['throughput_ratio']:.2f}x",
+            "memory": "–" if pd.isna(memory) else f"{memory / 2**20:,.0f} MiB",
+        }
+        name = models.METHODS[method]
+        for task in ("sst2", "imdb"):
+            key = (name, f"{task}_{100 * budget:g}")
+            cells[f"{task}, paper"] = f"{printed[key]:.1f}" if key in printed.index else "–"
+        at_30 = budget == 0.3
+        cells["throughput, paper"] = f"{printed[name, 'throughput']:.2f}x" if at_30 else "–"
+        cells["memory, paper"] = f"{printed[name, 'memory']:.1f} GB" if at_30 else "–"
+        rows.append(cells)
+    return drawing.Table(pd.DataFrame(rows).fillna("–"), values)
+
+
+def make(found: drawing.Found) -> tuple[drawing.Table, str]:
+    scores, speed = found.records["score"], found.records["speed"]
+    caption = f"""**Table 3.** The method and its ablations: test scores in percent (means over seeds),
+throughput of inference against the same encoder without gates at {speed["length_tokens"].max():,} tokens,
+peak memory of a batch, weights aside. Beside them the paper's Table 3, whose full method uses the most
+memory and is called the least. A dash: not measured, as memory is not on a CPU.
+{style.provenance(scores, speed)}"""
+    return tabulate(scores, speed), caption
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

@@ -1,0 +1,79 @@
+"""Table 4: what a batch costs."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from .. import drawing, style
+from ..tables import one_each
+from . import models
+
+
+def tabulate(records: pd.DataFrame) -> drawing.Table:
+    """One row a method, budget and length: time, throughput against dense, scorer, memory.
+
+    Args:
+        records: ``speed`` records.
+    """
+    key = ["dataset", "backbone", "method", "budget", "gates", "length_tokens"]
+    values = one_each(records[[*key, *_USED]], key, "table4").copy()
+    tokens = values["batch_examples"] * values["length_tokens"]
+    values["seconds_per_1k_tokens"] = values["batch_ms"] / tokens
+    values["throughput_ratio"] = values["dense_batch_ms"] / values["batch_ms"]
+    values["scorer_share"] = values["scorer_ms"] / values["batch_ms"]
+    values["memory_saved"] = 1 - values["peak_memory_bytes"] / values["dense_peak_memory_bytes"]
+    shown = pd.DataFrame(
+        {
+            "": [_name(row) for row in values.itertuples()],
+            "tokens": [f"{n:,}" for n in values["length_tokens"]],
+            "s per batch": [f"{ms / 1e3:.4f}" for ms in values["batch_ms"]],
+            "s per 1k tokens": [f"{s:.4f}" for s in values["seconds_per_1k_tokens"]],
+            "throughput": [f"{x:.2f}x" for x in values["throughput_ratio"]],
+            "scorer": [f"{100 * x:.1f} %" for x in values["scorer_share"]],
+            "memory saved": ["–" if pd.isna(x) else f"{100 * x:.0f} %" for x in values["memory_saved"]],
+        }
+    )
+    paper = models.PUBLISHED.table.query("item == 'table4'").pivot(
+        index="method", columns="quantity", values="low"
+    )
+    quoted = pd.DataFrame(
+        {
+            "": [f"{name} (quoted, 30 %)" for name in paper.index],
+            "tokens": "–",
+            "s per batch": [f"{x:.2f}" for x in paper["batch_seconds"]],
+            "s per 1k tokens": [f"{x:.2f}" for x in paper["seconds_per_1k_tokens"]],
+            "throughput": [f"{x:.2f}x" for x in paper["throughput"]],
+            "scorer": "–",
+            "memory saved": "–",
+        }
+    )
+    return drawing.Table(pd.concat([shown, quoted], ignore_index=True), values)
+
+
+_USED = [
+    "batch_examples",
+    "batch_ms",
+    "dense_batch_ms",
+    "scorer_ms",
+    "peak_memory_bytes",
+    "dense_peak_memory_bytes",
+]
+
+
+def _name(row) -> str:
+    budget = "" if row.method == "dense" else f", {100 * row.budget:g} %"
+    return f"{row.dataset}: {models.row_name(row.method, row.gates)}{budget}"
+
+
+def make(found: drawing.Found) -> tuple[drawing.Table, str]:
+    records = found.records["speed"]
+    rows = ", ".join(str(n) for n in records["batch_examples"].unique())
+    caption = f"""**Table 4.** Time of inference on a batch of {rows} examples of equal length, the median
+of repeats; throughput against the same encoder without gates, timed in turns; the scorer's share of the
+time; peak memory saved, weights aside (a dash: not measured, as on a CPU). The paper's rows are of another
+machine. {style.provenance(records)}"""
+    return tabulate(records), caption
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

@@ -1,0 +1,465 @@
+"""Gates inside encoders of transformers: removal against masking, training, saving, bad input."""
+
+import copy
+
+import pytest
+import torch
+
+from acp_repro.retention import Encoder, RetentionConfig, from_pretrained, register_encoder, retain
+from acp_repro.retention.encoders import attention_received, find_encoder
+
+from .models import CONFIGS, HEADS, answers, batch, build, labels_for, transformers
+
+METHODS = ("adaptive", "random", "h2o", "top", "infor_coef")
+QA = {"sep_token_id": 2}
+
+
+def retained(model, budget=0.4, **settings):
+    settings = {"sep_token_id": 2, "over_budget": "keep", **settings}
+    return retain(copy.deepcopy(model), RetentionConfig(budget, **settings)).eval()
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", CONFIGS)
+@torch.no_grad()
+def test_at_budget_1_the_answers_are_the_dense_models(kind, head):
+    model, inputs = build(kind, head), batch()
+    expected = model(**inputs)
+    for settings in ({}, {"method": "h2o"}, {"gates": "input"}):
+        found = retained(model, 1.0, **settings)(**inputs)
+        assert type(found) is type(expected)
+        assert torch.equal(answers(found), answers(expected))
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("gates", ["input", "after_blocks", (1, 3), "output"])
+@torch.no_grad()
+def test_removed_tokens_are_as_masked_ones(kind, head, gates):
+    model, inputs = build(kind, head), batch()
+    for method in METHODS:
+        for settings in ({}, {"schedule": "geometric", "dropped": "last"}):
+            short = retained(model, method=method, gates=gates, **settings)
+            masked = copy.deepcopy(short)
+            masked.retention.configure(removal="mask")
+            with short.retention.recorded() as ours, masked.retention.recorded() as oracle:
+                found, expected = answers(short(**inputs)), answers(masked(**inputs))
+            for one, other in zip(ours, oracle, strict=True):
+                assert torch.equal(one.kept, other.kept)
+            exact = answers(copy.deepcopy(masked).double()(**inputs))
+            error = (expected - exact).abs().max()
+            assert (found - exact).abs().max() <= 2 * error + 1e-6
+            assert (found - answers(model(**inputs))).abs().max() > 100 * error or gates == "output"
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@torch.no_grad()
+def test_blocks_after_the_gate_see_fewer_tokens(kind):
+    inputs = batch()
+    model = retained(build(kind), 0.25)
+    encoder = find_encoder(model)
+    lengths = []
+    for block in encoder.layers_of(encoder.stack_of(model)):
+        block.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+    with model.retention.recorded() as records:
+        model(**inputs)
+    assert lengths == ([24, 8, 8] if kind == "Longformer" else [24, 6, 6])  # a window of 8, or 0.25 of 24
+    (record,) = records
+    own = inputs["attention_mask"].sum(1)
+    assert record.kept.sum(1).tolist() == (own // 4).tolist() == record.budget.tolist()
+    assert record.kept[:, 0].all()  # [CLS]
+    assert not (record.kept & (inputs["attention_mask"] == 0)).any()
+
+
+@torch.no_grad()
+def test_kept_tokens_keep_their_positions_and_their_order():
+    """An encoder whose blocks do nothing shows what came through."""
+    model = build("DistilBert", "TokenClassification")
+
+    class Same(torch.nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.attention = block.attention
+
+        def forward(self, hidden, mask, **_):
+            return hidden
+
+    layers = model.distilbert.transformer.layer
+    for i, block in enumerate(layers):
+        layers[i] = Same(block)
+    inputs = batch()
+    embedded = model.distilbert(**inputs).last_hidden_state
+    for dropped in ("zero", "last"):
+        short = retained(model, method="random", dropped=dropped)
+        with short.retention.recorded() as (records):
+            out = short.distilbert.transformer
+            seen = []
+            out.register_forward_hook(lambda m, a, o: seen.append(o.last_hidden_state))  # noqa: B023
+            short(**inputs)
+        kept = records[0].kept[..., None]
+        assert torch.equal(torch.where(kept, seen[0], 0), torch.where(kept, embedded, 0))
+        rest = ~kept & (inputs["attention_mask"][..., None] > 0)
+        expected = embedded if dropped == "last" else torch.zeros_like(embedded)
+        assert torch.equal(torch.where(rest, seen[0], 0), torch.where(rest, expected, 0))
+
+
+@torch.no_grad()
+def test_an_example_does_not_depend_on_its_batch():
+    model, inputs = build(), batch()
+    for method in METHODS:
+        short = retained(model, method=method)
+        alone = torch.cat([short(**{k: v[i : i + 1] for k, v in inputs.items()}).logits for i in range(4)])
+        torch.testing.assert_close(short(**inputs).logits, alone, rtol=1e-4, atol=1e-6)
+        left = {
+            k: torch.stack([torch.roll(row, 3 * i) for i, row in enumerate(v)]) for k, v in inputs.items()
+        }
+        if method != "random":  # whose choice is by position
+            with short.retention.recorded() as right_side:
+                short(**inputs)
+            with short.retention.recorded() as left_side:
+                short(**left)
+            assert right_side[0].kept.sum(1).tolist() == left_side[0].kept.sum(1).tolist()
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@torch.no_grad()
+def test_attention_received_is_that_of_the_block(kind):
+    model, inputs = build(kind), batch()
+    given, weights = {}, {}
+    encoder = find_encoder(model)
+    block = encoder.layers_of(encoder.stack_of(model))[0]
+    block.register_forward_pre_hook(lambda _, a: given.update(hidden=a[0]))
+    if kind == "Longformer":
+        global_ = torch.zeros(4, 24, dtype=torch.bool)
+        global_[:, 0] = True
+        out = model(**inputs, output_attentions=True)
+        local, world = out.attentions[0], out.global_attentions[0]
+        expected = torch.zeros(4, 24)
+        expected += world[..., 0].sum(1)  # of the one global query
+        for t in range(24):
+            if t:
+                rows = inputs["attention_mask"][:, t]
+                expected[:, 0] += local[:, :, t, 0].sum(1) * rows
+                for o in range(9):
+                    if 0 <= t + o - 4 < 24:
+                        expected[:, t + o - 4] += local[:, :, t, 1 + o].sum(1) * rows
+    else:
+        global_ = None
+        model.set_attn_implementation("eager")
+        weights = model(**inputs, output_attentions=True).attentions[0]
+        expected = (weights * inputs["attention_mask"][:, None, :, None]).sum((1, 2))
+    hidden, valid = given["hidden"], inputs["attention_mask"] > 0
+    found = attention_received(encoder, block, hidden, valid, 4, global_)
+    torch.testing.assert_close(found * valid, expected * valid, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_training_reaches_every_weight_and_adds_the_penalty(kind, head):
+    model, inputs = build(kind, head), batch()
+    labels = labels_for(head, inputs)
+    for method in METHODS:
+        gated = retained(model, method=method, initial_multiplier=2.0, gates="input").train()
+        gated.dropout = torch.nn.Identity()
+        loss = gated(**inputs, **labels).loss
+        loss.backward()
+        missing = {n for n, p in gated.named_parameters() if p.grad is None}
+        assert not {n for n in missing if "retention" in n}
+        violation = gated.retention._violations
+        if method in ("random", "h2o"):
+            assert gated.retention.penalty is None and not violation
+            continue
+        assert torch.isfinite(gated.retention.penalty)
+        if method == "adaptive":
+            torch.testing.assert_close(gated.retention.penalty, (2.0 * violation[0]).sum())
+        before = gated.retention.multiplier.clone()
+        found = gated.retention.ascend()
+        torch.testing.assert_close(gated.retention.multiplier, (before + 0.01 * found).clamp(min=0))
+        gated.eval()
+        plain = gated(**inputs, **labels).loss
+        gated.retention.multiplier.fill_(100.0)
+        assert gated(**inputs, **labels).loss == plain  # no penalty outside of training
+
+
+def test_the_violation_is_sum_p_minus_m():
+    model, inputs = build(), batch()
+    for unit, schedule in (("count", "constant"), ("share", "constant"), ("share", "geometric")):
+        gated = retained(model, unit=unit, schedule=schedule).train()
+        with gated.retention.recorded() as records:
+            gated(**inputs, **labels_for("SequenceClassification", inputs))
+        lengths, product = inputs["attention_mask"].sum(1), 1.0
+        for index, record in enumerate(records):
+            product = product * record.counted
+            p = torch.sigmoid(record.scores)[:, 1:]
+            torch.testing.assert_close(record.counted[:, 1:], p.nan_to_num(0.0))
+            assert (record.counted[:, 0] == 1).all()  # [CLS] counts whole
+            violation = product.sum(1) - record.budget
+            violation = violation / lengths if unit == "share" else violation
+            torch.testing.assert_close(gated.retention._violations[0][index], violation.mean())
+
+
+def test_gradients_of_a_whole_model_are_those_of_finite_differences():
+    model = build(dtype=torch.float64, dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0)
+    inputs = batch() | labels_for("SequenceClassification", batch())
+    for settings in (
+        {"gates": "input"},
+        {"schedule": "geometric", "gate_keys": True},
+        {"method": "infor_coef"},
+    ):
+        gated = retained(model, initial_multiplier=1.0, initial_logit=0.5, **settings).double().train()
+
+        def loss(gated=gated):
+            torch.manual_seed(3)  # the same noise
+            return gated(**inputs).loss
+
+        loss().backward()
+        weights = [p for n, p in gated.named_parameters() if "retention" in n]
+        torch.manual_seed(5)
+        direction = [torch.randn_like(w) for w in weights]
+        slope = sum((d * w.grad).sum() for d, w in zip(direction, weights, strict=True))
+        step, ends = 1e-6, []
+        for sign in (1, -2, 1):
+            with torch.no_grad():
+                for w, d in zip(weights, direction, strict=True):
+                    w += sign * step * d
+                ends.append(loss())
+        torch.testing.assert_close((ends[0] - ends[1]) / (2 * step), slope, rtol=1e-5, atol=1e-9)
+
+
+def test_phases_of_training():
+    model, inputs = build(), batch()
+    gated = retained(model, open_steps=2, hard_from_step=4, gates="input").train()
+    for step, phase in enumerate(("open", "open", "soft", "soft", "straight")):
+        gated.retention.step = step
+        assert gated.retention.phase == phase
+        with gated.retention.recorded() as (records):
+            gated(**inputs, **labels_for("SequenceClassification", inputs)).loss.backward()
+        z, kept = records[0].z, records[0].kept
+        valid = inputs["attention_mask"] > 0
+        if phase == "open":
+            assert (z[valid] == 1).all()
+        if phase == "soft":
+            assert ((z > 0) & (z < 1))[valid].any()
+        if phase == "straight":
+            assert torch.equal(z > 0.5, kept) and kept.sum() == records[0].budget.sum()
+    # The hard forward pass of training is the one of inference.
+    for module in gated.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    gated.config.dropout = 0.0
+    trained = gated(**inputs).logits
+    torch.testing.assert_close(gated.eval()(**inputs).logits, trained)
+
+
+def test_only_equality_opens_gates_that_closed_unasked():
+    model, inputs = build(), batch()
+    inputs |= labels_for("SequenceClassification", inputs)
+    found = {}
+    for constraint, start in (("at_most", 2.0), ("at_most", -4.0), ("equal", -4.0)):
+        torch.manual_seed(0)
+        gated = retained(
+            model, gates="input", constraint=constraint, multiplier_step=0.1, initial_logit=start
+        ).train()
+        optimizer = torch.optim.SGD([p for n, p in gated.named_parameters() if "retention" in n], 0.05)
+        history = []
+        for _ in range(200):
+            optimizer.zero_grad()
+            gated(**inputs).loss.backward()
+            optimizer.step()
+            history.append((gated.retention.ascend().item(), gated.retention.multiplier.item()))
+        found[constraint, start] = history
+    violations, multipliers = zip(*found["at_most", 2.0], strict=True)
+    assert violations[0] > 0.4 and min(violations) <= 0 < max(multipliers) and min(multipliers) >= 0
+    violations, multipliers = zip(*found["at_most", -4.0], strict=True)
+    assert max(violations) < -0.2 and set(multipliers) == {0.0}
+    violations, multipliers = zip(*found["equal", -4.0], strict=True)
+    assert min(multipliers) < 0 < max(violations)
+
+
+def test_ablations():
+    model, inputs = build(), batch()
+    labels = labels_for("SequenceClassification", inputs)
+    fixed = retained(model, multiplier="fixed", initial_multiplier=0.7).train()
+    fixed(**inputs, **labels).loss.backward()
+    fixed.retention.ascend()
+    assert fixed.retention.multiplier == torch.tensor([0.7])
+    joint = retained(model, multiplier="joint", initial_multiplier=0.7).train()
+    joint(**inputs, **labels).loss.backward()
+    violation = joint.retention._violations[0]
+    # Descent on the loss is ascent on lambda, by the violation.
+    torch.testing.assert_close(joint.retention.multiplier.grad, -violation)
+    torch.testing.assert_close(joint.retention.penalty, (0.7 * violation).sum())
+    plain = retained(model, relaxation="sigmoid").train()
+    with plain.retention.recorded() as records:
+        plain(**inputs)
+    torch.testing.assert_close(records[0].z[:, 1:], records[0].counted[:, 1:])  # no noise
+    by_threshold = retained(model, selection="threshold", threshold=0.9)
+    with by_threshold.retention.recorded() as records:
+        by_threshold(**inputs)
+    expected = (torch.sigmoid(records[0].scores) > 0.9) & (inputs["attention_mask"] > 0)
+    assert torch.equal(records[0].kept[:, 1:], expected[:, 1:]) and records[0].kept[:, 0].all()
+
+
+def test_top_is_distilled_from_its_teacher():
+    model, inputs = build(), batch()
+    teacher = copy.deepcopy(model)
+    labels = labels_for("SequenceClassification", inputs)
+    gated = retain(copy.deepcopy(model), RetentionConfig(0.4, method="top"), teacher=teacher).train()
+    assert not any(p.requires_grad for p in teacher.parameters())
+    assert not any("teacher" in name for name in gated.state_dict())
+    torch.manual_seed(0)
+    with_teacher = gated(**inputs, **labels).loss
+    gated.retention.configure(distillation_weight=0.0)
+    torch.manual_seed(0)
+    assert with_teacher > gated(**inputs, **labels).loss
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@torch.no_grad()
+def test_saved_and_loaded(kind, tmp_path):
+    inputs = batch()
+    gated = retained(build(kind), 0.3, gates=(0, 2), schedule="geometric", initial_multiplier=0.5)
+    gated.retention.configure(budget=0.5)
+    gated.save_pretrained(tmp_path)
+    again = from_pretrained(tmp_path)
+    assert type(again) is type(gated) and again.retention.config == gated.retention.config
+    assert torch.equal(again.eval()(**inputs).logits, gated(**inputs).logits)
+    assert again.retention.multiplier.tolist() == [0.5, 0.5]
+    half = from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    assert half(**inputs).logits.dtype == torch.bfloat16
+    build(kind).save_pretrained(tmp_path / "dense")
+    with pytest.raises(ValueError, match="no model with gates"):
+        from_pretrained(tmp_path / "dense")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["DistilBert", "Longformer"])
+def test_bfloat16_autocast_and_compile(kind):
+    model, inputs = build(kind), batch()
+    labels = labels_for("SequenceClassification", inputs)
+    gated = retained(model, 0.4, gates="input")
+    with torch.no_grad():
+        expected = gated(**inputs).logits
+        half = copy.deepcopy(gated).bfloat16()
+        exact = copy.deepcopy(gated).double()(**inputs).logits
+        # No more than the dense model loses in that format, and a little.
+        dense_error = (copy.deepcopy(model).bfloat16()(**inputs).logits - model(**inputs).logits).abs().max()
+        assert (half(**inputs).logits - exact).abs().max() <= 4 * dense_error + 1e-2
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.isfinite(gated(**inputs).logits).all()
+        if kind == "DistilBert":
+            torch.testing.assert_close(torch.compile(gated, backend="aot_eager")(**inputs).logits, expected)
+    if kind == "DistilBert":
+        gated.train()
+        for module in gated.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        torch.manual_seed(0)
+        eager = gated(**inputs, **labels).loss
+        torch.manual_seed(0)
+        compiled = torch.compile(gated, backend="aot_eager")(**inputs, **labels).loss
+        torch.testing.assert_close(compiled, eager)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        gated.train()(**inputs, **labels).loss.backward()
+
+
+def test_transformers_trainer_does_the_ascent(tmp_path):
+    pytest.importorskip("accelerate", reason="pip install -e '.[retention]'")
+    from acp_repro.retention import RetentionCallback
+
+    inputs = batch(rows=6)
+    rows = [
+        {"input_ids": inputs["input_ids"][i], "attention_mask": inputs["attention_mask"][i], "labels": i % 3}
+        for i in range(6)
+    ]
+    gated = retained(build(), 0.3, gates="input", open_steps=1, over_budget="error")
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=5,
+        per_device_train_batch_size=3,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        save_steps=5,
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(gated, arguments, train_dataset=rows, callbacks=[RetentionCallback()])
+    trainer.train()
+    assert gated.retention.step == 4
+    assert gated.retention.multiplier.item() > 0
+    assert trainer.state.log_history[3]["retention_multiplier"][0] > 0
+    again = from_pretrained(tmp_path / "checkpoint-5")
+    assert again.retention.multiplier == gated.retention.multiplier
+
+
+def test_questions_and_other_tokens_are_protected():
+    model, inputs = build("DistilBert", "QuestionAnswering"), batch()
+    gated = retained(model, 0.3, over_budget="error")
+    with gated.retention.recorded() as records, torch.no_grad():
+        gated(**{k: v[:2] for k, v in inputs.items()})
+    assert records[0].kept[:, :5].all()  # up to the separator
+    with pytest.raises(ValueError, match=r"example 1: 5 protected tokens are more than its budget of 4"):
+        gated(**{k: v[[0, 3]] for k, v in inputs.items()})
+    with pytest.raises(ValueError, match="sep_token_id: set it"):
+        retain(copy.deepcopy(model), RetentionConfig(0.3)).eval()(**inputs)
+    plain = retained(build(), 0.3)
+    mask = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
+    mask[:, 7] = True
+    with plain.retention.recorded() as records:
+        plain(**inputs, protected_mask=mask)
+    assert records[0].kept[:, 7].all()
+    with pytest.raises(ValueError, match=r"protected_mask: must be \(4, 24\)"):
+        plain(**inputs, protected_mask=mask[:, :3])
+
+
+def test_bad_input():
+    model, inputs = build(), batch()
+    gated = retained(model)
+    one = gated(input_ids=torch.tensor([[5]]))
+    assert torch.equal(one.logits, model(input_ids=torch.tensor([[5]])).logits)
+    empty = {k: v.clone() for k, v in inputs.items()}
+    empty["attention_mask"][2] = 0
+    with pytest.raises(ValueError, match="example 2 is all padding"):
+        gated(**empty)
+    with pytest.raises(ValueError, match=r"attention_mask: must be \(4, 24\)"):
+        gated(inputs["input_ids"], attention_mask=torch.ones(4, 1, 24, 24))
+    with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+        gated(attention_mask=inputs["attention_mask"])
+    gated.retention.gates[0].scorer.w.weight.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="the scores of the gate at place 1 are NaN"):
+        gated(**inputs)
+    with pytest.raises(ValueError, match="has gates already"):
+        retain(gated, RetentionConfig(0.5))
+    with pytest.raises(ValueError, match="these gates cannot become"):
+        gated.retention.configure(method="h2o")
+    with pytest.raises(ValueError, match="the encoder has 3 blocks"):
+        retain(build(), RetentionConfig(0.5, gates=(5,)))
+
+
+def test_an_encoder_that_is_not_known_can_be_registered():
+    config = transformers.MPNetConfig(
+        vocab_size=60, hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=48
+    )
+    with pytest.raises(ValueError, match="no layer list is known for model type 'mpnet'; known are bert"):
+        retain(transformers.MPNetForSequenceClassification(config), RetentionConfig(0.5))
+    with pytest.raises(ValueError, match="is no encoder of transformers"):
+        retain(torch.nn.Linear(2, 2), RetentionConfig(0.5))
+    register_encoder("nystromformer", Encoder("encoder", "attention.self.query", "attention.self.wrong"))
+    other = transformers.NystromformerConfig(
+        vocab_size=60, hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=48
+    )
+    with pytest.raises(ValueError, match="correct its register_encoder"):
+        retain(transformers.NystromformerForSequenceClassification(other), RetentionConfig(0.5))
+    electra = transformers.ElectraConfig(
+        vocab_size=60,
+        hidden_size=32,
+        embedding_size=32,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        intermediate_size=48,
+    )
+    gated = retain(transformers.ElectraForSequenceClassification(electra), RetentionConfig(0.5)).eval()
+    with torch.no_grad(), gated.retention.recorded() as records:
+        gated(**batch())
+    assert records[0].kept[0].sum() == 12

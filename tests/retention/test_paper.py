@@ -1,0 +1,229 @@
+"""Adaptive Retention through the chain: suite file, training and resume, records, tables and figures."""
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="pip install -e '.[retention]'")
+pytest.importorskip("sklearn", reason="pip install -e '.[retention]'")
+
+import torch
+
+from acp_repro import measure
+from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.records import read_records
+from acp_repro.chain.rules import can_be_drawn
+from acp_repro.chain.suite import load_suite
+from acp_repro.papers.retention import simulations
+from acp_repro.papers.retention.paper import PAPER
+from acp_repro.papers.retention.task import load_model
+from acp_repro.papers.retention.texts import Texts
+from acp_repro.papers.retention.trained import SCORES, normalized
+from acp_repro.training.loop import train
+from analysis import drawing
+from analysis.report.gather import gather
+
+CPU = torch.device("cpu")
+YAML = """
+description: a test
+paper: retention
+datasets:
+  toy: {reader: cuad, path: toy.jsonl, options: {least: 2}, max_tokens: 24, epochs: 2, batch_examples: 8,
+        scores: [accuracy, macro_f1]}
+  asked: {reader: qasper, path: asked.jsonl, max_tokens: 32, epochs: 2, batch_examples: 8,
+          scores: [f1, exact_match]}
+backbones:
+  mini:
+    {num_hidden_layers: 2, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16, vocab_size: 300}
+grid:
+  - {dataset: [toy], backbone: [mini], method: [dense]}
+  - {dataset: [toy], backbone: [mini], method: [random, h2o, top, infor_coef, ar], gates: [input]}
+  - {dataset: [toy], backbone: [mini], method: [ar_threshold, ar_joint], budget: [0.3], gates: [input]}
+  - {dataset: [toy], backbone: [mini], method: [ar], budget: [0.3], gates: [input], temperature: [0.4]}
+  - {dataset: [asked], backbone: [mini], method: [ar], budget: [0.5], gates: [after_blocks]}
+retention: {over_budget: keep, dropped: last}
+training: {learning_rate: 1e-2, open_share: 0.3, hard_share: 0.3, dtype: float32, checkpoint_every_seconds: 0}
+measure: {examples: 16, speed_lengths_tokens: [8, 24], timing_repeats: 1, speed_batch_examples: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working folder with the suite ``mini``, whose dense run is trained."""
+    path = tmp_path_factory.mktemp("retention")
+    (path / "experiments").mkdir()
+    (path / "experiments/mini.yaml").write_text(YAML)
+    words = {"lease": "the tenant rents the flat", "sale": "the buyer pays a price", "loan": "the bank lends"}
+    rows = [
+        {
+            "file": f"{name}{i}",
+            "type": name,
+            "text": f"{text} number {i} as agreed today and signed " * (1 + i % 3),
+        }
+        for name, text in words.items()
+        for i in range(24)
+    ]
+    (path / "toy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [
+        {"input": f"the model {i} uses tanh units here", "instructions": ["what units?"], "outputs": ["tanh"]}
+        for i in range(60)
+    ]
+    (path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        train(PAPER, load_suite("mini").run("toy-mini-dense"), device=CPU, report=str)
+    return path
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    return load_suite("mini")
+
+
+def weights(run):
+    return (run.folder / "model/model.safetensors").read_bytes()
+
+
+def test_runs_of_a_suite(here):
+    names = [run.name for run in here.runs]
+    assert names[:3] == ["toy-mini-dense", "toy-mini-random-50-input", "toy-mini-random-30-input"]
+    assert "toy-mini-ar-30-input-t0.4" in names and "asked-mini-ar-50-afterblocks" in names
+    pair = here.run("toy-mini-ar-30-input").as_dict(), here.run("toy-mini-h2o-30-input").as_dict()
+    assert [key for key in pair[0] if pair[0][key] != pair[1][key]] == ["method"]
+    assert [r.name for r in here.sweeps()] == ["toy-mini-ar-30-input", "toy-mini-ar-30-input-t0.4"]
+    assert {r.method for r in here.ablations()} == {"ar", "ar_threshold", "ar_joint"}
+    assert {r.budget for r in here.of_table(0.3)} == {1.0, 0.3}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "dataset: [toy]",
+            "dataset: [tay]",
+            "grid[0].dataset: no 'tay' under datasets, which has toy, asked",
+        ),
+        ("method: [dense]", "method: [denser]", "grid[0].method: must be one of dense, random"),
+        ("method: [dense]", "method: [dense, ar]", "dense has no budget"),
+        ("gates: [input]", "gates: [inputs]", "gates: must be one of input, after_blocks, output"),
+        ("budget: [0.3]", "budget: [1.3]", "budget: must be a share in (0, 1], got 1.3"),
+        ("dropped: last", "droped: last", "droped: no such setting; did you mean dropped?"),
+        ("dropped: last", "budget: 0.3", "retention.budget: the grid or training says it"),
+        ("scores: [f1", "scores: [f2", "scores: must be some of accuracy"),
+        ("open_share: 0.3", "open_share: 0.9", "hard_share: with open_share it must not exceed 1"),
+        ("hidden_size: 16", "hidden_size: 17", "must be a multiple of num_attention_heads"),
+        ("batch_examples: 2", "batch_examples: 0", "speed_batch_examples: must be positive"),
+    ],
+)
+def test_a_wrong_suite_is_one_line(here, old, new, words):
+    Path("experiments/wrong.yaml").write_text(YAML.replace(old, new, 1))
+    with pytest.raises(SuiteError) as error:
+        load_suite("wrong")
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["toy-mini-ar-30-input", "toy-mini-infor_coef-30-input", "toy-mini-arjoint-30-input"]
+)
+def test_a_resume_gives_the_same_bits(here, name):
+    run = here.run(name.replace("infor_coef", "inforcoef"))
+    task = PAPER.load_task()(run)
+    train(PAPER, run, device=CPU, report=str, watch_every=2)
+    whole = weights(run)
+    assert load_model(run.model_folder).retention.multiplier.abs().sum() > 0
+    (run.folder / "done.json").unlink()
+    for file in run.folder.rglob("*"):
+        if file.is_file():
+            file.unlink()
+    for stop in (1, task.steps // 2, task.steps - 1):  # in each phase
+        train(PAPER, run, device=CPU, report=str, watch_every=3, stop_after=stop)
+    train(PAPER, run, device=CPU, report=str)
+    assert weights(run) == whole
+    record = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert len(record["multiplier"]) == len(record["counted_share"]) == 1
+
+
+def test_top_is_taught_by_the_dense_run(here):
+    run = here.run("toy-mini-top-30-input")
+    teacher = PAPER.load_task()(run).build()._teacher
+    assert torch.equal(
+        next(teacher.parameters()), next(load_model(here.run("toy-mini-dense").model_folder).parameters())
+    )
+
+
+def test_everything_is_measured_drawn_and_reported(here, capsys):
+    for run in here.runs:
+        train(PAPER, run, device=CPU, report=str)
+    quantities = [q.name for q in PAPER.quantities if not q.command]
+    assert measure.main([*quantities, "--suite", "mini", "--device", "cpu"]) == 0, capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulations, "SAMPLES", 2000)
+        patch.setattr(simulations, "BATCHES", (1, 4))
+        assert simulations.main(["--suite", "mini"]) == 0
+    drawn = [item for item in PAPER.items if can_be_drawn(here, item)]
+    assert [item.name for item in PAPER.items if item not in drawn] == ["table6"]  # no encoder of 12 blocks
+    for item in drawn:
+        module = importlib.import_module(PAPER.module_of(item))
+        drawing.draw("mini", module.__name__, module.make)
+        assert item.path("mini").stat().st_size > 100
+    text = Path("figures/mini/table2.md").read_text()
+    assert "| Full Transformer |" in text and "GPT-3.5 (zero-shot) (quoted)" in text and "82.7" in text
+    report = gather("mini")
+    found = {j.claim.check: j for e in report.entries if e.made for j in e.judgements}
+    assert found["budget_holds"].status == "met"
+    assert found["complexity_bounded"].status == "not met"  # it falls as the root of M/T
+    assert found["memory_falls"].status == "undecided"
+
+    scores = read_records(here, "score", here.runs)
+    short = scores[(scores["budget"] == 0.3) & (scores["method"] == "ar")]
+    assert (short["kept_share"] <= 0.3).all()
+    assert (scores[scores["method"] == "dense"]["kept_share"] == 1).all()
+    dense = read_records(here, "pruned_dense", here.dense)
+    plain = dense[dense["pruning"] == "none"].set_index("metric")["score_percent"]
+    output = dense[dense["pruning_gates"] == "output"].set_index("metric")["score_percent"]
+    assert (output == plain.reindex(output.index)).all()  # [CLS] is read alone, so nothing is lost there
+    tokens = read_records(here, "tokens_kept", here.adaptive)
+    assert (tokens[tokens["layer"] == 0]["kept_share"] == 1).all()
+
+
+def test_answers_in_the_text_and_their_scores(here):
+    run = here.run("asked-mini-ar-50-afterblocks")
+    texts = Texts(run.dataset, run.backbone)
+    for row in texts.encoded("train"):
+        first, last = row.span
+        assert row.example.text[row.offsets[first][0] : row.offsets[last][1]].strip() == "tanh"
+        assert row.offsets[0] == (0, 0)  # [CLS]
+    long = dataclasses.replace(texts.labelled.splits["train"][0], question="what " * 100)
+    assert len(texts._encode(long).ids) == run.dataset.max_tokens
+    assert normalized("The  tanh, unit!") == ["tanh", "unit"]
+    assert SCORES["exact_match"]([("a tanh",)], ["Tanh."]) == 100
+    assert SCORES["f1"]([("tanh unit", "no")], ["tanh"]) == pytest.approx(200 / 3)
+    assert SCORES["accuracy"]([0, 1], [0, 0]) == 50
+
+
+def test_a_question_is_never_dropped(here):
+    run = here.run("asked-mini-ar-50-afterblocks")
+    task = PAPER.load_task()(run)
+    config = task.build().retention.config
+    assert (config.protect, config.sep_token_id) == ("question", task.texts.tokenizer.sep_token_id)
+    plain = PAPER.load_task()(here.run("toy-mini-ar-30-input")).build().retention.config
+    assert (plain.protect, plain.sep_token_id) == ("auto", None)
+
+
+def test_batches_hold_every_example_once_an_epoch(here):
+    run = here.run("toy-mini-ar-30-input")
+    task = PAPER.load_task()(dataclasses.replace(run, seed=3))
+    rows, size = 8, len(task.texts.encoded("train"))
+    seen = [
+        tuple(ids[mask > 0].tolist())
+        for i in range(size)
+        for ids, mask in zip(*task.batch(i)[:2], strict=True)
+    ]
+    assert sorted(seen[:size]) == sorted(tuple(row.ids) for row in task.texts.encoded("train"))
+    assert seen[:size] != seen[size : 2 * size] and len(seen) == rows * size
+    other = PAPER.load_task()(run)
+    assert not torch.equal(other.batch(0)[0][:, :4], task.batch(0)[0][:, :4])

@@ -1,0 +1,214 @@
+"""The parts of Adaptive Retention that need torch alone: settings, budget, gates, scorer, cost."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acp_repro.retention import PROFILES, RetentionConfig, RetentionScorer, keep_top, running_summary
+from acp_repro.retention.budget import (
+    active_gates,
+    check_protected,
+    compact,
+    floor_share,
+    take,
+    token_budgets,
+)
+from acp_repro.retention.cost import encoder_cost
+from acp_repro.retention.gates import counted, hard_concrete, open_logits
+from acp_repro.retention.scorer import running_summary_loop
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 128, 129, 1000])
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.999, 1.0])
+def test_summary_is_the_recurrence(length, decay):
+    x = torch.randn(2, length, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(length))
+    exact = running_summary_loop(x, decay)
+    torch.testing.assert_close(running_summary(x, decay), exact, rtol=1e-12, atol=1e-12)
+    # In float32 no further from float64 than the loop is, but for a few roundings.
+    worst = (running_summary_loop(x.float(), decay) - exact).abs().max()
+    assert (running_summary(x.float(), decay) - exact).abs().max() <= 2 * worst + 1e-6
+
+
+def test_scorer_is_equation_3_over_kept_tokens_alone():
+    torch.manual_seed(0)
+    scorer = RetentionScorer(8, 5, 0.9, initial_logit=0.3).double()
+    hidden = torch.randn(1, 7, 8, dtype=torch.float64)
+    kept = torch.tensor([[True, False, True, True, False, True, True]])
+    scores = scorer(hidden, kept)
+    m = torch.zeros(8, dtype=torch.float64)
+    for t in torch.nonzero(kept[0])[:, 0].tolist():
+        h = hidden[0, t]
+        expected = scorer.v(torch.tanh(scorer.w(h) + scorer.u(m)))
+        torch.testing.assert_close(scores[0, t], expected[0])
+        m = 0.9 * m + 0.1 * h
+    torch.testing.assert_close(scorer(hidden[:, kept[0]]), scores[:, kept[0]])
+
+
+def test_gradients_are_those_of_finite_differences():
+    torch.manual_seed(1)
+    x = torch.randn(2, 9, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: running_summary(x, 0.8), x)
+    scorer = RetentionScorer(3, 4, 0.9).double()
+    kept = torch.rand(2, 9) > 0.3
+    weights = tuple(scorer.parameters())
+    assert torch.autograd.gradcheck(lambda *_: scorer(x, kept)[kept], (x, *weights))
+    # Inside the clamp, where z is neither 0 nor 1: the gate has corners at both ends.
+    s = torch.linspace(-1, 1, 20, dtype=torch.float64).requires_grad_()
+    u = torch.full((20,), 0.5, dtype=torch.float64)
+    z = hard_concrete(s, u, 0.66, (-0.1, 1.1))
+    assert ((z > 0.01) & (z < 0.99)).all()
+    assert torch.autograd.gradcheck(lambda s: hard_concrete(s, u, 0.66, (-0.1, 1.1)), s)
+
+
+def test_hard_concrete_is_open_as_often_as_its_formula_says():
+    s, beta, stretch = torch.tensor([-2.0, 0.0, 1.5]), 0.66, (-0.1, 1.1)
+    u = torch.rand(200_000, 3, generator=torch.Generator().manual_seed(0))
+    z = hard_concrete(s, u, beta, stretch)
+    assert z.min() == 0 and z.max() == 1
+    share = (z > 0).float().mean(0)
+    assert (share - torch.sigmoid(open_logits(s, beta, stretch))).abs().max() < 4 * (0.25 / 200_000) ** 0.5
+    # What the paper counts, sigmoid(s), is another number: both are settings.
+    assert (share - torch.sigmoid(s)).min() > 0.1
+
+
+def test_penalty_counts_what_its_setting_says():
+    s = torch.tensor([0.4])
+    assert counted(RetentionConfig(0.5), s) == torch.sigmoid(s)
+    expected = torch.sigmoid(s - 0.66 * torch.log(torch.tensor(0.1 / 1.1)))
+    torch.testing.assert_close(counted(RetentionConfig(0.5, penalty="expected_l0"), s), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"budget": 0}, "budget: must be a share in (0, 1], got 0"),
+        ({"budget": 1.5}, "budget: must be a share"),
+        ({"budget": float("nan")}, "budget: must be a share"),
+        ({"budget": "half"}, "budget: must be a share"),
+        ({"method": "adaptiv"}, "did you mean adaptive?"),
+        ({"gates": "everywhere"}, "gates: must be after_blocks, input, output"),
+        ({"gates": (3, 1)}, "gates: places are whole numbers that rise"),
+        ({"gates": ()}, "gates: places are whole numbers that rise"),
+        ({"stretch": (0.1, 1.1)}, "stretch: must be"),
+        ({"stretch": (0.1,)}, "stretch: must be"),
+        ({"temperature": 0}, "temperature: must be positive"),
+        ({"schedule": "profile"}, "profile: shares are in (0, 1]"),
+        ({"schedule": "profile", "profile": "table7"}, "profile: must be one of table5_30"),
+        ({"schedule": "profile", "profile": (0.3, 0.4)}, "no share may rise"),
+        ({"profile": (0.3,)}, "profile: is of the schedule profile"),
+        ({"hard_from_step": -1}, "hard_from_step: must be a whole number"),
+        ({"initial_multiplier": -1.0}, "initial_multiplier: must not be negative"),
+        ({"scorer_width": 0}, "scorer_width: must be a whole number"),
+        ({"summary_decay": 1.1}, "summary_decay: must be in [0, 1]"),
+    ],
+)
+def test_impossible_settings_are_refused_where_they_are_made(settings, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        RetentionConfig(**{"budget": 0.5} | settings)
+
+
+def test_settings_survive_json():
+    import json
+
+    config = RetentionConfig(0.3, gates=(0, 2), stretch=(-0.2, 1.3), schedule="profile", profile=(0.5, 0.4))
+    assert RetentionConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+    with pytest.raises(ValueError, match="budgt: no such setting; did you mean budget"):
+        RetentionConfig.from_dict({"budgt": 0.3})
+
+
+def test_places_of_gates():
+    assert RetentionConfig(0.5).places(3) == (1, 2, 3)
+    assert RetentionConfig(0.5, gates="input").places(3) == (0,)
+    assert RetentionConfig(0.5, gates="output").places(3) == (3,)
+    assert RetentionConfig(1.0).places(3) == () == RetentionConfig(0.5, method="dense").places(3)
+    with pytest.raises(ValueError, match="gates: the encoder has 3 blocks"):
+        RetentionConfig(0.5, gates=(1, 4)).places(3)
+    with pytest.raises(ValueError, match="profile: has 6 shares for 3 gates"):
+        RetentionConfig(0.5, schedule="profile", profile="table5_30").places(3)
+    # A gate at which nothing can be dropped is none.
+    assert active_gates(RetentionConfig(0.5), (1, 2, 3)) == (1,)
+    assert active_gates(RetentionConfig(0.5, schedule="geometric"), (1, 2, 3)) == (1, 2, 3)
+    flat = RetentionConfig(0.5, schedule="profile", profile=(1.0, 0.4, 0.4))
+    assert active_gates(flat, (1, 2, 3)) == (2,)
+
+
+def test_budgets_of_each_schedule():
+    lengths = torch.tensor([100, 10, 3, 1, 0])
+
+    def of(**settings):
+        return [b.tolist() for b in token_budgets(RetentionConfig(0.3, **settings), lengths, 3)]
+
+    assert of() == [[30, 3, 1, 1, 0]] * 3
+    assert of(schedule="geometric") == [[30, 3, 1, 1, 0], [9, 1, 1, 1, 0], [2, 1, 1, 1, 0]]
+    assert of(schedule="profile", profile=(0.5, 0.25, 0.25)) == [[50, 5, 1, 1, 0], *[[25, 2, 1, 1, 0]] * 2]
+    # 0.29 of 100 is 29, though 0.29 * 100 is a little less in floating point.
+    assert floor_share(torch.tensor([100]), 0.29) == 29
+    assert all(len(PROFILES[f"table5_{b}"]) == 6 and len(PROFILES[f"table6_{b}"]) == 12 for b in (30, 50))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_top_m_keeps_the_best_and_never_more_than_the_budget(data):
+    length = data.draw(st.integers(1, 12))
+    valid = torch.tensor([data.draw(st.lists(st.booleans(), min_size=length, max_size=length))])
+    # Few values, so that there are ties, and infinities.
+    values = st.sampled_from([-torch.inf, -1.0, 0.0, 0.5, 1e38, torch.inf])
+    scores = torch.tensor([data.draw(st.lists(values, min_size=length, max_size=length))])
+    protected = torch.zeros_like(valid)
+    if valid.any():
+        protected[0, valid[0].nonzero()[0]] = True
+    budget = floor_share(valid.sum(1), data.draw(st.floats(0.01, 1)))
+    kept = keep_top(scores, valid, protected, budget)
+    assert kept.sum() == budget.item()  # never more, and all that it allows
+    assert not (kept & ~valid).any()  # padding is never chosen
+    assert (kept | ~protected).all()
+    rank = {i: (not protected[0, i], -scores[0, i].item(), i) for i in range(length) if valid[0, i]}
+    assert set(kept[0].nonzero()[:, 0].tolist()) == set(sorted(rank, key=rank.get)[: budget.item()])
+    indices, filled = compact(kept, int(kept.sum()))
+    assert filled.all() and indices[0].tolist() == kept[0].nonzero()[:, 0].tolist()  # order kept
+    assert (take(scores, indices) == scores[:, kept[0]]).all()
+
+
+def test_more_protected_tokens_than_the_budget():
+    protected = torch.tensor([[True, False, False], [True, True, False]])
+    budget = torch.tensor([1, 1])
+    with pytest.raises(ValueError, match="example 1: 2 protected tokens are more than its budget of 1"):
+        check_protected(protected, budget, "error")
+    assert check_protected(protected, budget, "keep").tolist() == [1, 2]
+
+
+def test_cost_follows_the_tokens_left():
+    dense = encoder_cost([512] * 6, 768, 3072, 12)
+    # 2 (4 d^2 + 8 d^2) linear FLOPs and 4 T d of attention for each token and block.
+    assert dense.linear_flop == 6 * 512 * 24 * 768**2
+    assert dense.attention_flop == 6 * 4 * 512**2 * 768
+    half = encoder_cost([512, *[256] * 5], 768, 3072, 12, scored=[512])
+    assert half.linear_flop == dense.linear_flop * (1 + 5 * 0.5) / 6
+    assert half.attention_flop == dense.attention_flop * (1 + 5 * 0.25) / 6
+    assert half.scorer_flop < 0.02 * half.flop
+    assert dense.attention_matrix_bytes == 512**2 * 12 * 2
+    assert encoder_cost([512], 768, 3072, 12, windows=[64]).attention_flop == 4 * 512 * 64 * 768
+
+
+def test_the_parts_need_torch_alone():
+    block = "import sys\n" + "".join(
+        f"sys.modules[{name!r}] = None\n" for name in ("transformers", "numpy", "pandas", "yaml", "triton")
+    )
+    code = (
+        "from acp_repro.retention import RetentionConfig, RetentionScorer, keep_top, hard_concrete, retain\n"
+        "import torch\nRetentionScorer(4, 2, 0.9)(torch.zeros(1, 3, 4))"
+    )
+    subprocess.run([sys.executable, "-c", block + code], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.modules['torch'] = None\nimport acp_repro.retention.settings",
+        ],
+        check=True,
+    )

@@ -1,0 +1,65 @@
+"""``python -m acp_repro.retention.show``: what each gate lets through of a text."""
+
+import pytest
+
+from acp_repro.retention import RetentionConfig, retain, show
+from acp_repro.retention.show import visible
+
+from .models import build
+
+
+def test_dropped_characters_are_dots():
+    offsets = [(0, 0), (0, 3), (4, 7), (8, 11), (0, 0)]
+    assert visible("one two\nsix", offsets, [True, True, False, True, False]) == "one····\nsix"
+    assert visible("one two", [(0, 0)], [True]) == "·······"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[retention]'")
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "one", "two", "three", "four", "five", "six"]
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]").save_pretrained(tmp_path)
+    retain(build(), RetentionConfig(0.5, gates=(0, 2), schedule="geometric")).save_pretrained(tmp_path)
+    (tmp_path / "classes.json").write_text('["red", "green", "blue"]')
+    return tmp_path
+
+
+def test_the_text_once_a_gate(folder, capsys):
+    text = "one two three four five six"
+    assert show.main([str(folder), "--text", text]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "8 tokens, adaptive, budget 50%"
+    assert "at the input: 4 of 8 tokens go on" in lines and "after block 2: 2 of 8 tokens go on" in lines
+    shown = [line for line in lines if "·" in line]
+    assert len(shown) == 2 and all(len(line) == len(text) for line in shown)
+    for line in shown:
+        assert all(a in (b, "·") for a, b in zip(line, text, strict=True))
+    assert all(b == "·" or a == b for a, b in zip(shown[0], shown[1], strict=True))  # none comes back
+    assert lines[-1].startswith("answer: ")
+    assert show.main([str(folder), "--text", text, "--budget", "0.75"]) == 0
+    assert "at the input: 6 of 8 tokens go on" in capsys.readouterr().out
+    assert show.main([str(folder), "--text", "one two", "--question", "six?"]) == 0
+
+
+def test_errors_are_one_line(folder, tmp_path, capsys):
+    for arguments, words in (
+        (["nowhere", "--text", "x"], "nowhere: no config.json there"),
+        ([str(folder), "--text", "  "], "the text is empty"),
+        ([str(folder), "--file", "none.txt"], "--file none.txt: no such file"),
+        ([str(folder), "--text", "x", "--budget", "2"], "budget: must be a share in (0, 1], got 2"),
+    ):
+        assert show.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and words in error and error.count("\n") == 1
+    build().save_pretrained(tmp_path / "dense")
+    assert show.main([str(tmp_path / "dense"), "--text", "x"]) == 2
+    assert "no model with gates" in capsys.readouterr().err
