@@ -14,10 +14,12 @@ ROOT = Path(__file__).parent.parent
 # Each room may import from these rooms of ours, from itself, and from no other.
 COMMON, CHAIN = "acp_repro.common", "acp_repro.chain"
 METHODS = {"acp_repro.attention", "acp_repro.model"}
+LAP = "acp_repro.lap"
 ALLOWED = {
     COMMON: set(),
     "acp_repro.attention": {COMMON},
     "acp_repro.model": {COMMON, "acp_repro.attention"},
+    LAP: {COMMON},
     "acp_repro.data": {COMMON},
     # The registry looks into the folder of the papers, and imports the one that is asked for by its name.
     CHAIN: {COMMON, "acp_repro.papers"},
@@ -32,10 +34,12 @@ ALLOWED = {
         "acp_repro.data",
         *METHODS,
     },
+    "acp_repro.papers.lap": {COMMON, CHAIN, "acp_repro.training", "acp_repro.data", LAP},
     # analysis never needs torch: of a paper it reads what stands in modules that need nothing.
     "analysis": {COMMON, CHAIN},
     "analysis.report": {COMMON, CHAIN, "analysis"},
     "analysis.acp": {COMMON, CHAIN, "analysis", "acp_repro.papers.acp"},
+    "analysis.lap": {COMMON, CHAIN, "analysis", "acp_repro.papers.lap"},
 }
 TORCH_FREE = ("analysis", "acp_repro.chain", "acp_repro.common", "acp_repro.papers.acp.plan")
 COMMANDS = {path.stem for path in (ROOT / "acp_repro").glob("*.py")} - {"__init__"}
