@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,9 +158,10 @@ class PruningAutoencoder(nn.Module):
         """
         transformers = _transformers()
         try:
-            t5 = transformers.T5ForConditionalGeneration.from_pretrained(
-                name_or_folder, use_safetensors=True, **options
-            )
+            with _no_bars(transformers):
+                t5 = transformers.T5ForConditionalGeneration.from_pretrained(
+                    name_or_folder, use_safetensors=True, **options
+                )
             path = Path(name_or_folder) / TOKENIZER_FILE
             if not path.is_file():
                 path = Path(transformers.utils.cached_file(str(name_or_folder), TOKENIZER_FILE))
@@ -180,7 +182,8 @@ class PruningAutoencoder(nn.Module):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         state = self.state_dict() if weights is None else weights
-        self.t5.save_pretrained(folder, state_dict={n.removeprefix("t5."): t for n, t in state.items()})
+        with _no_bars(_transformers()):
+            self.t5.save_pretrained(folder, state_dict={n.removeprefix("t5."): t for n, t in state.items()})
         config = json.loads((folder / "config.json").read_text())
         # transformers reads from this key alone whether the head scales.
         config["tie_word_embeddings"] = bool(self.t5.config.scale_decoder_outputs)
@@ -212,9 +215,10 @@ class PruningAutoencoder(nn.Module):
             )
         transformers = _transformers()
         try:
-            t5, found = transformers.T5ForConditionalGeneration.from_pretrained(
-                folder, use_safetensors=True, output_loading_info=True
-            )
+            with _no_bars(transformers):
+                t5, found = transformers.T5ForConditionalGeneration.from_pretrained(
+                    folder, use_safetensors=True, output_loading_info=True
+                )
         except (OSError, ValueError, RuntimeError) as error:
             raise PruningError(f"{folder}: {str(error).strip().splitlines()[0]}") from error
         wrong = [*found["missing_keys"], *found["unexpected_keys"]]
@@ -394,6 +398,19 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
     """(B, T) int64 of rows of ids, filled up at the end."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows])
+
+
+@contextlib.contextmanager
+def _no_bars(transformers) -> Iterator[None]:
+    """Without progress bars for files that are read in a moment."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _transformers():

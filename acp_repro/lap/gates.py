@@ -96,13 +96,18 @@ def soft_lengths(log_gate: Tensor, real: Tensor, d_kv: int, kept: Tensor | None 
         log_gate: (S, B, T), 0 for tokens that are never dropped.
         real: (B, T) bool, False for padding.
         d_kv: dimensions of a head's key, the d of P = exp(G / sqrt(d)).
-        kept: (S, B, T) bool: count these instead, with the gradient of the soft count.
+        kept: (S, B, T) bool, for a straight-through mask: count these, with the gradient of the sum of
+            exp(G). The article divides by sqrt(d) because a masked token may still be read; a removed one
+            cannot, and so price and worth of a token fall alike as its gate closes.
 
     Returns:
         (S + 1, B); the first row is the length without padding.
     """
-    probability = (log_gate.cumsum(0) / math.sqrt(d_kv)).exp()
-    if kept is not None:
+    summed = log_gate.cumsum(0)
+    if kept is None:
+        probability = (summed / math.sqrt(d_kv)).exp()
+    else:
+        probability = summed.exp()
         probability = kept.float() + probability - probability.detach()
     lengths = (probability * real).sum(-1)
     return torch.cat([real.sum(-1, dtype=lengths.dtype)[None], lengths])
