@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .autoencoder import FLAN_T5_SMALL, Losses, Memory, PruningAutoencoder
-    from .gates import compression_loss, draw_noise, log_gates, pair_mask, soft_lengths, straight_through
+    from .gates import (
+        compression_loss,
+        draw_noise,
+        expected_lengths,
+        log_gates,
+        open_probability,
+        pair_mask,
+        soft_lengths,
+        straight_through,
+    )
     from .settings import PruningConfig, PruningError
     from .text import TextTokenizer
 
@@ -29,6 +38,8 @@ _HOME = {
     "PruningError": "settings",
     "TextTokenizer": "text",
     "compression_loss": "gates",
+    "expected_lengths": "gates",
+    "open_probability": "gates",
     "draw_noise": "gates",
     "log_gates": "gates",
     "pair_mask": "gates",
@@ -46,7 +57,9 @@ __all__ = [
     "TextTokenizer",
     "compression_loss",
     "draw_noise",
+    "expected_lengths",
     "log_gates",
+    "open_probability",
     "pair_mask",
     "soft_lengths",
     "straight_through",

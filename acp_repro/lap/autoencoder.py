@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from .decoder import Decoding, decode_teacher
 from .encoder import Encoded, encode_masked, encode_removed
-from .gates import compression_loss, soft_lengths
+from .gates import compression_loss, expected_lengths, soft_lengths
 from .settings import PruningConfig, PruningError
 from .text import TOKENIZER_FILE, TextTokenizer
 
@@ -78,7 +78,7 @@ class Losses:
     Attributes:
         cross_entropy: in nats a token, a scalar.
         compression: the compression loss, a scalar in 0 to 1.
-        lengths: (S + 1, B) soft lengths; see ``gates.soft_lengths``.
+        lengths: (S + 1, B); see ``gates.soft_lengths`` and, for hard concrete gates, ``expected_lengths``.
         kept: (S + 1, B) tokens in after each gate, by the rule of evaluation on these very gates.
         correct: (B,) float, share of tokens whose logit is the largest.
     """
@@ -237,6 +237,12 @@ class PruningAutoencoder(nn.Module):
     def num_gates(self) -> int:
         return len(self.pruning.gated_blocks(len(self.t5.encoder.block)))
 
+    @property
+    def _training_mask(self) -> str:
+        """Hard concrete gates are added as they are: those that are 0 remove."""
+        kind = self.pruning.training_mask
+        return "soft" if kind == "hard_concrete" else kind
+
     def forward(
         self, input_ids: Tensor, noise: Tensor | None = None, mask: str | None = None, window: bool = True
     ) -> Losses:
@@ -248,7 +254,7 @@ class PruningAutoencoder(nn.Module):
             mask: see ``encoder.encode_masked``; default: the settings' in training, ``removed`` else.
             window: False lets the decoder see all tokens before.
         """
-        mask = mask or (self.pruning.training_mask if self.training else "removed")
+        mask = mask or (self._training_mask if self.training else "removed")
         real = input_ids != self.t5.config.pad_token_id
         encoded = self.encode_tokens(input_ids, mask, noise)
         logits = decode_teacher(
@@ -261,9 +267,11 @@ class PruningAutoencoder(nn.Module):
         labels = input_ids.masked_fill(~real, IGNORED)
         cross_entropy = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)
         kept = encoded.kept
-        lengths = soft_lengths(
-            encoded.log_gate, real, self.t5.config.d_kv, kept if mask == "straight_through" else None
-        )
+        if encoded.open_probability is not None:
+            lengths = expected_lengths(encoded.open_probability, real)
+        else:
+            counted = kept if mask == "straight_through" else None
+            lengths = soft_lengths(encoded.log_gate, real, self.t5.config.d_kv, counted)
         right = ((logits.argmax(-1) == input_ids) & real).sum(1) / real.sum(1)
         counts = torch.cat([real.sum(-1)[None], kept.sum(-1)])
         return Losses(cross_entropy, compression_loss(lengths), lengths, counts, right)

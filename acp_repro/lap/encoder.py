@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .gates import log_gates, pair_mask, straight_through
+from .gates import log_gates, open_probability, pair_mask, straight_through
 from .settings import PruningConfig
 
 
@@ -25,12 +25,14 @@ class Encoded:
         memory_mask: (B, T) what is added to the scores of cross-attention; -inf for padding.
         log_gate: (S, B, T) of each gate, 0 for EOS.
         kept: (S, B, T) bool: in after each gate by the rule of evaluation, padding out.
+        open_probability: (S, B, T) of hard concrete gates, 1 for EOS; None for others.
     """
 
     hidden: Tensor
     memory_mask: Tensor
     log_gate: Tensor
     kept: Tensor
+    open_probability: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def encode_masked(
     bias = relative_bias(stack.block[0].layer[0].SelfAttention, position, position)[None]
     padding = torch.zeros(real.shape, device=real.device).masked_fill(~real, -math.inf)
     scores, memory_mask, alive = bias + padding[:, None, None, :], padding, real
-    log_gate, kept = [], []
+    log_gate, kept, probability = [], [], []
     for index, block in enumerate(stack.block):
         if index in gated:
             hidden = clear_signal(hidden)
@@ -108,8 +110,9 @@ def encode_masked(
             continue
         gate_noise = None if noise is None else noise[len(log_gate)]
         gate = log_gates(hidden[..., 0], config, gate_noise).masked_fill(eos | ~real, 0.0)
+        probability.append(open_probability(hidden[..., 0], config).masked_fill(eos | ~real, 1.0))
         hidden = clear_signal(hidden)
-        inside = alive & (gate > config.threshold)
+        inside = alive & (gate > config.log_threshold)
         if mask != "none":
             added = _mask(mask, gate, alive, inside, config, credit_limit)
             scores = scores + pair_mask(added)
@@ -118,7 +121,8 @@ def encode_masked(
         log_gate.append(gate)
         kept.append(inside)
     hidden = stack.dropout(stack.final_layer_norm(hidden))
-    return Encoded(hidden, memory_mask, torch.stack(log_gate), torch.stack(kept))
+    opened = torch.stack(probability) if config.training_mask == "hard_concrete" else None
+    return Encoded(hidden, memory_mask, torch.stack(log_gate), torch.stack(kept), opened)
 
 
 def _mask(
@@ -136,7 +140,7 @@ def _mask(
 
 def _left(gate: Tensor, config: PruningConfig) -> Tensor:
     """What the mask of a kept token is at evaluation: as it was in training."""
-    return gate if config.training_mask == "soft" else torch.zeros_like(gate)
+    return torch.zeros_like(gate) if config.training_mask == "straight_through" else gate
 
 
 def encode_removed(
@@ -163,7 +167,7 @@ def encode_removed(
         inside = positions >= 0
         gate = log_gates(hidden[..., 0], config).masked_fill(eos | ~inside, 0.0)
         hidden = clear_signal(hidden)
-        kept = inside & (gate > config.threshold)
+        kept = inside & (gate > config.log_threshold)
         _note(dropped_by, positions, inside & ~kept, gated.index(index))
         mask = mask + _left(gate, config)
         hidden, mask, positions, eos = _take(kept, hidden, mask, positions, eos)

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .settings import PruningConfig
+from .settings import LOG_REMOVED, PruningConfig
 
-# What stands for log 0 in a straight-through mask: e^-60 is nothing beside a kept token, and its gradient
-# times e^60 is still exact in float32 and bfloat16.
-LOG_REMOVED = -60.0
+STRETCHED = (-0.1, 1.1)  # of hard concrete gates; the values of Louizos et al.
+SMALLEST = 1e-6  # gate that is not 0
 
 
 def log_gates(signal: Tensor, config: PruningConfig, noise: Tensor | None = None) -> Tensor:
@@ -26,11 +25,26 @@ def log_gates(signal: Tensor, config: PruningConfig, noise: Tensor | None = None
     Args:
         signal: (...), element 0 of the vectors.
         noise: (...), drawn by :func:`draw_noise`; None for evaluation.
+
+    Returns:
+        (...) float32; LOG_REMOVED where a hard concrete gate is 0.
     """
     signal = signal.float()
+    if config.training_mask == "hard_concrete":
+        signal = signal + config.beta
+        gate = torch.sigmoid(signal if noise is None else (signal + noise) / config.tau)
+        low, high = STRETCHED
+        gate = (gate * (high - low) + low).clamp(0.0, 1.0)
+        return torch.where(gate > 0, gate.clamp_min(SMALLEST).log(), LOG_REMOVED)
     if config.gate == "article":
         return F.logsigmoid(signal / config.tau + config.beta)
     return F.logsigmoid((signal + config.beta + (0.0 if noise is None else noise)) / config.tau)
+
+
+def open_probability(signal: Tensor, config: PruningConfig) -> Tensor:
+    """How likely a hard concrete gate is not 0 in training, (...) in 0 to 1."""
+    low, high = STRETCHED
+    return torch.sigmoid(signal.float() + config.beta - config.tau * math.log(-low / high))
 
 
 def draw_noise(
@@ -110,6 +124,20 @@ def soft_lengths(log_gate: Tensor, real: Tensor, d_kv: int, kept: Tensor | None 
         probability = summed.exp()
         probability = kept.float() + probability - probability.detach()
     lengths = (probability * real).sum(-1)
+    return torch.cat([real.sum(-1, dtype=lengths.dtype)[None], lengths])
+
+
+def expected_lengths(probability: Tensor, real: Tensor) -> Tensor:
+    """L(s) of hard concrete gates: how many tokens are expected to be in after each gate.
+
+    Args:
+        probability: (S, B, T), of each gate to be open; 1 for tokens that are never dropped.
+        real: (B, T) bool, False for padding.
+
+    Returns:
+        (S + 1, B); the first row is the length without padding.
+    """
+    lengths = (probability.cumprod(0) * real).sum(-1)
     return torch.cat([real.sum(-1, dtype=lengths.dtype)[None], lengths])
 
 

@@ -11,7 +11,8 @@ from acp_repro.common.errors import UsageError
 
 GATES = ("published", "article")
 NOISES = ("gumbel", "logistic", "none")
-TRAINING_MASKS = ("soft", "straight_through")
+TRAINING_MASKS = ("soft", "straight_through", "hard_concrete")
+LOG_REMOVED = -60.0  # stands for log 0: e^-60 is nothing beside a kept token
 
 
 class PruningError(UsageError):
@@ -33,7 +34,10 @@ class PruningConfig:
         threshold: at evaluation a token is removed where its log gate is not above this.
         training_mask: what training adds to attention scores. ``soft``: the log gates, as in the article.
             ``straight_through``: tokens are removed as at evaluation, and the gradient is that of the
-            soft mask, so what is trained is what is evaluated.
+            soft mask, so what is trained is what is evaluated. ``hard_concrete``: log gates are added, of
+            gates that are stretched from (0, 1) to (-0.1, 1.1) and cut, so that a gate is often exactly 0
+            and removes (Louizos, Welling and Kingma, 2018); a token costs the probability that its gate is
+            not 0. Wants logistic noise; tau is that paper's beta.
         credit_nats: with ``straight_through``, a bound on the gradient of one token's gate: no token is
             taken to be worth more than so many nats of the text's cross-entropy.
         decoder_window: tokens before the present one that a decoder layer sees; None for all.
@@ -57,6 +61,8 @@ class PruningConfig:
                 raise PruningError(f"{name}: must be {' or '.join(known)}, got {getattr(self, name)!r}")
         if self.gate == "article" and self.noise != "none":
             raise PruningError("noise: the article's gate has none; say noise: none")
+        if self.training_mask == "hard_concrete" and (self.gate, self.noise) != ("published", "logistic"):
+            raise PruningError("training_mask: hard_concrete needs gate: published and noise: logistic")
         if not self.tau > 0 or not math.isfinite(self.tau):
             raise PruningError(
                 f"tau: the temperature divides, so it must be above 0, got {self.tau}; for hard gates take "
@@ -75,6 +81,11 @@ class PruningConfig:
                 raise PruningError(f"{name}: must be at least 1, got {getattr(self, name)}")
         if self.decoder_window is not None and self.decoder_window < 0:
             raise PruningError(f"decoder_window: must not be negative, got {self.decoder_window}")
+
+    @property
+    def log_threshold(self) -> float:
+        """A token stays where its log gate is above this; a hard concrete gate removes where it is 0."""
+        return LOG_REMOVED / 2 if self.training_mask == "hard_concrete" else self.threshold
 
     def gated_blocks(self, num_blocks: int) -> tuple[int, ...]:
         """The encoder blocks that end in a gate, counted from 0."""

@@ -76,14 +76,14 @@ def small_goal(reconstruction: pd.DataFrame) -> Verdict:
 
 
 def removal_gap(reconstruction: pd.DataFrame) -> Verdict:
-    """Met if every straight-through run is as accurate with removal; the soft runs' gaps are named."""
+    """Met if every run with hard concrete gates is as accurate with removal; all gaps are named."""
     soft, removed = (_gated(reconstruction, name) for name in ("soft", "removed"))
     if removed.empty:
         return NO_GATES
     gaps = soft["token_accuracy"] - removed["token_accuracy"]
-    straight = removed["training_mask"] == "straight_through"
+    exact = removed["training_mask"] == "hard_concrete"
     ours = "; ".join(f"{name}: {gap:+.3f}" for name, gap in gaps.items())
-    return Verdict.of((gaps[straight] <= GAP).all() if straight.any() else None, ours)
+    return Verdict.of((gaps[exact] <= GAP).all() if exact.any() else None, ours)
 
 
 def free_running(reconstruction: pd.DataFrame) -> Verdict:
@@ -96,13 +96,13 @@ def free_running(reconstruction: pd.DataFrame) -> Verdict:
 
 
 def lambda_compresses(reconstruction: pd.DataFrame) -> Verdict:
-    """Met if no larger lambda keeps more, among straight-through runs that differ in it alone."""
+    """Met if no larger lambda keeps more, among runs with hard concrete gates that differ in it alone."""
     runs = _gated(reconstruction, "removed")
-    runs = runs[runs["training_mask"] == "straight_through"]
+    runs = runs[runs["training_mask"] == "hard_concrete"]
     groups = [group.sort_values("compression") for _, group in runs.groupby(["gate", "seed"])]
     groups = [group for group in groups if len(group) > 1]
     if not groups:
-        return Verdict(Status.UNDECIDED, "no two straight-through runs differ in lambda alone")
+        return Verdict(Status.UNDECIDED, "no two runs with hard concrete gates differ in lambda alone")
     ours = "; ".join(
         f"λ {r.compression:g}: {r.kept_ratio:.0%}" for group in groups for r in group.itertuples()
     )

@@ -10,7 +10,7 @@ from .. import drawing, style
 from ..tables import one_each
 from . import models
 
-COLOURS = {"soft": "#0072B2", "straight_through": "#D55E00"}
+COLOURS = {"soft": "#0072B2", "straight_through": "#009E73", "hard_concrete": "#D55E00"}
 
 
 def draw(records: pd.DataFrame) -> Figure:

@@ -12,7 +12,11 @@ from acp_repro.papers.lap.suite import PruningRun
 from ..published import published
 
 PUBLISHED = published("analysis.lap")
-MASKS = {"soft": "soft masks", "straight_through": "removal, straight through"}
+MASKS = {
+    "soft": "soft masks",
+    "straight_through": "removal, straight through",
+    "hard_concrete": "hard concrete gates",
+}
 
 
 def run_cells(run: PruningRun) -> dict[str, str]:

@@ -62,7 +62,7 @@ class _Signal(torch.nn.Module):
         return hidden + signal
 
 
-@pytest.mark.parametrize("training_mask", ["soft", "straight_through"])
+@pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_removing_equals_masking(training_mask, seed):
     built = model(seed, training_mask=training_mask)
@@ -96,6 +96,16 @@ def test_what_was_dropped_by_which_gate():
     assert (masked.kept.sum((1, 2)).diff() <= 0).all()
     eos = ids == built.t5.config.eos_token_id
     assert (memory.dropped_by[eos] == -1).all()
+
+
+def test_a_hard_concrete_gate_masks_as_much_as_it_removes():
+    """The soft mask of such a model is removal: what is masked less than fully is kept."""
+    built = model(training_mask="hard_concrete", beta=-1.0)
+    ids = built.token_ids(TEXTS)
+    with torch.no_grad():
+        soft, removed = built(ids, mask="soft"), built(ids, mask="removed")
+    assert (removed.kept[-1] < removed.kept[0]).sum() > 0
+    torch.testing.assert_close(soft.cross_entropy, removed.cross_entropy, rtol=1e-6, atol=1e-6)
 
 
 def test_ratios_fall_from_gate_to_gate():
@@ -145,8 +155,16 @@ def test_the_decoder_does_not_see_past_its_window():
     assert differs[0] and not differs[reach + 1 :].any()
 
 
-@pytest.mark.parametrize("mask", ["soft", "straight_through"])
-@pytest.mark.parametrize("gate", ["published", "article"])
+@pytest.mark.parametrize(
+    ("mask", "gate"),
+    [
+        ("soft", "published"),
+        ("soft", "article"),
+        ("straight_through", "published"),
+        ("straight_through", "article"),
+        ("hard_concrete", "published"),
+    ],
+)
 def test_both_losses_reach_the_gates(mask, gate):
     noise = "none" if gate == "article" else "logistic"
     built = model(training_mask=mask, gate=gate, noise=noise).train()
@@ -161,8 +179,9 @@ def test_both_losses_reach_the_gates(mask, gate):
         assert row.grad[0].abs().max() > 1e-7, name
 
 
-def test_compression_alone_lowers_the_ratio():
-    built = model(training_mask="straight_through", beta=1.0, tau=1.0).train()
+@pytest.mark.parametrize("training_mask", ["straight_through", "hard_concrete"])
+def test_compression_alone_lowers_the_ratio(training_mask):
+    built = model(training_mask=training_mask, beta=1.0, tau=1.0).train()
     ids = built.token_ids(TEXTS)
     optimizer = torch.optim.SGD(built.parameters(), lr=1.0)
     before = built(ids)

@@ -25,7 +25,8 @@ data: {corpus: file, path: texts.jsonl, label_field: stars, positive_from: 4, ne
 model: {d_model: 32, d_kv: 8, d_ff: 48, num_layers: 3, num_decoder_layers: 1, num_heads: 2}
 pruning: {noise: logistic, beta: 1, tau: 1, max_length: 48}
 grid:
-  - {compression: [1, 3], training_mask: [straight_through]}
+  - {compression: [1, 3], training_mask: [hard_concrete]}
+  - {compression: [1], training_mask: [straight_through]}
   - {compression: [1]}
   - {compression: [null]}
 training:
@@ -73,8 +74,8 @@ def weights(run):
 
 
 def test_names_axes_and_refusals(suite, work):
-    assert [run.name for run in suite.runs] == ["removed-1", "removed-3", "soft-1", "ungated"]
-    assert suite.main_run.name == "removed-1"
+    assert [run.name for run in suite.runs] == ["exact-1", "exact-3", "straight-1", "soft-1", "ungated"]
+    assert suite.main_run.name == "exact-1"
     one, two = suite.runs[0], suite.runs[1]
     assert {k for k, v in one.as_dict().items() if two.as_dict()[k] != v} == {"compression"}
     for old, new, words in (
@@ -214,8 +215,8 @@ def test_shap_values_add_up(suite):
     pytest.importorskip("shap", reason="pip install -e '.[lap]'")
     from acp_repro.papers.lap.measure.attribution import game, shap_values
 
-    train_run(suite.runs[3])
-    trained = PruningTask(suite.runs[3]).trained(suite, torch.device("cpu"))
+    train_run(suite.runs[-1])
+    trained = PruningTask(suite.runs[-1]).trained(suite, torch.device("cpu"))
     row = trained.heldout_rows(1)[0]
     values, written = shap_values(trained, row, 200)
     value, players, same = game(trained, row)

@@ -10,11 +10,14 @@ from acp_repro.lap import (
     PruningError,
     compression_loss,
     draw_noise,
+    expected_lengths,
     log_gates,
+    open_probability,
     pair_mask,
     soft_lengths,
     straight_through,
 )
+from acp_repro.lap.settings import LOG_REMOVED
 
 SIGNAL = torch.tensor([-2.0, -0.3, 0.0, 1.5])
 
@@ -28,6 +31,23 @@ def test_both_readings_of_the_gate():
     torch.testing.assert_close(
         log_gates(SIGNAL, published, noise).exp(), torch.sigmoid((SIGNAL + noise + 0.7) / 0.4)
     )
+
+
+def test_hard_concrete_gates_are_cut_and_their_price_is_how_often_they_are_open():
+    config = PruningConfig(training_mask="hard_concrete", noise="logistic", beta=0.3, tau=0.7)
+    signal = torch.tensor([-3.0, -1.0, 0.0, 0.5, 4.0])
+    wanted = (torch.sigmoid(signal + 0.3) * 1.2 - 0.1).clamp(0, 1)
+    found = log_gates(signal, config)
+    assert (found[wanted == 0] == LOG_REMOVED).all() and (wanted == 0).sum() == 1
+    torch.testing.assert_close(found[wanted > 0].exp(), wanted[wanted > 0])
+    many = signal[:, None].expand(-1, 100_000)
+    noise = draw_noise(many.shape, config, torch.Generator().manual_seed(0))
+    opened = (log_gates(many, config, noise) > config.log_threshold).float().mean(1)
+    torch.testing.assert_close(opened, open_probability(signal, config), atol=0.01, rtol=0)
+    lengths = expected_lengths(
+        torch.tensor([[[0.5, 1.0, 0.9]], [[0.4, 1.0, 0.9]]]), torch.tensor([[True, True, False]])
+    )
+    torch.testing.assert_close(lengths[:, 0], torch.tensor([2.0, 1.5, 1.2]))
 
 
 def test_noise_is_drawn_from_the_generator_and_has_its_distributions_mean():
@@ -109,6 +129,7 @@ def test_the_credit_of_a_token_is_bounded():
         ({"gate_every": 0}, "gate_every: must be at least 1"),
         ({"decoder_window": -1}, "decoder_window: must not be negative"),
         ({"training_mask": "soft "}, "training_mask: must be"),
+        ({"training_mask": "hard_concrete"}, "training_mask: hard_concrete needs gate: published"),
         ({"credit_nats": 0.0}, "credit_nats: must be positive"),
         ({"beta": math.inf}, "beta: must be a number"),
     ],

@@ -23,7 +23,8 @@ def tokenizer() -> TextTokenizer:
 def model(seed: int = 0, shape=SHAPE, **settings) -> PruningAutoencoder:
     """A random model; by default about half of its tokens are dropped."""
     torch.manual_seed(seed)
-    config = PruningConfig(**{"beta": 0.0, "tau": 0.5, "noise": "none", "max_length": 64, **settings})
+    noise = "logistic" if settings.get("training_mask") == "hard_concrete" else "none"
+    config = PruningConfig(**{"beta": 0.0, "tau": 0.5, "noise": noise, "max_length": 64, **settings})
     built = PruningAutoencoder.from_scratch(config, tokenizer(), **shape).eval()
     with torch.no_grad():  # signals of about 1, so that some tokens go at every gate
         for block in built.t5.encoder.block:

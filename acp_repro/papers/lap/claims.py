@@ -45,8 +45,8 @@ SCORES = (
     Claim(
         "What is masked in training may be removed",
         "Training: 'Differentiable Masking' gradually reduces the influence of a token that is later dropped",
-        f"in every gated run trained straight through, accuracy with tokens removed is within {GAP} of that "
-        "with the soft mask",
+        f"in every run with hard concrete gates, accuracy with tokens removed is within {GAP} of that with "
+        "the soft mask",
         ("reconstruction",),
         "removal_gap",
     ),
@@ -62,7 +62,7 @@ CURVE = (
     Claim(
         "Lambda trades accuracy for compression",
         "Loss Function: lambda controls how much we care about compression against accuracy",
-        "among straight-through runs of one gate and seed, no larger lambda keeps more tokens",
+        "among runs with hard concrete gates and one seed, no larger lambda keeps more tokens",
         ("reconstruction",),
         "lambda_compresses",
     ),

@@ -82,11 +82,16 @@ class ModelConfig(Strict):
 
 @dataclass(frozen=True)
 class PruningSettings(Strict):
-    """What ``lap.PruningConfig`` has beside the axes of the grid; see there."""
+    """What ``lap.PruningConfig`` has beside the axes of the grid; see there.
+
+    Hard concrete gates have a bias and a temperature of their own, and logistic noise.
+    """
 
     noise: str = "gumbel"
     beta: float = 5.0
     tau: float = 0.1
+    hard_concrete_beta: float = 2.0
+    hard_concrete_tau: float = 2 / 3
     gate_every: int = 2
     threshold: float = -1.0
     credit_nats: float = 10.0
@@ -94,7 +99,18 @@ class PruningSettings(Strict):
     max_length: int = 512
 
     def __post_init__(self):
-        PruningConfig(**dataclasses.asdict(self))
+        self.config("published", "soft")
+        self.config("published", "hard_concrete")
+
+    def config(self, gate: str, training_mask: str) -> PruningConfig:
+        """The model's settings at a point of the grid."""
+        settings = dataclasses.asdict(self)
+        beta, tau = settings.pop("hard_concrete_beta"), settings.pop("hard_concrete_tau")
+        if training_mask == "hard_concrete":
+            settings |= {"beta": beta, "tau": tau, "noise": "logistic"}
+        if gate == "article":
+            settings["noise"] = "none"
+        return PruningConfig(gate=gate, training_mask=training_mask, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +165,7 @@ class MeasureConfig(Strict):
     timed_lengths: list[int] = field(default_factory=lambda: [128, 512])
     timed_texts: int = 16
     timing_repeats: int = 5
-    main_run: str | None = None  # what looks at one model; default: the first straight-through run
+    main_run: str | None = None  # what looks at one model; default: the first with hard concrete gates
 
     def __post_init__(self):
         counts = (f.name for f in dataclasses.fields(self) if f.type == "int")

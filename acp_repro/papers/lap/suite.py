@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from acp_repro.chain.errors import SuiteError
@@ -13,7 +13,7 @@ from acp_repro.lap.settings import PruningConfig
 from .settings import File, ModelConfig, PruningSettings, TextsConfig, TrainingConfig
 
 ALWAYS_OPEN = 1e6  # a bias with which every gate is open, whatever it reads
-SHORT = {"soft": "soft", "straight_through": "removed"}
+SHORT = {"soft": "soft", "straight_through": "straight", "hard_concrete": "exact"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class PruningRun(Run):
 
     @property
     def name(self) -> str:
-        """E.g. ``removed-0.3``, ``soft-article-3``; without gates ``ungated``; a seed ends in ``-seed7``."""
+        """E.g. ``exact-1.5``, ``soft-article-3``; without gates ``ungated``; a seed ends in ``-seed7``."""
         gate = "-article" if self.gate == "article" else ""
         seed = "" if self.seed == 42 else f"-seed{self.seed}"
         if self.compression is None:
@@ -51,12 +51,9 @@ class PruningRun(Run):
 
     def pruning_config(self) -> PruningConfig:
         """What the model gets."""
-        settings = asdict(self.pruning)
         if self.compression is None:
-            settings |= {"beta": ALWAYS_OPEN, "tau": 1.0, "noise": "none"}
-        if self.gate == "article":
-            settings["noise"] = "none"
-        return PruningConfig(gate=self.gate, training_mask=self.training_mask, **settings)
+            return replace(self.pruning.config("published", "soft"), beta=ALWAYS_OPEN, tau=1.0, noise="none")
+        return self.pruning.config(self.gate, self.training_mask)
 
 
 def make_run(
@@ -93,7 +90,7 @@ class PruningSuite(Suite):
         """The run that single models are looked at of."""
         if self.measure.main_run is not None:
             return self.run(self.measure.main_run)
-        return next((run for run in self.gated if run.training_mask == "straight_through"), self.runs[0])
+        return next((run for run in self.gated if run.training_mask == "hard_concrete"), self.runs[0])
 
     @property
     def gated(self) -> list[PruningRun]:
