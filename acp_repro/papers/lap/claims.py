@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from acp_repro.chain.paper import Claim
 
-ACCURACY, BLEU, ROUGE = 0.98, 0.95, 0.94  # "Results"
+ACCURACY, BLEU, ROUGE = 0.98, 0.95, 0.94  # Section Results
 SMALL_ACCURACY, SMALL_KEPT = 0.9, 0.6  # what a minute's model must reach
 GAP = 0.05  # of accuracy between the soft mask and real removal that counts as closed
 CLOSE = 0.05  # of accuracy that counts as close, in probing
@@ -12,13 +12,13 @@ FASTER_BELOW = 0.5  # of the tokens kept
 OWN_WINDOW = 3  # tokens to either side of a vector's origin
 OWN_SHARE = 0.5
 
-_RESULTS = "Results: accuracy 0.98, BLEU 0.95, ROUGE 0.94 on the test set"
-_PRESERVES = "Results: preserves key information while significantly reducing sequence length"
+_RESULTS = "Section Results: accuracy 0.98, BLEU 0.95, ROUGE 0.94 on the test set"
+_PRESERVES = "Section Results: preserves key information while significantly reducing sequence length"
 
 DYNAMICS = (
     Claim(
         "The model drops tokens and still learns to reconstruct",
-        "Results, the plot of training dynamics: compression and accuracy are balanced during training",
+        "Section Results, training dynamics: the model balances compression and accuracy during training",
         "over the last tenth of training the main run keeps less than at the first look, and its accuracy "
         "with tokens removed is higher",
         ("dynamics",),
@@ -44,7 +44,7 @@ SCORES = (
     ),
     Claim(
         "What is masked in training may be removed",
-        "Training: 'Differentiable Masking' gradually reduces the influence of a token that is later dropped",
+        "Section Training: masks gradually reduce the influence of tokens that are later dropped",
         f"in every run with hard concrete gates, accuracy with tokens removed is within {GAP} of that with "
         "the soft mask",
         ("reconstruction",),
@@ -52,7 +52,7 @@ SCORES = (
     ),
     Claim(
         "Memory alone is enough",
-        "ours: the article scores each token after the true ones",
+        "Section Architecture: the decoder is forced to use the compressed memory; it is scored forced",
         "of a gated run, more than half of the held-out texts come back word for word when written freely",
         ("reconstruction",),
         "free_running",
@@ -61,7 +61,7 @@ SCORES = (
 CURVE = (
     Claim(
         "Lambda trades accuracy for compression",
-        "Loss Function: lambda controls how much we care about compression against accuracy",
+        "Section Loss Function: lambda controls how much we care about compression against accuracy",
         "among runs with hard concrete gates and one seed, no larger lambda keeps more tokens",
         ("reconstruction",),
         "lambda_compresses",
@@ -70,7 +70,7 @@ CURVE = (
 PROBING = (
     Claim(
         "Kept vectors still tell what the text is about",
-        "Sentiment Probing: close to what standard attention-based models like BERT get",
+        "Section Sentiment Probing: close to what standard attention-based models like BERT get",
         f"votes of kept vectors are at most {CLOSE} less accurate than votes of all tokens' vectors with "
         "open gates, and better than the larger class",
         ("probe",),
@@ -80,7 +80,7 @@ PROBING = (
 SHAP = (
     Claim(
         "Each vector owns a slice of the text",
-        "SHAP: each token tends to specialize, attending to a slice of the sentence",
+        "Section SHAP: each token tends to specialize, attending to a slice of the sentence",
         f"at least {OWN_SHARE:.0%} of the positive attribution of kept vectors, EOS apart, falls on tokens "
         f"within {OWN_WINDOW} places of their origin",
         ("attribution",),
@@ -88,7 +88,7 @@ SHAP = (
     ),
     Claim(
         "EOS pulls in the big picture",
-        "SHAP: and the final token, EOS, pulls in the big picture",
+        "Section SHAP: and the final token, EOS, pulls in the big picture",
         "the attribution of EOS is spread over more of the text than that of other vectors: a smaller share "
         "of it falls on its largest fifth of tokens",
         ("attribution",),
@@ -98,7 +98,7 @@ SHAP = (
 SAVINGS = (
     Claim(
         "Fewer tokens are less work",
-        "Conclusion: the model becomes more efficient",
+        "Section Conclusion: the model becomes more efficient",
         f"wherever at most {FASTER_BELOW:.0%} of the tokens are kept, encoder and decoder with removal are "
         "faster than with masks, and their memory smaller",
         ("removal_time",),
