@@ -15,11 +15,13 @@ ROOT = Path(__file__).parent.parent
 COMMON, CHAIN = "acp_repro.common", "acp_repro.chain"
 METHODS = {"acp_repro.attention", "acp_repro.model"}
 RETENTION = "acp_repro.retention"
+LAP = "acp_repro.lap"
 ALLOWED = {
     COMMON: set(),
     "acp_repro.attention": {COMMON},
     "acp_repro.model": {COMMON, "acp_repro.attention"},
     RETENTION: {COMMON},
+    LAP: {COMMON},
     "acp_repro.data": {COMMON},
     CHAIN: {COMMON},  # the registry imports a paper by its name alone
     "acp_repro.benchmark": {COMMON, "acp_repro.attention"},
@@ -34,11 +36,13 @@ ALLOWED = {
         *METHODS,
     },
     "acp_repro.papers.retention": {COMMON, CHAIN, "acp_repro.training", "acp_repro.data", RETENTION},
+    "acp_repro.papers.lap": {COMMON, CHAIN, "acp_repro.training", "acp_repro.data", LAP},
     # analysis never needs torch: of a paper it reads what stands in modules that need nothing.
     "analysis": {COMMON, CHAIN},
     "analysis.report": {COMMON, CHAIN, "analysis"},
     "analysis.acp": {COMMON, CHAIN, "analysis", "acp_repro.papers.acp"},
     "analysis.retention": {COMMON, CHAIN, "analysis", "acp_repro.papers.retention"},
+    "analysis.lap": {COMMON, CHAIN, "analysis", "acp_repro.papers.lap"},
 }
 TORCH_FREE = ("analysis", "acp_repro.chain", "acp_repro.common", "acp_repro.papers.acp.plan")
 COMMANDS = {path.stem for path in (ROOT / "acp_repro").glob("*.py")} - {"__init__"}

@@ -1,0 +1,66 @@
+"""What a pruning autoencoder keeps of a text: ``python -m acp_repro.compress MODEL --text "..."``.
+
+MODEL is the folder of a trained model, or a run folder such as runs/lap/NAME. Prints each text with its
+dropped tokens marked, what each gate drops, and the text as the model writes it from what is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from .chain.command import choose_device, command, positive, run_command
+from .common.errors import UsageError
+
+
+@command()
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    device = choose_device(options.device)
+    from .lap import PruningAutoencoder
+    from .papers.lap.show import by_gate, marked
+
+    folder = options.model / "model" if (options.model / "model").is_dir() else options.model
+    model = PruningAutoencoder.from_pretrained(folder, device)
+    texts = options.text or _lines(options.file)
+    memory = model.encode(texts)
+    written = model.decode(memory, options.max_length)
+    for row, text in enumerate(texts):
+        kept, length = int(memory.kept[row]), int(memory.lengths[row])
+        print(f"{marked(model, memory, row, sys.stdout.isatty())}")
+        print(f"  keeps {kept} of {length} tokens ({kept / length:.0%}), EOS among them")
+        for name, tokens in by_gate(model, memory, row):
+            print(f"  {name}: {' '.join(token.strip() or '␣' for token in tokens) or 'nothing'}")
+        print(f"  written: {written[row]}")
+        print(f"  {'the same text' if written[row] == text else 'not the same text'}\n")
+    return 0
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read ({error})") from None
+    if not any(map(str.strip, lines)):
+        raise UsageError(f"{path}: holds no text")
+    return [line for line in lines if line.strip()]
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    summary, details = __doc__.split("\n\n", 1)
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.compress", description=summary.split(":")[0] + ". " + details
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", type=Path, help="a model's folder, or a run folder")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--text", action="append", help="a text (repeatable)")
+    given.add_argument("--file", type=Path, metavar="FILE", help="a text a line")
+    add("--max-length", type=positive, metavar="N", help="write no more than N tokens (default: the model's)")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,78 @@
+"""Learnable attention pruning: a T5 autoencoder that drops the tokens it can do without.
+
+    from acp_repro.lap import PruningAutoencoder
+    model = PruningAutoencoder.from_pretrained("runs/lap/NAME/model")
+    memory = model.encode(["the green cat sat on the mat"])  # kept vectors, their positions and tokens
+    model.decode(memory)  # free running, batched, cached
+
+Needs torch, and transformers where a T5 is made or read (``pip install -e '.[lap]'``). Names load on
+first use: ``acp_repro.lap.settings`` needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .autoencoder import FLAN_T5_SMALL, Losses, Memory, PruningAutoencoder
+    from .gates import (
+        compression_loss,
+        draw_noise,
+        expected_lengths,
+        log_gates,
+        open_probability,
+        pair_mask,
+        soft_lengths,
+        straight_through,
+    )
+    from .settings import PruningConfig, PruningError
+    from .text import TextTokenizer
+
+_HOME = {
+    "FLAN_T5_SMALL": "autoencoder",
+    "Losses": "autoencoder",
+    "Memory": "autoencoder",
+    "PruningAutoencoder": "autoencoder",
+    "PruningConfig": "settings",
+    "PruningError": "settings",
+    "TextTokenizer": "text",
+    "compression_loss": "gates",
+    "expected_lengths": "gates",
+    "open_probability": "gates",
+    "draw_noise": "gates",
+    "log_gates": "gates",
+    "pair_mask": "gates",
+    "soft_lengths": "gates",
+    "straight_through": "gates",
+}
+
+__all__ = [
+    "FLAN_T5_SMALL",
+    "Losses",
+    "Memory",
+    "PruningAutoencoder",
+    "PruningConfig",
+    "PruningError",
+    "TextTokenizer",
+    "compression_loss",
+    "draw_noise",
+    "expected_lengths",
+    "log_gates",
+    "open_probability",
+    "pair_mask",
+    "soft_lengths",
+    "straight_through",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

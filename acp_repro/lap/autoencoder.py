@@ -1,0 +1,431 @@
+"""A T5 that writes a text into a few of its tokens' vectors, and reads it back from them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .decoder import Decoding, decode_teacher
+from .encoder import Encoded, encode_masked, encode_removed
+from .gates import compression_loss, expected_lengths, soft_lengths
+from .settings import PruningConfig, PruningError
+from .text import TOKENIZER_FILE, TextTokenizer
+
+CONFIG_KEY = "learnable_attention_pruning"  # in the config.json of T5
+IGNORED = -100
+FLAN_T5_SMALL = {
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_decoder_layers": 8,
+    "num_heads": 6,
+    "feed_forward_proj": "gated-gelu",
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is left of B texts: at most M vectors each.
+
+    Attributes:
+        vectors: (B, M, D), padded.
+        mask: (B, M) added to the scores of cross-attention; -inf for padding.
+        positions: (B, M) int64, each vector's token's place in its text; -1 for padding.
+        input_ids: (B, T) int64, the whole texts, EOS included, padded.
+        lengths: (B,) int64, tokens of the whole texts, EOS included.
+        dropped_by: (B, T) int64, the gate that dropped a token, counted from 0; -1 for kept ones.
+        tokens: of each text, the kept tokens as words.
+        gates: the number of gates.
+    """
+
+    vectors: Tensor
+    mask: Tensor
+    positions: Tensor
+    input_ids: Tensor
+    lengths: Tensor
+    dropped_by: Tensor
+    tokens: list[list[str]]
+    gates: int
+
+    @property
+    def kept(self) -> Tensor:
+        """(B,) int64: vectors of each text, EOS's included."""
+        return (self.positions >= 0).sum(1)
+
+    @property
+    def kept_ratio(self) -> Tensor:
+        """(B,) float: kept tokens over tokens."""
+        return self.kept / self.lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What one batch gives in training.
+
+    Attributes:
+        cross_entropy: in nats a token, a scalar.
+        compression: the compression loss, a scalar in 0 to 1.
+        lengths: (S + 1, B); see ``gates.soft_lengths`` and, for hard concrete gates, ``expected_lengths``.
+        kept: (S + 1, B) tokens in after each gate, by the rule of evaluation on these very gates.
+        correct: (B,) float, share of tokens whose logit is the largest.
+    """
+
+    cross_entropy: Tensor
+    compression: Tensor
+    lengths: Tensor
+    kept: Tensor
+    correct: Tensor
+
+
+class PruningAutoencoder(nn.Module):
+    """A ``T5ForConditionalGeneration`` with gates in its encoder and a short-sighted decoder.
+
+    Args:
+        t5: of transformers.
+        pruning: how it prunes.
+        tokenizer: None for a model that sees token ids alone.
+
+    Raises:
+        PruningError: the tokeniser has more ids than the model, or other ids for ``<pad>`` and ``</s>``.
+    """
+
+    def __init__(self, t5: nn.Module, pruning: PruningConfig, tokenizer: TextTokenizer | None = None):
+        super().__init__()
+        self.t5, self.pruning, self.tokenizer = t5, pruning, tokenizer
+        config = t5.config
+        if config.eos_token_id is None or config.pad_token_id is None:
+            raise PruningError("the T5's config.json must name pad_token_id and eos_token_id")
+        if tokenizer is None:
+            return
+        if tokenizer.vocab_size > config.vocab_size:
+            raise PruningError(
+                f"the tokeniser has {tokenizer.vocab_size} ids and the model {config.vocab_size}; take the "
+                "tokeniser that the model was trained with"
+            )
+        if (tokenizer.pad_id, tokenizer.eos_id) != (config.pad_token_id, config.eos_token_id):
+            raise PruningError(
+                f"the tokeniser's <pad> and </s> are {tokenizer.pad_id} and {tokenizer.eos_id}, the model's "
+                f"{config.pad_token_id} and {config.eos_token_id}; take that of its training"
+            )
+
+    # --- making, saving, loading ---
+
+    @classmethod
+    def from_scratch(
+        cls, pruning: PruningConfig, tokenizer: TextTokenizer, **shape: Any
+    ) -> PruningAutoencoder:
+        """Fresh weights, from torch's generator; the shape is Flan-T5-small's but for what is given.
+
+        Embeddings and head share their weights, as in T5 1.0, and dropout is 0.
+
+        Args:
+            shape: keys of ``transformers.T5Config``, such as ``d_model``.
+        """
+        transformers = _transformers()
+        config = transformers.T5Config(
+            vocab_size=tokenizer.vocab_size,
+            pad_token_id=tokenizer.pad_id,
+            eos_token_id=tokenizer.eos_id,
+            decoder_start_token_id=tokenizer.pad_id,
+            **{"dropout_rate": 0.0, **FLAN_T5_SMALL, **shape},
+        )
+        return cls(transformers.T5ForConditionalGeneration(config), pruning, tokenizer)
+
+    @classmethod
+    def from_t5(
+        cls, name_or_folder: str | Path, pruning: PruningConfig, **options: Any
+    ) -> PruningAutoencoder:
+        """The weights of a T5, such as ``google/flan-t5-small``, from a folder or the Hub.
+
+        Args:
+            options: of ``T5ForConditionalGeneration.from_pretrained``.
+
+        Raises:
+            PruningError: there is no such T5, or it has no ``tokenizer.json``.
+        """
+        transformers = _transformers()
+        try:
+            with _no_bars(transformers):
+                t5 = transformers.T5ForConditionalGeneration.from_pretrained(
+                    name_or_folder, use_safetensors=True, **options
+                )
+            path = Path(name_or_folder) / TOKENIZER_FILE
+            if not path.is_file():
+                path = Path(transformers.utils.cached_file(str(name_or_folder), TOKENIZER_FILE))
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise PruningError(
+                f"{name_or_folder}: no T5 with model.safetensors and {TOKENIZER_FILE} ({reason}); without "
+                "network give a folder that has them, or train from scratch"
+            ) from error
+        return cls(t5, pruning, TextTokenizer(path.read_text(encoding="utf-8"), str(path)))
+
+    def save_pretrained(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Writes config.json, model.safetensors and tokenizer.json; also a checkpoint of plain T5.
+
+        Args:
+            weights: whole weights on the CPU, named as in :meth:`state_dict`, where ours are sharded.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = self.state_dict() if weights is None else weights
+        with _no_bars(_transformers()):
+            self.t5.save_pretrained(folder, state_dict={n.removeprefix("t5."): t for n, t in state.items()})
+        config = json.loads((folder / "config.json").read_text())
+        # transformers reads from this key alone whether the head scales.
+        config["tie_word_embeddings"] = bool(self.t5.config.scale_decoder_outputs)
+        config[CONFIG_KEY] = dataclasses.asdict(self.pruning)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        if self.tokenizer is not None:
+            self.tokenizer.save(folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu") -> PruningAutoencoder:
+        """What :meth:`save_pretrained` wrote, in evaluation mode.
+
+        Raises:
+            PruningError: no such folder, or a checkpoint of another model.
+        """
+        folder = Path(folder)
+        try:
+            config = json.loads((folder / "config.json").read_text())
+        except FileNotFoundError:
+            raise PruningError(
+                f"{folder}: holds no config.json; give the folder of a trained model"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise PruningError(f"{folder}/config.json: cannot be read ({error})") from error
+        if CONFIG_KEY not in config:
+            raise PruningError(
+                f"{folder}: a checkpoint of {config.get('model_type', 'another model')} without pruning; "
+                "train one with gates, or begin from a T5 with PruningAutoencoder.from_t5"
+            )
+        transformers = _transformers()
+        try:
+            with _no_bars(transformers):
+                t5, found = transformers.T5ForConditionalGeneration.from_pretrained(
+                    folder, use_safetensors=True, output_loading_info=True
+                )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise PruningError(f"{folder}: {str(error).strip().splitlines()[0]}") from error
+        wrong = [*found["missing_keys"], *found["unexpected_keys"]]
+        wrong += [str(key) for key in found.get("mismatched_keys", ())]
+        if wrong:
+            raise PruningError(
+                f"{folder}: model.safetensors is not of this config.json: {', '.join(wrong[:3])}"
+            )
+        path = folder / TOKENIZER_FILE
+        tokenizer = TextTokenizer(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else None
+        return cls(t5, PruningConfig.from_dict(config[CONFIG_KEY]), tokenizer).to(device).eval()
+
+    # --- training ---
+
+    @property
+    def num_gates(self) -> int:
+        return len(self.pruning.gated_blocks(len(self.t5.encoder.block)))
+
+    @property
+    def _training_mask(self) -> str:
+        """Hard concrete gates are added as they are: those that are 0 remove."""
+        kind = self.pruning.training_mask
+        return "soft" if kind == "hard_concrete" else kind
+
+    def forward(
+        self, input_ids: Tensor, noise: Tensor | None = None, mask: str | None = None, window: bool = True
+    ) -> Losses:
+        """Both losses of a batch, teacher forced.
+
+        Args:
+            input_ids: (B, T) integer, each text with its EOS, then padding.
+            noise: (S, B, T) from ``gates.draw_noise``, for training.
+            mask: see ``encoder.encode_masked``; default: the settings' in training, ``removed`` else.
+            window: False lets the decoder see all tokens before.
+        """
+        mask = mask or (self._training_mask if self.training else "removed")
+        real = input_ids != self.t5.config.pad_token_id
+        encoded = self.encode_tokens(input_ids, mask, noise)
+        logits = decode_teacher(
+            self.t5,
+            encoded.hidden,
+            encoded.memory_mask,
+            self.shifted(input_ids),
+            self.pruning.decoder_window if window else None,
+        )
+        labels = input_ids.masked_fill(~real, IGNORED)
+        cross_entropy = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)
+        kept = encoded.kept
+        if encoded.open_probability is not None:
+            lengths = expected_lengths(encoded.open_probability, real)
+        else:
+            counted = kept if mask == "straight_through" else None
+            lengths = soft_lengths(encoded.log_gate, real, self.t5.config.d_kv, counted)
+        right = ((logits.argmax(-1) == input_ids) & real).sum(1) / real.sum(1)
+        counts = torch.cat([real.sum(-1)[None], kept.sum(-1)])
+        return Losses(cross_entropy, compression_loss(lengths), lengths, counts, right)
+
+    def encode_tokens(self, input_ids: Tensor, mask: str, noise: Tensor | None = None) -> Encoded:
+        """``encoder.encode_masked`` on (B, T) token ids."""
+        config = self.t5.config
+        real = input_ids != config.pad_token_id
+        return encode_masked(
+            self.t5.encoder,
+            input_ids,
+            real,
+            input_ids == config.eos_token_id,
+            self.pruning,
+            mask=mask,
+            noise=noise,
+            # The loss is a mean over tokens, so a nat of one token is this much of it.
+            credit_limit=self.pruning.credit_nats / real.sum(),
+        )
+
+    def shifted(self, input_ids: Tensor) -> Tensor:
+        """The decoder's inputs: the start token, then all but the last."""
+        start = torch.full_like(input_ids[:, :1], self.t5.config.decoder_start_token_id)
+        return torch.cat([start, input_ids[:, :-1]], 1)
+
+    # --- use ---
+
+    def token_ids(self, texts: Sequence[str]) -> Tensor:
+        """(B, T) int64 on the model's device: each text with its EOS, padded at the end.
+
+        Raises:
+            PruningError: a text is empty or too long, or the model has no tokeniser.
+        """
+        if self.tokenizer is None:
+            raise PruningError("this model has no tokenizer.json; give token ids to encode_ids")
+        if isinstance(texts, str):
+            raise PruningError("give a list of texts, not one text")
+        if not texts:
+            raise PruningError("give at least one text")
+        rows = self.tokenizer.encode_all(texts)
+        most = self.pruning.max_length
+        for index, row in enumerate(rows):
+            if not row:
+                raise PruningError(f"text {index + 1} of {len(rows)} is empty")
+            if len(row) + 1 > most:
+                raise PruningError(
+                    f"text {index + 1} of {len(rows)} has {len(row) + 1} tokens with its EOS, and the "
+                    f"model's maximum is {most}; split it"
+                )
+        eos = self.t5.config.eos_token_id
+        return pad([[*row, eos] for row in rows], self.t5.config.pad_token_id).to(self.device)
+
+    def encode(self, texts: Sequence[str]) -> Memory:
+        """The texts' kept vectors, with their positions and tokens.
+
+        Raises:
+            PruningError: see :meth:`token_ids`.
+        """
+        return self.encode_ids(self.token_ids(texts))
+
+    @torch.no_grad()
+    def encode_ids(self, input_ids: Tensor) -> Memory:
+        """:meth:`encode` of (B, T) token ids with EOS and padding; dropped tokens are really removed."""
+        config = self.t5.config
+        real = input_ids != config.pad_token_id
+        if not real.any(1).all():
+            raise PruningError("a text without tokens; each needs its EOS at least")
+        training = self.training
+        self.eval()
+        try:
+            found = encode_removed(
+                self.t5.encoder, input_ids, real, input_ids == config.eos_token_id, self.pruning
+            )
+        finally:
+            self.train(training)
+        tokens = []
+        if self.tokenizer is not None:
+            for row, places in zip(input_ids.tolist(), found.positions.tolist(), strict=True):
+                tokens.append(self.tokenizer.tokens(row[place] for place in places if place >= 0))
+        return Memory(
+            found.hidden,
+            found.memory_mask,
+            found.positions,
+            input_ids,
+            real.sum(1),
+            found.dropped_by,
+            tokens,
+            self.num_gates,
+        )
+
+    def decode(self, memory: Memory, max_length: int | None = None) -> list[str]:
+        """The texts of a memory, written freely and greedily from the start token.
+
+        Args:
+            max_length: most tokens of a text; default: the model's maximum.
+        """
+        if self.tokenizer is None:
+            raise PruningError("this model has no tokenizer.json; take decode_ids")
+        rows = self.decode_ids(memory.vectors, memory.mask, max_length)
+        return [self.tokenizer.decode(row) for row in rows]
+
+    @torch.no_grad()
+    def decode_ids(self, vectors: Tensor, mask: Tensor, max_length: int | None = None) -> list[list[int]]:
+        """Token ids of each text, without EOS; texts that are done take no more work."""
+        config = self.t5.config
+        most = self.pruning.max_length if max_length is None else max_length
+        state = Decoding(self.t5, vectors, mask, self.pruning.decoder_window)
+        rows: list[list[int]] = [[] for _ in range(len(vectors))]
+        going = list(range(len(vectors)))
+        tokens = torch.full((len(vectors),), config.decoder_start_token_id, device=vectors.device)
+        for _ in range(most):
+            tokens = state.step(tokens).argmax(-1)
+            ended = [token == config.eos_token_id for token in tokens.tolist()]
+            for row, token, end in zip(going, tokens.tolist(), ended, strict=True):
+                if not end:
+                    rows[row].append(token)
+            if any(ended):
+                left = torch.tensor([not end for end in ended], device=tokens.device)
+                going = [row for row, end in zip(going, ended, strict=True) if not end]
+                if not going:
+                    break
+                state.keep(left)
+                tokens = tokens[left]
+        return rows
+
+    @property
+    def device(self) -> torch.device:
+        return self.t5.device
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
+    """(B, T) int64 of rows of ids, filled up at the end."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows])
+
+
+@contextlib.contextmanager
+def _no_bars(transformers) -> Iterator[None]:
+    """Without progress bars for files that are read in a moment."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _transformers():
+    try:
+        import transformers
+    except ImportError:
+        raise PruningError(
+            "this needs the library `transformers` (5 or newer): pip install -e '.[lap]'"
+        ) from None
+    return transformers

@@ -1,0 +1,126 @@
+"""T5's decoder over a memory, where each layer sees the last N tokens ("Architecture").
+
+:func:`decode_teacher` runs whole texts at once; :class:`Decoding` goes token by token with a cache of N + 1
+keys a layer, and gives the same logits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .encoder import relative_bias
+
+
+def logits_of(t5: nn.Module, hidden: Tensor) -> Tensor:
+    """The head of a ``T5ForConditionalGeneration``, which scales where it is T5 1.0's."""
+    if t5.config.scale_decoder_outputs:
+        hidden = hidden * t5.config.d_model**-0.5
+    return t5.lm_head(hidden)
+
+
+def window_mask(length: int, window: int | None, device: torch.device) -> Tensor:
+    """(T, T) bool: which tokens a token sees, itself and the ``window`` before it."""
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position[None, :]
+    return (distance >= 0) & (distance <= (length if window is None else window))
+
+
+def decode_teacher(
+    t5: nn.Module, memory: Tensor, memory_mask: Tensor, inputs: Tensor, window: int | None
+) -> Tensor:
+    """Logits (B, T, V) of each next token, given the true ones before it.
+
+    Args:
+        memory: (B, M, D).
+        memory_mask: (B, M) added to the scores of cross-attention.
+        inputs: (B, T) integer, shifted right.
+    """
+    stack = t5.decoder
+    hidden = stack.dropout(stack.embed_tokens(inputs))
+    length = inputs.shape[1]
+    position = torch.arange(length, device=inputs.device)
+    bias = relative_bias(stack.block[0].layer[0].SelfAttention, position, position)[None]
+    seen = window_mask(length, window, inputs.device)
+    scores = bias.masked_fill(~seen, -math.inf)
+    cross = memory_mask[:, None, None, :].to(hidden.dtype)
+    for block in stack.block:
+        hidden = block(
+            hidden,
+            attention_mask=None,
+            position_bias=scores,
+            encoder_hidden_states=memory,
+            encoder_attention_mask=None,
+            encoder_decoder_position_bias=cross,
+        )[0]
+    return logits_of(t5, stack.dropout(stack.final_layer_norm(hidden)))
+
+
+class Decoding:
+    """The state of free-running decoding: keys and values of the memory and of the last N + 1 tokens.
+
+    Args:
+        memory, memory_mask: see :func:`decode_teacher`.
+        window: N; None keeps all tokens.
+    """
+
+    def __init__(self, t5: nn.Module, memory: Tensor, memory_mask: Tensor, window: int | None):
+        self._t5, self._window = t5, window
+        self._mask = memory_mask[:, None, None, :]
+        self._memory = []
+        for block in t5.decoder.block:
+            attention = block.layer[1].EncDecAttention
+            self._memory.append(
+                (_heads(attention, attention.k(memory)), _heads(attention, attention.v(memory)))
+            )
+        self._past: list[tuple[Tensor, Tensor] | None] = [None] * len(self._memory)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits (B, V) after one more token of each text: (B,) integer."""
+        stack = self._t5.decoder
+        hidden = stack.embed_tokens(tokens[:, None])
+        bias = None
+        for index, block in enumerate(stack.block):
+            attention = block.layer[0].SelfAttention
+            normed = block.layer[0].layer_norm(hidden)
+            keys, values = self._remember(
+                index, _heads(attention, attention.k(normed)), _heads(attention, attention.v(normed))
+            )
+            if bias is None:
+                length = keys.shape[2]
+                place = torch.arange(length, device=tokens.device)
+                bias = relative_bias(attention, place[-1:], place)
+            hidden = hidden + _attend(attention, normed, keys, values, bias)
+            cross = block.layer[1].EncDecAttention
+            normed = block.layer[1].layer_norm(hidden)
+            hidden = hidden + _attend(cross, normed, *self._memory[index], self._mask)
+            hidden = block.layer[2](hidden)
+        return logits_of(self._t5, stack.final_layer_norm(hidden))[:, 0]
+
+    def keep(self, rows: Tensor) -> None:
+        """Goes on with these texts alone: (B,) bool or integer."""
+        self._mask = self._mask[rows]
+        self._memory = [(k[rows], v[rows]) for k, v in self._memory]
+        self._past = [None if past is None else (past[0][rows], past[1][rows]) for past in self._past]
+
+    def _remember(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if (past := self._past[layer]) is not None:
+            keys, values = torch.cat([past[0], keys], 2), torch.cat([past[1], values], 2)
+        if self._window is not None:
+            keys, values = keys[:, :, -self._window - 1 :], values[:, :, -self._window - 1 :]
+        self._past[layer] = keys, values
+        return keys, values
+
+
+def _heads(attention: nn.Module, projected: Tensor) -> Tensor:
+    """(B, T, H * d) -> (B, H, T, d)."""
+    return projected.unflatten(-1, (attention.n_heads, attention.key_value_proj_dim)).transpose(1, 2)
+
+
+def _attend(attention: nn.Module, hidden: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """T5's attention, which does not scale its scores."""
+    query = _heads(attention, attention.q(hidden))
+    weights = torch.softmax(query @ keys.transpose(2, 3) + bias, -1)
+    return attention.o((weights @ values).transpose(1, 2).flatten(2))

@@ -1,0 +1,205 @@
+"""T5's encoder with gates, in two forms that give the same vectors.
+
+:func:`encode_masked` keeps every token and masks; training and tests use it. :func:`encode_removed` takes
+dropped tokens out after each gate, so the blocks that follow work on what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .gates import log_gates, open_probability, pair_mask, straight_through
+from .settings import PruningConfig
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What :func:`encode_masked` gives: S gates, B texts of T tokens.
+
+    Attributes:
+        hidden: (B, T, D) the encoder's output, of dropped tokens too.
+        memory_mask: (B, T) what is added to the scores of cross-attention; -inf for padding.
+        log_gate: (S, B, T) of each gate, 0 for EOS.
+        kept: (S, B, T) bool: in after each gate by the rule of evaluation, padding out.
+        open_probability: (S, B, T) of hard concrete gates, 1 for EOS; None for others.
+    """
+
+    hidden: Tensor
+    memory_mask: Tensor
+    log_gate: Tensor
+    kept: Tensor
+    open_probability: Tensor | None
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What :func:`encode_removed` gives: at most M kept tokens a text.
+
+    Attributes:
+        hidden: (B, M, D), padded.
+        memory_mask: (B, M) added to the scores of cross-attention; -inf for padding.
+        positions: (B, M) int64, each token's place in the text; -1 for padding.
+        dropped_by: (B, T) int64: the gate that dropped a token, counted from 0; -1 for kept ones and padding.
+    """
+
+    hidden: Tensor
+    memory_mask: Tensor
+    positions: Tensor
+    dropped_by: Tensor
+
+
+def relative_bias(attention: nn.Module, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """T5's bias of any positions: (..., Q) and (..., K) integer -> (..., H, Q, K).
+
+    Args:
+        attention: the self-attention that holds the table, that of the first block.
+    """
+    buckets = attention._relative_position_bucket(
+        key_positions[..., None, :] - query_positions[..., :, None],
+        bidirectional=not attention.is_decoder,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    return attention.relative_attention_bias(buckets).movedim(-1, -3)
+
+
+def clear_signal(hidden: Tensor) -> Tensor:
+    """``hidden`` with 0 as element 0, which carries the gate's signal and nothing else."""
+    return torch.cat([torch.zeros_like(hidden[..., :1]), hidden[..., 1:]], -1)
+
+
+def encode_masked(
+    stack: nn.Module,
+    input_ids: Tensor,
+    real: Tensor,
+    eos: Tensor,
+    config: PruningConfig,
+    *,
+    mask: str = "removed",
+    noise: Tensor | None = None,
+    credit_limit: Tensor | None = None,
+) -> Encoded:
+    """The encoder on whole texts, with masks.
+
+    Args:
+        stack: the ``T5Stack`` of an encoder.
+        input_ids: (B, T) integer.
+        real: (B, T) bool, False for padding.
+        eos: (B, T) bool: never dropped.
+        mask: ``soft``: log gates are added; ``straight_through``: tokens are removed, with gradients;
+            ``removed``: tokens are removed as at evaluation; ``none``: plain T5 but for element 0.
+        noise: (S, B, T) or None.
+        credit_limit: a scalar; see ``gates.straight_through``. None for no bound.
+    """
+    gated = config.gated_blocks(len(stack.block))
+    hidden = stack.dropout(stack.embed_tokens(input_ids))
+    position = torch.arange(input_ids.shape[1], device=input_ids.device)
+    bias = relative_bias(stack.block[0].layer[0].SelfAttention, position, position)[None]
+    padding = torch.zeros(real.shape, device=real.device).masked_fill(~real, -math.inf)
+    scores, memory_mask, alive = bias + padding[:, None, None, :], padding, real
+    log_gate, kept, probability = [], [], []
+    for index, block in enumerate(stack.block):
+        if index in gated:
+            hidden = clear_signal(hidden)
+        hidden = block(hidden, attention_mask=None, position_bias=scores)[0]
+        if index not in gated:
+            continue
+        gate_noise = None if noise is None else noise[len(log_gate)]
+        gate = log_gates(hidden[..., 0], config, gate_noise).masked_fill(eos | ~real, 0.0)
+        probability.append(open_probability(hidden[..., 0], config).masked_fill(eos | ~real, 1.0))
+        hidden = clear_signal(hidden)
+        inside = alive & (gate > config.log_threshold)
+        if mask != "none":
+            added = _mask(mask, gate, alive, inside, config, credit_limit)
+            scores = scores + pair_mask(added)
+            memory_mask = memory_mask + added
+            alive = inside
+        log_gate.append(gate)
+        kept.append(inside)
+    hidden = stack.dropout(stack.final_layer_norm(hidden))
+    opened = torch.stack(probability) if config.training_mask == "hard_concrete" else None
+    return Encoded(hidden, memory_mask, torch.stack(log_gate), torch.stack(kept), opened)
+
+
+def _mask(
+    kind: str, gate: Tensor, alive: Tensor, inside: Tensor, config: PruningConfig, credit_limit: Tensor | None
+) -> Tensor:
+    """(B, T): what one gate adds to the scores."""
+    if kind == "soft":
+        return gate
+    # What is out already has no gate any more: its mask must not be added twice.
+    if kind == "straight_through":
+        limit = gate.new_tensor(math.inf) if credit_limit is None else credit_limit
+        return torch.where(alive, straight_through(gate, inside, limit), 0.0)
+    return torch.where(inside, _left(gate, config), -math.inf)
+
+
+def _left(gate: Tensor, config: PruningConfig) -> Tensor:
+    """What the mask of a kept token is at evaluation: as it was in training."""
+    return torch.zeros_like(gate) if config.training_mask == "straight_through" else gate
+
+
+def encode_removed(
+    stack: nn.Module, input_ids: Tensor, real: Tensor, eos: Tensor, config: PruningConfig
+) -> Removed:
+    """The encoder with dropped tokens taken out after each gate; the arguments of :func:`encode_masked`.
+
+    A batch is as long as its longest text after each gate.
+    """
+    gated = config.gated_blocks(len(stack.block))
+    attention = stack.block[0].layer[0].SelfAttention
+    hidden = stack.dropout(stack.embed_tokens(input_ids))
+    positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+    positions = positions.masked_fill(~real, -1)
+    mask = torch.zeros(real.shape, device=real.device).masked_fill(~real, -math.inf)
+    dropped_by = torch.full_like(positions, -1)
+    scores = _scores(attention, positions, mask, mask)
+    for index, block in enumerate(stack.block):
+        if index in gated:
+            hidden = clear_signal(hidden)
+        hidden = block(hidden, attention_mask=None, position_bias=scores)[0]
+        if index not in gated:
+            continue
+        inside = positions >= 0
+        gate = log_gates(hidden[..., 0], config).masked_fill(eos | ~inside, 0.0)
+        hidden = clear_signal(hidden)
+        kept = inside & (gate > config.log_threshold)
+        _note(dropped_by, positions, inside & ~kept, gated.index(index))
+        mask = mask + _left(gate, config)
+        hidden, mask, positions, eos = _take(kept, hidden, mask, positions, eos)
+        scores = _scores(attention, positions, torch.where(positions < 0, -math.inf, 0.0), mask)
+    return Removed(stack.final_layer_norm(hidden), mask, positions, dropped_by)
+
+
+def _scores(attention: nn.Module, positions: Tensor, padding: Tensor, mask: Tensor) -> Tensor:
+    """(B, H, M, M): bias of positions, the pairs' mask, and no padding."""
+    bias = relative_bias(attention, positions, positions)
+    gates = pair_mask(mask.masked_fill(positions < 0, 0.0))
+    return bias + gates + padding[:, None, None, :]
+
+
+def _note(dropped_by: Tensor, positions: Tensor, dropped: Tensor, gate: int) -> None:
+    rows, columns = dropped.nonzero(as_tuple=True)
+    dropped_by[rows, positions[rows, columns]] = gate
+
+
+def _take(
+    kept: Tensor, hidden: Tensor, mask: Tensor, positions: Tensor, eos: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Kept tokens alone, in order, in tensors as long as the longest text."""
+    counts = kept.sum(1)
+    longest = int(counts.max())
+    # A stable sort puts what is kept in front, in the order of the text.
+    order = torch.argsort((~kept).to(torch.uint8), dim=1, stable=True)[:, :longest]
+    there = torch.arange(longest, device=kept.device) < counts[:, None]
+    hidden = hidden.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1]))
+    return (
+        hidden,
+        mask.gather(1, order).masked_fill(~there, -math.inf),
+        positions.gather(1, order).masked_fill(~there, -1),
+        eos.gather(1, order) & there,
+    )

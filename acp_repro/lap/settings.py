@@ -1,0 +1,104 @@
+"""How a T5 prunes: the settings of gates, masks and decoder. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from acp_repro.common.errors import UsageError
+
+GATES = ("published", "article")
+NOISES = ("gumbel", "logistic", "none")
+TRAINING_MASKS = ("soft", "straight_through", "hard_concrete")
+LOG_REMOVED = -60.0  # stands for log 0: e^-60 is nothing beside a kept token
+
+
+class PruningError(UsageError):
+    """A setting, a text or a checkpoint that cannot be; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class PruningConfig:
+    """The settings of learnable attention pruning. Defaults are those of the published code.
+
+    Attributes:
+        gate: ``published``: the log gate is logsigmoid((E[0] + noise + beta) / tau); ``article``: it is
+            logsigmoid(E[0] / tau + beta), without noise.
+        noise: added to E[0] in training and never at evaluation: ``gumbel`` (the published code's, of mean
+            0.58), ``logistic`` (symmetric: as often up as down), or ``none``.
+        beta, tau: bias and temperature of the gate. 5 and 0.1 start saturated: logsigmoid(50) has no
+            gradient.
+        gate_every: the encoder blocks 0, n, 2n ... end in a gate.
+        threshold: at evaluation a token is removed where its log gate is not above this.
+        training_mask: what training adds to attention scores. ``soft``: the log gates, as in the article.
+            ``straight_through``: tokens are removed as at evaluation, and the gradient is that of the
+            soft mask, so what is trained is what is evaluated. ``hard_concrete``: log gates are added, of
+            gates that are stretched from (0, 1) to (-0.1, 1.1) and cut, so that a gate is often exactly 0
+            and removes (Louizos, Welling and Kingma, 2018); a token costs the probability that its gate is
+            not 0. Wants logistic noise; tau is that paper's beta.
+        credit_nats: with ``straight_through``, a bound on the gradient of one token's gate: no token is
+            taken to be worth more than so many nats of the text's cross-entropy.
+        decoder_window: tokens before the present one that a decoder layer sees; None for all.
+        max_length: most tokens of a text, EOS included.
+    """
+
+    gate: str = "published"
+    noise: str = "gumbel"
+    beta: float = 5.0
+    tau: float = 0.1
+    gate_every: int = 2
+    threshold: float = -1.0
+    training_mask: str = "soft"
+    credit_nats: float = 10.0
+    decoder_window: int | None = 5
+    max_length: int = 512
+
+    def __post_init__(self):
+        for name, known in (("gate", GATES), ("noise", NOISES), ("training_mask", TRAINING_MASKS)):
+            if getattr(self, name) not in known:
+                raise PruningError(f"{name}: must be {' or '.join(known)}, got {getattr(self, name)!r}")
+        if self.gate == "article" and self.noise != "none":
+            raise PruningError("noise: the article's gate has none; say noise: none")
+        if self.training_mask == "hard_concrete" and (self.gate, self.noise) != ("published", "logistic"):
+            raise PruningError("training_mask: hard_concrete needs gate: published and noise: logistic")
+        if not self.tau > 0 or not math.isfinite(self.tau):
+            raise PruningError(
+                f"tau: the temperature divides, so it must be above 0, got {self.tau}; for hard gates take "
+                "training_mask: straight_through"
+            )
+        if not math.isfinite(self.beta):
+            raise PruningError(f"beta: must be a number, got {self.beta}")
+        if not self.threshold < 0:
+            raise PruningError(
+                f"threshold: log gates are negative, so is their threshold; got {self.threshold}"
+            )
+        if not self.credit_nats > 0:
+            raise PruningError(f"credit_nats: must be positive, got {self.credit_nats}")
+        for name in ("gate_every", "max_length"):
+            if getattr(self, name) < 1:
+                raise PruningError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.decoder_window is not None and self.decoder_window < 0:
+            raise PruningError(f"decoder_window: must not be negative, got {self.decoder_window}")
+
+    @property
+    def log_threshold(self) -> float:
+        """A token stays where its log gate is above this; a hard concrete gate removes where it is 0."""
+        return LOG_REMOVED / 2 if self.training_mask == "hard_concrete" else self.threshold
+
+    def gated_blocks(self, num_blocks: int) -> tuple[int, ...]:
+        """The encoder blocks that end in a gate, counted from 0."""
+        return tuple(range(0, num_blocks, self.gate_every))
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> PruningConfig:
+        """From what :func:`dataclasses.asdict` gave.
+
+        Raises:
+            PruningError: a key of another version.
+        """
+        unknown = set(settings) - {field.name for field in dataclasses.fields(cls)}
+        if unknown:
+            raise PruningError(f"pruning settings of another version: unknown {', '.join(sorted(unknown))}")
+        return cls(**settings)

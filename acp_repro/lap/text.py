@@ -1,0 +1,81 @@
+"""Text to token ids and back, by a ``tokenizer.json`` of the library `tokenizers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from .settings import PruningError
+
+TOKENIZER_FILE = "tokenizer.json"
+PAD, EOS = "<pad>", "</s>"  # T5's names
+
+
+class TextTokenizer:
+    """A tokeniser that knows T5's two special tokens.
+
+    Args:
+        json_text: the content of a ``tokenizer.json``, with the tokens ``<pad>`` and ``</s>``.
+        where: whose it is, for errors.
+
+    Raises:
+        PruningError: it is none, or lacks one of them.
+    """
+
+    def __init__(self, json_text: str, where: str = TOKENIZER_FILE):
+        try:
+            import tokenizers
+        except ImportError:
+            raise PruningError("text needs the library `tokenizers`: pip install -e '.[lap]'") from None
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
+        except Exception as error:  # the library raises nothing narrower
+            raise PruningError(f"{where}: not a file of the library `tokenizers` ({error})") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        # "</s>" in a text is four characters of that text.
+        self._tokenizer.encode_special_tokens = True
+        ids = [self._tokenizer.token_to_id(token) for token in (PAD, EOS)]
+        if None in ids:
+            raise PruningError(f"{where}: has no {PAD} or no {EOS}, which every T5 tokeniser has")
+        self.pad_id, self.eos_id = ids
+        self.json_text = json_text
+        self.vocab_size = self._tokenizer.get_vocab_size()
+
+    @classmethod
+    def with_special_tokens(cls, json_text: str) -> TextTokenizer:
+        """Adds ``<pad>`` and ``</s>``, as the last two ids, to a tokeniser that has neither."""
+        import tokenizers
+
+        tokenizer = tokenizers.Tokenizer.from_str(json_text)
+        tokenizer.add_special_tokens([PAD, EOS])
+        return cls(tokenizer.to_str())
+
+    def encode(self, text: str) -> list[int]:
+        """Ids without EOS."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text without EOS."""
+        return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without special tokens."""
+        return self._tokenizer.decode([i for i in ids if i not in (self.pad_id, self.eos_id)])
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Each id as a word for people: a space where the token begins with one."""
+        return [self._shown(i) for i in ids]
+
+    def _shown(self, token_id: int) -> str:
+        token = self._tokenizer.id_to_token(int(token_id))
+        if token is None:
+            return f"<{int(token_id)}>"
+        if token.startswith("▁"):
+            return " " + token[1:]
+        if token in (PAD, EOS):
+            return token
+        return self._tokenizer.decode([int(token_id)]) or token
+
+    def save(self, folder: Path) -> None:
+        (folder / TOKENIZER_FILE).write_text(self.json_text, encoding="utf-8")

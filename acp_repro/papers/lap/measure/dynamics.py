@@ -1,0 +1,41 @@
+"""How accuracy and ratios went while the model was trained, from the run's own log."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from acp_repro.chain.errors import RecordError
+
+from ..trained import TrainedPruning
+
+SINGLE = ("accuracy", "soft_accuracy")
+BY_GATE = ("kept_ratio", "soft_ratio")
+
+
+def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
+    """One record per watched step and series; a series of single gates has the gate, counted from 0.
+
+    ``kept_ratio`` and ``soft_ratio`` are of what the text had before any gate.
+
+    Raises:
+        RecordError: the log of the run is gone, or the run was never watched.
+    """
+    path = trained.run.folder / "metrics.jsonl"
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+    except OSError as error:
+        raise RecordError(
+            f"dynamics: {path} cannot be read; train anew with `{trained.run.command}`"
+        ) from error
+    rows = []
+    for line in lines:
+        if "accuracy" not in line:
+            continue
+        common = {"step": line["step"], "loss_nats": line["loss_nats"]}
+        rows += [{**common, "series": name, "gate_index": None, "value": line[name]} for name in SINGLE]
+        for name in BY_GATE:
+            rows += [
+                {**common, "series": name, "gate_index": g, "value": v} for g, v in enumerate(line[name])
+            ]
+    return rows

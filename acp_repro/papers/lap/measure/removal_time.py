@@ -1,0 +1,118 @@
+"""What removal saves: time and memory against the share of tokens that is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acp_repro.lap import PruningAutoencoder
+from acp_repro.lap.autoencoder import pad
+from acp_repro.lap.decoder import Decoding
+
+from ..trained import TrainedPruning
+
+SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
+DECODED_TOKENS = 16
+
+
+@torch.no_grad()
+def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
+    """Records of the encoder and of decoding, each with masks and with removal, at several kept shares.
+
+    Held-out texts are joined to texts of each length. The share is set by the gate's bias: a lower one
+    drops more of the same texts; ``kept_ratio`` is what came of it. Decoding is of 16 tokens, batched and
+    cached; the memory of masks is the whole text's. ``memory_bytes`` is what the decoder holds of the
+    texts: vectors, and keys and values of every layer. Times are medians.
+    """
+    rows = []
+    for length in trained.measure.timed_lengths:
+        input_ids = _texts(trained, length)
+        for share in SHARES:
+            model = _with_share(trained.model, input_ids, share)
+            rows += _compare(trained, model, input_ids)
+    return rows
+
+
+def _texts(trained: TrainedPruning, length: int) -> Tensor:
+    """(B, length) int64: held-out texts one after the other, each piece with its EOS."""
+    stream = [i for row in trained.heldout_rows(10**9) for i in row[:-1]]
+    needed = trained.measure.timed_texts * (length - 1)
+    stream = (stream * (needed // len(stream) + 1))[:needed]
+    rows = [stream[i : i + length - 1] for i in range(0, needed, length - 1)]
+    tokenizer = trained.task.tokenizer
+    return pad([[*row, tokenizer.eos_id] for row in rows], tokenizer.pad_id).to(trained.device)
+
+
+def _with_share(model: PruningAutoencoder, input_ids: Tensor, share: float) -> PruningAutoencoder:
+    """The same weights with the bias at which they keep about this share of these texts."""
+
+    def biased(beta: float) -> PruningAutoencoder:
+        settings = dataclasses.replace(model.pruning, beta=beta)
+        return PruningAutoencoder(model.t5, settings, model.tokenizer).eval()
+
+    low, high = -1e4, 1e4
+    if share == 1.0:
+        return biased(high)
+    for _ in range(30):
+        middle = (low + high) / 2
+        kept = float(biased(middle).encode_ids(input_ids).kept_ratio.mean())
+        low, high = (middle, high) if kept < share else (low, middle)
+    return biased(high)
+
+
+def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tensor) -> list[dict[str, Any]]:
+    memory = model.encode_ids(input_ids)
+    masked = model.encode_tokens(input_ids, "removed")
+    ways = {
+        "masked": (lambda: model.encode_tokens(input_ids, "removed"), masked.hidden, masked.memory_mask),
+        "removed": (lambda: model.encode_ids(input_ids), memory.vectors, memory.mask),
+    }
+    layers = len(model.t5.decoder.block)
+    inner = model.t5.config.num_heads * model.t5.config.d_kv
+    found = []
+    for name, (encode, vectors, mask) in ways.items():
+        found.append(
+            {
+                "method": name,
+                "length_tokens": input_ids.shape[1],
+                "measured_texts": len(input_ids),
+                "repeats": trained.measure.timing_repeats,
+                "kept_ratio": float(memory.kept_ratio.mean()),
+                "encoder_ms": _median_ms(trained, encode),
+                "decoder_ms": _median_ms(trained, lambda v=vectors, m=mask: _write(model, v, m)),
+                "memory_bytes": vectors.shape[0]
+                * vectors.shape[1]
+                * (model.t5.config.d_model + 2 * layers * inner)
+                * vectors.element_size(),
+            }
+        )
+    return found
+
+
+def _write(model: PruningAutoencoder, vectors: Tensor, mask: Tensor) -> None:
+    state = Decoding(model.t5, vectors, mask, model.pruning.decoder_window)
+    tokens = torch.full((len(vectors),), model.t5.config.decoder_start_token_id, device=vectors.device)
+    for _ in range(DECODED_TOKENS):
+        tokens = state.step(tokens).argmax(-1)
+
+
+def _median_ms(trained: TrainedPruning, work: Callable[[], Any]) -> float:
+    times = []
+    for turn in range(trained.measure.timing_repeats + 1):
+        _wait(trained.device)
+        start = time.perf_counter()
+        work()
+        _wait(trained.device)
+        if turn:  # the first warms up
+            times.append(1e3 * (time.perf_counter() - start))
+    return sorted(times)[len(times) // 2]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

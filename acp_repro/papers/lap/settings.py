@@ -1,0 +1,215 @@
+"""The keys of a suite file of LAP, each block one validated dataclass; defaults as in the published code."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from acp_repro.chain.run import Strict, TrainerConfig, positive
+from acp_repro.chain.suite import SuiteFile
+from acp_repro.lap.settings import GATES, TRAINING_MASKS, PruningConfig
+
+
+@dataclass(frozen=True)
+class TextsConfig(Strict):
+    """Which texts, and which of them are held out.
+
+    Attributes:
+        corpus: ``stdlib``: sentences of the standard library's documentation; ``file``: JSON lines, also
+            as .xz, .zst or .gz; ``hf``: a Hugging Face dataset.
+        path: of ``file``, or the name of ``hf``.
+        text_field, label_field: fields of ``file`` and ``hf``; without a label there is no probing.
+        positive_from, negative_to: a text with a label of at least the one is positive, of at most the
+            other negative; between them it is left out of probing.
+        shortest, longest: characters of a text, for ``stdlib``.
+        vocabulary: ids of a byte-pair encoding trained on the training texts; null takes the tokeniser of
+            ``model.weights``.
+        heldout: the share of texts held out, by the text's own hash.
+        max_texts: read no more than these; null for all.
+    """
+
+    corpus: str = "stdlib"
+    path: str | None = None
+    text_field: str = "text"
+    label_field: str | None = None
+    positive_from: float = 1.0
+    negative_to: float = 0.0
+    shortest: int = 20
+    longest: int = 160
+    vocabulary: int | None = None
+    heldout: float = 0.05
+    max_texts: int | None = None
+
+    def __post_init__(self):
+        if self.corpus not in ("stdlib", "file", "hf"):
+            raise ValueError(f"corpus: must be stdlib, file or hf, got {self.corpus!r}")
+        if (self.corpus == "stdlib") != (self.path is None):
+            wants = "takes no path" if self.corpus == "stdlib" else "needs a path"
+            raise ValueError(f"path: corpus {self.corpus} {wants}")
+        if not 0 < self.heldout < 1:
+            raise ValueError(f"heldout: must be a share between 0 and 1, got {self.heldout}")
+        if not 0 < self.shortest <= self.longest:
+            raise ValueError(f"longest: must be at least shortest, {self.shortest}, got {self.longest}")
+        if self.vocabulary is not None and self.vocabulary < 300:
+            raise ValueError(f"vocabulary: must be at least 300, got {self.vocabulary}")
+        if not self.negative_to < self.positive_from:
+            raise ValueError(f"positive_from: must be above negative_to, {self.negative_to}")
+
+
+@dataclass(frozen=True)
+class ModelConfig(Strict):
+    """The T5: its shape, or the weights that it begins from. The default shape is Flan-T5-small's."""
+
+    weights: str | None = None  # a name on the Hub or a folder, such as google/flan-t5-small
+    d_model: int = 512
+    d_kv: int = 64
+    d_ff: int = 1024
+    num_layers: int = 8
+    num_decoder_layers: int = 8
+    num_heads: int = 6
+    dropout_rate: float = 0.0  # noise of dropout would not be the same after a resume
+
+    def __post_init__(self):
+        positive(self, *(name for name in self.shape if name != "dropout_rate"))
+        if self.dropout_rate:
+            raise ValueError("dropout_rate: must be 0; a resumed run would draw other noise")
+
+    @property
+    def shape(self) -> dict[str, float]:
+        """For ``PruningAutoencoder.from_scratch``."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k != "weights"}
+
+
+@dataclass(frozen=True)
+class PruningSettings(Strict):
+    """What ``lap.PruningConfig`` has beside the axes of the grid; see there.
+
+    Hard concrete gates have a bias and a temperature of their own, and logistic noise.
+    """
+
+    noise: str = "gumbel"
+    beta: float = 5.0
+    tau: float = 0.1
+    hard_concrete_beta: float = 2.0
+    hard_concrete_tau: float = 2 / 3
+    gate_every: int = 2
+    threshold: float = -1.0
+    credit_nats: float = 10.0
+    decoder_window: int | None = 5
+    max_length: int = 512
+
+    def __post_init__(self):
+        self.config("published", "soft")
+        self.config("published", "hard_concrete")
+
+    def config(self, gate: str, training_mask: str) -> PruningConfig:
+        """The model's settings at a point of the grid."""
+        settings = dataclasses.asdict(self)
+        beta, tau = settings.pop("hard_concrete_beta"), settings.pop("hard_concrete_tau")
+        if training_mask == "hard_concrete":
+            settings |= {"beta": beta, "tau": tau, "noise": "logistic"}
+        if gate == "article":
+            settings["noise"] = "none"
+        return PruningConfig(gate=gate, training_mask=training_mask, **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(TrainerConfig):
+    """One pass of Adam, as in the published code; lambda comes once the model copies.
+
+    Attributes:
+        steps, batch_texts: optimiser steps, and texts of each.
+        warmup_steps: the learning rate rises over these, then stays, then falls to a tenth over the last
+            ``decay_share`` of all steps.
+        lambda_from_step: lambda is 0 before this step, or ...
+        lambda_below_nats: ... if it is not null, until the running mean of the cross-entropy has been below
+            this; until then gates do not act either.
+        lambda_ramp_steps: lambda rises from 0 over so many steps.
+    """
+
+    steps: int
+    batch_texts: int = 20
+    learning_rate: float = 1e-4
+    warmup_steps: int = 0
+    decay_share: float = 0.0
+    lambda_from_step: int = 500
+    lambda_below_nats: float | None = None
+    lambda_ramp_steps: int = 0
+    weight_decay: float = 0.0
+    beta2: float = 0.999
+    compile: bool = False  # texts differ in length, so every batch would be compiled
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "steps", "batch_texts", "learning_rate")
+        for name in ("warmup_steps", "lambda_from_step", "lambda_ramp_steps", "decay_share"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
+        if self.decay_share > 1:
+            raise ValueError(f"decay_share: must be a share, got {self.decay_share}")
+        if self.compile:
+            raise ValueError("compile: must be false; texts differ in length")
+
+
+@dataclass(frozen=True)
+class MeasureConfig(Strict):
+    """How much of the held-out text each quantity is measured on."""
+
+    scored_texts: int = 2000
+    batch_texts: int = 50
+    probe_texts: int = 2000  # of the training texts; tested on the held-out ones
+    probe_epochs: int = 20
+    shap_texts: int = 5
+    shap_evaluations: int = 400  # of the model, a text
+    attributed_texts: int = 100
+    timed_lengths: list[int] = field(default_factory=lambda: [128, 512])
+    timed_texts: int = 16
+    timing_repeats: int = 5
+    main_run: str | None = None  # what looks at one model; default: the first with hard concrete gates
+
+    def __post_init__(self):
+        counts = (f.name for f in dataclasses.fields(self) if f.type == "int")
+        positive(self, *counts)
+        if not self.timed_lengths or min(self.timed_lengths) < 4:
+            raise ValueError(f"timed_lengths: must be lengths of at least 4, got {self.timed_lengths}")
+
+
+@dataclass(frozen=True)
+class GridConfig(Strict):
+    """Lists whose product makes the runs. ``compression`` is lambda; null is a run without gates."""
+
+    compression: list[float | None]
+    gate: list[str] = field(default_factory=lambda: ["published"])
+    training_mask: list[str] = field(default_factory=lambda: ["soft"])
+    seed: list[int] = field(default_factory=lambda: [42])
+
+    def __post_init__(self):
+        for name in (f.name for f in dataclasses.fields(self)):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise ValueError(f"{name}: must be a list of different values, got {values}")
+        for value in self.compression:
+            if value is not None and value < 0:
+                raise ValueError(f"compression: must not be negative, got {value}")
+        for name, known in (("gate", GATES), ("training_mask", TRAINING_MASKS)):
+            for value in getattr(self, name):
+                if value not in known:
+                    raise ValueError(f"{name}: must be {' or '.join(known)}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class File(SuiteFile):
+    """The keys at the top of a suite file of LAP."""
+
+    training: TrainingConfig
+    grid: list[GridConfig]
+    data: TextsConfig = field(default_factory=TextsConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    pruning: PruningSettings = field(default_factory=PruningSettings)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+
+    def __post_init__(self):
+        if (self.data.vocabulary is None) == (self.model.weights is None):
+            raise ValueError(
+                "data.vocabulary: a model from scratch needs one, and weights bring their own tokeniser"
+            )

@@ -1,0 +1,103 @@
+"""A run and a suite of LAP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.paper import Suite, first_seeds
+from acp_repro.chain.run import Run
+from acp_repro.lap.settings import PruningConfig
+
+from .settings import File, ModelConfig, PruningSettings, TextsConfig, TrainingConfig
+
+ALWAYS_OPEN = 1e6  # a bias with which every gate is open, whatever it reads
+SHORT = {"soft": "soft", "straight_through": "straight", "hard_concrete": "exact"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PruningRun(Run):
+    """One training run of a pruning autoencoder."""
+
+    compression: float | None
+    gate: str
+    training_mask: str
+    training: TrainingConfig
+    data: TextsConfig
+    model: ModelConfig
+    pruning: PruningSettings
+
+    @property
+    def name(self) -> str:
+        """E.g. ``exact-1.5``, ``soft-article-3``; without gates ``ungated``; a seed ends in ``-seed7``."""
+        gate = "-article" if self.gate == "article" else ""
+        seed = "" if self.seed == 42 else f"-seed{self.seed}"
+        if self.compression is None:
+            return f"ungated{seed}"
+        return f"{SHORT[self.training_mask]}{gate}-{self.compression:g}{seed}"
+
+    @property
+    def setting(self) -> tuple:
+        return self.compression, self.gate, self.training_mask
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "compression": self.compression,
+            "gate": self.gate,
+            "training_mask": self.training_mask,
+            "seed": self.seed,
+        }
+
+    def pruning_config(self) -> PruningConfig:
+        """What the model gets."""
+        if self.compression is None:
+            return replace(self.pruning.config("published", "soft"), beta=ALWAYS_OPEN, tau=1.0, noise="none")
+        return self.pruning.config(self.gate, self.training_mask)
+
+
+def make_run(
+    file: File, suite: str, where: str, *, compression: float | None, gate: str, training_mask: str, seed: int
+) -> PruningRun:
+    """A point of the grid as a run."""
+    return PruningRun(
+        suite=suite,
+        seed=seed,
+        training=file.training,
+        weights=file.weights,
+        compression=compression,
+        gate=gate,
+        training_mask=training_mask,
+        data=file.data,
+        model=file.model,
+        pruning=file.pruning,
+    )
+
+
+class PruningSuite(Suite):
+    """A suite of pruning autoencoders."""
+
+    runs: tuple[PruningRun, ...]
+
+    def check(self) -> None:
+        try:
+            _ = self.main_run
+        except SuiteError as error:
+            raise ValueError(f"measure.main_run: {error}") from None
+
+    @property
+    def main_run(self) -> PruningRun:
+        """The run that single models are looked at of."""
+        if self.measure.main_run is not None:
+            return self.run(self.measure.main_run)
+        return next((run for run in self.gated if run.training_mask == "hard_concrete"), self.runs[0])
+
+    @property
+    def gated(self) -> list[PruningRun]:
+        """Runs with gates."""
+        return [run for run in self.runs if run.compression is not None]
+
+    @property
+    def curves(self) -> list[PruningRun]:
+        """Gated runs, one of each setting."""
+        return first_seeds(self.gated)

@@ -1,0 +1,200 @@
+"""How a pruning autoencoder is trained, for the shared trainer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acp_repro.chain.paper import Suite
+from acp_repro.lap import PruningAutoencoder, draw_noise
+from acp_repro.lap.autoencoder import pad
+from acp_repro.training.run_folder import TrainingError, text_hash
+from acp_repro.training.task import Task, Trained
+
+from .settings import TrainingConfig
+from .suite import PruningRun
+from .texts import Batches, TextsError, encode, load_texts, make_tokenizer
+from .trained import TrainedPruning
+
+RUNNING_MEAN = 0.95  # of the cross-entropy, a step
+
+
+class Trainee(nn.Module):
+    """The model with its schedule of lambda, which is state: a resumed run goes on with it.
+
+    Args:
+        compression: lambda; None trains without gates.
+    """
+
+    def __init__(self, model: PruningAutoencoder, config: TrainingConfig, compression: float | None):
+        super().__init__()
+        self.model, self.compression = model, compression
+        self._config = config
+        # float64, so that steps count exactly
+        self.register_buffer("running_nats", torch.tensor(float("inf"), dtype=torch.float64))
+        self.register_buffer("steps", torch.tensor(0.0, dtype=torch.float64))
+        self.register_buffer("steps_with_lambda", torch.tensor(0.0, dtype=torch.float64))
+
+    def state_dict(self, *arguments, **options) -> dict[str, Tensor]:
+        """Each weight once: embeddings and head may be one tensor, which no checkpoint may hold twice."""
+        whole = super().state_dict(*arguments, **options)
+        prefix = options.get("prefix", "")
+        once = {prefix + name for name, _ in itertools.chain(self.named_parameters(), self.named_buffers())}
+        return {name: tensor for name, tensor in whole.items() if name in once}
+
+    def forward(self, input_ids: Tensor, noise: Tensor) -> Tensor:
+        """The loss, a scalar; one call in training counts as a step."""
+        waits = self._config.lambda_below_nats is not None
+        begun = bool(self.steps_with_lambda > 0)
+        mask = "none" if self.compression is None or (waits and not begun) else None
+        found = self.model(input_ids, noise if noise.numel() else None, mask)
+        loss = found.cross_entropy
+        if self.compression is not None:
+            loss = loss + self.compression * self._share() * found.compression
+        if self.training and torch.is_grad_enabled():
+            self._count(found.cross_entropy.detach())
+        return loss
+
+    def _share(self) -> Tensor:
+        """The part of lambda that counts now, 0 to 1."""
+        ramp = max(1, self._config.lambda_ramp_steps)
+        return (self.steps_with_lambda / ramp).clamp(max=1.0).float()
+
+    def _count(self, cross_entropy: Tensor) -> None:
+        before = torch.where(torch.isinf(self.running_nats), cross_entropy, self.running_nats)
+        self.running_nats.copy_(RUNNING_MEAN * before + (1 - RUNNING_MEAN) * cross_entropy)
+        self.steps += 1
+        below = self._config.lambda_below_nats
+        if below is None:
+            begins = self.steps >= self._config.lambda_from_step
+        else:
+            # The mean of a few steps says nothing yet.
+            begins = (self.running_nats < below) & (self.steps > 1 / (1 - RUNNING_MEAN))
+        self.steps_with_lambda += (begins | (self.steps_with_lambda > 0)).double()
+
+
+class PruningTask(Task):
+    """Reconstruction of the run's texts, with fewer and fewer tokens."""
+
+    run: PruningRun
+
+    def __init__(self, run: PruningRun):
+        super().__init__(run)
+        self.texts = load_texts(run.data)
+        self._start: PruningAutoencoder | None = None
+        if run.model.weights is None:
+            self.tokenizer = make_tokenizer(self.texts, run.data.vocabulary)
+        else:
+            self._start = PruningAutoencoder.from_t5(run.model.weights, run.pruning_config())
+            self.tokenizer = self._start.tokenizer
+        self._rows = self.rows("train")
+        self._batches = Batches(self._rows, run.training.batch_texts, self.tokenizer.pad_id, run.seed)
+        self.steps = run.training.steps
+        mean = sum(map(len, self._rows)) / len(self._rows)
+        self.step_tokens = round(run.training.batch_texts * mean)  # on average
+
+    def rows(self, split: str, most: int | None = None) -> list[list[int]]:
+        """Token ids, with EOS, of the texts of a split that fit the model."""
+        texts = [text.text for text in getattr(self.texts, split)]
+        rows = encode(self.tokenizer, texts, self.run.pruning.max_length)
+        if not rows:
+            raise TextsError(f"data: no text of {split} has at most {self.run.pruning.max_length} tokens")
+        return rows if most is None else rows[:most]
+
+    def build(self) -> Trainee:
+        model = self._start
+        if model is None:
+            config = self.run.pruning_config()
+            model = PruningAutoencoder.from_scratch(config, self.tokenizer, **self.run.model.shape)
+        return Trainee(model, self.run.training, self.run.compression)
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        """Token ids (B, T) int64, and noise (S, B, T) float32 of the gates, or an empty tensor."""
+        input_ids = self._batches(index)
+        config = self.run.pruning_config()
+        gates = len(config.gated_blocks(self._num_blocks))
+        generator = torch.Generator().manual_seed(self.run.seed * 1_000_003 + index)
+        noise = draw_noise((gates, *input_ids.shape), config, generator)
+        return input_ids, torch.empty(0) if noise is None else noise
+
+    @property
+    def _num_blocks(self) -> int:
+        return self.run.model.num_layers if self._start is None else self._start.t5.config.num_layers
+
+    def loss(self, model: nn.Module, input_ids: Tensor, noise: Tensor) -> Tensor:
+        return model(input_ids, noise)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then constant, then linear to a tenth."""
+        config = self.run.training
+        rate = config.learning_rate * min(1.0, (step + 1) / max(1, config.warmup_steps))
+        tail = config.decay_share * config.steps
+        done = max(0.0, step - (config.steps - tail)) / tail if tail else 0.0
+        return rate * (1 - 0.9 * done)
+
+    def watch(self, model: nn.Module, input_ids: Tensor, noise: Tensor) -> dict[str, Any]:
+        """Accuracy and ratios on held-out text, with tokens removed and with the soft mask."""
+        rows = self.rows("heldout", WATCHED_TEXTS)
+        device = input_ids.device
+        model.eval()
+        try:
+            sums: dict[str, Tensor] = {}
+            for start in range(0, len(rows), self.run.training.batch_texts):
+                part = rows[start : start + self.run.training.batch_texts]
+                found = watched(model.model, pad(part, self.tokenizer.pad_id).to(device))
+                for name, value in found.items():
+                    sums[name] = sums.get(name, 0) + value * len(part)
+        finally:
+            model.train()
+        return {name: (value / len(rows)).tolist() for name, value in sums.items()}
+
+    def shown(self, watched: dict[str, Any]) -> str:
+        return f"accuracy {watched['accuracy']:.2f}, kept {watched['kept_ratio'][-1]:.0%}" if watched else ""
+
+    def describe(self, model: nn.Module) -> dict[str, Any]:
+        return {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "data": {
+                "hash": self.texts.hash,
+                "train_texts": len(self._rows),
+                "heldout_texts": len(self.rows("heldout")),
+            },
+        }
+
+    def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        inner = None
+        if weights is not None:
+            inner = {n.removeprefix("model."): t for n, t in weights.items() if n.startswith("model.")}
+        model.model.save_pretrained(folder, inner)
+
+    def load(self, folder: Path, device: torch.device) -> PruningAutoencoder:
+        return PruningAutoencoder.from_pretrained(folder, device)
+
+    def trained(self, suite: Suite, device: torch.device) -> Trained:
+        found = super().trained(suite, device)
+        if text_hash(self.run) not in (None, self.texts.hash):
+            raise TrainingError(
+                f"{self.run.folder} was trained on other text than what corpus {self.run.data.corpus} is "
+                f"now. Put the text back, or delete the run and train anew with `{self.run.command}`"
+            )
+        return TrainedPruning(suite, self.run, self, found.model, device, found.trained_tokens)
+
+
+WATCHED_TEXTS = 200
+
+
+def watched(model: PruningAutoencoder, input_ids: Tensor) -> dict[str, Tensor]:
+    """Means over the texts of a batch: ``accuracy`` and ``kept_ratio`` (S) with tokens removed, and
+    ``soft_accuracy`` and ``soft_ratio`` (S) as the soft mask and the article's L(s) have it."""
+    removed, soft = model(input_ids, mask="removed"), model(input_ids, mask="soft")
+    return {
+        "accuracy": removed.correct.mean(),
+        "kept_ratio": (removed.kept[1:] / removed.kept[0]).mean(1),
+        "soft_accuracy": soft.correct.mean(),
+        "soft_ratio": (soft.lengths[1:] / soft.lengths[0]).mean(1),
+    }

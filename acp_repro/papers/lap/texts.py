@@ -1,0 +1,159 @@
+"""The texts of a run: read, split, and made into batches of about equal length."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from acp_repro.common.errors import UserError
+from acp_repro.data.files import open_plain
+from acp_repro.data.sources import Document
+from acp_repro.data.tokenizer import train_bpe
+from acp_repro.lap import TextTokenizer
+from acp_repro.lap.autoencoder import pad
+
+from .sentences import Labelled, stdlib_sentences
+from .settings import TextsConfig
+
+GROUP = 20  # batches that are cut from one sorted group
+
+
+class TextsError(UserError, ValueError):
+    """The texts cannot be read; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Both splits. A label is 1, 0, or None where the text is on neither side.
+
+    Attributes:
+        hash: stands for the texts, their split and labels.
+    """
+
+    train: tuple[Labelled, ...]
+    heldout: tuple[Labelled, ...]
+    hash: str
+
+
+@functools.lru_cache(maxsize=2)
+def load_texts(config: TextsConfig) -> Texts:
+    """The texts of a config, each once, in the order of their source.
+
+    Raises:
+        TextsError: a file, a field or a library is missing, or a split is empty.
+    """
+    texts = dict.fromkeys(islice(_read(config), config.max_texts))
+    sides: tuple[list[Labelled], list[Labelled]] = ([], [])
+    digest = hashlib.sha256()
+    for text in texts:
+        key = hashlib.sha256(text.text.encode()).digest()
+        sides[int.from_bytes(key[:8], "big") < config.heldout * 2**64].append(text)
+        digest.update(key + str(text.label).encode())
+    digest.update(str(config.heldout).encode())
+    if not sides[0] or not sides[1]:
+        raise TextsError(f"data: {len(texts)} texts leave one split empty; add texts or change heldout")
+    return Texts(tuple(sides[0]), tuple(sides[1]), digest.hexdigest())
+
+
+def _read(config: TextsConfig) -> Iterator[Labelled]:
+    if config.corpus == "stdlib":
+        yield from stdlib_sentences(config.shortest, config.longest)
+        return
+    for number, record in enumerate(_records(config), 1):
+        text = record.get(config.text_field)
+        if not isinstance(text, str):
+            raise TextsError(
+                f"{config.path}: record {number} has no text {config.text_field!r}; it has "
+                f"{', '.join(record)}"
+            )
+        text = " ".join(text.split())
+        if text:
+            yield Labelled(text, _label(record, config))
+
+
+def _records(config: TextsConfig) -> Iterator[dict]:
+    if config.corpus == "hf":
+        try:
+            import datasets
+        except ImportError:
+            raise TextsError("corpus: hf needs the library `datasets`; pip install -e '.[hf]'") from None
+        yield from datasets.load_dataset(config.path, split="train", streaming=True)
+        return
+    path = Path(config.path).expanduser()
+    if not path.is_file():
+        raise TextsError(f"data.path: {path} is no file; relative paths start at {Path.cwd()}")
+    with open_plain(path) as (stream, _):
+        for number, line in enumerate(stream, 1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise TextsError(f"{path}:{number}: no JSON ({error}); give one record a line") from None
+            if not isinstance(record, dict):
+                raise TextsError(f"{path}:{number}: a record must be a mapping of fields")
+            yield record
+
+
+def _label(record: dict, config: TextsConfig) -> int | None:
+    if config.label_field is None:
+        return None
+    try:
+        value = float(record[config.label_field])
+    except (KeyError, TypeError, ValueError):
+        raise TextsError(
+            f"{config.path}: label_field {config.label_field!r} is no number in {list(record)}"
+        ) from None
+    return 1 if value >= config.positive_from else 0 if value <= config.negative_to else None
+
+
+def make_tokenizer(texts: Texts, vocabulary: int) -> TextTokenizer:
+    """A byte-pair encoding of the training texts, with ``<pad>`` and ``</s>``."""
+    documents = (Document("", text.text.encode(), b"") for text in texts.train)
+    # That function counts a BOS that is not in its file; ours are the two after it.
+    return TextTokenizer.with_special_tokens(train_bpe(documents, vocabulary - 1))
+
+
+def encode(tokenizer: TextTokenizer, texts: list[str], max_length: int) -> list[list[int]]:
+    """Ids with EOS of the texts that are not too long for the model; empty ones are left out."""
+    rows = ([*ids, tokenizer.eos_id] for ids in tokenizer.encode_all(texts))
+    return [row for row in rows if 1 < len(row) <= max_length]
+
+
+class Batches:
+    """Training batches of about equal length: a function of seed and index alone.
+
+    Args:
+        rows: ids of each text with EOS.
+        size: texts of a batch.
+        pad_id: fills shorter rows up.
+    """
+
+    def __init__(self, rows: list[list[int]], size: int, pad_id: int, seed: int):
+        if len(rows) < size:
+            raise TextsError(f"data: {len(rows)} training texts that fit are fewer than a batch of {size}")
+        self._rows, self._size, self._pad, self._seed = rows, size, pad_id, seed
+        self._per_epoch = len(rows) // size
+        self._epoch = functools.lru_cache(maxsize=2)(self._shuffled)
+
+    def __call__(self, index: int) -> Tensor:
+        """(size, T) int64, padded at the end."""
+        epoch, place = divmod(index, self._per_epoch)
+        return pad([self._rows[i] for i in self._epoch(epoch)[place]], self._pad)
+
+    def _shuffled(self, epoch: int) -> list[list[int]]:
+        """Groups of texts are sorted by length and cut, and the batches shuffled again."""
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self._rows), generator=generator).tolist()
+        batches = []
+        for start in range(0, len(order), GROUP * self._size):
+            group = sorted(order[start : start + GROUP * self._size], key=lambda i: len(self._rows[i]))
+            whole = len(group) // self._size * self._size
+            batches += [group[i : i + self._size] for i in range(0, whole, self._size)]
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]

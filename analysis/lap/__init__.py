@@ -1,0 +1,1 @@
+"""The figures, table and criteria of Learnable Attention Pruning."""

@@ -1,0 +1,67 @@
+"""Accuracy against compression: each run twice, under the soft mask and with tokens really removed."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from .. import drawing, style
+from ..tables import one_each
+from . import models
+
+COLOURS = {"soft": "#0072B2", "straight_through": "#009E73", "hard_concrete": "#D55E00"}
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """A line from each run's soft point (hollow) to its removed one (full); a square for free writing.
+
+    Args:
+        records: ``reconstruction`` records of gated runs.
+    """
+    one_each(records, ["run", "decoding"], "figure_curve")
+    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES * 1.2, 2.8), layout="constrained")
+    for _, run in records.groupby("run", sort=False):
+        points = run.set_index("decoding")
+        colour = COLOURS[run["training_mask"].iloc[0]]
+        soft, removed, free = (points.loc[name] for name in ("soft", "removed", "free"))
+        ax.plot(
+            [soft["kept_ratio"], removed["kept_ratio"]],
+            [soft["token_accuracy"], removed["token_accuracy"]],
+            color=colour,
+            lw=0.8,
+            zorder=1,
+        )
+        ax.scatter(soft["kept_ratio"], soft["token_accuracy"], 28, "white", edgecolors=colour, zorder=2)
+        ax.scatter(removed["kept_ratio"], removed["token_accuracy"], 28, colour, zorder=3)
+        ax.scatter(free["kept_ratio"], free["token_accuracy"], 16, colour, marker="s", alpha=0.6, zorder=3)
+        ax.annotate(
+            f"λ {run['compression'].iloc[0]:g}",
+            (removed["kept_ratio"], removed["token_accuracy"]),
+            (4, -9),
+            textcoords="offset points",
+            fontsize=7,
+            color=colour,
+        )
+    for mask in dict.fromkeys(records["training_mask"]):
+        ax.scatter([], [], 28, COLOURS[mask], label=f"trained with {models.MASKS[mask]}")
+    ax.scatter([], [], 28, "white", edgecolors="0.3", label="under the soft mask")
+    ax.scatter([], [], 28, "0.3", label="tokens removed")
+    ax.scatter([], [], 16, "0.3", marker="s", alpha=0.6, label="tokens removed, written freely")
+    ax.set(xlim=(0, 1.05), ylim=(0, 1.03), xlabel="share of tokens kept", ylabel="token accuracy")
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["reconstruction"]
+    wide = records.pivot(index="run", columns="decoding", values="token_accuracy")
+    gaps = "; ".join(f"{run}: {row.soft - row.removed:+.3f}" for run, row in wide.iterrows())
+    caption = f"""**Accuracy against compression.** A hollow point is the model as the soft mask and the
+article's $L(S)/L$ have it, the full point the same weights with tokens really removed. Accuracy lost by
+removal: {gaps}. {style.provenance(records)}"""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

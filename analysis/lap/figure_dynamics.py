@@ -1,0 +1,61 @@
+"""Training dynamics: accuracy, the overall ratio and each gate's against steps."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from .. import drawing, style
+from . import models
+
+GATES = ("#56B4E9", "#CC79A7", "#E69F00", "#555555")
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """Two panels over the same steps: accuracy and overall ratio, removed and soft; ratio of each gate.
+
+    Args:
+        records: ``dynamics`` records of one run.
+    """
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(style.PAGE_INCHES * 0.7, 3.6), sharex=True, layout="constrained"
+    )
+    last = records["gate_index"].max()
+    for name, colour, label in (
+        ("accuracy", "#009E73", "accuracy"),
+        ("kept_ratio", "#D55E00", "tokens kept"),
+    ):
+        for prefix, line in (("", "-"), ("soft_", (0, (2, 1.5)))):
+            series = prefix + name.replace("kept_", "") if prefix else name
+            curve = records[records["series"] == series]
+            if name == "kept_ratio":
+                curve = curve[curve["gate_index"] == last]
+            suffix = ", soft mask" if prefix else ", removed"
+            top.plot(curve["step"], curve["value"], color=colour, ls=line, lw=1.3, label=label + suffix)
+    ratios = records[records["series"] == "kept_ratio"].pivot(
+        index="step", columns="gate_index", values="value"
+    )
+    before = pd.concat([pd.Series(1.0, ratios.index, name=-1.0), ratios], axis=1).iloc[:, :-1]
+    for gate, column in enumerate(ratios):
+        share = ratios[column] / before.iloc[:, gate]
+        bottom.plot(ratios.index, share, color=GATES[gate % 4], lw=1.2, label=f"gate {gate + 1}")
+    top.set(ylim=(0, 1.03), ylabel="share")
+    bottom.set(ylim=(0, 1.03), ylabel="kept of what\nreached the gate", xlabel="step")
+    top.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    bottom.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["dynamics"]
+    run = found.runs[0]
+    name = models.name_of(run.compression, run.training_mask)
+    caption = f"""**Training dynamics.** Held-out teacher-forced accuracy and the share of tokens kept, of run
+{run.name} ({name}). Full lines: tokens really removed. Dashed: the soft mask, and the article's length
+$L(S)/L$. Below, the share that each gate keeps of what reaches it. {style.provenance(records)}"""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

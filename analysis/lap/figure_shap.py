@@ -1,0 +1,50 @@
+"""SHAP: which kept vector each written word comes from."""
+
+from __future__ import annotations
+
+import ast
+
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from .. import drawing, style
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """A heat map: rows are kept vectors, columns written tokens.
+
+    Args:
+        records: ``attribution`` records of one text.
+    """
+    values = records.pivot(index="kept_position", columns="written_position", values="shap_nats")
+
+    def words(position: str, token: str) -> list[str]:
+        first = records.drop_duplicates(position).sort_values(position)
+        return [ast.literal_eval(word).replace(" ", "␣") for word in first[token]]
+
+    size = (min(style.PAGE_INCHES, 1.2 + 0.22 * values.shape[1]), 0.9 + 0.2 * len(values))
+    figure, ax = plt.subplots(figsize=size, layout="constrained")
+    bound = np.abs(values.to_numpy()).max()
+    image = ax.imshow(values, cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto")
+    ax.set_xticks(range(values.shape[1]), words("written_position", "written_token"), rotation=90)
+    ax.set_yticks(range(len(values)), words("kept_position", "kept_token"))
+    ax.set(xlabel="written token", ylabel="kept vector")
+    ax.tick_params(length=0)
+    figure.colorbar(image, ax=ax, label="SHAP value (nats)", fraction=0.05)
+    return figure
+
+
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["attribution"]
+    first = records[records["text"] == records["text"].min()]
+    kept, tokens = first["kept_position"].nunique(), int(first["text_tokens"].iloc[0])
+    caption = f"""**SHAP.** What each kept vector adds to the log probability of each token that the model
+writes from memory alone, for one held-out text of which {kept} of {tokens} tokens are kept. Rows are in the
+order of the text. {style.provenance(records)}"""
+    return draw(first), caption
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

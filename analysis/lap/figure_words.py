@@ -1,0 +1,61 @@
+"""Which tokens are kept: by part of the text, by frequency, and by place."""
+
+from __future__ import annotations
+
+import ast
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from .. import drawing, style
+
+GROUPINGS = {
+    "kind": "part of text",
+    "frequency": "fifth by frequency\n(1: most frequent)",
+    "place": "tenth of the text",
+}
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """Kept share of each group, one panel a grouping.
+
+    Args:
+        records: ``kept_words`` records of one run.
+    """
+    figure, axes = plt.subplots(
+        1, len(GROUPINGS), figsize=(style.PAGE_INCHES, 2.2), sharey=True, layout="constrained"
+    )
+    for ax, (grouping, label) in zip(axes, GROUPINGS.items(), strict=True):
+        table = records[records["grouping"] == grouping].copy()
+        if grouping != "kind":
+            table = table.sort_values("group", key=lambda g: g.astype(int))
+        share = 100 * table["kept_tokens"] / table["tokens"]
+        names = table["group"].astype(str).str.replace(" ", "\n")
+        ax.bar(names, share, color="#0072B2")
+        ax.set(xlabel=label)
+    whole = records[records["grouping"] == "kind"]
+    for ax in axes:
+        ax.axhline(100 * whole["kept_tokens"].sum() / whole["tokens"].sum(), color="0.4", lw=0.7, ls="--")
+    axes[0].set(ylabel="tokens kept (%)", ylim=(0, 100))
+    return figure
+
+
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["kept_words"]
+    tokens = records[(records["grouping"] == "token") & (records["tokens"] >= 10)]
+    ordered = tokens.assign(share=tokens["kept_tokens"] / tokens["tokens"]).sort_values("share")
+
+    def listed(table: pd.DataFrame) -> str:
+        return ", ".join(
+            f"`{ast.literal_eval(row.group).strip()}` {100 * row.share:.0f} %" for row in table.itertuples()
+        )
+
+    caption = f"""**Kept tokens.** The share of held-out tokens, EOS apart, that every gate keeps; dashed: of
+all of them. Of the hundred most frequent tokens, least kept: {listed(ordered.head(6))}; most kept:
+{listed(ordered.tail(6))}. {style.provenance(records)}"""
+    return draw(records), caption
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

@@ -1,0 +1,58 @@
+"""Names of runs, and what the report says of the models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from acp_repro.chain.paper import Item, Suite
+from acp_repro.papers.lap.suite import PruningRun
+
+from ..published import published
+
+PUBLISHED = published("analysis.lap")
+MASKS = {
+    "soft": "soft masks",
+    "straight_through": "removal, straight through",
+    "hard_concrete": "hard concrete gates",
+}
+
+
+def run_cells(run: PruningRun) -> dict[str, str]:
+    return {
+        "lambda": "no gates" if run.compression is None else f"{run.compression:g}",
+        "gate": run.gate,
+        "trained with": MASKS[run.training_mask] if run.compression is not None else "no gates",
+        "seed": str(run.seed),
+    }
+
+
+def name_of(compression: float | None, training_mask: str) -> str:
+    """A run in a legend or a table, from its columns."""
+    if pd.isna(compression):
+        return "no gates"
+    return f"λ = {compression:g}, {MASKS[training_mask]}"
+
+
+def describe(suite: Suite) -> str:
+    model, data = suite.file.model, suite.file.data
+    start = f"from {model.weights}" if model.weights else "from scratch"
+    return (
+        f"T5 autoencoders {start}, {model.num_layers} encoder and {model.num_decoder_layers} decoder blocks "
+        f"of width {model.d_model}, on texts of corpus {data.corpus}; the decoder sees "
+        f"{suite.file.pruning.decoder_window} tokens before the present one in each layer."
+    )
+
+
+def caveat(suite: Suite) -> str:
+    if suite.file.model.weights:
+        return ""
+    return (
+        "The article begins from Flan-T5-small's weights; these models begin from nothing, and no number "
+        "here is one of the article's model."
+    )
+
+
+def scale(item: Item, runs: Sequence[PruningRun]) -> str:
+    return "" if item.ours else "The article: Flan-T5-small (79M weights) on 700,000 Yelp reviews."

@@ -1,0 +1,45 @@
+"""What attributions say of each kept vector: how far from its origin they reach, how spread they are."""
+
+from __future__ import annotations
+
+import ast
+
+import pandas as pd
+
+EOS = "</s>"
+
+
+def positive(records: pd.DataFrame) -> pd.DataFrame:
+    """``attribution`` records with ``share``, of a vector's positive attribution, ``distance`` in tokens
+    from its origin, and ``is_eos``. Vectors without positive attribution are left out."""
+    table = records.assign(
+        positive=records["shap_nats"].clip(lower=0),
+        distance=records["written_position"] - records["kept_position"],
+        is_eos=[ast.literal_eval(token) == EOS for token in records["kept_token"]],
+    )
+    total = table.groupby(["run", "text", "kept_position"])["positive"].transform("sum")
+    return table[total > 0].assign(share=table["positive"] / total)
+
+
+def by_distance(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean share of a vector's attribution at each distance, of EOS and of the others apart."""
+    vectors = table.drop_duplicates(["run", "text", "kept_position"]).groupby("is_eos").size()
+    sums = table.groupby(["is_eos", "distance"])["share"].sum().reset_index()
+    sums["share"] = sums["share"] / sums["is_eos"].map(vectors)
+    return sums
+
+
+def near(table: pd.DataFrame, window: int) -> float:
+    """Share of the attribution of vectors, EOS apart, within ``window`` tokens of their origin."""
+    others = table[~table["is_eos"]]
+    return float(others.loc[others["distance"].abs() <= window, "positive"].sum() / others["positive"].sum())
+
+
+def concentration(table: pd.DataFrame) -> pd.Series:
+    """Mean share of a vector's attribution on its largest fifth of tokens, by ``is_eos``."""
+
+    def top(shares: pd.Series) -> float:
+        return shares.nlargest(max(1, round(len(shares) / 5))).sum()
+
+    vectors = table.groupby(["is_eos", "run", "text", "kept_position"])["share"].agg(top)
+    return vectors.groupby("is_eos").mean()

@@ -1,0 +1,279 @@
+"""The encoder with masks and with tokens removed, both decoders, files, and bad input."""
+
+import json
+
+import pytest
+import torch
+
+from acp_repro.lap import PruningAutoencoder, PruningConfig, PruningError, draw_noise
+from acp_repro.lap.decoder import Decoding, decode_teacher
+from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer, transformers, with_settings, without_element_0
+
+
+def test_all_gates_open_is_plain_t5():
+    built = without_element_0(model(beta=1e4, decoder_window=None))
+    ids = built.token_ids(TEXTS)
+    real = ids != built.t5.config.pad_token_id
+    with torch.no_grad():
+        plain = built.t5(
+            input_ids=ids, attention_mask=real.long(), decoder_input_ids=built.shifted(ids)
+        ).logits
+        for mask in ("soft", "removed", "straight_through", "none"):
+            encoded = built.encode_tokens(ids, mask)
+            assert encoded.kept.sum() == built.num_gates * real.sum()
+            found = decode_teacher(built.t5, encoded.hidden, encoded.memory_mask, built.shifted(ids), None)
+            torch.testing.assert_close(found[real], plain[real], rtol=1e-5, atol=1e-5)
+
+
+def test_a_closed_gate_is_the_text_without_the_token():
+    """But for positions, which here say nothing, and for block 0, which here mixes nothing."""
+    built = without_element_0(model(beta=100.0, tau=1.0))
+    with torch.no_grad():
+        first = built.t5.encoder.block[0].layer
+        first[0].SelfAttention.o.weight.zero_()
+        first[0].SelfAttention.relative_attention_bias.weight.zero_()
+        ids = built.token_ids([TEXTS[0]])
+        dropped = int(ids[0, 2])
+        # Block 0 writes a strong signal for this token and for no other: along its own part of the embedding.
+        others = built.t5.shared.weight[[i for i in set(ids[0].tolist()) if i != dropped]]
+        own = built.t5.shared.weight[dropped].clone()
+        basis = torch.linalg.qr(others[:, 1:].T)[0]
+        own[1:] -= basis @ (basis.T @ own[1:])
+        built.t5.encoder.block[0].layer[1] = _Signal(built.t5.shared.weight[dropped], own)
+        shorter = ids[:, ids[0] != dropped]
+        assert shorter.shape[1] < ids.shape[1]
+        memory, wanted = built.encode_ids(ids), built.encode_ids(shorter)
+        assert memory.kept.tolist() == wanted.kept.tolist() == [shorter.shape[1]]
+        torch.testing.assert_close(memory.vectors, wanted.vectors)
+        hidden = built.encode_tokens(ids, "soft").hidden[:, ids[0] != dropped]
+        torch.testing.assert_close(hidden, wanted.vectors)
+
+
+class _Signal(torch.nn.Module):
+    """In place of block 0's MLP: -1000 on element 0 for one token, 0 for those without its direction."""
+
+    def __init__(self, token, own):
+        super().__init__()
+        self.own, self.scale = own, float(token @ own)
+
+    def forward(self, hidden):
+        signal = torch.zeros_like(hidden)
+        signal[..., 0] = -1000 * (hidden @ self.own / self.scale).clamp(0, 1)
+        return hidden + signal
+
+
+@pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_removing_equals_masking(training_mask, seed):
+    built = model(seed, training_mask=training_mask)
+    ids = built.token_ids(TEXTS)
+    with torch.no_grad():
+        masked = built.encode_tokens(ids, "removed")
+        memory = built.encode_ids(ids)
+        kept = masked.kept[-1]
+        assert 3 < kept.sum() < (ids != built.t5.config.pad_token_id).sum(), "the test wants some dropped"
+        assert torch.equal(memory.kept, kept.sum(1))
+        for row in range(len(ids)):
+            count = int(memory.kept[row])
+            assert torch.equal(memory.positions[row, :count], kept[row].nonzero()[:, 0])
+            for found, wanted in ((memory.vectors, masked.hidden), (memory.mask, masked.memory_mask)):
+                torch.testing.assert_close(found[row, :count], wanted[row, kept[row]], rtol=1e-5, atol=1e-5)
+        inputs = built.shifted(ids)
+        long = decode_teacher(built.t5, masked.hidden, masked.memory_mask, inputs, 5)
+        short = decode_teacher(built.t5, memory.vectors, memory.mask, inputs, 5)
+        torch.testing.assert_close(short, long, rtol=1e-4, atol=1e-5)
+    assert memory.vectors.shape[1] == int(memory.kept.max()) < ids.shape[1]
+
+
+def test_what_was_dropped_by_which_gate():
+    built = model()
+    ids = built.token_ids(TEXTS)
+    memory, masked = built.encode_ids(ids), built.encode_tokens(ids, "removed")
+    real = ids != built.t5.config.pad_token_id
+    for gate in range(built.num_gates):
+        before = real if gate == 0 else masked.kept[gate - 1]
+        assert torch.equal(memory.dropped_by == gate, before & ~masked.kept[gate])
+    assert (masked.kept.sum((1, 2)).diff() <= 0).all()
+    eos = ids == built.t5.config.eos_token_id
+    assert (memory.dropped_by[eos] == -1).all()
+
+
+def test_a_hard_concrete_gate_masks_as_much_as_it_removes():
+    """The soft mask of such a model is removal: what is masked less than fully is kept."""
+    built = model(training_mask="hard_concrete", beta=-1.0)
+    ids = built.token_ids(TEXTS)
+    with torch.no_grad():
+        soft, removed = built(ids, mask="soft"), built(ids, mask="removed")
+    assert (removed.kept[-1] < removed.kept[0]).sum() > 0
+    torch.testing.assert_close(soft.cross_entropy, removed.cross_entropy, rtol=1e-6, atol=1e-6)
+
+
+def test_ratios_fall_from_gate_to_gate():
+    built = model(training_mask="soft").train()
+    found = built(built.token_ids(TEXTS))
+    for counts in (found.lengths, found.kept):
+        assert (counts.diff(dim=0) <= 0).all() and (counts.sum(1).diff() < 0).all()
+    ratios = found.lengths[1:] / found.lengths[:-1]
+    assert found.compression.item() == pytest.approx(ratios.square().mean().item())
+
+
+def test_a_batch_gives_what_each_text_gives():
+    built = model()
+    together = built.encode(TEXTS)
+    written = built.decode(together, max_length=12)
+    for row, text in enumerate(TEXTS):
+        alone = built.encode([text])
+        count = int(alone.kept[0])
+        torch.testing.assert_close(together.vectors[row, :count], alone.vectors[0], rtol=1e-5, atol=1e-5)
+        assert together.tokens[row] == alone.tokens[0]
+        assert built.decode(alone, max_length=12) == [written[row]]
+
+
+@pytest.mark.parametrize("window", [0, 2, 5, None])
+def test_token_by_token_gives_the_logits_of_teacher_forcing(window):
+    built = model(decoder_window=window)
+    ids = built.token_ids([TEXTS[2], TEXTS[2][::-1]])
+    memory, inputs = built.encode_ids(ids), built.shifted(ids)
+    with torch.no_grad():
+        wanted = decode_teacher(built.t5, memory.vectors, memory.mask, inputs, window)
+        state = Decoding(built.t5, memory.vectors, memory.mask, window)
+        found = torch.stack([state.step(column) for column in inputs.T], 1)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_decoder_does_not_see_past_its_window():
+    built = model(decoder_window=2)
+    ids = built.token_ids([TEXTS[2]])
+    memory, inputs = built.encode_ids(ids), built.shifted(ids)
+    layers = len(built.t5.decoder.block)
+    other = inputs.clone()
+    other[0, 0] = (other[0, 0] + 1) % 200
+    with torch.no_grad():
+        both = [decode_teacher(built.t5, memory.vectors, memory.mask, i, 2)[0] for i in (inputs, other)]
+    differs = (both[0] - both[1]).abs().amax(-1) > 0
+    reach = 2 * layers  # each layer hands on what the one below saw
+    assert differs[0] and not differs[reach + 1 :].any()
+
+
+@pytest.mark.parametrize(
+    ("mask", "gate"),
+    [
+        ("soft", "published"),
+        ("soft", "article"),
+        ("straight_through", "published"),
+        ("straight_through", "article"),
+        ("hard_concrete", "published"),
+    ],
+)
+def test_both_losses_reach_the_gates(mask, gate):
+    noise = "none" if gate == "article" else "logistic"
+    built = model(training_mask=mask, gate=gate, noise=noise).train()
+    ids = built.token_ids(TEXTS)
+    drawn = draw_noise((built.num_gates, *ids.shape), built.pruning, torch.Generator().manual_seed(0))
+    row = built.t5.encoder.block[0].layer[-1].DenseReluDense.wo.weight
+    for name in ("cross_entropy", "compression"):
+        built.zero_grad()
+        getattr(built(ids, drawn), name).backward()
+        assert torch.isfinite(row.grad).all()
+        # After block 0 element 0 is cleared, so this row acts through the gate alone.
+        assert row.grad[0].abs().max() > 1e-7, name
+
+
+@pytest.mark.parametrize("training_mask", ["straight_through", "hard_concrete"])
+def test_compression_alone_lowers_the_ratio(training_mask):
+    built = model(training_mask=training_mask, beta=1.0, tau=1.0).train()
+    ids = built.token_ids(TEXTS)
+    optimizer = torch.optim.SGD(built.parameters(), lr=1.0)
+    before = built(ids)
+    for _ in range(20):
+        optimizer.zero_grad()
+        built(ids).compression.backward()
+        optimizer.step()
+    assert built(ids).kept[-1].sum() < before.kept[-1].sum()
+
+
+def test_when_all_but_eos_is_dropped():
+    built = model(beta=-1e4)
+    memory = built.encode(TEXTS)
+    assert memory.kept.tolist() == [1, 1, 1] and memory.tokens == [["</s>"]] * 3
+    assert memory.vectors.shape[1] == 1 and torch.isfinite(memory.vectors).all()
+    assert len(built.decode(memory, max_length=4)) == 3
+    for mask in ("soft", "straight_through"):
+        training = with_settings(built, training_mask=mask).train()
+        losses = training(built.token_ids(TEXTS))
+        (losses.cross_entropy + losses.compression).backward()
+        assert all(torch.isfinite(p.grad).all() for p in built.parameters() if p.grad is not None)
+
+
+def test_files_give_the_model_back(tmp_path):
+    built = model()
+    built.save_pretrained(tmp_path)
+    loaded = PruningAutoencoder.from_pretrained(tmp_path)
+    assert loaded.pruning == built.pruning and not loaded.training
+    one, two = built.encode(TEXTS), loaded.encode(TEXTS)
+    assert torch.equal(one.vectors, two.vectors) and one.tokens == two.tokens
+    assert built.decode(one, 8) == loaded.decode(two, 8)
+    plain = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(plain.shared.weight, built.t5.shared.weight)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_begins_from_any_t5(tmp_path, tied):
+    """T5 1.0 scales what goes into its head, T5 1.1 and Flan-T5 do not."""
+    reader = tokenizer()
+    config = transformers.T5Config(
+        vocab_size=reader.vocab_size,
+        pad_token_id=reader.pad_id,
+        eos_token_id=reader.eos_id,
+        decoder_start_token_id=reader.pad_id,
+        tie_word_embeddings=tied,
+        **{**SHAPE, "num_layers": 2},
+    )
+    plain = transformers.T5ForConditionalGeneration(config).eval()
+    (tmp_path / "t5").mkdir()
+    plain.save_pretrained(tmp_path / "t5")
+    saved = json.loads((tmp_path / "t5/config.json").read_text())
+    (tmp_path / "t5/config.json").write_text(json.dumps({**saved, "tie_word_embeddings": tied}))
+    reader.save(tmp_path / "t5")
+    built = PruningAutoencoder.from_t5(tmp_path / "t5", PruningConfig(noise="none", beta=1e4))
+    built.save_pretrained(tmp_path / "ours")
+    again = PruningAutoencoder.from_pretrained(tmp_path / "ours")
+    assert again.t5.config.scale_decoder_outputs == plain.config.scale_decoder_outputs == tied
+    ids = built.token_ids(TEXTS)
+    with torch.no_grad():
+        assert torch.equal(again(ids).cross_entropy, built.eval()(ids).cross_entropy)
+
+
+def test_bad_input_is_refused_in_words(tmp_path):
+    built = model(max_length=8)
+    with pytest.raises(PruningError, match="text 2 of 2 is empty"):
+        built.encode(["a cat", ""])
+    with pytest.raises(
+        PruningError, match=r"text 1 of 1 has \d+ tokens with its EOS, and the model's maximum is 8"
+    ):
+        built.encode([TEXTS[2]])
+    with pytest.raises(PruningError, match="give a list of texts"):
+        built.encode("a cat")
+    with pytest.raises(PruningError, match="at least one"):
+        built.encode([])
+    with pytest.raises(PruningError, match="holds no config.json"):
+        PruningAutoencoder.from_pretrained(tmp_path)
+    built.t5.save_pretrained(tmp_path)
+    with pytest.raises(PruningError, match="a checkpoint of t5 without pruning"):
+        PruningAutoencoder.from_pretrained(tmp_path)
+    with pytest.raises(PruningError, match="no T5 with model.safetensors"):
+        PruningAutoencoder.from_t5(tmp_path / "none", PruningConfig())
+    built.save_pretrained(tmp_path / "wide")
+    model(shape={"d_model": 16, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 3}).save_pretrained(
+        tmp_path / "narrow"
+    )
+    (tmp_path / "wide/model.safetensors").write_bytes((tmp_path / "narrow/model.safetensors").read_bytes())
+    with pytest.raises(PruningError):
+        PruningAutoencoder.from_pretrained(tmp_path / "wide")
+
+
+def test_special_tokens_in_a_text_are_text():
+    built = model(beta=1e4)
+    ids = built.token_ids(["a </s> cat <pad>"])[0].tolist()
+    assert ids.count(built.t5.config.eos_token_id) == 1 and built.t5.config.pad_token_id not in ids
+    assert built.tokenizer.decode(ids) == "a </s> cat <pad>"

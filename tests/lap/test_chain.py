@@ -1,0 +1,227 @@
+"""The paper's chain on a suite of seconds: batches, training, resume, every quantity, figure and claim."""
+
+import dataclasses
+import importlib
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
+
+from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.records import read_records, write_records
+from acp_repro.chain.suite import load_suite
+from acp_repro.papers.lap.paper import PAPER
+from acp_repro.papers.lap.sentences import stdlib_sentences
+from acp_repro.papers.lap.task import PruningTask
+from acp_repro.papers.lap.texts import Batches, TextsError, load_texts
+from acp_repro.training.loop import train
+
+YAML = """
+description: a test
+paper: lap
+data: {corpus: file, path: texts.jsonl, label_field: stars, positive_from: 4, negative_to: 2, vocabulary: 300}
+model: {d_model: 32, d_kv: 8, d_ff: 48, num_layers: 3, num_decoder_layers: 1, num_heads: 2}
+pruning: {noise: logistic, beta: 1, tau: 1, max_length: 48}
+grid:
+  - {compression: [1, 3], training_mask: [hard_concrete]}
+  - {compression: [1], training_mask: [straight_through]}
+  - {compression: [1]}
+  - {compression: [null]}
+training:
+  {steps: 12, batch_texts: 8, learning_rate: 3e-3, lambda_below_nats: 5.6, lambda_ramp_steps: 4,
+   dtype: float32}
+measure:
+  {scored_texts: 24, batch_texts: 8, probe_texts: 60, probe_epochs: 2, shap_texts: 1,
+   shap_evaluations: 60, timed_lengths: [12, 24], timed_texts: 2, timing_repeats: 1}
+"""
+SENTENCE = "the food was good bad cold warm and we liked hated it very much so come again never here"
+WORDS = SENTENCE.split()
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lap")
+    (folder / "experiments").mkdir()
+    (folder / "experiments/mini.yaml").write_text(YAML)
+    generator = torch.Generator().manual_seed(0)
+    lines = []
+    for number in range(240):
+        picks = torch.randint(len(WORDS), (4 + number % 7,), generator=generator).tolist()
+        text = " ".join(WORDS[i] for i in picks)
+        lines.append(json.dumps({"text": f"{text} {number}", "stars": 1 + number % 5}))
+    (folder / "texts.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def suite(work, monkeypatch):
+    monkeypatch.chdir(work)
+    torch.set_num_threads(1)
+    load_texts.cache_clear()
+    return load_suite("mini")
+
+
+def train_run(run, **options):
+    return train(PAPER, run, device=torch.device("cpu"), report=lambda _: None, watch_every=4, **options)
+
+
+def weights(run):
+    from safetensors.torch import load_file
+
+    return load_file(run.weights_file)
+
+
+def test_names_axes_and_refusals(suite, work):
+    assert [run.name for run in suite.runs] == ["exact-1", "exact-3", "straight-1", "soft-1", "ungated"]
+    assert suite.main_run.name == "exact-1"
+    one, two = suite.runs[0], suite.runs[1]
+    assert {k for k, v in one.as_dict().items() if two.as_dict()[k] != v} == {"compression"}
+    for old, new, words in (
+        ("tau: 1", "tau: 0", "pruning.tau: the temperature divides"),
+        ("vocabulary: 300", "vocabulary: null", "data.vocabulary: a model from scratch needs one"),
+        ("compression: [null]", "compression: [-1]", "compression: must not be negative"),
+        ("path: texts.jsonl,", "", "path: corpus file needs a path"),
+        ("d_kv: 8", "dropout_rate: 0.1", "dropout_rate: must be 0"),
+        ("steps: 12", "compile: true, steps: 12", "compile: must be false"),
+        ("shap_texts: 1", "main_run: soft-9", "measure.main_run: suite bad has no run 'soft-9'"),
+    ):
+        assert old in YAML
+        (work / "experiments/bad.yaml").write_text(YAML.replace(old, new))
+        with pytest.raises(SuiteError, match=words):
+            load_suite("bad")
+    (work / "experiments/bad.yaml").unlink()
+
+
+def test_batches_hold_each_text_once_an_epoch():
+    rows = [[i + 1] * (1 + i % 9) for i in range(50)]
+    batches = Batches(rows, 5, 0, seed=1)
+    ids = [int(i) for index in range(10) for i in batches(index)[:, 0]]
+    assert sorted(ids) == list(range(1, 51))
+    assert torch.equal(batches(3), Batches(rows, 5, 0, seed=1)(3)) and not torch.equal(
+        batches(3)[:, 0], batches(13)[:, 0]
+    )
+    padding = sum(int((batches(i) == 0).sum()) for i in range(10))
+    assert padding < 25  # lengths of 1 to 9 in batches of any five would need about 200
+    with pytest.raises(TextsError, match="fewer than a batch"):
+        Batches(rows[:3], 5, 0, seed=1)
+
+
+def test_sides_of_labels_and_splits(suite):
+    texts = load_texts(suite.file.data)
+    assert {t.label for t in texts.train} == {0, 1, None}  # three stars are on neither side
+    assert not {t.text for t in texts.train} & {t.text for t in texts.heldout}
+    assert len(texts.train) + len(texts.heldout) == 240 and 2 < len(texts.heldout) < 40
+    with pytest.raises(TextsError, match="has no text 'body'"):
+        load_texts(dataclasses.replace(suite.file.data, text_field="body"))
+    with pytest.raises(TextsError, match="is no file"):
+        load_texts(dataclasses.replace(suite.file.data, path="none.jsonl"))
+
+
+def test_sentences_of_the_standard_library():
+    found = stdlib_sentences(20, 80)
+    texts = [text for text, _ in found]
+    assert len(set(texts)) == len(texts) > 5000 and {label for _, label in found} == {0, 1}
+    assert all(20 <= len(text) <= 80 and ">>>" not in text[:3] for text in texts)
+
+
+def test_a_resumed_run_has_the_same_bits(suite):
+    run = suite.runs[0]
+    train_run(run)
+    whole = weights(run)
+    again = dataclasses.replace(run, suite="again")
+    train_run(again, stop_after=7)  # after lambda has begun
+    train_run(again)
+    resumed = weights(again)
+    assert whole.keys() == resumed.keys() and all(torch.equal(whole[k], resumed[k]) for k in whole)
+
+
+def test_lambda_begins_once_the_model_copies(suite):
+    run = suite.runs[0]
+    late = dataclasses.replace(run.training, lambda_below_nats=2.0, lambda_ramp_steps=2)
+    task = PruningTask(dataclasses.replace(run, training=late))
+    torch.manual_seed(0)
+    trainee = task.build().train()
+    batch = task.batch(0)
+    before = task.loss(trainee, *batch).item()
+    open_gates = trainee.model(batch[0], None, "none").cross_entropy.item()
+    assert before == pytest.approx(open_gates, rel=1e-6)
+    trainee.running_nats.fill_(1.0)
+    trainee.steps.fill_(100)
+    task.loss(trainee, *batch)
+    assert trainee.steps_with_lambda == 1
+    found = trainee.model(*batch)
+    with_half = task.loss(trainee, *batch)
+    wanted = found.cross_entropy + 0.5 * run.compression * found.compression
+    assert with_half.item() == pytest.approx(wanted.item(), rel=1e-5)
+    with torch.no_grad():  # looking does not count
+        task.loss(trainee, *batch)
+        assert trainee.steps_with_lambda == 2
+
+
+def test_bfloat16_goes_through(suite):
+    task = PruningTask(suite.runs[0])
+    trainee = task.build().train()
+    trainee.steps_with_lambda.fill_(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = task.loss(trainee, *task.batch(0))
+    loss.backward()
+    assert torch.isfinite(loss) and all(
+        torch.isfinite(p.grad).all() for p in trainee.parameters() if p.grad is not None
+    )
+
+
+def test_every_quantity_figure_and_claim(suite, monkeypatch):
+    for library in ("sacrebleu", "rouge_score", "nltk", "sklearn", "shap"):
+        pytest.importorskip(library, reason="pip install -e '.[lap]'")
+    from analysis import drawing
+    from analysis.report.gather import gather
+    from analysis.verdict import Status
+
+    for run in suite.runs:
+        train_run(run)
+        trained = PruningTask(run).trained(suite, torch.device("cpu"))
+        for quantity in PAPER.quantities:
+            if run in quantity.runs(suite):
+                write_records(
+                    PAPER,
+                    run,
+                    quantity,
+                    quantity.measure(trained),
+                    device="cpu",
+                    dtype="float32",
+                    trained_tokens=trained.trained_tokens,
+                )
+    scores = read_records(suite, "reconstruction").set_index(["run", "decoding"])
+    assert (
+        scores.loc[("ungated", "soft"), "kept_ratio"] == scores.loc[("ungated", "removed"), "kept_ratio"] == 1
+    )
+    assert scores.loc[("ungated", "soft"), "bleu"] == scores.loc[("ungated", "removed"), "bleu"]
+    words = read_records(suite, "kept_words")
+    totals = words[words["grouping"] != "token"].groupby("grouping")["tokens"].sum()
+    assert totals.nunique() == 1
+    looks = read_records(suite, "dynamics", [suite.main_run])
+    assert sorted(looks["step"].unique()) == [0, 4, 8]
+    for item in PAPER.items:
+        module = importlib.import_module(PAPER.module_of(item))
+        assert drawing.draw("mini", module.__name__, module.make).is_file()
+    judged = [j for entry in gather("mini").entries for j in entry.judgements]
+    assert len(judged) == sum(len(item.claims) for item in PAPER.items)
+    assert not {j.status for j in judged} & {Status.MISSING, Status.ABSENT}
+
+
+def test_shap_values_add_up(suite):
+    pytest.importorskip("shap", reason="pip install -e '.[lap]'")
+    from acp_repro.papers.lap.measure.attribution import game, shap_values
+
+    train_run(suite.runs[-1])
+    trained = PruningTask(suite.runs[-1]).trained(suite, torch.device("cpu"))
+    row = trained.heldout_rows(1)[0]
+    values, written = shap_values(trained, row, 200)
+    value, players, same = game(trained, row)
+    assert values.shape == (players, len(written)) and same == written
+    import numpy as np
+
+    ends = value(np.stack([np.zeros(players), np.ones(players)]))
+    np.testing.assert_allclose(values.sum(0), ends[1] - ends[0], atol=1e-4)

@@ -1,0 +1,54 @@
+"""The command that shows what a model keeps of a text."""
+
+import pytest
+
+pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
+
+from acp_repro.compress import main
+from acp_repro.papers.lap.show import by_gate, marked
+from tests.lap.tiny import TEXTS, model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model().save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_every_token_is_shown_once():
+    built = model()
+    memory = built.encode(TEXTS)
+    for row, text in enumerate(TEXTS):
+        plain = marked(built, memory, row, colour=False)
+        for gate in range(1, memory.gates + 1):
+            plain = plain.replace(f"]{gate}", "")
+        assert plain.replace("[", "") == text
+        groups = by_gate(built, memory, row)
+        assert [name for name, _ in groups] == ["gate 1 drops", "gate 2 drops", "kept"]
+        assert sum(len(tokens) for _, tokens in groups) == int(memory.lengths[row])
+        assert groups[-1][1] == memory.tokens[row]
+
+
+def test_the_command(folder, capsys):
+    assert main([folder, "--text", TEXTS[0], "--text", TEXTS[1]]) == 0
+    output = capsys.readouterr().out
+    assert output.count("gate 1 drops") == 2 and output.count("written") == 2 and "of 12 tokens" in output
+
+
+def test_run_folders_and_files(folder, tmp_path, capsys):
+    (tmp_path / "texts.txt").write_text(f"{TEXTS[0]}\n\n{TEXTS[1]}\n")
+    assert main([str(tmp_path), "--file", str(tmp_path / "texts.txt")]) == 0
+    assert capsys.readouterr().out.count("written") == 2
+
+
+def test_what_cannot_be_is_one_line(folder, tmp_path, capsys):
+    for arguments, words in (
+        (["nowhere", "--text", "a"], "holds no config.json"),
+        ([folder, "--text", ""], "text 1 of 1 is empty"),
+        ([folder, "--text", "a " * 80], "the model's maximum is 64"),
+        ([folder, "--file", str(tmp_path / "none.txt")], "none.txt: cannot be read"),
+        ([folder, "--text", "a", "--device", "tpu"], "--device tpu"),
+    ):
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and words in error and error.count("\n") == 1

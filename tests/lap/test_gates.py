@@ -1,0 +1,143 @@
+"""Gates, masks and the compression loss against the article's formulas, written out."""
+
+import math
+
+import pytest
+import torch
+
+from acp_repro.lap import (
+    PruningConfig,
+    PruningError,
+    compression_loss,
+    draw_noise,
+    expected_lengths,
+    log_gates,
+    open_probability,
+    pair_mask,
+    soft_lengths,
+    straight_through,
+)
+from acp_repro.lap.settings import LOG_REMOVED
+
+SIGNAL = torch.tensor([-2.0, -0.3, 0.0, 1.5])
+
+
+def test_both_readings_of_the_gate():
+    article = PruningConfig(gate="article", noise="none", beta=0.7, tau=0.4)
+    torch.testing.assert_close(log_gates(SIGNAL, article).exp(), torch.sigmoid(SIGNAL / 0.4 + 0.7))
+    published = PruningConfig(beta=0.7, tau=0.4)
+    torch.testing.assert_close(log_gates(SIGNAL, published).exp(), torch.sigmoid((SIGNAL + 0.7) / 0.4))
+    noise = torch.tensor([0.1, 2.0, -1.0, 0.0])
+    torch.testing.assert_close(
+        log_gates(SIGNAL, published, noise).exp(), torch.sigmoid((SIGNAL + noise + 0.7) / 0.4)
+    )
+
+
+def test_hard_concrete_gates_are_cut_and_their_price_is_how_often_they_are_open():
+    config = PruningConfig(training_mask="hard_concrete", noise="logistic", beta=0.3, tau=0.7)
+    signal = torch.tensor([-3.0, -1.0, 0.0, 0.5, 4.0])
+    wanted = (torch.sigmoid(signal + 0.3) * 1.2 - 0.1).clamp(0, 1)
+    found = log_gates(signal, config)
+    assert (found[wanted == 0] == LOG_REMOVED).all() and (wanted == 0).sum() == 1
+    torch.testing.assert_close(found[wanted > 0].exp(), wanted[wanted > 0])
+    many = signal[:, None].expand(-1, 100_000)
+    noise = draw_noise(many.shape, config, torch.Generator().manual_seed(0))
+    opened = (log_gates(many, config, noise) > config.log_threshold).float().mean(1)
+    torch.testing.assert_close(opened, open_probability(signal, config), atol=0.01, rtol=0)
+    lengths = expected_lengths(
+        torch.tensor([[[0.5, 1.0, 0.9]], [[0.4, 1.0, 0.9]]]), torch.tensor([[True, True, False]])
+    )
+    torch.testing.assert_close(lengths[:, 0], torch.tensor([2.0, 1.5, 1.2]))
+
+
+def test_noise_is_drawn_from_the_generator_and_has_its_distributions_mean():
+    def draw(kind, seed=3):
+        return draw_noise((200_000,), PruningConfig(noise=kind), torch.Generator().manual_seed(seed))
+
+    assert torch.equal(draw("gumbel"), draw("gumbel")) and not torch.equal(draw("gumbel"), draw("gumbel", 4))
+    assert abs(draw("gumbel").mean() - 0.5772) < 0.02
+    assert abs(draw("logistic").mean()) < 0.02 and abs(draw("logistic").std() - math.pi / 3**0.5) < 0.02
+    assert draw_noise((5,), PruningConfig(noise="none")) is None
+
+
+def test_the_pair_mask_is_the_articles_sum_over_tokens():
+    g = torch.tensor([[-0.5, 0.0, -3.0]])
+    wanted = torch.zeros(3, 3)
+    for i in range(3):
+        for j in range(3):
+            for k in range(3):
+                wanted[j, k] += g[0, i] * ((j == i) != (k == i))
+    torch.testing.assert_close(pair_mask(g)[0, 0], wanted)
+
+
+def test_lengths_and_loss_by_hand():
+    log_gate = torch.tensor([[[-1.0, 0.0, -2.0, -9.0]], [[-0.5, 0.0, -4.0, -9.0]]])
+    real = torch.tensor([[True, True, True, False]])
+    lengths = soft_lengths(log_gate, real, d_kv=16)
+    first = math.exp(-1 / 4) + 1 + math.exp(-2 / 4)
+    second = math.exp(-1.5 / 4) + 1 + math.exp(-6 / 4)
+    torch.testing.assert_close(lengths[:, 0], torch.tensor([3.0, first, second]))
+    wanted = ((first / 3) ** 2 + (second / first) ** 2) / 2
+    assert float(compression_loss(lengths)) == pytest.approx(wanted, rel=1e-6)
+    assert float(compression_loss(soft_lengths(torch.zeros(2, 1, 4), real, 16))) == 1.0
+
+
+def test_counting_kept_tokens_has_the_gradient_of_the_sum_of_gates():
+    log_gate = torch.tensor([[[-1.0, 0.0, -2.0]]], requires_grad=True)
+    real, kept = torch.ones(1, 3, dtype=torch.bool), torch.tensor([[[True, True, False]]])
+    counted = soft_lengths(log_gate, real, 4, kept)
+    assert counted[:, 0].tolist() == [3.0, 2.0]
+    (hard,) = torch.autograd.grad(counted[-1].sum(), log_gate)
+    (soft,) = torch.autograd.grad(log_gate[0, 0].exp().sum(), log_gate)
+    torch.testing.assert_close(hard, soft)
+
+
+def test_straight_through_gives_the_derivative_with_respect_to_alpha():
+    """Against attention that multiplies by alpha, at alpha = 1 for kept and 0 for dropped tokens."""
+    torch.manual_seed(0)
+    scores, values = torch.randn(5, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    log_gate = torch.tensor([[-0.1, -0.2, -3.0, -2.0, -0.4]], dtype=torch.float64, requires_grad=True)
+    kept = log_gate.detach() > -1
+    mask = straight_through(log_gate, kept, torch.tensor(math.inf, dtype=torch.float64))
+    out = (torch.softmax(scores + mask[0], -1) @ values).square().sum()
+    (found,) = torch.autograd.grad(out, log_gate)
+
+    alpha = kept[0].double().requires_grad_()
+    weights = alpha * scores.exp()
+    oracle = (weights / weights.sum() @ values).square().sum()
+    torch.testing.assert_close(out, oracle)
+    (slope,) = torch.autograd.grad(oracle, alpha)
+    torch.testing.assert_close(found[0], slope * log_gate.detach()[0].exp())
+
+
+def test_the_credit_of_a_token_is_bounded():
+    log_gate = torch.tensor([[-2.0, -0.1]], requires_grad=True)
+    mask = straight_through(log_gate, log_gate.detach() > -1, torch.tensor(0.5))
+    (mask * 100).sum().backward()
+    torch.testing.assert_close(log_gate.grad, 0.5 * log_gate.detach().exp())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tau": 0.0}, "tau: the temperature divides, so it must be above 0, got 0.0"),
+        ({"tau": -1.0}, "tau:"),
+        ({"tau": math.nan}, "tau:"),
+        ({"gate": "hard"}, "gate: must be published or article, got 'hard'"),
+        ({"gate": "article"}, "noise: the article's gate has none"),
+        ({"threshold": 0.0}, "threshold: log gates are negative"),
+        ({"gate_every": 0}, "gate_every: must be at least 1"),
+        ({"decoder_window": -1}, "decoder_window: must not be negative"),
+        ({"training_mask": "soft "}, "training_mask: must be"),
+        ({"training_mask": "hard_concrete"}, "training_mask: hard_concrete needs gate: published"),
+        ({"credit_nats": 0.0}, "credit_nats: must be positive"),
+        ({"beta": math.inf}, "beta: must be a number"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, words):
+    with pytest.raises(PruningError, match=words.replace("(", "\\(")):
+        PruningConfig(**settings)
+
+
+def test_the_published_gates_stand_after_blocks_0_2_4_6():
+    assert PruningConfig().gated_blocks(8) == (0, 2, 4, 6)
