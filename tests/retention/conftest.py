@@ -1,4 +1,4 @@
-"""One thread: models of a few thousand weights are too little work to share, and threads that spin cost minutes."""
+"""One thread: these models are too little work to share, and threads that spin would cost minutes."""
 
 import torch
 
