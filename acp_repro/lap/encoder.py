@@ -171,7 +171,8 @@ def encode_removed(
         _note(dropped_by, positions, inside & ~kept, gated.index(index))
         mask = mask + _left(gate, config)
         hidden, mask, positions, eos = _take(kept, hidden, mask, positions, eos)
-        scores = _scores(attention, positions, torch.where(positions < 0, -math.inf, 0.0), mask)
+        if index + 1 < len(stack.block):
+            scores = _scores(attention, positions, torch.where(positions < 0, -math.inf, 0.0), mask)
     return Removed(stack.final_layer_norm(hidden), mask, positions, dropped_by)
 
 

@@ -34,6 +34,7 @@ def draw(records: pd.DataFrame) -> Figure:
         names = table["group"].astype(str).str.replace(" ", "\n")
         ax.bar(names, share, color="#0072B2")
         ax.set(xlabel=label)
+        ax.tick_params(axis="x", labelsize=6)
     whole = records[records["grouping"] == "kind"]
     for ax in axes:
         ax.axhline(100 * whole["kept_tokens"].sum() / whole["tokens"].sum(), color="0.4", lw=0.7, ls="--")

@@ -13,6 +13,7 @@ from torch import Tensor
 from acp_repro.lap import PruningAutoencoder
 from acp_repro.lap.autoencoder import pad
 from acp_repro.lap.decoder import Decoding
+from acp_repro.lap.encoder import encode_removed
 
 from ..trained import TrainedPruning
 
@@ -68,9 +69,14 @@ def _with_share(model: PruningAutoencoder, input_ids: Tensor, share: float) -> P
 def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tensor) -> list[dict[str, Any]]:
     memory = model.encode_ids(input_ids)
     masked = model.encode_tokens(input_ids, "removed")
+    real, eos = input_ids != model.t5.config.pad_token_id, input_ids == model.t5.config.eos_token_id
     ways = {
         "masked": (lambda: model.encode_tokens(input_ids, "removed"), masked.hidden, masked.memory_mask),
-        "removed": (lambda: model.encode_ids(input_ids), memory.vectors, memory.mask),
+        "removed": (
+            lambda: encode_removed(model.t5.encoder, input_ids, real, eos, model.pruning),
+            memory.vectors,
+            memory.mask,
+        ),
     }
     layers = len(model.t5.decoder.block)
     inner = model.t5.config.num_heads * model.t5.config.d_kv
