@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +34,7 @@ class Seen:
     positions: Tensor
 
 
-class Gate(nn.Module):
+class Gate(nn.Module, ABC):
     """One gate: scores for every token, and soft z of the learned ones."""
 
     needs_attention = False
@@ -42,9 +43,9 @@ class Gate(nn.Module):
         super().__init__()
         self.config = config
 
+    @abstractmethod
     def forward(self, seen: Seen) -> Tensor:
         """(B, T) float32: larger is kept first. Log-odds of p where gates are learned."""
-        raise NotImplementedError
 
     def sample(self, scores: Tensor) -> Tensor:
         """A soft z in [0, 1] for training, (B, T)."""
