@@ -78,12 +78,20 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
     for quantity in asked:
         if quantity.command:
             raise SuiteError(f"{quantity.name} has a command of its own: {quantity.command_for(suite.name)}")
-    named = [suite.run(name) for name in options.run] if options.run else None
-    pairs = {(run, q) for q in asked for run in (q.runs(suite) if named is None else named)}
-    for item in map(suite.paper.item, options.items or ()):
+    named = [suite.run(name) for name in options.run or ()]
+    pairs = {(run, quantity) for quantity in asked for run in named or quantity.runs(suite)}
+    items = [suite.paper.item(name) for name in options.items or ()]
+    for item in items:
         if not can_be_drawn(suite, item):
             raise SuiteError(why_not(suite, item))
-        pairs |= {pair for pair in records_of(suite, [item]) if pair[0] is not None}
+    also = {pair for pair in records_of(suite, items) if pair[0] is not None} - pairs
+    if asked and also:
+        # Make asks for one record and says what else it will want, of runs that it may not have trained yet.
+        from .training.run_folder import is_done
+
+        ready = {run for run in suite.runs if is_done(run)}
+        also = {(run, quantity) for run, quantity in also if run in ready}
+    pairs |= also
     order = [q for q in suite.paper.quantities if any(q is quantity for _, quantity in pairs)]
     return [(run, quantity) for run in suite.runs for quantity in order if (run, quantity) in pairs]
 
@@ -103,7 +111,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("quantity", nargs="*", help="what to measure")
     add("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
     add("--run", action="append", metavar="NAME", help="only this run (repeatable; default: all it is about)")
-    add("--for", dest="items", nargs="+", metavar="ITEM", help="also all that these figures or tables need")
+    add(
+        "--for",
+        dest="items",
+        nargs="+",
+        metavar="ITEM",
+        help="all that these figures or tables need; beside a QUANTITY, as far as their runs are trained",
+    )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add("--again", action="store_true", help="measure anew what is up to date")
     add(

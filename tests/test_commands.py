@@ -140,6 +140,18 @@ def test_a_full_disk_leaves_the_old_record_and_no_other_file(work, monkeypatch, 
     assert (folder / "loss.csv").read_bytes() == before and sorted(folder.iterdir()) == listed
 
 
+def test_what_an_item_needs_is_measured_beside_a_record_as_far_as_it_is_trained(work, capsys):
+    """Make asks for a record of one run while it has yet to train the others of the figure."""
+    assert measure.main(["loss_curve", "--suite", "mini", "--run", RUN, "--for", "figure3"]) == 0
+    assert (work / "results/mini" / RUN / "loss_curve.csv.gz").is_file() and not (
+        work / "results/mini" / EXACT
+    ).exists()
+    for arguments in (["--for", "figure3"], ["loss_curve", "--run", EXACT, "--for", "figure3"]):
+        capsys.readouterr()
+        assert measure.main(["--suite", "mini", *arguments]) == 1
+        assert f"{EXACT} holds no finished weights" in capsys.readouterr().err
+
+
 def test_what_is_no_mistake_of_the_user_keeps_its_traceback():
     def broken(arguments):
         raise ZeroDivisionError

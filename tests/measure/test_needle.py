@@ -132,7 +132,7 @@ def test_heldout_pieces_are_whole_sequences_of_one_place_each(tmp_path, monkeypa
 
 def test_facts_are_asked_for_as_they_were_stated_and_share_nothing_with_the_test():
     generator = np.random.default_rng(0)
-    found = [fact for fact, _ in zip(documents.facts(generator), range(300), strict=False)]
+    found = [fact for fact, _ in zip(documents.facts(generator, []), range(300), strict=False)]
     bare = 0
     for stated, asked in found:
         answer = asked.split(" Answer: ")[1]
@@ -146,16 +146,30 @@ def test_facts_are_asked_for_as_they_were_stated_and_share_nothing_with_the_test
 
 
 def test_a_document_has_its_length_and_states_each_fact_before_it_asks():
-    filler = BYTES.encode("fill " * 600)
-    document = documents.needle_document(filler, BYTES.encode, np.random.default_rng(1))
+    words = " ".join(f"w{number}" for number in range(2000))
+    filler = BYTES.encode(words)
+    document = documents.needle_document(filler, BYTES, np.random.default_rng(1))
     text = BYTES.decode(document)
     assert len(document) == len(filler) and document.dtype == filler.dtype
-    deeds = re.findall(r" to (\w+ \d+ .*)\.", text)
-    assert len(deeds) >= 4 and all(deeds.count(deed) == 2 for deed in deeds)
-    left = re.sub(r"\n[^\n]* to \w+ \d+ [^\n]*\.\n", "", text)
-    assert ("fill " * 600).startswith(left) and 0.5 <= len(left) / len(text) < 0.7
+    answers = re.findall(r"(?:Answer: |\n)([A-Z][^\n?]*\.)\n", text)
+    assert len(answers) >= 8 and all(answers.count(answer) == 2 for answer in answers)
+    quoted = [re.findall(r"\bw\d+", answer) for answer in answers]
+    assert {bool(words) for words in quoted} == {True, False}
+    left = re.sub(r"\n[A-Z][^\n]*\.\n", "", text)
+    assert words.startswith(left) and 0.5 <= len(left) / len(text) < 0.7
+    assert not set(left.split()[:-1]) & {word for answer in quoted for word in answer}
     short = BYTES.encode("short")
-    assert (documents.needle_document(short, BYTES.encode, np.random.default_rng(1)) == short).all()
+    assert (documents.needle_document(short, BYTES, np.random.default_rng(1)) == short).all()
+
+
+def test_facts_are_asked_for_near_and_far():
+    filler, distances = BYTES.encode("x" * 40_000), []
+    for seed in range(8):
+        text = BYTES.decode(documents.needle_document(filler, BYTES, np.random.default_rng(seed)))
+        for answer in set(re.findall(r"(?:Answer: |\n)([A-Z][^\n?]*\.)\n", text)):
+            distances.append((text.rindex(answer) - text.index(answer)) / len(text))
+    shares = np.histogram(distances, [0, 1 / 32, 1 / 8, 1 / 2, 1])[0] / len(distances)
+    assert (shares > 0.1).all()
 
 
 def test_a_run_with_needles_has_them_in_its_share_and_twins_read_the_same(tmp_path, monkeypatch):

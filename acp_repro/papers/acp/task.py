@@ -39,7 +39,7 @@ class FoXTask(Task):
         self.corpus = prepare(run.data)
         self._sequences = self.corpus.sequences("train", run.context_length, run.seed)
         if run.needle_share:
-            self._sequences = NeedleSequences(self._sequences, self.corpus.tokenizer.encode, run.needle_share)
+            self._sequences = NeedleSequences(self._sequences, self.corpus.tokenizer, run.needle_share)
         self._config = run.model_config(self.corpus.vocab_size)
 
     def build(self) -> FoXForCausalLM:

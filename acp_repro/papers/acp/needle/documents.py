@@ -2,12 +2,13 @@
 
 A model of a few hundred million tokens of books may never learn to look a sentence up. Where a run asks for
 it (``needle_share``), that share of its training sequences is made here. Wording, names, places and numbers
-are others than the test's, and every document has its own.
+are others than the test's, and every document has its own. Half of the answers are words of the corpus that
+nothing but the fact foretells: from answers made of short lists alone, models learnt the lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from acp_repro.data import Sequences
+    from acp_repro.data.tokenizer import Tokenizer
 
 
 def _words(text: str) -> list[str]:
@@ -69,6 +71,11 @@ NOUNS = _words(
 PLACED = _words("above across against along among before behind below beside beyond near over past under")
 STATEMENT_SHARE = 0.25  # of the facts stand in the text without their question
 NEEDLE_TOKENS = 0.5  # of a document's tokens belong to facts and questions, at most
+QUOTED_SHARE = 0.5  # of the answers are words of the corpus
+QUOTED_WORDS = (4, 13)  # how many, from and below
+# A fact's two places are at least this share of the document apart, and as often between 1 and 2 times as far
+# as between 2 and 4 times: near ones are learnt first, and the far ones from them.
+NEAREST = 1 / 64
 
 
 def _pick(generator: np.random.Generator, words: list[str]) -> str:
@@ -87,16 +94,27 @@ def _deed(generator: np.random.Generator) -> str:
     return deed
 
 
-def facts(generator: np.random.Generator) -> Iterator[tuple[str, str]]:
+def _quotation(generator: np.random.Generator, words: list[str]) -> str:
+    """Some of ``words`` in a row."""
+    count = int(generator.integers(*QUOTED_WORDS))
+    start = int(generator.integers(max(1, len(words) - count)))
+    return " ".join(words[start : start + count]).strip(" .,;:!?\"'") or words[0]
+
+
+def facts(generator: np.random.Generator, words: list[str]) -> Iterator[tuple[str, str]]:
     """Endless pairs (as the text states it, as it is asked for), each of another person and place.
 
     The second ends with the answer: a model that has seen the first can know it.
+
+    Args:
+        words: of the corpus, in their order, for answers to quote; there may be none.
     """
     taken = set()
     while True:
         name, place = _pick(generator, NAMES), _pick(generator, PLACES)
         question, answer = FORMS[int(generator.integers(len(FORMS)))]
-        deed, bare = _deed(generator), bool(generator.random() < STATEMENT_SHARE)
+        quoted, bare = generator.random(2) < (QUOTED_SHARE, STATEMENT_SHARE)
+        deed = _quotation(generator, words) if quoted and words else _deed(generator)
         if (name, place) in taken and len(taken) < len(NAMES) * len(PLACES):
             continue
         taken.add((name, place))
@@ -106,28 +124,29 @@ def facts(generator: np.random.Generator) -> Iterator[tuple[str, str]]:
         yield f"\n{answer}\n" if bare else asked, asked
 
 
-def needle_document(
-    filler: np.ndarray, encode: Callable[[str], np.ndarray], generator: np.random.Generator
-) -> np.ndarray:
+def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.random.Generator) -> np.ndarray:
     """A document of the length of ``filler`` in which facts are stated, and asked for later.
 
-    Of each fact the two places are uniform, the statement before the question, so that all distances up to
-    the document's length occur. The rest is the beginning of ``filler``.
+    All distances from a fact to its question occur, from a few tokens to the document's length. The rest is
+    the beginning of ``filler``; answers quote what is left out of it.
 
     Args:
         filler: (T,) token ids of ordinary text.
-        encode: text to token ids.
+        tokenizer: of the corpus.
 
     Returns:
         (T,) in the dtype of ``filler``; the same tokens where it is too short for one fact.
     """
     room, events = int(NEEDLE_TOKENS * len(filler)), []
-    for stated, asked in facts(generator):
-        pieces = [encode(stated), encode(asked)]
+    words = tokenizer.decode(filler[len(filler) - room :]).split()
+    for stated, asked in facts(generator, words):
+        pieces = [tokenizer.encode(stated), tokenizer.encode(asked)]
         room -= sum(map(len, pieces))
         if room < 0:
             break
-        events += zip(sorted(generator.random(2)), pieces, strict=True)
+        distance = NEAREST ** generator.random()
+        place = (1 - distance) * generator.random()
+        events += zip((place, place + distance), pieces, strict=True)
     events.sort(key=lambda event: event[0])
     text = filler[: len(filler) - sum(len(piece) for _, piece in events)]
     cuts = [round(place * len(text)) for place, _ in events]
@@ -145,12 +164,12 @@ class NeedleSequences:
 
     Args:
         sequences: of the corpus, the filler.
-        encode: text to token ids, by the corpus's tokeniser.
+        tokenizer: the corpus's.
         share: of the sequences, 0 to 1.
     """
 
-    def __init__(self, sequences: Sequences, encode: Callable[[str], np.ndarray], share: float):
-        self._sequences, self._encode, self._share = sequences, encode, share
+    def __init__(self, sequences: Sequences, tokenizer: Tokenizer, share: float):
+        self._sequences, self._tokenizer, self._share = sequences, tokenizer, share
 
     def batch(self, step: int, batch_size: int) -> tuple[Tensor, Tensor]:
         """(input_ids, labels) like `Sequences.batch`."""
@@ -159,7 +178,7 @@ class NeedleSequences:
             seed = np.random.SeedSequence([self._sequences.seed, step * batch_size + row])
             generator = np.random.Generator(np.random.Philox(seed))
             if generator.random() < self._share:
-                document = needle_document(labels[row].numpy(), self._encode, generator)
+                document = needle_document(labels[row].numpy(), self._tokenizer, generator)
                 labels[row].numpy()[:] = document
                 inputs[row, 1:] = labels[row, :-1]
         return inputs, labels
