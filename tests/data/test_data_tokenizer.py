@@ -54,6 +54,13 @@ def test_bpe_round_trip_and_bos(bpe):
     assert bpe.encode("").shape == (0,)
 
 
+def test_many_texts_at_once_are_each_as_alone(bpe):
+    texts = ["a few words", "", " and  more\n", "ünïcode 🦊"]
+    for tokenizer in (bpe, ByteTokenizer()):
+        for ids, text in zip(tokenizer.encode_many(texts), texts, strict=True):
+            assert (ids == tokenizer.encode(text)).all() and ids.dtype == tokenizer.encode(text).dtype
+
+
 def test_bpe_does_not_depend_on_document_order(bpe):
     again = BPETokenizer(train_bpe(documents(TEXT.upper(), TEXT), 300))
     assert again.json_text == bpe.json_text

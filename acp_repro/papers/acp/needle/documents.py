@@ -8,6 +8,7 @@ nothing but the fact foretells: from answers made of short lists alone, models l
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,13 @@ def facts(generator: np.random.Generator, words: list[str]) -> Iterator[tuple[st
         yield f"\n{answer}\n" if bare else asked, asked
 
 
+def _encoded(pairs: Iterator[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[list[np.ndarray]]:
+    """The token ids of each pair, some pairs at a time."""
+    while some := list(itertools.islice(pairs, 8)):
+        ids = tokenizer.encode_many([text for pair in some for text in pair])
+        yield from (ids[i : i + 2] for i in range(0, len(ids), 2))
+
+
 def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.random.Generator) -> np.ndarray:
     """A document of the length of ``filler`` in which facts are stated, and asked for later.
 
@@ -139,8 +147,7 @@ def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.rand
     """
     room, events = int(NEEDLE_TOKENS * len(filler)), []
     words = tokenizer.decode(filler[len(filler) - room :]).split()
-    for stated, asked in facts(generator, words):
-        pieces = [tokenizer.encode(stated), tokenizer.encode(asked)]
+    for pieces in _encoded(facts(generator, words), tokenizer):
         room -= sum(map(len, pieces))
         if room < 0:
             break
