@@ -38,11 +38,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIN) -e '.[test]'
 	@touch $@
 
+# A process for each core, with one thread each: threads of two processes would wait for each other.
+PYTEST = OMP_NUM_THREADS=1 $(DO) pytest -n auto --maxprocesses 8 --dist loadfile
 test: $(INSTALLED) ## run the tests (no GPU needed), but for the slow ones
-	$(DO) pytest -m 'not gpu and not slow'
+	$(PYTEST) -m 'not gpu and not slow'
 
 test-all: $(INSTALLED) ## run the slow tests too
-	$(DO) pytest -m 'not gpu'
+	$(PYTEST) -m 'not gpu'
 
 test-gpu: $(INSTALLED) ## run the tests of the kernels on this machine's GPU
 	$(DO) pytest -m gpu tests

@@ -188,7 +188,9 @@ def stdlib(
         package, _, module = document.name.partition("/")
         if not module or package == "help":
             continue
-        text = re.sub(rf"\b{re.escape(package)}\b", "_", document.data.decode())
+        # Also within names such as xml_reader: an underscore is no end of a word to \b.
+        alone = rf"(?<![^\W_]){re.escape(package)}(?![^\W_])"
+        text = re.sub(alone, "_", document.data.decode())
         for start in range(0, len(text) - characters // 2, characters):
             parts.setdefault(package, []).append((document.name, text[start : start + characters]))
     largest = sorted(parts, key=lambda name: (-len(parts[name]), name))[:classes]

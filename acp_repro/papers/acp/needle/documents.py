@@ -25,16 +25,17 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-# A question about a person at a place, and how its answer begins; what follows is drawn by `_deed`.
+# A question about a person at a place, and how its answer begins; what follows is drawn by `facts`. No two begin
+# alike up to their last word: where all ended in "to", models put a "to" before everything that they looked up.
 FORMS = (
-    ("What did {name} promise to do in {place}?", "In {place} {name} promised to"),
-    ("What is the first duty of {name} at {place}?", "The first duty of {name} at {place} is to"),
-    ("How does {name} spend the winter near {place}?", "Near {place} {name} will spend the winter to"),
-    ("Why did {name} travel to {place}?", "{name} travelled to {place} to"),
-    ("What was {name} told on the road to {place}?", "On the road to {place} {name} was told to"),
-    ("What was the old plan of {name} for {place}?", "The old plan of {name} for {place} was to"),
-    ("What must {name} never forget in {place}?", "In {place} {name} must never forget to"),
-    ("Which was the hardest task of {name} at {place}?", "The hardest task of {name} at {place} was to"),
+    ("What did {name} promise in {place}?", "In {place} {name} promised to"),
+    ("What is the first duty of {name} at {place}?", "The first duty of {name} at {place} is"),
+    ("How does {name} spend the winter near {place}?", "Near {place} {name} will"),
+    ("Why did {name} travel to {place}?", "{name} travelled to {place} and there could"),
+    ("What was {name} told on the road to {place}?", "On the road to {place} {name} was told:"),
+    ("What was the old plan of {name} for {place}?", "The old plan of {name} for {place} was"),
+    ("What must {name} never forget in {place}?", "In {place} {name} must"),
+    ("What did they see {name} do at {place}?", "At {place} they saw {name}"),
 )
 NAMES = _words(
     "Abel Ada Agnes Albert Alma Amos Anton Arthur Barbara Basil Beatrice Bernard Bruno Carla Cecil Clara "
