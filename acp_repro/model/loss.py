@@ -1,8 +1,13 @@
 """Cross-entropy of a linear head, without float32 logits of the whole vocabulary.
 
 With 32k tokens and 50k words, float32 logits and their softmax and gradient are 6.6 GB each. Here the
-logits are held once, in the dtype of the product, a chunk of tokens at a time; what is float32 stays in
-the registers of a compiled kernel on a GPU, and in a small chunk on a CPU.
+logits are held once, in the dtype of the product, a chunk of tokens at a time, and past a bound they are
+computed again in the backward pass; what is float32 stays in the registers of a compiled kernel on a GPU,
+and in a small chunk on a CPU.
+
+Vocabularies come in any size, and a GPU's matrix products want rows that are whole lines of memory: with
+50,277 words they took four times as long as with 50,304. So the copy of the weight that the products read
+is filled up with rows of zeros, and no other tensor is: not the weight, its gradient, or a logit that counts.
 """
 
 from __future__ import annotations
@@ -20,6 +25,11 @@ IGNORED_LABEL = -100
 _CHUNK_NUMBERS_GPU = 2**29
 _CHUNK_NUMBERS_CPU = 2**20
 _FEWEST_TOKENS = 256
+# Logits kept for the backward pass, at most (8 GiB of bfloat16); of further chunks they are computed again.
+_KEPT_NUMBERS = 2**32
+# Words in 128 bytes of bfloat16, a line of memory, which a GPU's products want whole; a CPU's do not.
+_LINE = {"cpu": 1}
+_LINE_GPU = 64
 
 
 def linear_cross_entropy(
@@ -48,25 +58,38 @@ def linear_cross_entropy(
         chunks = -(-labels.numel() // most)
         chunk_tokens = -(-labels.numel() // chunks)  # equal sizes
     keep = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    kept_chunks = _KEPT_NUMBERS // (chunk_tokens * weight.shape[0]) if keep else 0
     with torch.autocast(device, enabled=False):
         loss = _LinearCrossEntropy.apply(
-            hidden.flatten(0, 1), weight, labels.flatten().long(), chunk_tokens, dtype, keep
+            hidden.flatten(0, 1), weight, labels.flatten().long(), chunk_tokens, dtype, kept_chunks
         )
     return loss.view(labels.shape)
 
 
+def _for_products(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """(vocab, hidden) in ``dtype``; on a GPU with rows of zeros up to a whole line of words."""
+    missing = -weight.shape[0] % _LINE.get(weight.device.type, _LINE_GPU)
+    if not missing:
+        return weight.to(dtype)
+    vocab, hidden = weight.shape
+    filled = weight.new_empty((vocab + missing, hidden), dtype=dtype)
+    filled[:vocab] = weight
+    filled[vocab:] = 0
+    return filled
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, labels, chunk_tokens, dtype, keep):
-        tokens = hidden.shape[0]
-        weight_t = weight.to(dtype).T
+    def forward(ctx, hidden, weight, labels, chunk_tokens, dtype, kept_chunks):
+        tokens, vocab = hidden.shape[0], weight.shape[0]
+        rows_of_words = _for_products(weight, dtype)
         loss, lse = hidden.new_empty((2, tokens), dtype=torch.float32)
         kept = []
         for start in range(0, tokens, chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            logits = hidden[rows].to(dtype) @ weight_t
-            loss[rows], lse[rows] = _on(logits, _loss_and_lse)(logits, labels[rows])
-            if keep:
+            logits = hidden[rows].to(dtype) @ rows_of_words.T
+            loss[rows], lse[rows] = _on(logits, _loss_and_lse)(logits[:, :vocab], labels[rows])
+            if len(kept) < kept_chunks:
                 kept.append(logits)
         ctx.chunk_tokens, ctx.dtype = chunk_tokens, dtype
         ctx.save_for_backward(hidden, weight, labels, lse, *kept)
@@ -77,19 +100,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_loss):
         hidden, weight, labels, lse, *kept = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        vocab = weight.shape[0]
+        rows_of_words = _for_products(weight, ctx.dtype)
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
-        cast_weight = weight.to(ctx.dtype)
-        for index, logits in enumerate(kept):
-            start = index * ctx.chunk_tokens
+        grad_rows = torch.zeros_like(rows_of_words, dtype=torch.float32) if needs_weight else None
+        for index, start in enumerate(range(0, hidden.shape[0], ctx.chunk_tokens)):
             rows = slice(start, start + ctx.chunk_tokens)
-            grad = _on(logits, _grad_of_logits)(logits, labels[rows], lse[rows], grad_loss[rows])
+            read = hidden[rows].to(ctx.dtype)
+            logits = kept[index] if index < len(kept) else read @ rows_of_words.T
+            grad = _on(logits, _grad_of_logits)(logits, labels[rows], lse[rows], grad_loss[rows], vocab)
             if needs_hidden:
-                grad_hidden[rows] = grad @ cast_weight
+                grad_hidden[rows] = grad @ rows_of_words
             if needs_weight:
-                grad_weight += grad.T @ hidden[rows].to(ctx.dtype)
-        if needs_weight:
-            grad_weight = grad_weight.to(weight.dtype)
+                grad_rows += grad.T @ read
+        grad_weight = grad_rows[:vocab].to(weight.dtype) if needs_weight else None
         return grad_hidden, grad_weight, None, None, None, None
 
 
@@ -101,12 +125,18 @@ def _loss_and_lse(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return (lse - right).masked_fill(ignored, 0.0), lse
 
 
-def _grad_of_logits(logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tensor) -> Tensor:
-    """(softmax - one at the label), times what arrives for the token, in the dtype of the logits."""
+def _grad_of_logits(logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tensor, vocab: int) -> Tensor:
+    """(softmax - one at the label), times what arrives for the token, in the dtype of the logits.
+
+    Columns from ``vocab`` on stand for no word, and get 0.
+    """
     # Comparing with the word's number, not scatter: that would end the fusion, and start a copy.
-    at_label = torch.arange(logits.shape[-1], device=logits.device) == labels[:, None]
-    grad = torch.exp(logits.float() - lse[:, None]) - at_label.float()
-    return (grad * grad_loss.masked_fill(labels == IGNORED_LABEL, 0.0)[:, None]).to(logits.dtype)
+    word = torch.arange(logits.shape[-1], device=logits.device)
+    grad = torch.exp(logits.float() - lse[:, None]) - (word == labels[:, None]).float()
+    grad = grad * grad_loss.masked_fill(labels == IGNORED_LABEL, 0.0)[:, None]
+    if vocab < logits.shape[-1]:
+        grad = grad.masked_fill(word >= vocab, 0.0)
+    return grad.to(logits.dtype)
 
 
 def _on(logits: Tensor, function):

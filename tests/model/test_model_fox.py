@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from model_helpers import SMALL, relative_error, with_strong_gates
 
 from acp_repro.model import FoXConfig, FoXForCausalLM, linear_cross_entropy
+from acp_repro.model import loss as loss_module
 
 
 def gradients(model: FoXForCausalLM) -> dict[str, torch.Tensor]:
@@ -104,9 +105,23 @@ def test_gradient_checkpointing_computes_blocks_twice(small_model, small_ids):
     assert len(calls) == 3
 
 
+def test_logits_past_the_bound_are_not_kept(monkeypatch):
+    monkeypatch.setattr(loss_module, "_KEPT_NUMBERS", 3 * 7 * 51)
+    hidden, weight = torch.randn(2, 33, 24), torch.randn(51, 24, requires_grad=True)
+    loss = linear_cross_entropy(hidden, weight, torch.zeros(2, 33, dtype=torch.long), chunk_tokens=7)
+    saved = loss.grad_fn.next_functions[0][0].saved_tensors
+    assert sum(x.shape == (7, 51) for x in saved) == 3
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_loss_is_cross_entropy_of_the_logits(chunk_tokens, dtype):
+@pytest.mark.parametrize(
+    ("line", "kept_numbers"), [(1, 1 << 20), (64, 1 << 20), (64, 1500), (17, 0)], ids=str
+)
+def test_loss_is_cross_entropy_of_the_logits(chunk_tokens, dtype, line, kept_numbers, monkeypatch):
+    """Whether rows are filled up for a GPU's products or not, and logits kept or computed again."""
+    monkeypatch.setitem(loss_module._LINE, "cpu", line)
+    monkeypatch.setattr(loss_module, "_KEPT_NUMBERS", kept_numbers)
     torch.manual_seed(0)
     hidden = torch.randn(2, 33, 24, requires_grad=True)
     weight = torch.randn(51, 24, requires_grad=True)
