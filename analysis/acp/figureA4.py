@@ -20,6 +20,8 @@ def draw(records: pd.DataFrame) -> Figure:
     trained = records["context_length_tokens"].iloc[0]
     for ax in figure.axes:
         ax.axvline(trained, color="0.6", lw=0.8, ls=":", zorder=0)
+    low, high = figure.axes[0].get_ylim()
+    figure.axes[0].set_ylim(top=high + 0.15 * (high - low))  # the words stand over the curves
     figure.axes[0].annotate(
         "trained up to here",
         (trained, 1),
