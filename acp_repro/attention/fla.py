@@ -1,0 +1,91 @@
+"""The forgetting attention of flash-linear-attention (fla), computed by this package.
+
+    from acp_repro.attention import fla
+    fla.use(adaptive_threshold="auto")  # fla's ForgettingAttention layers and models, from now on
+
+fla has the same equation without pruning; see docs/compare.md for what either offers.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+from torch import Tensor
+
+from . import forgetting_attention
+
+_LAYER = "fla.layers.forgetting_attn"
+
+
+def parallel_forgetting_attn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    window_size: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    adaptive_threshold: None | float | str | Tensor = None,
+) -> Tensor:
+    """``fla.ops.forgetting_attn.parallel_forgetting_attn``, with ACP by one argument more.
+
+    Args:
+        q: (batch, seqlen_q, heads, head_dim).
+        k, v: (batch, seqlen_k, kv_heads, head_dim), ``heads`` a multiple of ``kv_heads``.
+        g: (batch, seqlen_k, heads), log forget gates, at most 0; taken in float32.
+        scale: default ``1 / sqrt(head_dim)``.
+        window_size: must be None; gates decide how far a head looks.
+        cu_seqlens: (documents + 1,), starts of documents packed into a batch of one.
+        adaptive_threshold: None is exact, as fla is; see
+            :func:`acp_repro.attention.forgetting_attention`.
+
+    Returns:
+        (batch, seqlen_q, heads, head_dim) in the dtype of q.
+
+    Raises:
+        ValueError: a ``window_size``, and as ``forgetting_attention``.
+    """
+    if window_size is not None:
+        raise ValueError(
+            f"window_size={window_size}: these kernels have no fixed window; leave it None, and give an "
+            "adaptive_threshold so that blocks that the gates have closed are skipped"
+        )
+    return forgetting_attention(
+        q, k, v, g.float(), cu_seqlens=cu_seqlens, sm_scale=scale, adaptive_threshold=adaptive_threshold
+    )
+
+
+def use(adaptive_threshold: None | float | str | Tensor = None) -> None:
+    """Makes every ``ForgettingAttention`` layer of fla in this process call the function above.
+
+    Args:
+        adaptive_threshold: for all of them; ``"auto"`` bounds scores by the norms of each call's q and k.
+
+    Raises:
+        ImportError: fla is not installed.
+    """
+    layer = _layer()
+    call = functools.partial(parallel_forgetting_attn, adaptive_threshold=adaptive_threshold)
+    layer.parallel_forgetting_attn = functools.wraps(parallel_forgetting_attn)(call)
+
+
+def restore() -> None:
+    """Undoes :func:`use`.
+
+    Raises:
+        ImportError: fla is not installed.
+    """
+    from fla.ops.forgetting_attn import parallel_forgetting_attn as own
+
+    _layer().parallel_forgetting_attn = own
+
+
+def _layer():
+    try:
+        return importlib.import_module(_LAYER)
+    except ImportError as error:
+        raise ImportError(
+            f"{_LAYER} cannot be imported ({error}); pip install flash-linear-attention"
+        ) from error

@@ -1,0 +1,80 @@
+"""The call of flash-linear-attention (fla) on this package's attention, and fla's own layers that use it."""
+
+import inspect
+import sys
+import types
+
+import pytest
+import torch
+
+from acp_repro.attention import fla as ours
+from acp_repro.attention.reference import forgetting_attention as reference
+
+
+def inputs(heads=4, kv_heads=2, length=150):
+    torch.manual_seed(0)
+    q = torch.randn(2, length, heads, 16, requires_grad=True)
+    k, v = (torch.randn(2, length, kv_heads, 16, requires_grad=True) for _ in range(2))
+    g = torch.nn.functional.logsigmoid(torch.randn(2, length, heads)).requires_grad_()
+    return q, k, v, g
+
+
+def test_same_as_the_equations_with_shared_heads():
+    q, k, v, g = inputs()
+    out = ours.parallel_forgetting_attn(q, k, v, g, scale=0.3)
+    wide = [x.detach().double().transpose(1, 2) for x in (q, k, v, g)]
+    wide[1:3] = [x.repeat_interleave(2, 1) for x in wide[1:3]]
+    right, _ = reference(*wide, sm_scale=0.3)
+    assert out.shape == q.shape
+    torch.testing.assert_close(out.transpose(1, 2).double(), right, atol=1e-5, rtol=1e-5)
+
+
+def test_a_window_is_refused_with_what_to_do():
+    with pytest.raises(ValueError, match="window_size=8: .*leave it None"):
+        ours.parallel_forgetting_attn(*inputs(), window_size=8)
+
+
+def test_layers_call_it_from_use_to_restore(monkeypatch):
+    """With a stand-in for fla, which need not be installed."""
+    own = object()
+    names = ("fla", "fla.layers", "fla.layers.forgetting_attn", "fla.ops", "fla.ops.forgetting_attn")
+    for name in names:
+        module = types.ModuleType(name)
+        module.__path__ = []
+        module.parallel_forgetting_attn = own
+        monkeypatch.setitem(sys.modules, name, module)
+    layer = sys.modules["fla.layers.forgetting_attn"]
+    ours.use(adaptive_threshold=-1.0)
+    q, k, v, g = inputs()
+    pruned = ours.parallel_forgetting_attn(q, k, v, g, adaptive_threshold=-1.0)
+    assert (layer.parallel_forgetting_attn(q, k, v, g, cu_seqlens=None) == pruned).all()
+    assert not (pruned == ours.parallel_forgetting_attn(q, k, v, g)).all()
+    ours.restore()
+    assert layer.parallel_forgetting_attn is own
+
+
+def test_without_fla_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fla", None)
+    with pytest.raises(ImportError, match="pip install flash-linear-attention"):
+        ours.use()
+
+
+def test_the_installed_fla_agrees():
+    fla = pytest.importorskip("fla.ops.forgetting_attn", reason="pip install flash-linear-attention")
+    from fla.layers.forgetting_attn import ForgettingAttention
+
+    theirs = inspect.signature(fla.parallel_forgetting_attn).parameters
+    mine = inspect.signature(ours.parallel_forgetting_attn).parameters
+    assert [name for name in theirs if name != "kwargs"] == list(mine)[:-1]
+    q, k, v, g = inputs()
+    out = ours.parallel_forgetting_attn(q, k, v, g)
+    torch.testing.assert_close(out, fla.naive_forgetting_attn(q, k, v, g), atol=1e-5, rtol=1e-5)
+    layer = ForgettingAttention(hidden_size=64, num_heads=4)
+    ours.use(adaptive_threshold="auto")
+    try:
+        x = torch.randn(2, 70, 64)
+        out, _, _ = layer(x)
+        out.sum().backward()
+        assert out.shape == x.shape and layer.f_proj.weight.grad.abs().sum() > 0
+    finally:
+        ours.restore()
