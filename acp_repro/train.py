@@ -48,13 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _launch(options: argparse.Namespace, names: list[str]) -> int:
     """Starts the ranks of this machine, each of which is this command again, and waits for them."""
-    import logging
-
     import torch
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args
-    from torch.distributed.run import run as torchrun
+
+    from .training.distributed import launch_ranks
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if options.device != "cpu" and 0 < gpus < options.nproc:
@@ -66,16 +62,7 @@ def _launch(options: argparse.Namespace, names: list[str]) -> int:
     ranks += ["--watch-every", str(options.watch_every)] if options.watch_every else []
     ranks += ["--device", options.device] if options.device else []
     ranks += ["--tensorboard"] if options.tensorboard else []
-    # Rank 0 says what is wrong in one line; the launcher's own words would be a page.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    command = ["--standalone", "--nproc-per-node", str(options.nproc), "-m", "--", "acp_repro.train", *ranks]
-    try:
-        torchrun(parse_args(command))
-    except ChildFailedError:
-        return 1
-    except SignalException:
-        raise KeyboardInterrupt from None
-    return 0
+    return launch_ranks(options.nproc, "acp_repro.train", ranks)
 
 
 def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace) -> int:

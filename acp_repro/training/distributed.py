@@ -6,6 +6,7 @@ Every function also works where there is no process group, as one rank. Ranks of
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -89,6 +90,30 @@ def check_ranks(run: Run, micro_batches: int) -> None:
             f"use NPROC={' or '.join(possible[-4:])}, or begin with smaller micro-batches, of which a step "
             f"holds a multiple of {ranks}"
         )
+
+
+def launch_ranks(ranks: int, module: str, arguments: list[str]) -> int:
+    """Runs ``python -m module arguments`` as ``ranks`` processes of this machine, and waits for them.
+
+    Returns:
+        0, or 1 where one of them failed; what is wrong rank 0 has said.
+
+    Raises:
+        KeyboardInterrupt: a signal ended them.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    # Rank 0 says what is wrong in one line; the launcher's own words would be a page.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        run(parse_args(["--standalone", "--nproc-per-node", str(ranks), "-m", "--", module, *arguments]))
+    except ChildFailedError:
+        return 1
+    except SignalException:
+        raise KeyboardInterrupt from None
+    return 0
 
 
 def parallelize(model: nn.Module, blocks: Sequence[nn.Module], mode: str, device: torch.device) -> nn.Module:

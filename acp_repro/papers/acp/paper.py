@@ -80,6 +80,11 @@ def _quantity(name: str, columns: str, runs=_every_run, **facts) -> Quantity:
     return Quantity(name, tuple(columns.split()), f"{_MEASURE}.{name}", runs, **facts)
 
 
+def _benchmark(name: str, columns: str, module: str) -> Quantity:
+    command = f"python -m acp_repro.{module} --suite {{suite}}"
+    return Quantity(name, tuple(columns.split()), timed=True, command=command)
+
+
 # "decay" is c of Section 2; masses are sums of attention weights, between 0 and 1; "nominal" is of the whole
 # causal grid, pruned or not.
 QUANTITIES = (
@@ -164,29 +169,18 @@ QUANTITIES = (
         "step tokens layer pruned_ratio loss_nats averaged_steps training_device",
         _longest_trained,
     ),
-    Quantity(
+    _benchmark(
         "kernel_time",
-        tuple(
-            [
-                "implementation",
-                "method",
-                "gates",
-                "length_tokens",
-                "heads",
-                "head_dim",
-                "measured_tokens",
-                "repeats",
-                "pruned_ratio",
-                "forward_ms",
-                "forward_backward_ms",
-                "search_ms",
-                "nominal_forward_tflop",
-                "nominal_forward_backward_tflop",
-                "gate_gradient_error",
-            ]
-        ),
-        timed=True,
-        command="python -m acp_repro.benchmark_attention --suite {suite}",
+        "implementation method gates length_tokens heads head_dim measured_tokens repeats pruned_ratio "
+        "forward_ms forward_backward_ms search_ms nominal_forward_tflop nominal_forward_backward_tflop "
+        "gate_gradient_error",
+        "benchmark_attention",
+    ),
+    _benchmark(
+        "training_step",
+        "implementation method vocab_size ranks parallel step_tokens steps repeats step_ms "
+        "throughput_tokens_per_s mfu_nominal peak_memory_bytes pruned_ratio",
+        "benchmark_training",
     ),
 )
 _SAVINGS = ("pruned_ratio", "attention_time", "throughput")
@@ -360,6 +354,14 @@ ITEMS = (
         ours=True,
         extra=True,
         aliases=("figure-kernel",),
+    ),
+    Item(
+        "figure_scaling",
+        "Training on several GPUs",
+        ("training_step",),
+        ours=True,
+        extra=True,
+        aliases=("figure-scaling",),
     ),
 )
 

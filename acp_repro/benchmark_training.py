@@ -1,0 +1,144 @@
+"""Times whole training steps on random tokens: ``python -m acp_repro.benchmark_training --suite h100``.
+
+Shapes and settings are those of the suite's runs; weights are new, with gates of which two heads in three
+forget fast, so nothing need be trained. Each number of GPUs is a set of processes of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from .chain.command import choose_device, command, positive, run_command
+from .chain.provenance import device_name
+from .chain.records import write_suite_records
+from .chain.suite import load_suite
+from .common.errors import UsageError
+from .common.files import write_text
+
+
+@command()
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    suite = load_suite(options.suite)
+    runs = [suite.run(name) for name in options.run] if options.run else [suite.heads_run]
+    if options.rows:
+        return _measure(runs, options)
+    device = choose_device(options.device)
+    _check_ranks(options.nproc, device.type)
+    from .training.distributed import launch_ranks
+
+    records = []
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in options.nproc:
+            rows = Path(folder) / f"{ranks}.json"
+            words = _words(
+                options, [run.name for run in runs], rows, official=options.official and ranks == 1
+            )
+            if status := launch_ranks(ranks, "acp_repro.benchmark_training", words):
+                return status
+            records += json.loads(rows.read_text())
+    for record in records:
+        print(_in_words(record))
+    path = write_suite_records(
+        suite.name,
+        suite.paper,
+        suite.paper.quantity("training_step"),
+        records,
+        device=device_name(device),
+        dtype=runs[0].training.dtype,
+        uses_gpu=device.type == "cuda",
+        path=options.csv,
+    )
+    print(f"records: {path}")
+    return 0
+
+
+def _measure(runs: list, options: argparse.Namespace) -> int:
+    """The work of one rank; rank 0 leaves the records of all in a file."""
+    from .papers.acp.training_steps import measure
+    from .training.distributed import on_rank_zero, process_group
+
+    with process_group(options.device) as device:
+        records = [
+            record
+            for run in runs
+            for words in options.vocab_size
+            for record in measure(
+                run, words, device, repeats=options.repeats, steps=options.steps, official=options.official
+            )
+        ]
+        on_rank_zero(lambda: write_text(options.rows, json.dumps(records)))
+    return 0
+
+
+def _check_ranks(nproc: list[int], device: str) -> None:
+    import torch
+
+    if device == "cuda" and max(nproc) > torch.cuda.device_count():
+        raise UsageError(f"--nproc {max(nproc)}: this machine has {torch.cuda.device_count()} GPUs")
+
+
+def _words(options: argparse.Namespace, names: list[str], rows: Path, official: bool) -> list[str]:
+    words = ["--suite", options.suite, "--rows", str(rows)]
+    words += ["--repeats", str(options.repeats), "--steps", str(options.steps)]
+    words += ["--vocab-size", *map(str, options.vocab_size)]
+    words += [word for name in names for word in ("--run", name)]
+    words += ["--device", options.device] if options.device else []
+    return words + ["--official"] * official
+
+
+def _in_words(record: dict) -> str:
+    mfu = f", {100 * record['mfu_nominal']:.0f} % MFU" if record["mfu_nominal"] else ""
+    memory = record["peak_memory_bytes"]
+    memory = f", {memory / 2**30:.1f} GiB" if memory else ""
+    return (
+        f"{record['size']} at {record['context_length_tokens']:,}, {record['vocab_size']:,} words, "
+        f"{record['ranks']} x {record['implementation']} {record['method']}: "
+        f"{record['throughput_tokens_per_s']:,.0f} tokens/s{mfu}{memory}"
+    )
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.benchmark_training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
+    add(
+        "--run",
+        action="append",
+        metavar="NAME",
+        help="this run's shape (repeatable; default: one of the suite's)",
+    )
+    add(
+        "--vocab-size",
+        type=positive,
+        nargs="+",
+        default=[50_257],
+        metavar="N",
+        help="words, each a measurement (default: GPT-2's 50257)",
+    )
+    add(
+        "--nproc",
+        type=positive,
+        nargs="+",
+        default=[1],
+        metavar="N",
+        help="GPUs of this machine, each number a measurement (default: 1); a step grows with them",
+    )
+    add("--official", action="store_true", help="time the authors' model beside ours, on one GPU")
+    add("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")
+    add("--steps", type=positive, default=5, metavar="N", help="steps in a repeat (default: %(default)s)")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    add("--csv", type=Path, metavar="FILE", help="write the records there, not to results/SUITE/benchmark/")
+    add("--rows", type=Path, help=argparse.SUPPRESS)  # one rank's work
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,206 @@
+"""Whole training steps on random tokens: a run's shape at any vocabulary and on any number of ranks.
+
+Weights start as training starts them, but for the gates: they are fixed, two heads in three local, so that
+a step costs what it costs in a model that has learnt to forget, and needs no training first. The learning
+rate is 0. Steps are timed as a run takes them: compiled blocks, optimiser, and sums over ranks inside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from acp_repro.attention import choose_implementation
+from acp_repro.benchmark.attention import GATES, GLOBAL_NATS, LOCAL_NATS
+from acp_repro.benchmark.timing import elapsed_ms
+from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.provenance import device_name
+from acp_repro.model import FoXConfig, FoXForCausalLM
+from acp_repro.model.flops import peak_flops, training_flops_per_token
+from acp_repro.training.distributed import parallelize, rank, world_size
+from acp_repro.training.optimizer import make_optimizer
+from acp_repro.training.run_folder import compiles
+from acp_repro.training.step import autocast, compiled_blocks, train_step
+
+from .suite import FoXRun
+from .task import pruned_ratio_per_layer
+
+LOG_PRUNING_TOLERANCE = -10.0  # where the run itself is exact
+
+
+class Steps(NamedTuple):
+    """One implementation, ready to take training steps."""
+
+    name: str
+    model: nn.Module
+    blocks: list[nn.Module]
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    set_tolerance: Callable[[float | None], None]
+    compiled: bool
+
+
+def measure(
+    run: FoXRun, vocab_size: int, device: torch.device, *, repeats: int, steps: int, official: bool
+) -> list[dict[str, Any]]:
+    """One record for each implementation, with ACP and exact; every rank calls it.
+
+    Each rank takes ``micro_batch_tokens`` a step, whatever the number of ranks. ``repeats`` medians of
+    ``steps`` steps, the methods in turn. Memory is the peak of a rank, weights and optimiser included.
+
+    Args:
+        official: time the authors' model too, on one rank, without torch.compile, as their trainer runs it.
+
+    Raises:
+        SuiteError: the authors' code is asked for, and cannot be imported or has several ranks.
+    """
+    tolerance = run.log_pruning_tolerance or LOG_PRUNING_TOLERANCE
+    config = dataclasses.replace(run.model_config(vocab_size), log_pruning_tolerance=tolerance)
+    records = []
+    for make in (_ours, _official) if official else (_ours,):
+        torch.manual_seed(run.seed)  # the same weights on every rank
+        records += _measure(make(run, config, device), run, config, device, tolerance, repeats, steps)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return records
+
+
+def _measure(
+    made: Steps,
+    run: FoXRun,
+    config: FoXConfig,
+    device: torch.device,
+    tolerance: float,
+    repeats: int,
+    steps: int,
+) -> list[dict[str, Any]]:
+    fix_gates(made.blocks)
+    tokens, length = run.training.micro_batch_tokens, run.context_length
+    batches = _random_batches(config.vocab_size, tokens // length, length, device)
+    pruned = 0.0
+    if made.name != "official":
+        with torch.no_grad(), autocast(device, run.training.dtype):
+            ratios = pruned_ratio_per_layer(made.model, next(batches)[0][:1])
+        pruned = sum(ratios) / len(ratios)
+    mode = run.parallel_mode(world_size())
+    wrapped = parallelize(made.model, made.blocks, mode, device)
+    optimizer = make_optimizer(made.model, run.training, learning_rate=0.0)
+    times: dict[str, list[float]] = {"acp": [], "exact": []}
+    peaks = dict.fromkeys(times, 0)
+
+    def take(count: int) -> None:
+        for _ in range(count):
+            train_step(
+                wrapped,
+                optimizer,
+                made.loss,
+                batches,
+                1,
+                max_grad_norm=run.training.max_grad_norm,
+                dtype=run.training.dtype,
+            )
+
+    title = f"{run.name}, {config.vocab_size:,} words, {made.name} on {world_size()}"
+    progress = tqdm(total=2 * (repeats + 1), desc=title, unit="pass", disable=rank() > 0)
+    with progress, compiled_blocks(made.blocks, made.compiled):
+        for repeat, method in itertools.product(range(repeats + 1), times):
+            made.set_tolerance(tolerance if method == "acp" else None)
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            milliseconds, _ = elapsed_ms(lambda: take(steps), device)
+            if repeat:  # the first pass compiles
+                times[method].append(milliseconds / steps)
+                if device.type == "cuda":
+                    peaks[method] = max(peaks[method], torch.cuda.max_memory_allocated(device))
+            progress.update()
+    peak_rate = peak_flops(device_name(device), run.training.dtype)
+    flops = training_flops_per_token(config, length)
+    return [
+        {
+            "implementation": made.name,
+            "method": method,
+            "architecture": run.architecture,
+            "size": run.size_name,
+            "context_length_tokens": length,
+            "vocab_size": config.vocab_size,
+            "ranks": world_size(),
+            "parallel": mode,
+            "step_tokens": tokens * world_size(),
+            "steps": steps,
+            "repeats": repeats,
+            "step_ms": (step := median(values)),
+            "throughput_tokens_per_s": (rate := 1e3 * tokens * world_size() / step),
+            "mfu_nominal": peak_rate and rate * flops / (peak_rate * world_size()),
+            "peak_memory_bytes": peaks[method] or None,
+            "pruned_ratio": pruned if method == "acp" and made.name != "official" else None,
+        }
+        for method, values in times.items()
+    ]
+
+
+def fix_gates(blocks: list[nn.Module]) -> None:
+    """Gates of one value a head, as in ``benchmark_attention``: two heads in three forget fast."""
+    for block in blocks:
+        gate = block.attn.fgate_proj
+        heads = gate.out_features
+        nats = torch.full((heads,), GLOBAL_NATS, dtype=torch.float64)
+        nats[: GATES["bimodal"](heads)] = LOCAL_NATS
+        with torch.no_grad():
+            gate.weight.zero_()
+            gate.bias.copy_(nats.exp().logit())
+
+
+def _random_batches(
+    vocab_size: int, rows: int, length: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator(device).manual_seed(rank())
+    ids = torch.randint(vocab_size, (rows, length + 1), generator=generator, device=device)
+    return itertools.repeat((ids[:, :-1].contiguous(), ids[:, 1:].contiguous()))
+
+
+def _ours(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
+    model = FoXForCausalLM(config, run.training.gradient_checkpointing).to(device)
+
+    def loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
+        return model(input_ids, labels=labels).mean()
+
+    return Steps(
+        choose_implementation(device),
+        model,
+        list(model.model.layers),
+        loss,
+        model.set_log_pruning_tolerance,
+        compiles(run, device),
+    )
+
+
+def _official(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
+    module = "forgetting_transformer.model.forgetting_transformer"
+    if world_size() > 1:
+        raise SuiteError("the authors' model is compared on one rank; leave --official out, or say --nproc 1")
+    try:
+        theirs = importlib.import_module(module)
+    except ImportError as error:
+        raise SuiteError(f"--official: {module} cannot be imported ({error})") from None
+    values = dataclasses.asdict(config)  # the fields have the authors' names
+    model = theirs.ForgettingTransformerForCausalLM(theirs.ForgettingTransformerConfig(**values))
+    if run.training.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    model = model.to(device).train()
+    layers = list(model.model.layers)
+
+    def loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
+        return model(input_ids=input_ids, labels=labels).loss.mean()
+
+    def set_tolerance(value: float | None) -> None:
+        for layer in layers:
+            layer.attn.log_pruning_tolerance = value
+
+    return Steps("official", model, layers, loss, set_tolerance, compiled=False)

@@ -1,0 +1,94 @@
+"""Training throughput against the number of GPUs, and how far it is from growing as they do."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from .. import drawing, style
+from ..tables import one_each
+
+SETTING = ["architecture", "size", "context_length_tokens", "vocab_size"]
+OFFICIAL = "official"
+DASHES = {"acp": "-", "exact": "--"}
+
+
+def of_linear(records: pd.DataFrame) -> pd.DataFrame:
+    """``training_step`` records of this project with ``of_linear``: the rate over that of the fewest GPUs of
+    the same setting and method, times their share of the GPUs."""
+    ours = records[records["implementation"] != OFFICIAL].sort_values("ranks")
+    one_each(ours, [*SETTING, "method", "ranks"], "training_step")
+    each = ours["throughput_tokens_per_s"] / ours["ranks"]
+    first = each.groupby([ours[name] for name in (*SETTING, "method")]).transform("first")
+    return ours.assign(of_linear=each / first)
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """Tokens a second, and the share of linear growth, both against the number of GPUs.
+
+    Args:
+        records: ``training_step`` records of one suite.
+    """
+    ours = of_linear(records)
+    figure, (rate, share) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.6), layout="constrained")
+    for index, (setting, rows) in enumerate(ours.groupby(SETTING, sort=False)):
+        for method, curve in rows.groupby("method", sort=False):
+            look = {"color": style.SIZES[index % len(style.SIZES)], "linestyle": DASHES[method]}
+            look |= {"marker": "o", "markersize": 3, "linewidth": 1.4}
+            label = f"{_in_words(setting)}, {'ACP' if method == 'acp' else method}"
+            rate.plot(curve["ranks"], curve["throughput_tokens_per_s"] / 1e3, label=label, **look)
+            share.plot(curve["ranks"], 100 * curve["of_linear"], **look)
+    share.axhline(100, color=style.PAPER, linewidth=1, zorder=0)
+    rate.set_title("Thousand tokens a second")
+    share.set_title("Share of linear growth (%)")
+    share.set_ylim(0, 110)
+    rate.set_ylim(0)
+    ranks = sorted(ours["ranks"].unique())
+    for ax in (rate, share):
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(ranks, [str(n) for n in ranks])
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.set_xlabel("processes")
+    figure.legend(loc="outside right center")
+    return figure
+
+
+def make(found: drawing.Found) -> tuple[Figure, str]:
+    records = found.records["training_step"]
+    ours, first = of_linear(records), records.iloc[0]
+    shares = ", ".join(
+        f"{100 * row.of_linear:.0f} % on {row.ranks} ({row.size} at "
+        f"{style.length_label(row.context_length_tokens)}, {row.parallel})"
+        for row in ours[(ours["method"] == "acp") & (ours["ranks"] > 1)].itertuples()
+    )
+    rivals = "; ".join(
+        _against(row, ours) for row in records.query("implementation == @OFFICIAL").itertuples()
+    )
+    found_words = f" Of linear growth: {shares}." if shares else ""
+    if rivals:
+        found_words += f" Beside the authors' model on one GPU in the same run: {rivals}."
+    caption = f"""**Training on several GPUs.** Whole training steps of this project on random tokens;
+weights are new, with gates of which two heads in three forget fast. Each process, one a GPU, takes as many
+tokens whatever their number; medians of {first["repeats"]} times {first["steps"]} steps.{found_words}
+{style.provenance(records)}"""
+    return draw(records), caption
+
+
+def _in_words(setting: tuple) -> str:
+    architecture, size, length, words = setting
+    return f"{size} ({architecture}) at {style.length_label(length)}, vocabulary {words:,}"
+
+
+def _against(row, ours: pd.DataFrame) -> str:
+    same = (ours["ranks"] == 1) & (ours["method"] == row.method)
+    for name in SETTING:
+        same &= ours[name] == getattr(row, name)
+    ratio = ours.loc[same, "throughput_tokens_per_s"].squeeze() / row.throughput_tokens_per_s
+    setting = _in_words(tuple(getattr(row, name) for name in SETTING))
+    return f"{ratio:.2f} times its rate ({setting}, {row.method})"
+
+
+if __name__ == "__main__":
+    drawing.main(globals())

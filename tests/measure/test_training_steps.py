@@ -1,0 +1,83 @@
+"""Whole training steps on random tokens: their records, what stands still, and the figure's arithmetic."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from acp_repro.benchmark_training import main as command
+from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.records import read_records
+from acp_repro.chain.suite import load_suite
+from acp_repro.papers.acp import training_steps
+from acp_repro.papers.acp.paper import PAPER
+from analysis.acp import figure_scaling
+from tests.suites import write_suite
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    return load_suite("mini").runs[0]
+
+
+def test_records_of_both_methods_and_weights_that_stand_still(run, monkeypatch):
+    made = []
+    real = training_steps._ours
+    monkeypatch.setattr(training_steps, "_ours", lambda *args: made.append(real(*args)) or made[-1])
+    acp, exact = training_steps.measure(run, 301, CPU, repeats=2, steps=1, official=False)
+    shape = {"architecture", "size", "context_length_tokens"}
+    assert set(acp) == {*shape, *PAPER.quantity("training_step").columns}
+    assert (acp["method"], exact["method"]) == ("acp", "exact") and acp["vocab_size"] == 301
+    assert acp["step_tokens"] == run.training.micro_batch_tokens and acp["ranks"] == 1
+    for record in (acp, exact):
+        rate = 1e3 * record["step_tokens"] / record["step_ms"]
+        assert record["throughput_tokens_per_s"] == pytest.approx(rate) and rate > 0
+    gate = made[0].blocks[0].attn.fgate_proj
+    assert (gate.weight == 0).all() and made[0].model.lm_head.weight.shape[0] == 301
+    nats = torch.nn.functional.logsigmoid(gate.bias)
+    assert nats.tolist() == pytest.approx([-0.2, -1e-4], rel=1e-3)  # of two heads, one is local
+
+
+def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch, capsys):
+    def ranks(number, module, arguments):
+        assert module == "acp_repro.benchmark_training"
+        assert command(arguments) == 0
+        return 0
+
+    monkeypatch.setattr("acp_repro.training.distributed.launch_ranks", ranks)
+    words = ["--suite", "mini", "--vocab-size", "301", "512", "--nproc", "1", "2", "--device", "cpu"]
+    assert command([*words, "--repeats", "1", "--steps", "1"]) == 0
+    table = read_records(load_suite("mini"), "training_step")
+    assert len(table) == 8 and set(table["vocab_size"]) == {301, 512}
+    assert "512 words, 1 x blockwise exact:" in capsys.readouterr().out
+
+
+def test_the_authors_model_must_be_there_and_alone(run, monkeypatch):
+    with pytest.raises(SuiteError, match="--official: forgetting_transformer.* cannot be imported"):
+        training_steps.measure(run, 301, CPU, repeats=1, steps=1, official=True)
+    monkeypatch.setattr(training_steps, "world_size", lambda: 2)
+    with pytest.raises(SuiteError, match="compared on one rank"):
+        training_steps._official(run, run.model_config(301), CPU)
+
+
+def test_a_rank_leaves_its_records_in_a_file(run, tmp_path):
+    rows = tmp_path / "rows.json"
+    words = ["--suite", "mini", "--vocab-size", "301", "--repeats", "1", "--steps", "1", "--device", "cpu"]
+    assert command([*words, "--rows", str(rows)]) == 0
+    assert [row["method"] for row in json.loads(rows.read_text())] == ["acp", "exact"]
+
+
+def test_linear_growth_is_counted_from_the_fewest_ranks():
+    setting = {"architecture": "pro", "size": "125M", "context_length_tokens": 4096, "vocab_size": 50_257}
+    rows = [
+        {**setting, "implementation": name, "method": "acp", "ranks": n, "throughput_tokens_per_s": rate}
+        for name, n, rate in (("triton", 4, 360.0), ("triton", 1, 100.0), ("official", 1, 50.0))
+    ]
+    found = figure_scaling.of_linear(pd.DataFrame(rows))
+    assert found.set_index("ranks")["of_linear"].to_dict() == {1: 1.0, 4: 0.9}
+    assert figure_scaling._against(next(pd.DataFrame(rows[2:]).itertuples()), found).startswith("2.00 times")
