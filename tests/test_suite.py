@@ -30,7 +30,7 @@ def load(tmp_path, monkeypatch):
     return load_text
 
 
-def test_the_grid_makes_the_runs_and_twins_differ_in_one_key(load):
+def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
     suite = load(YAML)
     acp, exact = suite.runs
     assert (acp.name, exact.name) == ("pro-tiny-128-acp", "pro-tiny-128-exact")
@@ -165,8 +165,8 @@ def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
     }
     assert len(suite.runs) == 36 and {run.name for run in suite.runs} == names
     for run in suite.select(acp=True):
-        twin = suite.run(run.name.replace("-acp", "-exact"))
-        before, after = run.as_dict(), twin.as_dict()
+        exact = suite.run(run.name.replace("-acp", "-exact"))
+        before, after = run.as_dict(), exact.as_dict()
         assert [key for key in before if before[key] != after[key]] == ["log_pruning_tolerance"]
     # Training facts of the paper that no default says.
     micro = {run.size_name: run.training.micro_batch_tokens for run in suite.runs}
@@ -175,12 +175,12 @@ def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
     assert capsys.readouterr().out.split() == [run.name for run in suite.runs]
 
 
-def test_the_h100_suite_has_the_twins_that_its_figures_need(monkeypatch):
+def test_the_h100_suite_has_the_pairs_that_its_figures_need(monkeypatch):
     monkeypatch.chdir(ROOT)
     suite = load_suite("h100")
-    twins = {run.name.rsplit("-exact", 1)[0] for run in suite.runs if not run.log_pruning_tolerance}
+    pairs = {run.name.rsplit("-exact", 1)[0] for run in suite.runs if not run.log_pruning_tolerance}
     small = {"pro-125m-4k", "pro-125m-8k", "pro-125m-16k"}
-    assert twins == small | {"pro-360m-16k"}  # Figure 3 has the larger, Figure 8 the others
+    assert pairs == small | {"pro-360m-16k"}  # Figure 3 has the larger, Figure 8 the others
     # The noise of the seed is read from two runs that differ in nothing else; savings from one of them.
     acp = [suite.run("pro-125m-16k-acp"), suite.run("pro-125m-16k-acp-seed1")]
     assert suite.with_all_seeds(acp[:1]) == acp and first_seeds(acp) == acp[:1]

@@ -17,7 +17,9 @@ from acp_repro.papers.acp.claims import (
     MARGINAL_POINTS,
     PRUNED_PERCENT,
     SAME_LOSS_NATS,
+    SHARE_POINTS,
 )
+from acp_repro.papers.acp.plan.cost import attention_share_of_flops
 
 from .. import style
 from ..tables import one_each
@@ -48,6 +50,15 @@ def time_saved(attention_time: pd.DataFrame) -> Verdict:
     return in_range(table["percent"], low, high, _listed(table))
 
 
+def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:
+    """Met if every run's attention is faster by the paper's range of times; beyond if some more."""
+    table = statistics.time_reduction(attention_time)
+    table = _in_order(table.assign(times=table["exact"] / table["acp"]))
+    low, high = models.PUBLISHED.range("figure2", "attention_speedup")
+    ours = _listed(table, "times", digits=1, unit=" times")
+    return in_range(table["times"], low, high, ours, unit=" times")
+
+
 def throughput_gained(throughput: pd.DataFrame) -> Verdict:
     """Met if every run gains what the paper's range says; beyond if some gain more."""
     table = _in_order(statistics.throughput_gain(throughput))
@@ -58,6 +69,18 @@ def throughput_gained(throughput: pd.DataFrame) -> Verdict:
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
     """Met if every size gains more throughput at every longer context."""
     return _grows(statistics.throughput_gain(throughput), sign="+")
+
+
+def attention_share() -> Verdict:
+    """Met if the formula gives attention the shares that the paper prints, within :data:`SHARE_POINTS`."""
+    table = models.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
+    table = table.astype({"context_length_tokens": int})
+    percent = [
+        100 * attention_share_of_flops(models.paper_size(row.size), row.context_length_tokens)
+        for row in table.itertuples()
+    ]
+    met = ((table["low"] - percent).abs() <= SHARE_POINTS).all()
+    return Verdict.of(bool(met), _listed(table.assign(percent=percent), digits=1))
 
 
 # --- Figures 3, 8, 11 -------------------------------------------------------------------------------
@@ -176,6 +199,30 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
     return Verdict.of(all(heads.all() for heads in layers), ", ".join(each))
 
 
+def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if more than half of the layers past the second have a majority of local heads and a global one."""
+    if pruned_ratio["layer"].nunique() < 3:
+        return Verdict(Status.UNDECIDED, "the model has no layer past the second")
+    if statistics.grid_limit(pruned_ratio)[0] == 0:
+        return TOO_COARSE
+    kinds = statistics.head_kinds(pruned_ratio)
+    layers = [heads for _, heads in kinds.groupby(pruned_ratio["layer"])][2:]
+    alike = sum((heads == "local").mean() > 0.5 and (heads == "global").any() for heads in layers)
+    return Verdict.of(alike > len(layers) / 2, f"{alike} of {len(layers)} layers")
+
+
+def local_and_global_heads(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if every local head prunes more than half of its blocks, and some head none."""
+    if statistics.grid_limit(pruned_ratio)[0] == 0:
+        return TOO_COARSE
+    local = pruned_ratio["pruned_ratio"][statistics.head_kinds(pruned_ratio) == "local"]
+    none = int((pruned_ratio["pruned_blocks"] == 0).sum())
+    if local.empty:
+        return Verdict(Status.UNDECIDED, "no head is local")
+    least = f"local heads prune {100 * local.min():.1f} % of their blocks or more"
+    return Verdict.of(bool(local.min() > 0.5) and none > 0, f"{least}; {none} heads prune none")
+
+
 def large_weights_kept(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verdict:
     """Met if no recorded weight (over 0.1) lies left of the boundary."""
     keys = ["layer", "head", "query_position"]
@@ -276,13 +323,15 @@ def _in_order(table: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(keys, key=lambda c: c.map(order) if c.name == "size" else c)
 
 
-def _listed(table: pd.DataFrame, digits: int = 0, sign: str = "") -> str:
+def _listed(
+    table: pd.DataFrame, column: str = "percent", digits: int = 0, sign: str = "", unit: str = " %"
+) -> str:
     """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"."""
     return "; ".join(
         f"{size}: "
         + ", ".join(
-            f"{row.percent:{sign}.{digits}f} % at {style.length_label(row.context_length_tokens)}"
-            for row in rows.itertuples()
+            f"{value:{sign}.{digits}f}{unit} at {style.length_label(length)}"
+            for value, length in zip(rows[column], rows["context_length_tokens"], strict=True)
         )
         for size, rows in table.groupby("size", sort=False)
     )

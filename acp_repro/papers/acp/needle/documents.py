@@ -25,8 +25,8 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-# A question about a person at a place, and how its answer begins; what follows is drawn by `facts`. No two begin
-# alike up to their last word: where all ended in "to", models put a "to" before everything that they looked up.
+# A question about a person at a place, and how its answer begins; what follows is drawn by `facts`. Each ends
+# in another word: where all ended in "to", models put a "to" before everything that they looked up.
 FORMS = (
     ("What did {name} promise in {place}?", "In {place} {name} promised to"),
     ("What is the first duty of {name} at {place}?", "The first duty of {name} at {place} is"),
