@@ -99,7 +99,7 @@ all: report ## everything: train, measure, figures, tables, report
 # Of every suite and paper at once, from records alone.
 reproduction: REPRODUCTION.md ## one page with a verdict on every claim, from all published records
 	@echo "page: $(abspath $<)"
-REPRODUCTION.md: $(PACKAGE_FILES) $(wildcard experiments/*.yaml results/*/*/*.csv results/*/*/*.csv.gz) | $(INSTALLED)
+REPRODUCTION.md: $(PACKAGE_FILES) $(wildcard analysis/*/*.csv experiments/*.yaml results/*/*/*.csv*) | $(INSTALLED)
 	@$(DO) analysis.reproduction > /dev/null
 
 clean: ## delete what SUITE made: runs, results and figures

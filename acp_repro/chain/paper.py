@@ -133,7 +133,8 @@ class Claim:
             the table of the paper's values, or ``=ITEM.QUANTITY``.
         holds_if: the criterion in words; these words are all that is checked.
         quantities: the records that it is judged by, in the order in which ``check`` takes them.
-        check: the name of a function in the ``criteria`` module of the paper's analysis.
+        check: the name of a function in the ``criteria`` module of the paper's analysis, in that of its
+            ``text_criteria`` for a claim in ``Paper.claims``.
         item: of a claim in ``Paper.claims``, the item on whose runs it is judged.
         test: ``FILE::FUNCTION``, which shows what needs no record: what is proved or follows from a formula.
         refuted: what the test shows instead, where the paper is wrong as printed.

@@ -1,7 +1,8 @@
 """Checks of what the ACP paper claims: pure functions from records to a verdict.
 
 The words of each criterion stand in ``acp_repro.papers.acp.claims`` (``holds_if``), which names the function
-here that checks them. A criterion that our smaller models miss stays "not met", with our numbers.
+here that checks them; ``text_criteria`` has those of the paper's text. A criterion that our smaller models
+miss stays "not met", with our numbers.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ from acp_repro.papers.acp.claims import (
     MARGINAL_POINTS,
     PRUNED_PERCENT,
     SAME_LOSS_NATS,
-    SHARE_POINTS,
 )
-from acp_repro.papers.acp.plan.cost import attention_share_of_flops
 
 from .. import style
 from ..tables import one_each
@@ -34,8 +33,8 @@ TOO_COARSE = Verdict(Status.UNDECIDED, "the grid has too few blocks for any head
 
 def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if every size prunes :data:`PRUNED_PERCENT` at its longest context; beyond if some prune more."""
-    longest = _in_order(statistics.pruned_percent(pruned_ratio)).groupby("size", sort=False).tail(1)
-    return in_range(longest["percent"], *PRUNED_PERCENT, _listed(longest))
+    longest = in_order(statistics.pruned_percent(pruned_ratio)).groupby("size", sort=False).tail(1)
+    return in_range(longest["percent"], *PRUNED_PERCENT, listed(longest))
 
 
 def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -45,42 +44,21 @@ def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:
 
 def time_saved(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run saves what the paper's range says; beyond if some save more."""
-    table = _in_order(statistics.time_reduction(attention_time))
+    table = in_order(statistics.time_reduction(attention_time))
     low, high = models.PUBLISHED.range("figure2", "attention_time_reduction")
-    return in_range(table["percent"], low, high, _listed(table))
-
-
-def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:
-    """Met if every run's attention is faster by the paper's range of times; beyond if some more."""
-    table = statistics.time_reduction(attention_time)
-    table = _in_order(table.assign(times=table["exact"] / table["acp"]))
-    low, high = models.PUBLISHED.range("figure2", "attention_speedup")
-    ours = _listed(table, "times", digits=1, unit=" times")
-    return in_range(table["times"], low, high, ours, unit=" times")
+    return in_range(table["percent"], low, high, listed(table))
 
 
 def throughput_gained(throughput: pd.DataFrame) -> Verdict:
     """Met if every run gains what the paper's range says; beyond if some gain more."""
-    table = _in_order(statistics.throughput_gain(throughput))
+    table = in_order(statistics.throughput_gain(throughput))
     low, high = models.PUBLISHED.range("figure2", "throughput_gain")
-    return in_range(table["percent"], low, high, _listed(table, sign="+"))
+    return in_range(table["percent"], low, high, listed(table, sign="+"))
 
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
     """Met if every size gains more throughput at every longer context."""
     return _grows(statistics.throughput_gain(throughput), sign="+")
-
-
-def attention_share() -> Verdict:
-    """Met if the formula gives attention the shares that the paper prints, within :data:`SHARE_POINTS`."""
-    table = models.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
-    table = table.astype({"context_length_tokens": int})
-    percent = [
-        100 * attention_share_of_flops(models.paper_size(row.size), row.context_length_tokens)
-        for row in table.itertuples()
-    ]
-    met = ((table["low"] - percent).abs() <= SHARE_POINTS).all()
-    return Verdict.of(bool(met), _listed(table.assign(percent=percent), digits=1))
 
 
 # --- Figures 3, 8, 11 -------------------------------------------------------------------------------
@@ -199,30 +177,6 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
     return Verdict.of(all(heads.all() for heads in layers), ", ".join(each))
 
 
-def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if more than half of the layers past the second have a majority of local heads and a global one."""
-    if pruned_ratio["layer"].nunique() < 3:
-        return Verdict(Status.UNDECIDED, "the model has no layer past the second")
-    if statistics.grid_limit(pruned_ratio)[0] == 0:
-        return TOO_COARSE
-    kinds = statistics.head_kinds(pruned_ratio)
-    layers = [heads for _, heads in kinds.groupby(pruned_ratio["layer"])][2:]
-    alike = sum((heads == "local").mean() > 0.5 and (heads == "global").any() for heads in layers)
-    return Verdict.of(alike > len(layers) / 2, f"{alike} of {len(layers)} layers")
-
-
-def local_and_global_heads(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if every local head prunes more than half of its blocks, and some head none."""
-    if statistics.grid_limit(pruned_ratio)[0] == 0:
-        return TOO_COARSE
-    local = pruned_ratio["pruned_ratio"][statistics.head_kinds(pruned_ratio) == "local"]
-    none = int((pruned_ratio["pruned_blocks"] == 0).sum())
-    if local.empty:
-        return Verdict(Status.UNDECIDED, "no head is local")
-    least = f"local heads prune {100 * local.min():.1f} % of their blocks or more"
-    return Verdict.of(bool(local.min() > 0.5) and none > 0, f"{least}; {none} heads prune none")
-
-
 def large_weights_kept(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verdict:
     """Met if no recorded weight (over 0.1) lies left of the boundary."""
     keys = ["layer", "head", "query_position"]
@@ -307,15 +261,15 @@ def savings_grow_past_training(long_context: pd.DataFrame) -> Verdict:
 
 def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run spends on the search what the paper's range says; beyond if some spend less."""
-    table = _in_order(statistics.search_share(attention_time))
+    table = in_order(statistics.search_share(attention_time))
     low, high = models.PUBLISHED.range("table4", "boundary_search_share")
-    return in_range(table["percent"], low, high, _listed(table, digits=1), less_is_better=True)
+    return in_range(table["percent"], low, high, listed(table, digits=1), less_is_better=True)
 
 
 # --- helpers ----------------------------------------------------------------------------------------
 
 
-def _in_order(table: pd.DataFrame) -> pd.DataFrame:
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
     """Context lengths in order within each size; one row of each is all there may be."""
     keys = ["size", "context_length_tokens"]
     order = {size: index for index, size in enumerate(dict.fromkeys(table["size"]))}
@@ -323,7 +277,7 @@ def _in_order(table: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(keys, key=lambda c: c.map(order) if c.name == "size" else c)
 
 
-def _listed(
+def listed(
     table: pd.DataFrame, column: str = "percent", digits: int = 0, sign: str = "", unit: str = " %"
 ) -> str:
     """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"."""
@@ -338,11 +292,11 @@ def _listed(
 
 
 def _grows(table: pd.DataFrame, sign: str = "") -> Verdict:
-    table = _in_order(table)
+    table = in_order(table)
     several = [r for _, r in table.groupby("size", sort=False)["percent"] if len(r) > 1]
     met = all((rows.diff().iloc[1:] > 0).all() for rows in several) if several else None
     note = "" if several else " (one context length only)"
-    return Verdict.of(met, _listed(table, sign=sign) + note)
+    return Verdict.of(met, listed(table, sign=sign) + note)
 
 
 def _swept(epsilon_sweep: pd.DataFrame) -> pd.DataFrame:

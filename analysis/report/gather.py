@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -24,7 +24,7 @@ from acp_repro.chain.suite import load_suite
 
 from ..published import published
 from ..tables import UnfitRecords
-from ..verdict import Status
+from ..verdict import Status, Verdict
 from .entries import Entry, Judgement, Report
 
 
@@ -144,12 +144,17 @@ def judge(
     missing = [name for name in claim.quantities if name not in records]
     if missing:
         return Judgement(claim, words, Status.MISSING, f"no records of {' or '.join(missing)}")
-    check = getattr(importlib.import_module(f"{suite.paper.analysis}.criteria"), claim.check)
     try:
-        verdict = check(*(records[name] for name in claim.quantities))
+        verdict = check_of(claim, suite.paper)(*(records[name] for name in claim.quantities))
     except UnfitRecords as error:
         return Judgement(claim, words, Status.MISSING, str(error))
     return Judgement(claim, words, verdict.status, verdict.ours)
+
+
+def check_of(claim: Claim, paper: Paper) -> Callable[..., Verdict]:
+    """What checks a claim: a function of ``criteria``, or of ``text_criteria`` for ``Paper.claims``."""
+    module = "text_criteria" if claim in paper.claims else "criteria"
+    return getattr(importlib.import_module(f"{paper.analysis}.{module}"), claim.check)
 
 
 def paper_words(claim: Claim, paper: Paper, item: Item | None = None) -> str:

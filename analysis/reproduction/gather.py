@@ -6,7 +6,6 @@ one.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from acp_repro.chain.suite import load_suite, suite_names
 
 from .. import style
 from ..report.entries import Judgement
-from ..report.gather import all_records, judge, of_item, optional_module, paper_words, record_paths
+from ..report.gather import all_records, check_of, judge, of_item, optional_module, paper_words, record_paths
 from ..verdict import Status, Verdict, Word
 
 TELLING = (Status.MET, Status.BEYOND, Status.MISSED)
@@ -110,7 +109,7 @@ def of_text(
     if claim.untested:
         verdict = Verdict(Status.UNDECIDED, claim.untested)
     elif claim.check:
-        verdict = getattr(importlib.import_module(f"{paper.analysis}.criteria"), claim.check)()
+        verdict = check_of(claim, paper)()
     else:
         verdict = Verdict.of(not claim.refuted, claim.refuted or "a test shows it, whatever the model")
     word = Word.of(verdict.status, at_paper_scale=True)

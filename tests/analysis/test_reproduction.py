@@ -1,6 +1,5 @@
 """REPRODUCTION.md: as generated now, one line a claim, and the right suite speaks."""
 
-import importlib
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +12,7 @@ from acp_repro.chain.suite import load_suite, suite_names
 from acp_repro.papers.acp import text_claims
 from analysis.acp import models
 from analysis.report.entries import Judgement
-from analysis.report.gather import paper_words
+from analysis.report.gather import check_of, paper_words
 from analysis.reproduction.__main__ import main
 from analysis.reproduction.gather import Section, Voice, gather, of_text, speaker
 from analysis.reproduction.page import render, summary
@@ -71,11 +70,11 @@ def test_claims_of_the_text_are_judged_in_one_way(paper):
         assert bool(claim.untested) + bool(claim.quantities) + bool(claim.test) == 1, claim
         assert bool(claim.holds_if) != bool(claim.untested)
         assert not claim.refuted or (claim.test and not claim.check)
-        assert re.match(r"(Abstract|Sections?|Appendix)\b", paper_words(claim, paper))
+        assert re.match(r"(Abstract|Sections?|Appendix|Figure)\b", paper_words(claim, paper))
         if claim.quantities:
             assert set(claim.quantities) <= set(paper.item(claim.item).quantities)
         if claim.check:
-            assert callable(getattr(importlib.import_module(f"{paper.analysis}.criteria"), claim.check))
+            assert callable(check_of(claim, paper))
         if claim.test:
             file, _, function = claim.test.partition("::")
             assert re.search(rf"^def {function}\(", (ROOT / file).read_text(encoding="utf-8"), re.M), (
@@ -127,7 +126,7 @@ def test_the_suite_that_can_tell_and_has_most_runs_speaks():
         (Claim("", "", "it is so", test="tests/a.py::b"), Word.HOLDS, "a test shows it, whatever the model"),
         (Claim("", "", "it is so", test="tests/a.py::b", refuted="a misprint"), Word.FAILS, "a misprint"),
         (
-            Claim("", "", "it is so", check="attention_share", test="tests/a.py::b"),
+            next(claim for claim in text_claims.CLAIMS if claim.check == "attention_share"),
             Word.HOLDS,
             "760M: 16.6 % at 4k, 44.3 % at 16k",
         ),

@@ -10,6 +10,7 @@ PRUNED_PERCENT = (60.0, 80.0)  # what "around 70 %" is taken to mean
 MARGINAL_POINTS = 5.0  # a difference of savings that counts as marginal or negligible
 TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
 SAME_LOSS_NATS = 0.001  # of one model at two epsilons
+SPARSE_PERCENT = 1.0  # of the causal entries; fewer than that over 0.1 count as "very sparse"
 SHARE_POINTS = 2.0  # what "roughly" is taken to mean of attention's share of all FLOPs
 FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
 LEARNT_RECALL = 0.8  # of a model that was trained to find

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from acp_repro.chain.paper import Claim
 
-from .claims import SHARE_POINTS
+from .claims import SHARE_POINTS, SPARSE_PERCENT
 
 _SHOWN = "tests/attention/test_paper_text.py::"
 _SEARCH = "tests/attention/test_boundary.py::test_parallel_search_is_algorithm_1"
@@ -154,6 +154,14 @@ CLAIMS = (
         item="figure5",
     ),
     Claim(
+        "Attention weights are very sparse",
+        "Figure 6: since A is very sparse, only entries larger than 0.1 are shown",
+        f"under {SPARSE_PERCENT:g} % of the causal entries of the heads shown are over 0.1",
+        ("decay", "attention_weights"),
+        "weights_sparse",
+        item="figure6",
+    ),
+    Claim(
         "The three shapes have 125M, 360M and 760M weights",
         "Appendix B, Table 2, and Table 1: roughly 760M non-embedding parameters",
         "their weights without the input embedding are within 3 % of these numbers",
@@ -177,10 +185,20 @@ CLAIMS = (
         "with one delta for all steps, and a step a row, no row begins left of the row above it",
         test=_SEARCH,
     ),
+    Claim(
+        "Dropping pruned keys and values saves memory while decoding",
+        "Appendix F and Section 6: thus reducing memory consumption and memory accesses",
+        untested="no record holds the memory of a cache",
+    ),
     Claim("Decoding skips as much as training does", "=decoding.memory_access_reduction", untested=_DECODING),
     Claim(
         "Attention takes 50 % to 60 % less time in a decoding step",
         "=decoding.attention_time_reduction",
+        untested=_DECODING,
+    ),
+    Claim(
+        "Attention in decoding gains most with long prefill and large batches",
+        "Appendix F: wall-clock time improvement is most obvious there",
         untested=_DECODING,
     ),
     Claim(
