@@ -34,7 +34,7 @@ class Line:
         item: whose claim it is; None for one of ``Paper.claims``.
         paper: the paper's words and where they stand.
         ours: our numbers, or why there are none.
-        scale: of the models that were measured; empty where there are none.
+        scale: the suite and the models that were measured; empty where there are none.
         records: (quantity, run, file) of what shows it.
     """
 
@@ -169,6 +169,7 @@ def voice(
         for run, path in record_paths(suite, suite.paper.quantity(name), runs)
         if path.is_file()
     ]
+    shapes = models.shapes(measured) if models and measured else ""
     trained = [int(n) for table in tables for n in table["trained_tokens"].dropna().unique()]
     return Voice(
         suite.name,
@@ -176,7 +177,7 @@ def voice(
         Word.of(judgement.status, at_scale),
         len(measured),
         max(trained, default=0),
-        "; ".join(filter(None, (models.shapes(measured) if models and measured else "", *_origin(tables)))),
+        f"{suite.name}: " + "; ".join(filter(None, (shapes, *_origin(tables)))),
         tuple(files),
     )
 

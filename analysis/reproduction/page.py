@@ -74,7 +74,15 @@ def _table(lines: Iterable[Line]) -> str:
 def _row(line: Line) -> list[str]:
     item = line.item
     where = f"<br>*{item.label}{', ours' if item.ours else ''}*" if item else ""
-    cells = (line.claim.claim + where, line.paper, line.ours, line.scale, f"**{line.word}**", _shown_by(line))
+    beyond = "<br>beyond the range" if line.status is Status.BEYOND else ""
+    cells = (
+        line.claim.claim + where,
+        line.paper,
+        line.ours,
+        line.scale,
+        f"**{line.word}**{beyond}",
+        _shown_by(line),
+    )
     return [
         re.sub(r"(?<=\s)-(?=\d)", "−", " ".join(cell.split())).replace("|", "\\|") or "–" for cell in cells
     ]

@@ -156,7 +156,7 @@ def test_lines_say_numbers_scale_and_records(mini):
     (section,) = gather()
     pro, llama = lines_of(section, "pruned_at_longest")
     assert (pro.word, pro.ours) == (Word.HERE, "tiny: 70 % at 512")
-    assert pro.scale == "tiny at 256, 512; 1.5k tokens; a processor"
+    assert pro.scale == "mini: tiny at 256, 512; 1.5k tokens; a processor"
     assert [run for _, run, _ in pro.records] == ["pro-tiny-256-acp", "pro-tiny-512-acp"]
     assert (llama.word, llama.records) == (Word.UNTOLD, ())
     assert llama.ours == "no published suite has a run of FoX (LLaMA) with ACP"
@@ -164,6 +164,7 @@ def test_lines_say_numbers_scale_and_records(mini):
     assert fast.ours == "tiny: 2.0 times at 256, 2.5 times at 512" and fast.word is Word.HERE
     (gained,) = lines_of(section, "throughput_gained")[:1]
     assert gained.status is Status.BEYOND and gained.word is Word.HERE
+    assert "| **holds at our scale**<br>beyond the range |" in render([section])
     (sweep,) = lines_of(section, "default_nearly_optimal")
     assert sweep.ours == "no published records of `epsilon_sweep`; `make figure7 SUITE=mini` makes them"
     assert not lines_of(section, "needle_learnt")  # a control
