@@ -15,7 +15,8 @@ FIGURES := figures/$(SUITE)
 INSTALLED := $(VENV)/installed
 
 .DELETE_ON_ERROR:
-.PHONY: help setup test test-all test-gpu check notebooks train plan clean records figures tables report all
+.PHONY: help setup test test-all test-gpu check notebooks train plan clean records figures tables report all \
+  reproduction
 .DEFAULT_GOAL := help
 
 help: ## list every target
@@ -67,7 +68,7 @@ plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h10
 # All rules of the chain are generated, from the suite's file and the registry of its paper: a target for
 # each run's weights, each record, each figure and table, and the lists ITEMS, USUAL_ITEMS and so on.
 RULES := .make/$(SUITE).mk
-STATIC := help setup test test-all test-gpu check notebooks train plan clean
+STATIC := help setup test test-all test-gpu check notebooks train plan clean reproduction REPRODUCTION.md
 CHAIN := $(filter-out $(STATIC),$(MAKECMDGOALS))
 ifneq (,$(CHAIN)$(filter train plan clean,$(MAKECMDGOALS)))
 ifeq (,$(wildcard experiments/$(SUITE).yaml))
@@ -94,6 +95,12 @@ tables: $(ALL_TABLES) ## every table
 report: $(FIGURES)/report.html ## one page with every figure, table and claim, checked
 	$(if $(drawn_report),@:,@echo "report: $(abspath $<)")
 all: report ## everything: train, measure, figures, tables, report
+
+# Of every suite and paper at once, from records alone.
+reproduction: REPRODUCTION.md ## one page with a verdict on every claim, from all published records
+	@echo "page: $(abspath $<)"
+REPRODUCTION.md: $(PACKAGE_FILES) $(wildcard analysis/*/*.csv experiments/*.yaml results/*/*/*.csv*) | $(INSTALLED)
+	@$(DO) analysis.reproduction > /dev/null
 
 clean: ## delete what SUITE made: runs, results and figures
 	@test -z "$(FORCE)$$(git ls-files $(RESULTS) 2>/dev/null)" || test -n "$(FORCE)" || \

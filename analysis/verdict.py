@@ -20,6 +20,28 @@ class Status(StrEnum):
     ABSENT = "not in suite"
 
 
+class Word(StrEnum):
+    """What REPRODUCTION.md says of a claim."""
+
+    HOLDS = "holds"
+    HERE = "holds at our scale"
+    UNTOLD = "cannot be told"
+    FAILS = "does not hold"
+
+    @classmethod
+    def of(cls, status: Status, at_paper_scale: bool) -> Self:
+        """The one place where what a criterion finds becomes one of the four.
+
+        Beyond a range on its good side supports the claim, though not its number, which the line then says.
+
+        Args:
+            at_paper_scale: nothing is missing to the paper's own scale, as for what is proved.
+        """
+        if status in (Status.MET, Status.BEYOND):
+            return cls.HOLDS if at_paper_scale else cls.HERE
+        return cls.FAILS if status is Status.MISSED else cls.UNTOLD
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a check found; ``ours`` gives the numbers in the Markdown of captions."""
@@ -34,17 +56,19 @@ class Verdict:
         return cls(status[None if met is None else bool(met)], ours)
 
 
-def in_range(values: pd.Series, low: float, high: float, ours: str, less_is_better: bool = False) -> Verdict:
-    """Met if all percentages lie in the range; beyond if some pass its good end and none its bad one.
+def in_range(
+    values: pd.Series, low: float, high: float, ours: str, less_is_better: bool = False, unit: str = " %"
+) -> Verdict:
+    """Met if all values lie in the range; beyond if some pass its good end and none its bad one.
 
     Args:
-        values, low, high: in percent.
+        values, low, high: in ``unit``.
         ours: the numbers in words, to which the reason is added.
     """
     below, above = values[values < low], values[values > high]
     good, bad = (below, above) if less_is_better else (above, below)
     reasons = [
-        f"{extreme:.{0 if abs(extreme) >= 10 else 1}f} % is {side} the range of {low:g} to {high:g} %"
+        f"{extreme:.{0 if abs(extreme) >= 10 else 1}f}{unit} is {side} the range of {low:g} to {high:g}{unit}"
         for side, extreme, some in (("below", values.min(), below), ("above", values.max(), above))
         if len(some)
     ]

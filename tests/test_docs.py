@@ -19,6 +19,7 @@ from acp_repro.chain.registry import find_paper, paper_names
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
+    ROOT / "REPRODUCTION.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(ROOT.glob("pretrained/*/README.md")),
 ]
@@ -128,7 +129,7 @@ def test_make_targets_exist(page):
 def test_suites_exist(page):
     suites = {path.stem for path in (ROOT / "experiments").glob("*.yaml")} | {"NAME", "name", "SUITE", "S"}
     for line in command_lines(texts[page]):
-        assert set(re.findall(r"(?:SUITE=|--suite )(\w+)", line)) <= suites, line
+        assert set(re.findall(r"(?:SUITE=|--suite )([\w-]+)", line)) <= suites, line
 
 
 def commands() -> dict[str, set[str]]:

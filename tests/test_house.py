@@ -40,6 +40,7 @@ ALLOWED = {
     # analysis never needs torch: of a paper it reads what stands in modules that need nothing.
     "analysis": {COMMON, CHAIN},
     "analysis.report": {COMMON, CHAIN, "analysis"},
+    "analysis.reproduction": {COMMON, CHAIN, "analysis", "analysis.report"},
     "analysis.acp": {COMMON, CHAIN, "analysis", "acp_repro.papers.acp"},
     "analysis.retention": {COMMON, CHAIN, "analysis", "acp_repro.papers.retention"},
     "analysis.lap": {COMMON, CHAIN, "analysis", "acp_repro.papers.lap"},

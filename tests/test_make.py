@@ -95,6 +95,15 @@ def test_an_edit_redoes_its_own_runs_whether_make_ran_before_or_not(clone):
         edit("h100", "num_hidden_layers: 13", "num_hidden_layers: 12")
 
 
+def test_the_page_of_claims_follows_the_records(clone):
+    assert "analysis.reproduction" in would_do("reproduction")
+    Path("REPRODUCTION.md").touch()
+    assert "analysis.reproduction" not in would_do("reproduction")
+    record = PAPER.quantity("loss").path("h100", "pro-125m-4k-acp")
+    os.utime(record, (2e9, 2e9))
+    assert "analysis.reproduction" in would_do("reproduction")
+
+
 def test_a_run_that_is_new_in_the_grid_is_the_only_one_done(clone):
     would_do("figure2", "SUITE=h100")
     edit("h100", "context_length: [4096, 8192, 16384]", "context_length: [2048, 4096, 8192, 16384]")

@@ -30,7 +30,7 @@ def load(tmp_path, monkeypatch):
     return load_text
 
 
-def test_the_grid_makes_the_runs_and_a_pair_differs_in_one_key(load):
+def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
     suite = load(YAML)
     acp, exact = suite.runs
     assert (acp.name, exact.name) == ("pro-tiny-128-acp", "pro-tiny-128-exact")
@@ -178,9 +178,9 @@ def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
 def test_the_h100_suite_has_the_pairs_that_its_figures_need(monkeypatch):
     monkeypatch.chdir(ROOT)
     suite = load_suite("h100")
-    paired = {run.name.rsplit("-exact", 1)[0] for run in suite.runs if not run.log_pruning_tolerance}
+    pairs = {run.name.rsplit("-exact", 1)[0] for run in suite.runs if not run.log_pruning_tolerance}
     small = {"pro-125m-4k", "pro-125m-8k", "pro-125m-16k"}
-    assert paired == small | {"pro-360m-16k"}  # Figure 3 has the larger, Figure 8 the others
+    assert pairs == small | {"pro-360m-16k"}  # Figure 3 has the larger, Figure 8 the others
     # The noise of the seed is read from two runs that differ in nothing else; savings from one of them.
     acp = [suite.run("pro-125m-16k-acp"), suite.run("pro-125m-16k-acp-seed1")]
     assert suite.with_all_seeds(acp[:1]) == acp and first_seeds(acp) == acp[:1]

@@ -42,7 +42,7 @@ def table(records: list[dict]) -> str:
 
 
 def _how_skipping_pays(r: dict, records: list[dict]) -> list[str]:
-    """A line on a pruned record beside the exact one of the same shape."""
+    """A line on a pruned record beside its exact pair."""
     exact = [x for x in records if x["method"] == "exact" and x["implementation"] == r["implementation"]]
     if not (r["method"].startswith("acp") and exact):
         return []

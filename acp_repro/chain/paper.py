@@ -75,7 +75,7 @@ def first_seeds(runs: Iterable[Run]) -> list[Run]:
         best = lowest.setdefault(run.setting, run)
         if run.seed < best.seed:
             lowest[run.setting] = run
-    chosen = list(lowest.values())
+    chosen = set(lowest.values())  # runs are slow to compare, and quick to hash
     return [run for run in runs if run in chosen]
 
 
@@ -125,20 +125,33 @@ class Quantity:
 class Claim:
     """Something that the paper says, and when it counts as seen here.
 
+    It is judged by ``check`` on records, or shown by ``test``, or ``untested``.
+
     Attributes:
         claim: in a sentence.
         paper: the paper's words and where they stand; or ``=QUANTITY``, the item's row of that name in
-            the table of the paper's values.
+            the table of the paper's values, or ``=ITEM.QUANTITY``.
         holds_if: the criterion in words; these words are all that is checked.
         quantities: the records that it is judged by, in the order in which ``check`` takes them.
-        check: the name of a function in the ``criteria`` module of the paper's analysis.
+        check: the name of a function in the ``criteria`` module of the paper's analysis, in that of its
+            ``text_criteria`` for a claim in ``Paper.claims``.
+        item: of a claim in ``Paper.claims``, the item on whose runs it is judged.
+        test: ``FILE::FUNCTION``, which shows what needs no record: what is proved or follows from a formula.
+        refuted: what the test shows instead, where the paper is wrong as printed.
+        untested: why nothing here can judge it.
+        control: no claim of the paper, but whether other claims on the same records can be told.
     """
 
     claim: str
     paper: str
-    holds_if: str
-    quantities: tuple[str, ...]
-    check: str
+    holds_if: str = ""
+    quantities: tuple[str, ...] = ()
+    check: str = ""
+    item: str = ""
+    test: str = ""
+    refuted: str = ""
+    untested: str = ""
+    control: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +217,7 @@ class Paper:
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
         run_columns: columns of every record that say which run it is; keys of ``Run.columns()``.
         quantities, items: what is measured, what is drawn.
+        claims: what it says besides its figures and tables, in its own order.
         task: ``MODULE:CLASS`` of its ``training.task.Task``, imported when something is trained.
         analysis: the package of its items' modules, of ``criteria`` and, to describe its models in the
             report, of ``models`` (see ``analysis.report.gather``).
@@ -223,6 +237,7 @@ class Paper:
     task: str
     analysis: str
     plan: str = ""
+    claims: tuple[Claim, ...] = ()
 
     @functools.cached_property
     def _quantities(self) -> dict[str, Quantity]:

@@ -27,12 +27,14 @@ class SuiteFile(Strict):
 
     Attributes:
         leave_out: items that `make all` does not make from this suite, for they cost more than it is for.
+        published: its records are part of the project, and speak in REPRODUCTION.md.
     """
 
     description: str
     paper: str = DEFAULT_PAPER
     weights: WeightsConfig | None = None
     leave_out: list[str] = field(default_factory=list)
+    published: bool = False
 
 
 def suite_path(name: str) -> Path:

@@ -1,7 +1,8 @@
 """Checks of what the ACP paper claims: pure functions from records to a verdict.
 
 The words of each criterion stand in ``acp_repro.papers.acp.claims`` (``holds_if``), which names the function
-here that checks them. A criterion that our smaller models miss stays "not met", with our numbers.
+here that checks them; ``text_criteria`` has those of the paper's text. A criterion that our smaller models
+miss stays "not met", with our numbers.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ TOO_COARSE = Verdict(Status.UNDECIDED, "the grid has too few blocks for any head
 
 def pruned_at_longest(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if every size prunes :data:`PRUNED_PERCENT` at its longest context; beyond if some prune more."""
-    longest = _in_order(statistics.pruned_percent(pruned_ratio)).groupby("size", sort=False).tail(1)
-    return in_range(longest["percent"], *PRUNED_PERCENT, _listed(longest))
+    longest = in_order(statistics.pruned_percent(pruned_ratio)).groupby("size", sort=False).tail(1)
+    return in_range(longest["percent"], *PRUNED_PERCENT, listed(longest))
 
 
 def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -43,16 +44,16 @@ def savings_grow(pruned_ratio: pd.DataFrame) -> Verdict:
 
 def time_saved(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run saves what the paper's range says; beyond if some save more."""
-    table = _in_order(statistics.time_reduction(attention_time))
+    table = in_order(statistics.time_reduction(attention_time))
     low, high = models.PUBLISHED.range("figure2", "attention_time_reduction")
-    return in_range(table["percent"], low, high, _listed(table))
+    return in_range(table["percent"], low, high, listed(table))
 
 
 def throughput_gained(throughput: pd.DataFrame) -> Verdict:
     """Met if every run gains what the paper's range says; beyond if some gain more."""
-    table = _in_order(statistics.throughput_gain(throughput))
+    table = in_order(statistics.throughput_gain(throughput))
     low, high = models.PUBLISHED.range("figure2", "throughput_gain")
-    return in_range(table["percent"], low, high, _listed(table, sign="+"))
+    return in_range(table["percent"], low, high, listed(table, sign="+"))
 
 
 def gains_grow(throughput: pd.DataFrame) -> Verdict:
@@ -260,15 +261,15 @@ def savings_grow_past_training(long_context: pd.DataFrame) -> Verdict:
 
 def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:
     """Met if every run spends on the search what the paper's range says; beyond if some spend less."""
-    table = _in_order(statistics.search_share(attention_time))
+    table = in_order(statistics.search_share(attention_time))
     low, high = models.PUBLISHED.range("table4", "boundary_search_share")
-    return in_range(table["percent"], low, high, _listed(table, digits=1), less_is_better=True)
+    return in_range(table["percent"], low, high, listed(table, digits=1), less_is_better=True)
 
 
 # --- helpers ----------------------------------------------------------------------------------------
 
 
-def _in_order(table: pd.DataFrame) -> pd.DataFrame:
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
     """Context lengths in order within each size; one row of each is all there may be."""
     keys = ["size", "context_length_tokens"]
     order = {size: index for index, size in enumerate(dict.fromkeys(table["size"]))}
@@ -276,24 +277,26 @@ def _in_order(table: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(keys, key=lambda c: c.map(order) if c.name == "size" else c)
 
 
-def _listed(table: pd.DataFrame, digits: int = 0, sign: str = "") -> str:
+def listed(
+    table: pd.DataFrame, column: str = "percent", digits: int = 0, sign: str = "", unit: str = " %"
+) -> str:
     """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"."""
     return "; ".join(
         f"{size}: "
         + ", ".join(
-            f"{row.percent:{sign}.{digits}f} % at {style.length_label(row.context_length_tokens)}"
-            for row in rows.itertuples()
+            f"{value:{sign}.{digits}f}{unit} at {style.length_label(length)}"
+            for value, length in zip(rows[column], rows["context_length_tokens"], strict=True)
         )
         for size, rows in table.groupby("size", sort=False)
     )
 
 
 def _grows(table: pd.DataFrame, sign: str = "") -> Verdict:
-    table = _in_order(table)
+    table = in_order(table)
     several = [r for _, r in table.groupby("size", sort=False)["percent"] if len(r) > 1]
     met = all((rows.diff().iloc[1:] > 0).all() for rows in several) if several else None
     note = "" if several else " (one context length only)"
-    return Verdict.of(met, _listed(table, sign=sign) + note)
+    return Verdict.of(met, listed(table, sign=sign) + note)
 
 
 def _swept(epsilon_sweep: pd.DataFrame) -> pd.DataFrame:

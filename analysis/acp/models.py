@@ -101,6 +101,27 @@ def scale(item: Item, runs: Sequence[FoXRun]) -> str:
     )
 
 
+def shapes(runs: Sequence[FoXRun]) -> str:
+    """Sizes and contexts of some runs, in words."""
+    sizes = ", ".join(dict.fromkeys(run.size_name for run in runs))
+    lengths = ", ".join(style.length_label(n) for n in sorted({run.context_length for run in runs}))
+    return f"{sizes} at {lengths}"
+
+
+def at_paper_scale(item: Item, runs: Sequence[FoXRun]) -> bool:
+    """Whether one of the runs is as large as the paper's largest of an item, as long trained and as long."""
+    if item.paper_model is None:
+        return False
+    name, length = item.paper_model
+    paper = paper_size(name)
+    return any(
+        run.size.non_embedding >= 0.9 * paper.non_embedding
+        and run.size.tokens >= 0.9 * paper.tokens
+        and run.context_length >= length
+        for run in runs
+    )
+
+
 def paper_size(name: str) -> SizeConfig:
     """A row of the paper's Table 2."""
     settings = PUBLISHED.table.query("item == 'table2' and size == @name").set_index("quantity")["low"]

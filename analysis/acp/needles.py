@@ -66,7 +66,7 @@ def make(found: drawing.Found, item: str) -> tuple[Figure, str]:
     numbers = "; ".join(needle_statistics.in_words(row) for row in table.itertuples())
     samples = records["haystack_sample"].nunique()
     apart = records.groupby("method")["run"].unique()
-    both = (
+    other = (
         "the same weights computed exactly"
         if set(apart["acp"]) & set(apart["exact"])
         else "its exact pair, trained apart"
@@ -80,7 +80,7 @@ def make(found: drawing.Found, item: str) -> tuple[Figure, str]:
     )
     model = f"{first['size']} parameters of {models.ARCHITECTURES[first['architecture']]}"
     caption = f"""**Figure {item}.** Needle in a haystack, {first["mode"]} mode, for {model} with ACP
-and for {both}: a sentence is hidden at a depth of {first["haystack"]} and asked for at the
+and for {other}: a sentence is hidden at a depth of {first["haystack"]} and asked for at the
 end. Above, the share of its words in the greedy answer (not counting words like "and"); below, how much
 likelier the right answer of {first["answer_tokens"]} tokens is than after the same prompt without the needle.
 Means of {samples} haystacks.{trained} {numbers}. Intervals (95 %) are over haystacks; they leave out what

@@ -56,3 +56,19 @@ def caveat(suite: Suite) -> str:
 
 def scale(item: Item, runs: Sequence[PruningRun]) -> str:
     return "" if item.ours else "The article: Flan-T5-small (79M weights) on 700,000 Yelp reviews."
+
+
+def shapes(runs: Sequence[PruningRun]) -> str:
+    """The models of some runs, in words."""
+    return ", ".join(
+        dict.fromkeys(
+            f"{model.num_layers} and {model.num_decoder_layers} blocks of width {model.d_model}, "
+            + (f"from {model.weights}" if model.weights else "from scratch")
+            for model in (run.model for run in runs)
+        )
+    )
+
+
+def at_paper_scale(item: Item, runs: Sequence[PruningRun]) -> bool:
+    """Whether all models began from published weights, as the article's did."""
+    return bool(runs) and all(run.model.weights for run in runs)

@@ -1,29 +1,30 @@
 """Everything that the report of a suite shows, from its paper's registry, its records and its figures.
 
 A paper's analysis may have a module ``criteria`` with the checks of its claims, and a module ``models`` that
-describes its models: ``run_cells(run)``, ``describe(suite)``, ``caveat(suite)``, ``scale(item, runs)``.
+describes its models: ``run_cells(run)``, ``describe(suite)``, ``caveat(suite)``, ``scale(item, runs)``, and
+for REPRODUCTION.md ``shapes(runs)`` and ``at_paper_scale(item, runs)``.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pandas as pd
 
 from acp_repro.chain import rules
 from acp_repro.chain.errors import RecordError
-from acp_repro.chain.paper import Claim, Item, Quantity, Suite
+from acp_repro.chain.paper import Claim, Item, Paper, Quantity, Suite
 from acp_repro.chain.records import read_records
 from acp_repro.chain.run import Run
 from acp_repro.chain.suite import load_suite
 
 from ..published import published
 from ..tables import UnfitRecords
-from ..verdict import Status
+from ..verdict import Status, Verdict
 from .entries import Entry, Judgement, Report
 
 
@@ -35,17 +36,13 @@ def gather(name: str) -> Report:
         RecordError: nothing of it is measured.
     """
     suite = load_suite(name)
-    records = {}
-    for quantity in suite.paper.quantities:
-        paths = [quantity.path(suite.name, run.name) for run in suite.runs]
-        if any(p.is_file() for p in (paths if not quantity.command else [quantity.path(suite.name)])):
-            records[quantity.name] = read_records(suite, quantity.name, suite.runs, partial=True)
+    records = all_records(suite)
     of_runs = {n: table for n, table in records.items() if not suite.paper.quantity(n).command}
     if not records:
         raise RecordError(
             f"no records in results/{suite.name}; make them with `make records SUITE={suite.name}`"
         )
-    models = optional_module(suite, "models")
+    models = optional_module(suite.paper, "models")
     possible = [item for item in suite.paper.items if not item.missing]
     entries = [entry(item, suite, records, models) for item in possible]
     shown = tuple(e for e in entries if e.made or rules.is_usual(suite, e.item))
@@ -61,9 +58,33 @@ def gather(name: str) -> Report:
     )
 
 
-def optional_module(suite: Suite, name: str) -> ModuleType | None:
-    """A module of the analysis of the suite's paper, or None if it has none of that name."""
-    full = f"{suite.paper.analysis}.{name}"
+def all_records(suite: Suite, names: Container[str] | None = None) -> dict[str, pd.DataFrame]:
+    """What is measured of a suite, by quantity: of all, or of ``names``."""
+    records = {}
+    for quantity in suite.paper.quantities:
+        if names is not None and quantity.name not in names:
+            continue
+        if any(path.is_file() for _, path in record_paths(suite, quantity, suite.runs)):
+            records[quantity.name] = read_records(suite, quantity.name, suite.runs, partial=True)
+    return records
+
+
+def of_item(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Those of a suite's records that an item is drawn from: of its quantities and its runs."""
+    names = [run.name for run in item.runs(suite)]
+    found = {}
+    for quantity in map(suite.paper.quantity, item.quantities):
+        table = records.get(quantity.name)
+        if table is not None and not quantity.command:
+            table = table[table["run"].isin(names)].reset_index(drop=True)
+        if table is not None and len(table):
+            found[quantity.name] = table
+    return found
+
+
+def optional_module(paper: Paper, name: str) -> ModuleType | None:
+    """A module of a paper's analysis, or None if it has none of that name."""
+    full = f"{paper.analysis}.{name}"
     try:
         found = importlib.util.find_spec(full)
     except ModuleNotFoundError:  # the analysis is one module and no package
@@ -74,19 +95,14 @@ def optional_module(suite: Suite, name: str) -> ModuleType | None:
 def entry(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], models: ModuleType | None) -> Entry:
     """The section of one item."""
     runs = item.runs(suite)
-    names = [run.name for run in runs]
-    of_item, files, unmeasured = {}, [], {}
+    files, unmeasured = [], {}
     for quantity in map(suite.paper.quantity, item.quantities):
-        table = records.get(quantity.name)
-        for run, path in _paths(suite, quantity, runs):
+        for run, path in record_paths(suite, quantity, runs):
             if path.is_file():
                 files.append(path)
             else:
                 unmeasured.setdefault(run, []).append(quantity.name)
-        if table is not None and not quantity.command:
-            table = table[table["run"].isin(names)].reset_index(drop=True)
-        if table is not None and len(table):
-            of_item[quantity.name] = table
+    found = of_item(item, suite, records)
     main = item.path(suite.name)
     image, text = main.with_suffix(".png"), main.with_suffix(".md")
     absent = "" if runs else rules.why_not(suite, item).removeprefix(f"{item.name}: ")
@@ -94,7 +110,7 @@ def entry(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], models:
         item,
         image if image.is_file() else None,
         text.read_text(encoding="utf-8") if text.is_file() else None,
-        tuple(judge(claim, item, suite, of_item, absent) for claim in item.claims),
+        tuple(judge(claim, item, suite, found, absent) for claim in item.claims),
         models.scale(item, runs) if models else "",
         absent,
         tuple(files),
@@ -103,8 +119,8 @@ def entry(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], models:
     )
 
 
-def _paths(suite: Suite, quantity: Quantity, runs: Sequence[Run]) -> list[tuple[str, Any]]:
-    """(run, file) of a quantity's records."""
+def record_paths(suite: Suite, quantity: Quantity, runs: Sequence[Run]) -> list[tuple[str, Path]]:
+    """(run, file) of a quantity's records, whether they are there or not."""
     if quantity.command:
         return [(f"suite {suite.name}", quantity.path(suite.name))]
     return [(run.name, quantity.path(suite.name, run.name)) for run in runs]
@@ -122,25 +138,31 @@ def judge(
     claim: Claim, item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], absent: str = ""
 ) -> Judgement:
     """A claim on records of the runs of its item; missing records are said, not guessed."""
-    words = paper_words(claim, item, suite)
+    words = paper_words(claim, suite.paper, item)
     if absent:
         return Judgement(claim, words, Status.ABSENT, absent)
     missing = [name for name in claim.quantities if name not in records]
     if missing:
         return Judgement(claim, words, Status.MISSING, f"no records of {' or '.join(missing)}")
-    check = getattr(importlib.import_module(f"{suite.paper.analysis}.criteria"), claim.check)
     try:
-        verdict = check(*(records[name] for name in claim.quantities))
+        verdict = check_of(claim, suite.paper)(*(records[name] for name in claim.quantities))
     except UnfitRecords as error:
         return Judgement(claim, words, Status.MISSING, str(error))
     return Judgement(claim, words, verdict.status, verdict.ours)
 
 
-def paper_words(claim: Claim, item: Item, suite: Suite) -> str:
+def check_of(claim: Claim, paper: Paper) -> Callable[..., Verdict]:
+    """What checks a claim: a function of ``criteria``, or of ``text_criteria`` for ``Paper.claims``."""
+    module = "text_criteria" if claim in paper.claims else "criteria"
+    return getattr(importlib.import_module(f"{paper.analysis}.{module}"), claim.check)
+
+
+def paper_words(claim: Claim, paper: Paper, item: Item | None = None) -> str:
     """What the paper says and where; ``=QUANTITY`` is looked up in the table of its values."""
     if not claim.paper.startswith("="):
         return claim.paper
-    return published(suite.paper.analysis).place(item.name, claim.paper[1:])
+    of, _, quantity = claim.paper[1:].rpartition(".")
+    return published(paper.analysis).place(of or item.name, quantity)
 
 
 def facts(records: Mapping[str, pd.DataFrame]) -> tuple[tuple[str, str], ...]:

@@ -81,6 +81,17 @@ def scale(item: Item, runs: Sequence[RetentionRun]) -> str:
     return ""
 
 
+def shapes(runs: Sequence[RetentionRun]) -> str:
+    """Encoders and tasks of some runs, in words."""
+    encoders = ", ".join(dict.fromkeys(f"{run.backbone_name} ({_shape(run.backbone)})" for run in runs))
+    return f"{encoders} on {', '.join(dict.fromkeys(run.dataset_name for run in runs))}"
+
+
+def at_paper_scale(item: Item, runs: Sequence[RetentionRun]) -> bool:
+    """Whether all encoders began from published weights, as the paper's did."""
+    return bool(runs) and all(run.backbone.pretrained for run in runs)
+
+
 def means(records: pd.DataFrame, columns: list[str], value: str) -> pd.DataFrame:
     """Mean and standard deviation over seeds, which alone may differ within ``columns``."""
     grouped = records.groupby(columns, sort=False, dropna=False)[value]

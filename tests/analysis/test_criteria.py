@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from acp_repro.papers.acp.paper import ITEMS
-from analysis.acp import criteria, models, statistics
+from analysis.acp import criteria, models, statistics, text_criteria
 from analysis.tables import UnfitRecords
 from analysis.verdict import Status
 
@@ -188,6 +188,54 @@ def test_first_layers():
     verdict = criteria.first_layers_local(heads(most, 0.1, most, layers=[0, 1, 2]))
     assert verdict.status is MISSED and verdict.ours == "1 of 1 in layer 0, 0 of 1 in layer 1"
     assert criteria.first_layers_local(heads(most, most, layers=[0, 1])).status is UNDECIDED
+
+
+def test_layers_match_the_model_if_most_have_a_local_majority_and_a_global_head():
+    most = 36 / 55
+    mixed, local, wide = (most, most, 0.0), (most,) * 3, (0.0, 0.0, most)
+
+    def model(*layers):
+        ratios = [ratio for layer in (local, local, *layers) for ratio in layer]
+        numbers = [number for number in range(len(layers) + 2) for _ in range(3)]
+        return text_criteria.layers_match_model(heads(*ratios, layers=numbers))
+
+    assert model(mixed, mixed, local).status is MET and model(mixed, mixed, local).ours == "2 of 3 layers"
+    assert model(mixed, local).status is MISSED  # half is not most
+    assert model(mixed, wide, local).status is MISSED
+    assert model().status is UNDECIDED
+
+
+def test_a_local_head_prunes_most_and_a_global_one_nothing():
+    most = 36 / 55
+    table = heads(most, most, 0.0)
+    table["pruned_blocks"] = [36, 36, 0]
+    verdict = text_criteria.local_and_global_heads(table)
+    assert verdict.status is MET
+    assert verdict.ours == "local heads prune 65.5 % of their blocks or more; 1 head prunes none"
+    table["pruned_blocks"] = [36, 36, 1]
+    assert text_criteria.local_and_global_heads(table).status is MISSED
+    none_local = heads(0.0, 0.1)
+    assert text_criteria.local_and_global_heads(none_local.assign(pruned_blocks=[0, 5])).status is UNDECIDED
+
+
+def test_speedups_are_ratios_of_times():
+    def times(acp):
+        return both_methods("forward_ms", acp, 2.0).assign(backward_ms=0.0)
+
+    assert text_criteria.attention_sped_up(times(0.8)).status is MET
+    assert text_criteria.attention_sped_up(times(0.8)).ours == "a: 2.5 times at 512"
+    assert text_criteria.attention_sped_up(times(1.1)).status is MISSED
+    fast = text_criteria.attention_sped_up(times(0.5))
+    assert fast.status is BEYOND and "4.0 times is above the range of 2 to 3 times" in fast.ours
+
+
+def test_sparse_means_few_of_the_causal_entries():
+    head = {"layer": 0, "head": 0}
+    decay = table(*({**head, "position": i} for i in range(19)))  # 190 entries
+    weights = table({**head, "query_position": 0, "key_position": 0})
+    verdict = text_criteria.weights_sparse(decay, weights)
+    assert verdict.status is MET and verdict.ours == "0.53 % of the entries"
+    assert text_criteria.weights_sparse(decay, pd.concat([weights] * 2)).status is MISSED
 
 
 def test_large_weights_left_of_the_boundary_are_counted():

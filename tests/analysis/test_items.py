@@ -70,12 +70,11 @@ def test_make_has_a_target_of_each_item(suite, monkeypatch):
 @pytest.mark.parametrize(("paper", "item"), [param for param in ITEMS if param.values[1].claims])
 def test_claims_say_what_they_check_and_where_the_paper_says_it(paper, item):
     criteria = importlib.import_module(f"{paper.analysis}.criteria")
-    suite = type("AnySuite", (), {"paper": paper})
     for claim in item.claims:
         assert callable(getattr(criteria, claim.check))
         assert claim.holds_if and claim.quantities
         assert set(claim.quantities) <= set(item.quantities)
-        place = paper_words(claim, item, suite).split()[0]
+        place = paper_words(claim, paper, item).split()[0]
         assert place in ("Abstract:", "Section", "Appendix", "Figure", "Table")
 
 

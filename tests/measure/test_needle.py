@@ -172,7 +172,7 @@ def test_facts_are_asked_for_near_and_far():
     assert (shares > 0.1).all()
 
 
-def test_a_run_with_needles_has_them_in_its_share_and_a_pair_reads_the_same(tmp_path, monkeypatch):
+def test_a_run_with_needles_has_them_in_its_share_and_pairs_read_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, NEEDLES)
     suite = load_suite("mini")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from acp_repro.chain.paper import Item, Paper, Quantity
 from acp_repro.chain.run import Run
 
-from . import claims
+from . import claims, text_claims
 from .settings import File
 from .suite import FoXSuite, make_run
 
@@ -379,4 +379,5 @@ PAPER = Paper(
     task=f"{__package__}.task:FoXTask",
     analysis="analysis.acp",
     plan=f"{__package__}.plan.cost",
+    claims=text_claims.CLAIMS,
 )

@@ -27,7 +27,7 @@ DYNAMICS = (
 )
 SCORES = (
     Claim(
-        "Text comes back nearly whole",
+        "Texts are reconstructed almost completely",
         _RESULTS,
         f"a gated run reaches {ACCURACY}, {BLEU} and {ROUGE}, teacher forced, with tokens really removed and "
         "at most 95 % of them kept",
@@ -43,7 +43,7 @@ SCORES = (
         "small_goal",
     ),
     Claim(
-        "What is masked in training may be removed",
+        "Tokens masked in training can be removed afterwards",
         "Section Training: masks gradually reduce the influence of tokens that are later dropped",
         f"in every run with hard concrete gates, accuracy with tokens removed is within {GAP} of that with "
         "the soft mask",
@@ -51,7 +51,7 @@ SCORES = (
         "removal_gap",
     ),
     Claim(
-        "Memory alone is enough",
+        "Texts can be written from the compressed memory alone",
         "Section Architecture: the decoder is forced to use the compressed memory; it is scored forced",
         "of a gated run, more than half of the held-out texts come back word for word when written freely",
         ("reconstruction",),
@@ -79,7 +79,7 @@ PROBING = (
 )
 SHAP = (
     Claim(
-        "Each vector owns a slice of the text",
+        "Each kept vector stands for the text around it",
         "Section SHAP: each token tends to specialize, attending to a slice of the sentence",
         f"at least {OWN_SHARE:.0%} of the positive attribution of kept vectors, EOS apart, falls on tokens "
         f"within {OWN_WINDOW} places of their origin",
@@ -87,7 +87,7 @@ SHAP = (
         "own_slice",
     ),
     Claim(
-        "EOS pulls in the big picture",
+        "EOS gathers from the whole text",
         "Section SHAP: and the final token, EOS, pulls in the big picture",
         "the attribution of EOS is spread over more of the text than that of other vectors: a smaller share "
         "of it falls on its largest fifth of tokens",
@@ -97,7 +97,7 @@ SHAP = (
 )
 SAVINGS = (
     Claim(
-        "Fewer tokens are less work",
+        "Dropping tokens saves time and memory",
         "Section Conclusion: the model becomes more efficient",
         f"wherever at most {FASTER_BELOW:.0%} of the tokens are kept, encoder and decoder with removal are "
         "faster than with masks, and their memory smaller",

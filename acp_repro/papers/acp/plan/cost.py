@@ -16,6 +16,7 @@ from acp_repro.chain.errors import SuiteError
 from acp_repro.model.config import FoXConfig
 from acp_repro.model.flops import ParameterCounts, parameter_counts, peak_flops, training_flops_per_token
 
+from ..settings import SizeConfig
 from ..suite import FoXRun
 
 if TYPE_CHECKING:
@@ -54,6 +55,18 @@ class Assumptions:
     def peak_flops(self) -> float:
         """Dense 16-bit FLOP/s of the GPU; NaN of one that the table does not know."""
         return peak_flops(self.gpu) or math.nan
+
+
+def attention_share_of_flops(size: SizeConfig, context_length: int) -> float:
+    """Attention's part, 0 to 1, of the FLOPs of a token of FoX (Pro), nothing pruned (Section 4.2).
+
+    The vocabulary is the authors' tokeniser's, the default of ``FoXConfig``.
+    """
+    config = FoXConfig.pro(
+        hidden_size=size.hidden_size, num_hidden_layers=size.num_hidden_layers, num_heads=size.num_heads
+    )
+    without = training_flops_per_token(config, context_length, pruned_ratio=1.0)
+    return 1.0 - without / training_flops_per_token(config, context_length)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,4 @@
+"""REPRODUCTION.md: every claim of every paper in a line, judged on the published records.
+
+python -m analysis.reproduction        # writes REPRODUCTION.md
+"""

@@ -1,0 +1,207 @@
+"""REPRODUCTION.md: as generated now, one line a claim, and the right suite speaks."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from acp_repro.chain.paper import Claim
+from acp_repro.chain.registry import find_paper, paper_names
+from acp_repro.chain.suite import load_suite, suite_names
+from acp_repro.papers.acp import text_claims
+from analysis.acp import models
+from analysis.report.entries import Judgement
+from analysis.report.gather import check_of, paper_words
+from analysis.reproduction.__main__ import main
+from analysis.reproduction.gather import Section, Voice, gather, of_text, speaker
+from analysis.reproduction.page import render, summary
+from analysis.verdict import Status, Word
+from tests.analysis import synthetic
+
+ROOT = Path(__file__).parents[2]
+PAPERS = [find_paper(name) for name in paper_names()]
+
+
+@pytest.fixture(scope="module")
+def sections():
+    """What the project's own records say now."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        yield gather()
+
+
+def test_the_page_is_what_the_records_give(sections):
+    assert (ROOT / "REPRODUCTION.md").read_text(encoding="utf-8") == render(sections), (
+        "run `make reproduction`"
+    )
+
+
+def test_the_readme_quotes_the_summary(sections):
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert summary(next(s for s in sections if s.paper.name == "acp")) in readme
+
+
+def test_every_claim_of_every_paper_has_its_line(sections):
+    assert [section.paper.name for section in sections] == sorted(paper.name for paper in PAPERS)
+    for section in sections:
+        paper = section.paper
+        claims = [(claim, item) for item in paper.items for claim in item.claims if not claim.control]
+        assert [(line.claim, line.item) for line in section.lines] == [
+            *claims,
+            *((c, None) for c in paper.claims),
+        ]
+        for line in section.lines:
+            assert line.ours and (line.word is Word.UNTOLD or line.records or line.claim.test), line
+            assert all(path.is_file() or (ROOT / path).is_file() for _, _, path in line.records)
+
+
+def test_published_suites_are_those_that_git_takes(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    ignore = (ROOT / ".gitignore").read_text()
+    published = [name for name in suite_names() if load_suite(name).file.published]
+    for folder in ("results", "figures"):
+        assert sorted(re.findall(rf"^!/{folder}/(.*)/$", ignore, re.M)) == published
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_claims_of_the_text_are_judged_in_one_way(paper):
+    for claim in paper.claims:
+        assert bool(claim.untested) + bool(claim.quantities) + bool(claim.test) == 1, claim
+        assert bool(claim.holds_if) != bool(claim.untested)
+        assert not claim.refuted or (claim.test and not claim.check)
+        assert re.match(r"(Abstract|Sections?|Appendix|Figure)\b", paper_words(claim, paper))
+        if claim.quantities:
+            assert set(claim.quantities) <= set(paper.item(claim.item).quantities)
+        if claim.check:
+            assert callable(check_of(claim, paper))
+        if claim.test:
+            file, _, function = claim.test.partition("::")
+            assert re.search(rf"^def {function}\(", (ROOT / file).read_text(encoding="utf-8"), re.M), (
+                claim.test
+            )
+
+
+def test_words_of_text_claims_give_the_numbers_that_are_checked():
+    (claim,) = (c for c in text_claims.CLAIMS if c.check == "attention_share")
+    table = models.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
+    for row in table.itertuples():
+        assert f"{row.low:g} %" in claim.paper
+        assert f"{row.low:g} %" in claim.claim
+    (claim,) = (c for c in text_claims.CLAIMS if c.check == "attention_sped_up")
+    assert (
+        "{:g} to {:g} times".format(*models.PUBLISHED.range("figure2", "attention_speedup")) in claim.holds_if
+    )
+
+
+@pytest.mark.parametrize("status", Status)
+def test_each_finding_has_its_word(status):
+    here, there = Word.of(status, at_paper_scale=False), Word.of(status, at_paper_scale=True)
+    if status in (Status.MET, Status.BEYOND):
+        assert (here, there) == ("holds at our scale", "holds")
+    else:
+        expected = "does not hold" if status is Status.MISSED else "cannot be told"
+        assert here == there == expected
+
+
+def voice(suite: str, status: Status, runs: int, tokens: int) -> Voice:
+    judgement = Judgement(Claim("", ""), "", status, "")
+    return Voice(suite, judgement, Word.of(status, False), runs, tokens, "", ())
+
+
+def test_the_suite_that_can_tell_and_has_most_runs_speaks():
+    few = voice("few", Status.MISSED, 1, 400)
+    many = voice("many", Status.MET, 6, 100)
+    blind = voice("blind", Status.UNDECIDED, 9, 900)
+    assert speaker([few, many, blind]) is many
+    assert speaker([few, blind]) is few  # its verdict plays no part
+    assert speaker([blind]) is blind
+    assert speaker([few, voice("long", Status.MET, 1, 500)]).suite == "long"
+
+
+@pytest.mark.parametrize(
+    ("claim", "word", "ours"),
+    [
+        (Claim("", "", untested="nothing measures it"), Word.UNTOLD, "nothing measures it"),
+        (Claim("", "", "it is so", test="tests/a.py::b"), Word.HOLDS, "a test shows it, whatever the model"),
+        (Claim("", "", "it is so", test="tests/a.py::b", refuted="a misprint"), Word.FAILS, "a misprint"),
+        (
+            next(claim for claim in text_claims.CLAIMS if claim.check == "attention_share"),
+            Word.HOLDS,
+            "760M: 16.6 % at 4k, 44.3 % at 16k",
+        ),
+    ],
+)
+def test_claims_that_need_no_record(claim, word, ours):
+    line = of_text(claim, find_paper("acp"), [], {})
+    assert (line.word, line.ours) == (word, ours)
+
+
+@pytest.fixture
+def mini(tmp_path, monkeypatch):
+    """Savings of suite ``mini``, published, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    synthetic.two_lengths(tmp_path)
+    path = tmp_path / "experiments" / "mini.yaml"
+    path.write_text(f"{path.read_text()}\npublished: true\n")
+    synthetic.write_savings()
+    return path
+
+
+def lines_of(section: Section, check: str) -> list:
+    return [line for line in section.lines if line.claim.check == check]
+
+
+def test_lines_say_numbers_scale_and_records(mini):
+    (section,) = gather()
+    pro, llama = lines_of(section, "pruned_at_longest")
+    assert (pro.word, pro.ours) == (Word.HERE, "tiny: 70 % at 512")
+    assert pro.scale == "mini: tiny at 256, 512; 1.5k tokens; a processor"
+    assert [run for _, run, _ in pro.records] == ["pro-tiny-256-acp", "pro-tiny-512-acp"]
+    assert (llama.word, llama.records) == (Word.UNTOLD, ())
+    assert llama.ours == "no published suite has a run of FoX (LLaMA) with ACP"
+    (fast,) = lines_of(section, "attention_sped_up")
+    assert fast.ours == "tiny: 2.0 times at 256, 2.5 times at 512" and fast.word is Word.HERE
+    (gained,) = lines_of(section, "throughput_gained")[:1]
+    assert gained.status is Status.BEYOND and gained.word is Word.HERE
+    assert "| **holds at our scale**<br>beyond the range |" in render([section])
+    (sweep,) = lines_of(section, "default_nearly_optimal")
+    assert sweep.ours == "no published records of `epsilon_sweep`; `make figure7 SUITE=mini` makes them"
+    assert not lines_of(section, "needle_learnt")  # a control
+    row = next(line for line in render([section]).splitlines() if line.startswith("| About 70 %"))
+    assert row.count(" | ") == 5
+    assert "[pro-tiny-256-acp](results/mini/pro-tiny-256-acp/pruned_ratio.csv)" in row
+
+
+def test_another_suite_that_says_otherwise_is_named(mini, monkeypatch):
+    for folder in ("experiments/mini.yaml", "results/mini"):
+        source = Path(folder)
+        target = source.with_name(source.name.replace("mini", "other"))
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    slow = Path("results/other/pro-tiny-512-acp")
+    shutil.rmtree(slow)  # fewer runs, so it does not speak
+    record = Path("results/other/pro-tiny-256-acp/pruned_ratio.csv")
+    record.write_text(record.read_text().replace(",5,10,0.5,", ",1,10,0.1,"))
+    (section,) = gather()
+    line = lines_of(section, "pruned_at_longest")[0]
+    assert line.word is Word.HERE
+    assert line.ours == "tiny: 70 % at 512; suite other: does not hold"
+
+
+def test_nothing_published_is_one_line(mini, capsys):
+    mini.write_text(mini.read_text().replace("published: true", ""))
+    assert main([]) != 0
+    assert capsys.readouterr().err == "error: no suite in experiments/ says `published: true`\n"
+    assert not Path("REPRODUCTION.md").exists()
+
+
+def test_a_models_scale_is_the_papers_only_if_all_of_it_is(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name, expected in (("paper", True), ("h100", False)):
+        suite = load_suite(name)
+        item = suite.paper.item("figure2")
+        assert models.at_paper_scale(item, item.runs(suite)) is expected
+    large = [
+        run for run in load_suite("paper").runs if run.size_name == "760M" and run.context_length == 8192
+    ]
+    assert not models.at_paper_scale(item, large)
