@@ -217,11 +217,11 @@ class Paper:
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
         run_columns: columns of every record that say which run it is; keys of ``Run.columns()``.
         quantities, items: what is measured, what is drawn.
-        claims: what it says besides its figures and tables, in its own order.
         task: ``MODULE:CLASS`` of its ``training.task.Task``, imported when something is trained.
         analysis: the package of its items' modules, of ``criteria`` and, to describe its models in the
             report, of ``models`` (see ``analysis.report.gather``).
         plan: ``MODULE`` with ``cost_of(run, ...)``, for the plan command; empty for none.
+        claims: what it says besides its figures and tables, in its own order.
     """
 
     name: str

@@ -43,7 +43,7 @@ SCORES = (
         "small_goal",
     ),
     Claim(
-        "Tokens masked in training can be removed afterwards",
+        "What is masked in training may be removed",
         "Section Training: masks gradually reduce the influence of tokens that are later dropped",
         f"in every run with hard concrete gates, accuracy with tokens removed is within {GAP} of that with "
         "the soft mask",
