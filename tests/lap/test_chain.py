@@ -209,19 +209,3 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
     judged = [j for entry in gather("mini").entries for j in entry.judgements]
     assert len(judged) == sum(len(item.claims) for item in PAPER.items)
     assert not {j.status for j in judged} & {Status.MISSING, Status.ABSENT}
-
-
-def test_shap_values_add_up(suite):
-    pytest.importorskip("shap", reason="pip install -e '.[lap]'")
-    from acp_repro.papers.lap.measure.attribution import game, shap_values
-
-    train_run(suite.runs[-1])
-    trained = PruningTask(suite.runs[-1]).trained(suite, torch.device("cpu"))
-    row = trained.heldout_rows(1)[0]
-    values, written = shap_values(trained, row, 200)
-    value, players, same = game(trained, row)
-    assert values.shape == (players, len(written)) and same == written
-    import numpy as np
-
-    ends = value(np.stack([np.zeros(players), np.ones(players)]))
-    np.testing.assert_allclose(values.sum(0), ends[1] - ends[0], atol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
 
 from ..trained import TrainedPruning
+from .peak import peak_bytes
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
 DECODED_TOKENS = 16
@@ -27,8 +29,10 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
 
     Held-out texts are joined to texts of each length. The share is set by the gate's bias: a lower one
     drops more of the same texts; ``kept_ratio`` is what came of it. Decoding is of 16 tokens, batched and
-    cached; the memory of masks is the whole text's. ``memory_bytes`` is what the decoder holds of the
-    texts: vectors, and keys and values of every layer. Times are medians.
+    cached; the memory of masks is the whole text's. Times are medians. ``encoder_peak_bytes`` and
+    ``decoder_peak_bytes`` are the most that either holds at once beside weights and inputs, measured;
+    ``memory_bytes`` is what the decoder holds of the texts from step to step, computed: vectors, and keys
+    and values of every layer.
     """
     rows = []
     for length in trained.measure.timed_lengths:
@@ -78,10 +82,9 @@ def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tens
             memory.mask,
         ),
     }
-    layers = len(model.t5.decoder.block)
-    inner = model.t5.config.num_heads * model.t5.config.d_kv
     found = []
     for name, (encode, vectors, mask) in ways.items():
+        decode = functools.partial(_write, model, vectors, mask)
         found.append(
             {
                 "method": name,
@@ -90,14 +93,20 @@ def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tens
                 "repeats": trained.measure.timing_repeats,
                 "kept_ratio": float(memory.kept_ratio.mean()),
                 "encoder_ms": _median_ms(trained, encode),
-                "decoder_ms": _median_ms(trained, lambda v=vectors, m=mask: _write(model, v, m)),
-                "memory_bytes": vectors.shape[0]
-                * vectors.shape[1]
-                * (model.t5.config.d_model + 2 * layers * inner)
-                * vectors.element_size(),
+                "decoder_ms": _median_ms(trained, decode),
+                "encoder_peak_bytes": peak_bytes(encode, trained.device),
+                "decoder_peak_bytes": peak_bytes(decode, trained.device),
+                "memory_bytes": held_bytes(model, vectors),
             }
         )
     return found
+
+
+def held_bytes(model: PruningAutoencoder, vectors: Tensor) -> int:
+    """Bytes of a memory, (B, M, D), and of its keys and values in every layer of the decoder."""
+    config = model.t5.config
+    elements = config.d_model + 2 * len(model.t5.decoder.block) * config.num_heads * config.d_kv
+    return vectors.shape[0] * vectors.shape[1] * elements * vectors.element_size()
 
 
 def _write(model: PruningAutoencoder, vectors: Tensor, mask: Tensor) -> None:
