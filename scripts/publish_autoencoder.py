@@ -24,10 +24,10 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 CARD = """# {name}
 
-A pruning autoencoder ([on the method](../../docs/learnable-attention-pruning.md)): a T5 of {layers} encoder and
-{decoder_layers} decoder blocks of width {width}, {parameters:,} weights in float32, with hard concrete gates after
-encoder blocks {gates} (counted from 0) and a decoder that sees {window} tokens. It is here to look at. It
-was trained from scratch on short sentences, so text of other kinds comes back with mistakes.
+A pruning autoencoder ([on the method](../../docs/learnable-attention-pruning.md)): a T5 of {layers} encoder
+and {decoder_layers} decoder blocks of width {width}, {parameters:,} weights in float32, with hard concrete
+gates after encoder blocks {gates} (counted from 0) and a decoder that sees {window} tokens. It is here to
+look at. It was trained from scratch on short sentences, so text of other kinds comes back with mistakes.
 
     python -m acp_repro.lap.compress pretrained/{name} --text "the green cat sat on the mat"
 
