@@ -12,9 +12,7 @@ export OMP_WAIT_POLICY ?= passive
 RUNS_DIR := runs/$(SUITE)
 RESULTS := results/$(SUITE)
 FIGURES := figures/$(SUITE)
-# What a paper needs beyond the tests is an extra of its name, and is installed once a suite of it is asked for.
-EXTRA := $(filter lap,$(shell sed -n 's/^paper: *\([a-z]*\).*/\1/p' experiments/$(SUITE).yaml 2>/dev/null))
-INSTALLED := $(VENV)/installed$(EXTRA:%=-%)
+INSTALLED := $(VENV)/installed
 
 .DELETE_ON_ERROR:
 .PHONY: help setup test test-all test-gpu check notebooks train plan clean records figures tables report all
@@ -31,17 +29,13 @@ setup: $(INSTALLED) ## install everything into .venv
 
 # constraints.txt pins what was tested; a GPU machine that has its own torch can pass PIN= to keep it.
 PIN ?= -c constraints.txt
-$(VENV)/installed: pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than 3.11; run make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { echo "error: $(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIN) -e '.[test]'
-	@touch $@
-$(VENV)/installed-%: $(VENV)/installed
-	@echo "installing the extra '$*' into $(VENV)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIN) -e '.[$*]'
 	@touch $@
 
 # A process for each core, with one thread each: threads of two processes would wait for each other.
