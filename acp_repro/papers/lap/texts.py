@@ -34,11 +34,13 @@ class Texts:
     """Both splits. A label is 1, 0, or None where the text is on neither side.
 
     Attributes:
-        hash: stands for the texts, their split and labels.
+        more: texts to train on alone, of ``more_path``; none of them is in a split.
+        hash: stands for all texts, their split and labels.
     """
 
     train: tuple[Labelled, ...]
     heldout: tuple[Labelled, ...]
+    more: tuple[str, ...]
     hash: str
 
 
@@ -61,11 +63,10 @@ def load_texts(config: TextsConfig) -> Texts:
     train, heldout = sides
     if not train or not heldout:
         raise TextsError(f"data: {len(texts)} texts leave one split empty; add texts or change heldout")
-    for text in _more(config):
-        if text not in heldout:
-            train.setdefault(text, Labelled(text, None))
-            digest.update(text.encode())
-    return Texts(tuple(train.values()), tuple(heldout.values()), digest.hexdigest())
+    more = tuple(dict.fromkeys(text for text in _more(config) if text not in train and text not in heldout))
+    for text in more:
+        digest.update(text.encode())
+    return Texts(tuple(train.values()), tuple(heldout.values()), more, digest.hexdigest())
 
 
 def _read(config: TextsConfig) -> Iterator[Labelled]:
@@ -119,7 +120,7 @@ def _label(record: dict, config: TextsConfig) -> int | None:
 
 
 def make_tokenizer(texts: Texts, vocabulary: int) -> TextTokenizer:
-    """A byte-pair encoding of the training texts, with ``<pad>`` and ``</s>``."""
+    """A byte-pair encoding of the training split, with ``<pad>`` and ``</s>``."""
     documents = (Document("", text.text.encode(), b"") for text in texts.train)
     # That function counts a BOS that is not in its file; ours are the two after it.
     return TextTokenizer.with_special_tokens(train_bpe(documents, vocabulary - 1))
