@@ -36,7 +36,7 @@ def draw(records: pd.DataFrame) -> Figure:
         ax.scatter(removed["kept_ratio"], removed["token_accuracy"], 28, colour, zorder=3)
         ax.scatter(free["kept_ratio"], free["token_accuracy"], 16, colour, marker="s", alpha=0.6, zorder=3)
         ax.annotate(
-            f"λ {run['compression'].iloc[0]:g}",
+            f"λ {run['compression'].iloc[0]:g}{models.READINGS[run['gate'].iloc[0]]}",
             (removed["kept_ratio"], removed["token_accuracy"]),
             (4, -9),
             textcoords="offset points",
