@@ -46,8 +46,8 @@ SCORES = (
     Claim(
         "What soft masks suppress may be removed",
         _GRADUALLY,
-        f"in every run with soft masks, by either reading of the gate, accuracy with tokens removed is within "
-        f"{GAP} of that with the soft mask",
+        "in every run with soft masks, by either reading of the gate, accuracy with tokens removed is "
+        f"within {GAP} of that with the soft mask",
         ("reconstruction",),
         "soft_gap",
     ),
