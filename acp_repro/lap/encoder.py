@@ -186,8 +186,8 @@ def _scores(bias: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
     padding = positions < 0
     place = positions.masked_fill(padding, 0)
     left = bias[:, place[:, :, None], place[:, None, :]].transpose(0, 1)
-    gates = pair_mask(mask.masked_fill(padding, 0.0))
-    return left + gates.masked_fill(padding[:, None, None, :], -math.inf)
+    gates = pair_mask(mask.masked_fill(padding, 0.0)).masked_fill(padding[:, None, None, :], -math.inf)
+    return left.add_(gates)  # in place: this is the largest tensor of the encoder
 
 
 def _note(dropped_by: Tensor, positions: Tensor, dropped: Tensor, gate: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,8 @@ def peak_bytes(work: Callable[[], Any], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would say when it starts and stops
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -74,32 +75,28 @@ def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tens
     memory = model.encode_ids(input_ids)
     masked = model.encode_tokens(input_ids, "removed")
     real, eos = input_ids != model.t5.config.pad_token_id, input_ids == model.t5.config.eos_token_id
-    ways = {
-        "masked": (lambda: model.encode_tokens(input_ids, "removed"), masked.hidden, masked.memory_mask),
-        "removed": (
-            lambda: encode_removed(model.t5.encoder, input_ids, real, eos, model.pruning),
-            memory.vectors,
-            memory.mask,
-        ),
+    encode = {
+        "masked": lambda: model.encode_tokens(input_ids, "removed"),
+        "removed": lambda: encode_removed(model.t5.encoder, input_ids, real, eos, model.pruning),
     }
-    found = []
-    for name, (encode, vectors, mask) in ways.items():
-        decode = functools.partial(_write, model, vectors, mask)
-        found.append(
-            {
-                "method": name,
-                "length_tokens": input_ids.shape[1],
-                "measured_texts": len(input_ids),
-                "repeats": trained.measure.timing_repeats,
-                "kept_ratio": float(memory.kept_ratio.mean()),
-                "encoder_ms": _median_ms(trained, encode),
-                "decoder_ms": _median_ms(trained, decode),
-                "encoder_peak_bytes": peak_bytes(encode, trained.device),
-                "decoder_peak_bytes": peak_bytes(decode, trained.device),
-                "memory_bytes": held_bytes(model, vectors),
-            }
-        )
-    return found
+    held = {"masked": (masked.hidden, masked.memory_mask), "removed": (memory.vectors, memory.mask)}
+    decode = {name: functools.partial(_write, model, *parts) for name, parts in held.items()}
+    encoder_ms, decoder_ms = _median_ms(trained, encode), _median_ms(trained, decode)
+    return [
+        {
+            "method": name,
+            "length_tokens": input_ids.shape[1],
+            "measured_texts": len(input_ids),
+            "repeats": trained.measure.timing_repeats,
+            "kept_ratio": float(memory.kept_ratio.mean()),
+            "encoder_ms": encoder_ms[name],
+            "decoder_ms": decoder_ms[name],
+            "encoder_peak_bytes": peak_bytes(encode[name], trained.device),
+            "decoder_peak_bytes": peak_bytes(decode[name], trained.device),
+            "memory_bytes": held_bytes(model, held[name][0]),
+        }
+        for name in held
+    ]
 
 
 def held_bytes(model: PruningAutoencoder, vectors: Tensor) -> int:
@@ -116,16 +113,18 @@ def _write(model: PruningAutoencoder, vectors: Tensor, mask: Tensor) -> None:
         tokens = state.step(tokens).argmax(-1)
 
 
-def _median_ms(trained: TrainedPruning, work: Callable[[], Any]) -> float:
-    times = []
+def _median_ms(trained: TrainedPruning, works: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """The median time of each, taken in turns, so that what else the machine does falls on all alike."""
+    times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(trained.measure.timing_repeats + 1):
-        _wait(trained.device)
-        start = time.perf_counter()
-        work()
-        _wait(trained.device)
-        if turn:  # the first warms up
-            times.append(1e3 * (time.perf_counter() - start))
-    return sorted(times)[len(times) // 2]
+        for name, work in works.items():
+            _wait(trained.device)
+            start = time.perf_counter()
+            work()
+            _wait(trained.device)
+            if turn:  # the first warms up
+                times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def _wait(device: torch.device) -> None:
