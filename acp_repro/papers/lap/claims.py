@@ -91,7 +91,7 @@ SHAP = (
         "Each vector owns a slice of the text",
         "Section SHAP: each token tends to specialize, attending to a slice of the sentence",
         f"at least {OWN_SHARE:.0%} of the positive attribution of kept vectors, EOS apart, falls on tokens "
-        f"within {OWN_WINDOW} places of their origin",
+        f"within {OWN_WINDOW} places of their origin; written tokens that are not the text's are left out",
         ("attribution",),
         "own_slice",
     ),

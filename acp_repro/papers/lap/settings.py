@@ -163,7 +163,6 @@ class MeasureConfig(Strict):
     probe_epochs: int = 20
     shap_texts: int = 5
     shap_evaluations: int = 400  # of the model, a text
-    attributed_texts: int = 100
     timed_lengths: list[int] = field(default_factory=lambda: [128, 512])
     timed_texts: int = 16
     timing_repeats: int = 5
