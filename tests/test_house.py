@@ -22,6 +22,7 @@ ALLOWED = {
     "acp_repro.model": {COMMON, "acp_repro.attention"},
     RETENTION: {COMMON},
     LAP: {COMMON},
+    f"{LAP}.compress": {COMMON, CHAIN, LAP},  # a command that comes with its method
     "acp_repro.data": {COMMON},
     CHAIN: {COMMON},  # the registry imports a paper by its name alone
     "acp_repro.benchmark": {COMMON, "acp_repro.attention"},

@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .autoencoder import FLAN_T5_SMALL, Losses, Memory, PruningAutoencoder
+    from .autoencoder import FLAN_T5_SMALL, Losses, PruningAutoencoder
     from .gates import (
         compression_loss,
         draw_noise,
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
         soft_lengths,
         straight_through,
     )
+    from .memory import Memory
     from .settings import PruningConfig, PruningError
     from .text import TextTokenizer
 
 _HOME = {
     "FLAN_T5_SMALL": "autoencoder",
     "Losses": "autoencoder",
-    "Memory": "autoencoder",
+    "Memory": "memory",
     "PruningAutoencoder": "autoencoder",
     "PruningConfig": "settings",
     "PruningError": "settings",

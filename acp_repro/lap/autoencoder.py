@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import checkpoint
 from .decoder import Decoding, decode_teacher
 from .encoder import Encoded, encode_masked, encode_removed
 from .gates import compression_loss, expected_lengths, soft_lengths
+from .memory import Memory
 from .settings import PruningConfig, PruningError
-from .text import TOKENIZER_FILE, TextTokenizer
+from .text import TextTokenizer
 
-CONFIG_KEY = "learnable_attention_pruning"  # in the config.json of T5
 IGNORED = -100
 FLAN_T5_SMALL = {
     "d_model": 512,
@@ -31,44 +29,6 @@ FLAN_T5_SMALL = {
     "num_heads": 6,
     "feed_forward_proj": "gated-gelu",
 }
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What is left of B texts: at most M vectors each.
-
-    Attributes:
-        vectors: (B, M, D), padded.
-        mask: (B, M) added to the scores of cross-attention; -inf for padding.
-        positions: (B, M) int64, each vector's token's place in its text; -1 for padding.
-        input_ids: (B, T) int64, the whole texts, EOS included, padded.
-        lengths: (B,) int64, tokens of the whole texts, EOS included.
-        dropped_by: (B, T) int64, the gate that dropped a token, counted from 0; -1 for kept ones.
-        tokens: of each text, the kept tokens as words.
-        gates: the number of gates.
-    """
-
-    vectors: Tensor
-    mask: Tensor
-    positions: Tensor
-    input_ids: Tensor
-    lengths: Tensor
-    dropped_by: Tensor
-    tokens: list[list[str]]
-    gates: int
-
-    @property
-    def kept(self) -> Tensor:
-        """(B,) int64: vectors of each text, EOS's included."""
-        return (self.positions >= 0).sum(1)
-
-    @property
-    def kept_ratio(self) -> Tensor:
-        """(B,) float: kept tokens over tokens."""
-        return self.kept / self.lengths
-
-    def __len__(self) -> int:
-        return len(self.lengths)
 
 
 @dataclass(frozen=True)
@@ -134,7 +94,7 @@ class PruningAutoencoder(nn.Module):
         Args:
             shape: keys of ``transformers.T5Config``, such as ``d_model``.
         """
-        transformers = _transformers()
+        transformers = checkpoint.need_transformers()
         config = transformers.T5Config(
             vocab_size=tokenizer.vocab_size,
             pad_token_id=tokenizer.pad_id,
@@ -156,22 +116,8 @@ class PruningAutoencoder(nn.Module):
         Raises:
             PruningError: there is no such T5, or it has no ``tokenizer.json``.
         """
-        transformers = _transformers()
-        try:
-            with _no_bars(transformers):
-                t5 = transformers.T5ForConditionalGeneration.from_pretrained(
-                    name_or_folder, use_safetensors=True, **options
-                )
-            path = Path(name_or_folder) / TOKENIZER_FILE
-            if not path.is_file():
-                path = Path(transformers.utils.cached_file(str(name_or_folder), TOKENIZER_FILE))
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise PruningError(
-                f"{name_or_folder}: no T5 with model.safetensors and {TOKENIZER_FILE} ({reason}); without "
-                "network give a folder that has them, or train from scratch"
-            ) from error
-        return cls(t5, pruning, TextTokenizer(path.read_text(encoding="utf-8"), str(path)))
+        t5, tokenizer = checkpoint.read_t5(name_or_folder, **options)
+        return cls(t5, pruning, tokenizer)
 
     def save_pretrained(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Writes config.json, model.safetensors and tokenizer.json; also a checkpoint of plain T5.
@@ -179,18 +125,9 @@ class PruningAutoencoder(nn.Module):
         Args:
             weights: whole weights on the CPU, named as in :meth:`state_dict`, where ours are sharded.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         state = self.state_dict() if weights is None else weights
-        with _no_bars(_transformers()):
-            self.t5.save_pretrained(folder, state_dict={n.removeprefix("t5."): t for n, t in state.items()})
-        config = json.loads((folder / "config.json").read_text())
-        # transformers reads from this key alone whether the head scales.
-        config["tie_word_embeddings"] = bool(self.t5.config.scale_decoder_outputs)
-        config[CONFIG_KEY] = dataclasses.asdict(self.pruning)
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        if self.tokenizer is not None:
-            self.tokenizer.save(folder)
+        state = {name.removeprefix("t5."): tensor for name, tensor in state.items()}
+        checkpoint.write(Path(folder), self.t5, state, self.pruning, self.tokenizer)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu") -> PruningAutoencoder:
@@ -199,37 +136,7 @@ class PruningAutoencoder(nn.Module):
         Raises:
             PruningError: no such folder, or a checkpoint of another model.
         """
-        folder = Path(folder)
-        try:
-            config = json.loads((folder / "config.json").read_text())
-        except FileNotFoundError:
-            raise PruningError(
-                f"{folder}: holds no config.json; give the folder of a trained model"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise PruningError(f"{folder}/config.json: cannot be read ({error})") from error
-        if CONFIG_KEY not in config:
-            raise PruningError(
-                f"{folder}: a checkpoint of {config.get('model_type', 'another model')} without pruning; "
-                "train one with gates, or begin from a T5 with PruningAutoencoder.from_t5"
-            )
-        transformers = _transformers()
-        try:
-            with _no_bars(transformers):
-                t5, found = transformers.T5ForConditionalGeneration.from_pretrained(
-                    folder, use_safetensors=True, output_loading_info=True
-                )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise PruningError(f"{folder}: {str(error).strip().splitlines()[0]}") from error
-        wrong = [*found["missing_keys"], *found["unexpected_keys"]]
-        wrong += [str(key) for key in found.get("mismatched_keys", ())]
-        if wrong:
-            raise PruningError(
-                f"{folder}: model.safetensors is not of this config.json: {', '.join(wrong[:3])}"
-            )
-        path = folder / TOKENIZER_FILE
-        tokenizer = TextTokenizer(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else None
-        return cls(t5, PruningConfig.from_dict(config[CONFIG_KEY]), tokenizer).to(device).eval()
+        return cls(*checkpoint.read(Path(folder))).to(device).eval()
 
     # --- training ---
 
@@ -406,26 +313,3 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
     """(B, T) int64 of rows of ids, filled up at the end."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows])
-
-
-@contextlib.contextmanager
-def _no_bars(transformers) -> Iterator[None]:
-    """Without progress bars for files that are read in a moment."""
-    logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _transformers():
-    try:
-        import transformers
-    except ImportError:
-        raise PruningError(
-            "this needs the library `transformers` (5 or newer): pip install -e '.[lap]'"
-        ) from None
-    return transformers

@@ -151,13 +151,13 @@ def encode_removed(
     A batch is as long as its longest text after each gate.
     """
     gated = config.gated_blocks(len(stack.block))
-    attention = stack.block[0].layer[0].SelfAttention
     hidden = stack.dropout(stack.embed_tokens(input_ids))
-    positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-    positions = positions.masked_fill(~real, -1)
+    position = torch.arange(input_ids.shape[1], device=input_ids.device)
+    bias = relative_bias(stack.block[0].layer[0].SelfAttention, position, position)
+    positions = position.expand_as(input_ids).masked_fill(~real, -1)
     mask = torch.zeros(real.shape, device=real.device).masked_fill(~real, -math.inf)
     dropped_by = torch.full_like(positions, -1)
-    scores = _scores(attention, positions, mask, mask)
+    scores = bias + mask[:, None, None, :]
     for index, block in enumerate(stack.block):
         if index in gated:
             hidden = clear_signal(hidden)
@@ -168,19 +168,26 @@ def encode_removed(
         gate = log_gates(hidden[..., 0], config).masked_fill(eos | ~inside, 0.0)
         hidden = clear_signal(hidden)
         kept = inside & (gate > config.log_threshold)
-        _note(dropped_by, positions, inside & ~kept, gated.index(index))
         mask = mask + _left(gate, config)
-        hidden, mask, positions, eos = _take(kept, hidden, mask, positions, eos)
+        if not torch.equal(kept, inside):
+            _note(dropped_by, positions, inside & ~kept, gated.index(index))
+            hidden, mask, positions, eos = _take(kept, hidden, mask, positions, eos)
         if index + 1 < len(stack.block):
-            scores = _scores(attention, positions, torch.where(positions < 0, -math.inf, 0.0), mask)
+            scores = _scores(bias, positions, mask)
     return Removed(stack.final_layer_norm(hidden), mask, positions, dropped_by)
 
 
-def _scores(attention: nn.Module, positions: Tensor, padding: Tensor, mask: Tensor) -> Tensor:
-    """(B, H, M, M): bias of positions, the pairs' mask, and no padding."""
-    bias = relative_bias(attention, positions, positions)
-    gates = pair_mask(mask.masked_fill(positions < 0, 0.0))
-    return bias + gates + padding[:, None, None, :]
+def _scores(bias: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    """(B, H, M, M): the bias of the positions that are left, the pairs' mask, and no padding.
+
+    Args:
+        bias: (H, T, T), of all pairs of a text's positions: to look up is less work than to compute anew.
+    """
+    padding = positions < 0
+    place = positions.masked_fill(padding, 0)
+    left = bias[:, place[:, :, None], place[:, None, :]].transpose(0, 1)
+    gates = pair_mask(mask.masked_fill(padding, 0.0)).masked_fill(padding[:, None, None, :], -math.inf)
+    return left.add_(gates)  # in place: this is the largest tensor of the encoder
 
 
 def _note(dropped_by: Tensor, positions: Tensor, dropped: Tensor, gate: int) -> None:

@@ -75,15 +75,27 @@ def small_goal(reconstruction: pd.DataFrame) -> Verdict:
     )
 
 
-def removal_gap(reconstruction: pd.DataFrame) -> Verdict:
-    """Met if every run with hard concrete gates is as accurate with removal; all gaps are named."""
+def _gap(reconstruction: pd.DataFrame, training_mask: str) -> Verdict:
+    """Met if every run that was trained with such gates is as accurate with removal."""
     soft, removed = (_gated(reconstruction, name) for name in ("soft", "removed"))
-    if removed.empty:
-        return NO_GATES
-    gaps = soft["token_accuracy"] - removed["token_accuracy"]
-    exact = removed["training_mask"] == "hard_concrete"
-    ours = "; ".join(f"{name}: {gap:+.3f}" for name, gap in gaps.items())
-    return Verdict.of((gaps[exact] <= GAP).all() if exact.any() else None, ours)
+    runs = removed.index[removed["training_mask"] == training_mask]
+    if runs.empty:
+        return Verdict(Status.ABSENT, "no such run is in the suite")
+    gaps = (soft["token_accuracy"] - removed["token_accuracy"])[runs]
+    ours = "; ".join(
+        f"{name}: {gap:+.3f}, {removed['kept_ratio'][name]:.0%} kept" for name, gap in gaps.items()
+    )
+    return Verdict.of((gaps <= GAP).all(), ours)
+
+
+def soft_gap(reconstruction: pd.DataFrame) -> Verdict:
+    """Met if soft masks may become removal, by either reading of the gate."""
+    return _gap(reconstruction, "soft")
+
+
+def hard_concrete_gap(reconstruction: pd.DataFrame) -> Verdict:
+    """Met if hard concrete gates may become removal."""
+    return _gap(reconstruction, "hard_concrete")
 
 
 def free_running(reconstruction: pd.DataFrame) -> Verdict:

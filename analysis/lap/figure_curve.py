@@ -20,7 +20,8 @@ def draw(records: pd.DataFrame) -> Figure:
         records: ``reconstruction`` records of gated runs.
     """
     one_each(records, ["run", "decoding"], "figure_curve")
-    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES * 1.2, 2.8), layout="constrained")
+    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES * 1.4, 3.2), layout="constrained")
+    low = 0  # runs at the foot of the axes, whose names stand above each other
     for _, run in records.groupby("run", sort=False):
         points = run.set_index("decoding")
         colour = COLOURS[run["training_mask"].iloc[0]]
@@ -35,10 +36,13 @@ def draw(records: pd.DataFrame) -> Figure:
         ax.scatter(soft["kept_ratio"], soft["token_accuracy"], 28, "white", edgecolors=colour, zorder=2)
         ax.scatter(removed["kept_ratio"], removed["token_accuracy"], 28, colour, zorder=3)
         ax.scatter(free["kept_ratio"], free["token_accuracy"], 16, colour, marker="s", alpha=0.6, zorder=3)
+        at_foot = removed["token_accuracy"] < 0.2
+        offset = (7, 4 + 9 * low) if at_foot else (4, -9)
+        low += at_foot
         ax.annotate(
-            f"λ {run['compression'].iloc[0]:g}",
+            f"λ {run['compression'].iloc[0]:g}{models.READINGS[run['gate'].iloc[0]]}",
             (removed["kept_ratio"], removed["token_accuracy"]),
-            (4, -9),
+            offset,
             textcoords="offset points",
             fontsize=7,
             color=colour,

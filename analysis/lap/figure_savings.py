@@ -9,7 +9,13 @@ from matplotlib.figure import Figure
 from .. import drawing, style
 from ..tables import side_by_side
 
-PANELS = {"encoder_ms": "encoder time", "decoder_ms": "decoder time", "memory_bytes": "decoder's memory"}
+PANELS = {
+    "encoder_ms": "encoder: time",
+    "decoder_ms": "decoder: time",
+    "encoder_peak_bytes": "encoder: peak memory",
+    "decoder_peak_bytes": "decoder: peak memory",
+    "memory_bytes": "held while decoding",
+}
 
 
 def relative(records: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -32,25 +38,36 @@ def draw(records: pd.DataFrame) -> Figure:
         records: ``removal_time`` records of one run.
     """
     figure, axes = plt.subplots(
-        1, len(PANELS), figsize=(style.PAGE_INCHES, 2.2), sharey=True, layout="constrained"
+        2, 3, figsize=(style.PAGE_INCHES, 3.8), sharex=True, sharey=True, layout="constrained"
     )
-    for ax, (column, title) in zip(axes, PANELS.items(), strict=True):
+    *panels, last = axes[0, 0], axes[0, 1], axes[1, 0], axes[1, 1], axes[1, 2], axes[0, 2]
+    for ax, (column, title) in zip(panels, PANELS.items(), strict=True):
         table = relative(records, column).sort_values("kept_ratio")
         for colour, (length, line) in zip(style.SIZES, table.groupby("length_tokens"), strict=False):
             ax.plot(line["kept_ratio"], line["relative"], "o-", ms=3, lw=1.1, color=colour, label=f"{length}")
         ax.axhline(1, color="0.6", lw=0.6, zorder=0)
-        ax.set(title=title, xlabel="share of tokens kept", xlim=(0, 1.05), ylim=(0, None))
-    axes[0].set(ylabel="removed / masked")
-    axes[0].legend(title="tokens of a text")
+        ax.set(title=title, xlim=(0, 1.05), ylim=(0, None))
+    for ax in axes[1]:
+        ax.set(xlabel="share of tokens kept")
+    for ax in axes[:, 0]:
+        ax.set(ylabel="removed / masked")
+    last.axis("off")
+    last.legend(*panels[0].get_legend_handles_labels(), title="tokens of a text", loc="center")
     return figure
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["removal_time"]
     texts, repeats = (", ".join(map(str, records[name].unique())) for name in ("measured_texts", "repeats"))
+    model = found.suite.file.model
+    gates = found.suite.file.pruning.config("published", "soft").gated_blocks(model.num_layers)
+    after = model.num_layers - 1 - gates[-1]
+    where = f"The last of {len(gates)} gates has {after} of {model.num_layers} encoder blocks after it."
     caption = f"""**What removal saves.** Time and memory with dropped tokens taken out after each gate, over
 the same model with masks, against the kept share, which the gates' bias sets. Batches of {texts} texts,
-medians of {repeats}; the decoder writes 16 tokens, cached; memory is what it holds of the texts.
+medians of {repeats}; a batch is as long as what is left of its longest text. The decoder writes 16 tokens,
+cached. Peak memory is the most that either holds at once beside the weights, measured; *held* is what stays
+from token to token: vectors, and their keys and values. {where}
 {style.provenance(records)}"""
     return draw(records), caption
 

@@ -38,11 +38,14 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["attribution"]
-    first = records[records["text"] == records["text"].min()]
+    matches = records.groupby("text")["matches_text"].mean()
+    chosen = matches.idxmax()  # the first of those that came back best
+    first = records[records["text"] == chosen]
+    back = "came back word for word" if matches[chosen] == 1 else "came back best"
     kept, tokens = first["kept_position"].nunique(), int(first["text_tokens"].iloc[0])
     caption = f"""**SHAP.** What each kept vector adds to the log probability of each token that the model
-writes from memory alone, for one held-out text of which {kept} of {tokens} tokens are kept. Rows are in the
-order of the text. {style.provenance(records)}"""
+writes from memory alone, for the first of {len(matches)} held-out texts that {back}; {kept} of its
+{tokens} tokens are kept. Rows are in the order of the text. {style.provenance(records)}"""
     return draw(first), caption
 
 

@@ -42,7 +42,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     table = slices.positive(records)
     texts = records.groupby("run")["text"].nunique().sum()
     caption = f"""**Slices.** Where the positive SHAP values of a kept vector lie, by distance from the token
-that it was; {texts} held-out texts. Within {OWN_WINDOW} tokens (grey):
+that it was; {texts} held-out texts, and of what is written those tokens that stand at their place. Within
+{OWN_WINDOW} tokens (grey):
 {100 * slices.near(table, OWN_WINDOW):.0f} % of the attribution of vectors other than EOS.
 {style.provenance(records)}"""
     return draw(records), caption

@@ -17,6 +17,7 @@ MASKS = {
     "straight_through": "removal, straight through",
     "hard_concrete": "hard concrete gates",
 }
+READINGS = {"published": "", "article": ", article's gate"}
 
 
 def run_cells(run: PruningRun) -> dict[str, str]:

@@ -11,11 +11,13 @@ EOS = "</s>"
 
 def positive(records: pd.DataFrame) -> pd.DataFrame:
     """``attribution`` records with ``share``, of a vector's positive attribution, ``distance`` in tokens
-    from its origin, and ``is_eos``. Vectors without positive attribution are left out."""
-    table = records.assign(
-        positive=records["shap_nats"].clip(lower=0),
-        distance=records["written_position"] - records["kept_position"],
-        is_eos=[ast.literal_eval(token) == EOS for token in records["kept_token"]],
+    from its origin, and ``is_eos``. Written tokens that do not stand at their place in the text are left out,
+    since distances mean nothing once writing has strayed; so are vectors without positive attribution."""
+    table = records[records["matches_text"]]
+    table = table.assign(
+        positive=table["shap_nats"].clip(lower=0),
+        distance=table["written_position"] - table["kept_position"],
+        is_eos=[ast.literal_eval(token) == EOS for token in table["kept_token"]],
     )
     total = table.groupby(["run", "text", "kept_position"])["positive"].transform("sum")
     return table[total > 0].assign(share=table["positive"] / total)

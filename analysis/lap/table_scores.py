@@ -34,7 +34,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     names = [
         models.name_of(c, m) for c, m in zip(records["compression"], records["training_mask"], strict=True)
     ]
-    gate = records["gate"].map({"published": "", "article": ", article's gate"})
+    gate = records["gate"].map(models.READINGS)
     shown = pd.DataFrame({"model": [n + g for n, g in zip(names, gate, strict=True)]})
     shown["decoding"] = records["decoding"].map(DECODING).to_list()
     for column, title in COLUMNS.items():

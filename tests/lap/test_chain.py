@@ -1,5 +1,6 @@
 """The paper's chain on a suite of seconds: batches, training, resume, every quantity, figure and claim."""
 
+import csv
 import dataclasses
 import importlib
 import json
@@ -12,6 +13,7 @@ pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records, write_records
 from acp_repro.chain.suite import load_suite
+from acp_repro.data.files import DataError
 from acp_repro.papers.lap.paper import PAPER
 from acp_repro.papers.lap.sentences import stdlib_sentences
 from acp_repro.papers.lap.task import PruningTask
@@ -115,8 +117,33 @@ def test_sides_of_labels_and_splits(suite):
     assert len(texts.train) + len(texts.heldout) == 240 and 2 < len(texts.heldout) < 40
     with pytest.raises(TextsError, match="has no text 'body'"):
         load_texts(dataclasses.replace(suite.file.data, text_field="body"))
-    with pytest.raises(TextsError, match="is no file"):
+    with pytest.raises(DataError, match="is no file"):
         load_texts(dataclasses.replace(suite.file.data, path="none.jsonl"))
+
+
+def test_more_texts_are_trained_on_and_never_held_out(suite, work):
+    plain = load_texts(suite.file.data)
+    again, known = plain.heldout[0].text, plain.train[0].text
+    new = [f"a story that is new, number {i}<br /><br />and goes on" for i in range(100)]
+    lines = [json.dumps({"text": text, "label": 1}) for text in [*new, again, known]]
+    (work / "more.jsonl").write_text("\n".join(lines) + "\n")
+    texts = load_texts(dataclasses.replace(suite.file.data, more_path="more.jsonl"))
+    assert (texts.train, texts.heldout) == (plain.train, plain.heldout) and texts.hash != plain.hash
+    assert list(texts.more) == [text.replace("<br /><br />", " ") for text in new]
+    data = dataclasses.replace(suite.file.data, more_path="more.jsonl")
+    task, before = (PruningTask(dataclasses.replace(suite.runs[0], data=d)) for d in (data, suite.file.data))
+    assert len(task.rows("train")) == len(before.rows("train")) + 100
+    assert task.rows("heldout") == before.rows("heldout")
+
+
+def test_the_csv_of_kaggle_reads_like_the_same_json_lines(suite, work):
+    records = [json.loads(line) for line in (work / "texts.jsonl").read_text().splitlines()]
+    with (work / "texts.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["date", "stars", "text"])
+        writer.writeheader()
+        writer.writerows({"date": "2011-01-26", **record} for record in records)
+    wanted = load_texts(suite.file.data)
+    assert load_texts(dataclasses.replace(suite.file.data, path="texts.csv")) == wanted
 
 
 def test_sentences_of_the_standard_library():
@@ -211,17 +238,26 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
     assert not {j.status for j in judged} & {Status.MISSING, Status.ABSENT}
 
 
-def test_shap_values_add_up(suite):
-    pytest.importorskip("shap", reason="pip install -e '.[lap]'")
-    from acp_repro.papers.lap.measure.attribution import game, shap_values
+def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
+    pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
+    from acp_repro.chain.errors import RecordError
+    from acp_repro.lap.compress import main
+    from scripts.publish_autoencoder import publish
 
-    train_run(suite.runs[-1])
-    trained = PruningTask(suite.runs[-1]).trained(suite, torch.device("cpu"))
-    row = trained.heldout_rows(1)[0]
-    values, written = shap_values(trained, row, 200)
-    value, players, same = game(trained, row)
-    assert values.shape == (players, len(written)) and same == written
-    import numpy as np
-
-    ends = value(np.stack([np.zeros(players), np.ones(players)]))
-    np.testing.assert_allclose(values.sum(0), ends[1] - ends[0], atol=1e-4)
+    run, quantity = suite.runs[1], PAPER.quantity("reconstruction")
+    train_run(run)
+    quantity.path(suite.name, run.name).unlink(missing_ok=True)
+    with pytest.raises(RecordError, match="reconstruction"):
+        publish(suite, run, tmp_path)
+    trained = PruningTask(run).trained(suite, torch.device("cpu"))
+    rows = quantity.measure(trained)
+    about = {"device": "cpu", "dtype": "float32", "trained_tokens": trained.trained_tokens}
+    write_records(PAPER, run, quantity, rows, **about)
+    folder = publish(suite, run, tmp_path)
+    assert folder.parent == tmp_path and folder.name.startswith("lap-")
+    card = (folder / "README.md").read_text()
+    assert "{" not in card and f"lambda {run.compression:g}" in card and run.command in card
+    (removed,) = (row for row in rows if row["decoding"] == "removed")
+    assert f"{removed['token_accuracy']:.3f}" in card
+    assert main([str(folder), "--text", "the food was good"]) == 0
+    assert "written" in capsys.readouterr().out

@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
 
-from acp_repro.compress import main
-from acp_repro.papers.lap.show import by_gate, marked
+from acp_repro.lap.compress import main
+from acp_repro.lap.show import by_gate, marked
 from tests.lap.tiny import TEXTS, model
 
 

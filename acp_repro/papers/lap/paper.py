@@ -53,7 +53,8 @@ QUANTITIES = (
     _quantity("kept_words", "grouping group tokens kept_tokens", _main),
     _quantity(
         "removal_time",
-        "method length_tokens measured_texts repeats kept_ratio encoder_ms decoder_ms memory_bytes",
+        "method length_tokens measured_texts repeats kept_ratio encoder_ms decoder_ms encoder_peak_bytes "
+        "decoder_peak_bytes memory_bytes",
         _main,
         timed=True,
     ),

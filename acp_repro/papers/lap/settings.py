@@ -15,9 +15,10 @@ class TextsConfig(Strict):
     """Which texts, and which of them are held out.
 
     Attributes:
-        corpus: ``stdlib``: sentences of the standard library's documentation; ``file``: JSON lines, also
-            as .xz, .zst or .gz; ``hf``: a Hugging Face dataset.
+        corpus: ``stdlib``: sentences of the standard library's documentation; ``file``: JSON lines or CSV,
+            also as .xz, .zst or .gz; ``hf``: a Hugging Face dataset.
         path: of ``file``, or the name of ``hf``.
+        more_path: a file with more texts, to train on alone: nothing of it is held out or has a label.
         text_field, label_field: fields of ``file`` and ``hf``; without a label there is no probing.
         positive_from, negative_to: a text with a label of at least the one is positive, of at most the
             other negative; between them it is left out of probing.
@@ -25,11 +26,12 @@ class TextsConfig(Strict):
         vocabulary: ids of a byte-pair encoding trained on the training texts; null takes the tokeniser of
             ``model.weights``.
         heldout: the share of texts held out, by the text's own hash.
-        max_texts: read no more than these; null for all.
+        max_texts: read no more than these of ``path``; null for all.
     """
 
     corpus: str = "stdlib"
     path: str | None = None
+    more_path: str | None = None
     text_field: str = "text"
     label_field: str | None = None
     positive_from: float = 1.0
@@ -161,7 +163,6 @@ class MeasureConfig(Strict):
     probe_epochs: int = 20
     shap_texts: int = 5
     shap_evaluations: int = 400  # of the model, a text
-    attributed_texts: int = 100
     timed_lengths: list[int] = field(default_factory=lambda: [128, 512])
     timed_texts: int = 16
     timing_repeats: int = 5

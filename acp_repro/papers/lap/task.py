@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,15 +93,26 @@ class PruningTask(Task):
         else:
             self._start = PruningAutoencoder.from_t5(run.model.weights, run.pruning_config())
             self.tokenizer = self._start.tokenizer
-        self._rows = self.rows("train")
-        self._batches = Batches(self._rows, run.training.batch_texts, self.tokenizer.pad_id, run.seed)
         self.steps = run.training.steps
-        mean = sum(map(len, self._rows)) / len(self._rows)
-        self.step_tokens = round(run.training.batch_texts * mean)  # on average
+
+    # What only training needs is made when it is asked for.
+    @functools.cached_property
+    def _rows(self) -> list[list[int]]:
+        return self.rows("train")
+
+    @functools.cached_property
+    def _batches(self) -> Batches:
+        return Batches(self._rows, self.run.training.batch_texts, self.tokenizer.pad_id, self.run.seed)
+
+    @functools.cached_property
+    def step_tokens(self) -> int:
+        """On average."""
+        return round(self.run.training.batch_texts * sum(map(len, self._rows)) / len(self._rows))
 
     def rows(self, split: str, most: int | None = None) -> list[list[int]]:
         """Token ids, with EOS, of the texts of a split that fit the model."""
         texts = [text.text for text in getattr(self.texts, split)]
+        texts += self.texts.more if split == "train" else ()
         rows = encode(self.tokenizer, texts, self.run.pruning.max_length)
         if not rows:
             raise TextsError(f"data: no text of {split} has at most {self.run.pruning.max_length} tokens")

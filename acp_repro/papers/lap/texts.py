@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from acp_repro.common.errors import UserError
-from acp_repro.data.files import open_plain
+from acp_repro.data.rows import read_rows
 from acp_repro.data.sources import Document
 from acp_repro.data.tokenizer import train_bpe
 from acp_repro.lap import TextTokenizer
@@ -35,11 +34,13 @@ class Texts:
     """Both splits. A label is 1, 0, or None where the text is on neither side.
 
     Attributes:
-        hash: stands for the texts, their split and labels.
+        more: texts to train on alone, of ``more_path``; none of them is in a split.
+        hash: stands for all texts, their split and labels.
     """
 
     train: tuple[Labelled, ...]
     heldout: tuple[Labelled, ...]
+    more: tuple[str, ...]
     hash: str
 
 
@@ -48,57 +49,62 @@ def load_texts(config: TextsConfig) -> Texts:
     """The texts of a config, each once, in the order of their source.
 
     Raises:
-        TextsError: a file, a field or a library is missing, or a split is empty.
+        TextsError: a field or a library is missing, or a split is empty.
+        DataError: a file is missing, or of another layout.
     """
     texts = dict.fromkeys(islice(_read(config), config.max_texts))
-    sides: tuple[list[Labelled], list[Labelled]] = ([], [])
+    sides: tuple[dict[str, Labelled], dict[str, Labelled]] = ({}, {})
     digest = hashlib.sha256()
     for text in texts:
         key = hashlib.sha256(text.text.encode()).digest()
-        sides[int.from_bytes(key[:8], "big") < config.heldout * 2**64].append(text)
+        sides[int.from_bytes(key[:8], "big") < config.heldout * 2**64].setdefault(text.text, text)
         digest.update(key + str(text.label).encode())
     digest.update(str(config.heldout).encode())
-    if not sides[0] or not sides[1]:
+    train, heldout = sides
+    if not train or not heldout:
         raise TextsError(f"data: {len(texts)} texts leave one split empty; add texts or change heldout")
-    return Texts(tuple(sides[0]), tuple(sides[1]), digest.hexdigest())
+    more = tuple(dict.fromkeys(text for text in _more(config) if text not in train and text not in heldout))
+    for text in more:
+        digest.update(text.encode())
+    return Texts(tuple(train.values()), tuple(heldout.values()), more, digest.hexdigest())
 
 
 def _read(config: TextsConfig) -> Iterator[Labelled]:
     if config.corpus == "stdlib":
         yield from stdlib_sentences(config.shortest, config.longest)
         return
-    for number, record in enumerate(_records(config), 1):
-        text = record.get(config.text_field)
+    records = _hub(config.path) if config.corpus == "hf" else _file(config.path)
+    for text, record in _texts(records, config.path, config.text_field):
+        yield Labelled(text, _label(record, config))
+
+
+def _more(config: TextsConfig) -> Iterator[str]:
+    if config.more_path is not None:
+        for text, _ in _texts(_file(config.more_path), config.more_path, config.text_field):
+            yield text
+
+
+def _texts(records: Iterator[dict], where: str, field: str) -> Iterator[tuple[str, dict]]:
+    """Texts that are not empty, without line breaks, and their records."""
+    for number, record in enumerate(records, 1):
+        text = record.get(field)
         if not isinstance(text, str):
-            raise TextsError(
-                f"{config.path}: record {number} has no text {config.text_field!r}; it has "
-                f"{', '.join(record)}"
-            )
-        text = " ".join(text.split())
+            raise TextsError(f"{where}: record {number} has no text {field!r}; it has {', '.join(record)}")
+        text = " ".join(text.replace("<br />", " ").split())  # IMDb's line breaks are those of HTML
         if text:
-            yield Labelled(text, _label(record, config))
+            yield text, record
 
 
-def _records(config: TextsConfig) -> Iterator[dict]:
-    if config.corpus == "hf":
-        try:
-            import datasets
-        except ImportError:
-            raise TextsError("corpus: hf needs the library `datasets`; pip install -e '.[hf]'") from None
-        yield from datasets.load_dataset(config.path, split="train", streaming=True)
-        return
-    path = Path(config.path).expanduser()
-    if not path.is_file():
-        raise TextsError(f"data.path: {path} is no file; relative paths start at {Path.cwd()}")
-    with open_plain(path) as (stream, _):
-        for number, line in enumerate(stream, 1):
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise TextsError(f"{path}:{number}: no JSON ({error}); give one record a line") from None
-            if not isinstance(record, dict):
-                raise TextsError(f"{path}:{number}: a record must be a mapping of fields")
-            yield record
+def _file(path: str) -> Iterator[dict]:
+    return read_rows(Path(path).expanduser())
+
+
+def _hub(name: str) -> Iterator[dict]:
+    try:
+        import datasets
+    except ImportError:
+        raise TextsError("corpus: hf needs the library `datasets`; pip install -e '.[hf]'") from None
+    yield from datasets.load_dataset(name, split="train", streaming=True)
 
 
 def _label(record: dict, config: TextsConfig) -> int | None:
@@ -114,7 +120,7 @@ def _label(record: dict, config: TextsConfig) -> int | None:
 
 
 def make_tokenizer(texts: Texts, vocabulary: int) -> TextTokenizer:
-    """A byte-pair encoding of the training texts, with ``<pad>`` and ``</s>``."""
+    """A byte-pair encoding of the training split, with ``<pad>`` and ``</s>``."""
     documents = (Document("", text.text.encode(), b"") for text in texts.train)
     # That function counts a BOS that is not in its file; ours are the two after it.
     return TextTokenizer.with_special_tokens(train_bpe(documents, vocabulary - 1))

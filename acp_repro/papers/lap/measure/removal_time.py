@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
 
 from ..trained import TrainedPruning
+from .peak import peak_bytes
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
 DECODED_TOKENS = 16
@@ -27,8 +30,10 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
 
     Held-out texts are joined to texts of each length. The share is set by the gate's bias: a lower one
     drops more of the same texts; ``kept_ratio`` is what came of it. Decoding is of 16 tokens, batched and
-    cached; the memory of masks is the whole text's. ``memory_bytes`` is what the decoder holds of the
-    texts: vectors, and keys and values of every layer. Times are medians.
+    cached; the memory of masks is the whole text's. Times are medians. ``encoder_peak_bytes`` and
+    ``decoder_peak_bytes`` are the most that either holds at once beside weights and inputs, measured;
+    ``memory_bytes`` is what the decoder holds of the texts from step to step, computed: vectors, and keys
+    and values of every layer.
     """
     rows = []
     for length in trained.measure.timed_lengths:
@@ -70,34 +75,35 @@ def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tens
     memory = model.encode_ids(input_ids)
     masked = model.encode_tokens(input_ids, "removed")
     real, eos = input_ids != model.t5.config.pad_token_id, input_ids == model.t5.config.eos_token_id
-    ways = {
-        "masked": (lambda: model.encode_tokens(input_ids, "removed"), masked.hidden, masked.memory_mask),
-        "removed": (
-            lambda: encode_removed(model.t5.encoder, input_ids, real, eos, model.pruning),
-            memory.vectors,
-            memory.mask,
-        ),
+    encode = {
+        "masked": lambda: model.encode_tokens(input_ids, "removed"),
+        "removed": lambda: encode_removed(model.t5.encoder, input_ids, real, eos, model.pruning),
     }
-    layers = len(model.t5.decoder.block)
-    inner = model.t5.config.num_heads * model.t5.config.d_kv
-    found = []
-    for name, (encode, vectors, mask) in ways.items():
-        found.append(
-            {
-                "method": name,
-                "length_tokens": input_ids.shape[1],
-                "measured_texts": len(input_ids),
-                "repeats": trained.measure.timing_repeats,
-                "kept_ratio": float(memory.kept_ratio.mean()),
-                "encoder_ms": _median_ms(trained, encode),
-                "decoder_ms": _median_ms(trained, lambda v=vectors, m=mask: _write(model, v, m)),
-                "memory_bytes": vectors.shape[0]
-                * vectors.shape[1]
-                * (model.t5.config.d_model + 2 * layers * inner)
-                * vectors.element_size(),
-            }
-        )
-    return found
+    held = {"masked": (masked.hidden, masked.memory_mask), "removed": (memory.vectors, memory.mask)}
+    decode = {name: functools.partial(_write, model, *parts) for name, parts in held.items()}
+    encoder_ms, decoder_ms = _median_ms(trained, encode), _median_ms(trained, decode)
+    return [
+        {
+            "method": name,
+            "length_tokens": input_ids.shape[1],
+            "measured_texts": len(input_ids),
+            "repeats": trained.measure.timing_repeats,
+            "kept_ratio": float(memory.kept_ratio.mean()),
+            "encoder_ms": encoder_ms[name],
+            "decoder_ms": decoder_ms[name],
+            "encoder_peak_bytes": peak_bytes(encode[name], trained.device),
+            "decoder_peak_bytes": peak_bytes(decode[name], trained.device),
+            "memory_bytes": held_bytes(model, held[name][0]),
+        }
+        for name in held
+    ]
+
+
+def held_bytes(model: PruningAutoencoder, vectors: Tensor) -> int:
+    """Bytes of a memory, (B, M, D), and of its keys and values in every layer of the decoder."""
+    config = model.t5.config
+    elements = config.d_model + 2 * len(model.t5.decoder.block) * config.num_heads * config.d_kv
+    return vectors.shape[0] * vectors.shape[1] * elements * vectors.element_size()
 
 
 def _write(model: PruningAutoencoder, vectors: Tensor, mask: Tensor) -> None:
@@ -107,16 +113,18 @@ def _write(model: PruningAutoencoder, vectors: Tensor, mask: Tensor) -> None:
         tokens = state.step(tokens).argmax(-1)
 
 
-def _median_ms(trained: TrainedPruning, work: Callable[[], Any]) -> float:
-    times = []
+def _median_ms(trained: TrainedPruning, works: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """The median time of each, taken in turns, so that what else the machine does falls on all alike."""
+    times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(trained.measure.timing_repeats + 1):
-        _wait(trained.device)
-        start = time.perf_counter()
-        work()
-        _wait(trained.device)
-        if turn:  # the first warms up
-            times.append(1e3 * (time.perf_counter() - start))
-    return sorted(times)[len(times) // 2]
+        for name, work in works.items():
+            _wait(trained.device)
+            start = time.perf_counter()
+            work()
+            _wait(trained.device)
+            if turn:  # the first warms up
+                times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def _wait(device: torch.device) -> None:

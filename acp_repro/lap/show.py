@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from acp_repro.lap import Memory, PruningAutoencoder
+from .autoencoder import PruningAutoencoder
+from .memory import Memory
 
-KEPT, EOS_MARK = "kept", "·"
+KEPT = "kept"
 
 
 def marked(model: PruningAutoencoder, memory: Memory, row: int, colour: bool) -> str:

@@ -1,4 +1,4 @@
-"""What a pruning autoencoder keeps of a text: ``python -m acp_repro.compress MODEL --text "..."``.
+"""What a pruning autoencoder keeps of a text: ``python -m acp_repro.lap.compress MODEL --text "..."``.
 
 MODEL is the folder of a trained model, or a run folder such as runs/lap/NAME. Prints each text with its
 dropped tokens marked, what each gate drops, and the text as the model writes it from what is kept.
@@ -10,16 +10,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from .chain.command import choose_device, command, positive, run_command
-from .common.errors import UsageError
+from acp_repro.chain.command import choose_device, command, positive, run_command
+from acp_repro.common.errors import UsageError
 
 
 @command()
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     device = choose_device(options.device)
-    from .lap import PruningAutoencoder
-    from .papers.lap.show import by_gate, marked
+    from .autoencoder import PruningAutoencoder
+    from .show import by_gate, marked
 
     folder = options.model / "model" if (options.model / "model").is_dir() else options.model
     model = PruningAutoencoder.from_pretrained(folder, device)
@@ -50,7 +50,7 @@ def _lines(path: Path) -> list[str]:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     summary, details = __doc__.split("\n\n", 1)
     parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.compress", description=summary.split(":")[0] + ". " + details
+        prog="python -m acp_repro.lap.compress", description=summary.split(":")[0] + ". " + details
     )
     add = parser.add_argument
     add("model", metavar="MODEL", type=Path, help="a model's folder, or a run folder")

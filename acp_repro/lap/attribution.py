@@ -1,0 +1,104 @@
+"""Which kept vector each written token comes from, by SHAP ("SHAP" in the article)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .autoencoder import PruningAutoencoder, pad
+from .decoder import decode_teacher
+from .memory import Memory
+from .settings import PruningError
+
+BATCH = 64  # coalitions that are decoded together
+OUT = -1e9  # the mask of a vector outside the coalition
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """SHAP values of one text.
+
+    Attributes:
+        values: (kept vectors, written tokens) float64, in nats.
+        positions: each vector's token's place in the text.
+        written: ids of the tokens that the model wrote of it freely, EOS last.
+    """
+
+    values: np.ndarray
+    positions: list[int]
+    written: list[int]
+
+
+def shap_values(
+    model: PruningAutoencoder, row: Sequence[int], evaluations: int = 400, seed: int = 0
+) -> Attribution:
+    """What each kept vector of a text adds to the log probability of each token that the model writes of it.
+
+    A player is a kept vector; a coalition is the memory with the others masked; the value is the log
+    probability of each token of the model's own text, the tokens before it given.
+
+    Args:
+        row: token ids of the text with EOS.
+        evaluations: of the model; the permutations of the estimate are as many as that allows.
+        seed: of the permutations.
+
+    Raises:
+        PruningError: the library shap is not installed.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import shap
+    except ImportError:
+        raise PruningError("attribution needs the library shap: pip install -e '.[lap]'") from None
+    value, memory, written = game(model, row)
+    players = int(memory.kept[0])
+    explainer = shap.PermutationExplainer(value, np.zeros((1, players)), seed=seed)
+    least = 2 * players + 1  # one permutation, forwards and backwards
+    found = explainer(np.ones((1, players)), max_evals=max(least, evaluations), silent=True)
+    return Attribution(found.values[0], memory.positions[0].tolist(), written)
+
+
+@torch.no_grad()
+def game(
+    model: PruningAutoencoder, row: Sequence[int]
+) -> tuple[Callable[[np.ndarray], np.ndarray], Memory, list[int]]:
+    """The function of coalitions that SHAP explains, the memory whose vectors play, and the written tokens.
+
+    The function takes (coalitions, players) of 0 and 1 and gives (coalitions, tokens) in nats.
+    """
+    memory = model.encode_ids(pad([row], model.t5.config.pad_token_id).to(model.device))
+    written = model.decode_ids(memory.vectors, memory.mask, 2 * len(row))[0]
+    written.append(model.t5.config.eos_token_id)
+    target = torch.tensor([written], device=model.device)
+
+    @torch.no_grad()
+    def value(coalitions: np.ndarray) -> np.ndarray:
+        parts = []
+        for part in torch.from_numpy(np.asarray(coalitions, dtype=np.float32)).split(BATCH):
+            inside = part.to(model.device) > 0.5
+            mask = memory.mask.expand(len(part), -1).masked_fill(~inside, OUT)
+            parts.append(_log_probabilities(model, memory.vectors, mask, target))
+        return torch.cat(parts).double().cpu().numpy()
+
+    return value, memory, written
+
+
+def _log_probabilities(model: PruningAutoencoder, vectors: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+    """(coalitions, tokens). Where nothing is left, all masks are alike and softmax would not see them:
+    then the memory is one vector of zeros."""
+    count, empty = len(mask), (mask <= OUT).all(1)
+    memory = torch.where(empty[:, None, None], torch.zeros_like(vectors), vectors.expand(count, -1, -1))
+    logits = decode_teacher(
+        model.t5,
+        memory,
+        mask.masked_fill(empty[:, None], 0.0),
+        model.shifted(target).expand(count, -1),
+        model.pruning.decoder_window,
+    )
+    return logits.float().log_softmax(-1).gather(2, target.expand(count, -1)[..., None])[..., 0]

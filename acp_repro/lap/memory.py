@@ -1,0 +1,45 @@
+"""What the encoder leaves of texts, and all that the decoder gets of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is left of B texts: at most M vectors each.
+
+    Attributes:
+        vectors: (B, M, D), padded.
+        mask: (B, M) added to the scores of cross-attention; -inf for padding.
+        positions: (B, M) int64, each vector's token's place in its text; -1 for padding.
+        input_ids: (B, T) int64, the whole texts, EOS included, padded.
+        lengths: (B,) int64, tokens of the whole texts, EOS included.
+        dropped_by: (B, T) int64, the gate that dropped a token, counted from 0; -1 for kept ones.
+        tokens: of each text, the kept tokens as words.
+        gates: the number of gates.
+    """
+
+    vectors: Tensor
+    mask: Tensor
+    positions: Tensor
+    input_ids: Tensor
+    lengths: Tensor
+    dropped_by: Tensor
+    tokens: list[list[str]]
+    gates: int
+
+    @property
+    def kept(self) -> Tensor:
+        """(B,) int64: vectors of each text, EOS's included."""
+        return (self.positions >= 0).sum(1)
+
+    @property
+    def kept_ratio(self) -> Tensor:
+        """(B,) float: kept tokens over tokens."""
+        return self.kept / self.lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)

@@ -1,0 +1,74 @@
+"""Files of records: CSV in the layout of Kaggle's Yelp reviews, and JSON lines."""
+
+import csv
+import gzip
+import lzma
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from acp_repro.data.files import DataError
+from acp_repro.data.rows import read_rows
+
+# The first line of the file, and rows as it has them: line breaks and doubled quotes within a field.
+HEADER = "business_id,date,review_id,stars,text,type,user_id,cool,useful,funny"
+ROWS = (
+    '9yK,2011-01-26,fWK,5,"My wife took me here, on my birthday.\n\nIt was the best ""toast"" I\'ve had.",'
+    "review,rLt,2,5,0\nZRJ,2011-07-27,IjZ,4,Good.,review,0a2,0,0,0\n"
+)
+KAGGLE = Path(__file__).parents[2].parent / "shared/data/yelp/yelp.tar.xz"
+
+
+@pytest.mark.parametrize("name", ["yelp.csv", "yelp.csv.xz", "yelp.csv.gz"])
+def test_csv_with_line_breaks_and_quotes_in_its_fields(tmp_path, name):
+    path = tmp_path / name
+    data = f"{HEADER}\n{ROWS}".encode()
+    path.write_bytes({".xz": lzma.compress, ".gz": gzip.compress}.get(path.suffix, bytes)(data))
+    rows = list(read_rows(path))
+    assert [row["stars"] for row in rows] == ["5", "4"] and list(rows[0]) == HEADER.split(",")
+    assert rows[0]["text"] == ('My wife took me here, on my birthday.\n\nIt was the best "toast" I\'ve had.')
+
+
+def test_a_field_of_any_length(tmp_path):
+    path = tmp_path / "long.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], ["x" * 300_000]])
+    assert [len(row["text"]) for row in read_rows(path)] == [300_000]
+
+
+def test_json_lines(tmp_path):
+    path = tmp_path / "some.jsonl.xz"
+    path.write_bytes(lzma.compress(b'{"text": "a"}\n{"text": "b", "label": 1}\n'))
+    assert list(read_rows(path)) == [{"text": "a"}, {"text": "b", "label": 1}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "text,stars\nshort\n", "a.csv:2: a row that does not have the columns text, stars"),
+        ("a.csv", "text,stars\none,2,3\n", "a.csv:2: a row that does not have the columns"),
+        ("a.csv", 'text,stars\n"never closed,2\n', "a.csv:1: no CSV in UTF-8"),
+        ("a.jsonl", '{"text": "a"}\nb\n', "a.jsonl:2: no JSON"),
+        ("a.jsonl", "[1]\n", "a.jsonl:1: a record must be a mapping"),
+    ],
+)
+def test_what_is_of_another_layout_is_named_with_its_line(tmp_path, name, content, words):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=words):
+        list(read_rows(tmp_path / name))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(DataError, match="none.csv is no file"):
+        list(read_rows(tmp_path / "none.csv"))
+
+
+@pytest.mark.skipif(not KAGGLE.is_file(), reason="Kaggle's reviews are not here")
+def test_kaggles_own_file(tmp_path):
+    with tarfile.open(KAGGLE) as archive:
+        (member,) = (m for m in archive if m.name.endswith("/yelp.csv"))
+        (tmp_path / "yelp.csv").write_bytes(archive.extractfile(member).read())
+    rows = list(read_rows(tmp_path / "yelp.csv"))
+    assert len(rows) == 10_000 and list(rows[0]) == HEADER.split(",")
+    assert {row["stars"] for row in rows} == set("12345") and all(row["text"].strip() for row in rows)

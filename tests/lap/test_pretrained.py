@@ -1,0 +1,73 @@
+"""The trained model that comes with the project: what it is, and the two ways in that the docs show."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
+
+from acp_repro.chain.suite import load_suite
+from acp_repro.lap import PruningAutoencoder
+from acp_repro.lap.compress import main
+from acp_repro.papers.lap.texts import encode, load_texts
+
+ROOT = Path(__file__).parents[2]
+(FOLDER,) = (ROOT / "pretrained").glob("lap-*")
+TEXTS = ["the green cat sat on the mat", "Return the number of items in the list."]
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return PruningAutoencoder.from_pretrained(FOLDER)
+
+
+def test_it_is_small_and_of_the_suite_that_its_card_names(shipped, monkeypatch):
+    sizes = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
+    assert set(sizes) == {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
+    assert sum(sizes.values()) <= 4_000_000
+    monkeypatch.chdir(ROOT)
+    run = load_suite("lap").main_run
+    assert shipped.pruning == run.pruning_config()
+    config = json.loads((FOLDER / "config.json").read_text())
+    assert all(config[name] == value for name, value in run.model.shape.items())
+    card = (FOLDER / "README.md").read_text()
+    weights = sum(p.numel() for p in shipped.parameters())
+    assert f"{weights:,} weights" in card and run.command in card
+
+
+def test_it_keeps_its_accuracy_with_fewer_tokens(shipped, monkeypatch):
+    """The suite's goal, on sentences that were held out from its training, with tokens really removed."""
+    monkeypatch.chdir(ROOT)
+    data = load_suite("lap").file.data
+    texts = [text.text for text in load_texts(data).heldout]
+    rows = encode(shipped.tokenizer, texts, shipped.pruning.max_length)[:100]
+    right = tokens = kept = 0
+    with torch.no_grad():
+        for row in rows:
+            losses = shipped(torch.tensor([row]))
+            right += float(losses.correct) * len(row)
+            kept += int(losses.kept[-1])
+            tokens += len(row)
+    assert right / tokens >= 0.9 and kept / tokens <= 0.6
+
+
+def test_encode_and_decode_as_in_the_docs(shipped):
+    memory = shipped.encode(TEXTS)
+    assert memory.vectors.shape[:2] == memory.positions.shape == (2, int(memory.kept.max()))
+    assert (memory.kept < memory.lengths).all()
+    for row, text in enumerate(TEXTS):
+        ids = shipped.tokenizer.encode(text)
+        places = memory.positions[row][memory.positions[row] >= 0].tolist()
+        assert places[-1] == len(ids)  # EOS
+        assert memory.tokens[row][:-1] == shipped.tokenizer.tokens(ids[i] for i in places[:-1])
+    together = shipped.decode(memory)
+    assert together == [shipped.decode(shipped.encode([text]))[0] for text in TEXTS]
+
+
+def test_the_command_shows_what_is_kept(capsys):
+    assert main([str(FOLDER), "--text", TEXTS[0]]) == 0
+    output = capsys.readouterr().out
+    for words in ("gate 1 drops: ", "gate 2 drops: ", "kept: ", "written: ", "EOS among them"):
+        assert words in output

@@ -1,0 +1,79 @@
+"""What removal saves is measured on what really runs."""
+
+import pytest
+import torch
+
+from acp_repro.lap.decoder import Decoding
+from acp_repro.lap.encoder import encode_removed
+from acp_repro.papers.lap.measure.peak import largest_sum, peak_bytes
+from acp_repro.papers.lap.measure.removal_time import held_bytes
+from tests.lap.tiny import TEXTS, model
+
+CPU = torch.device("cpu")
+
+
+def event(ts, size, device=0):
+    return {"name": "[memory]", "ts": ts, "args": {"Bytes": size, "Device Type": device}}
+
+
+def test_the_largest_sum_is_of_what_lives_at_once():
+    events = [event(3, 50), event(1, 100), event(2, -100), event(2.5, 999, device=1), {"name": "aten::add"}]
+    assert largest_sum(events) == 100
+    assert largest_sum([]) == 0
+
+
+def test_peak_memory_on_a_cpu():
+    def work(first):
+        one = torch.zeros(first)  # float32
+        del one
+        two = torch.zeros(25_000)
+        return two + 1  # two at once
+
+    assert peak_bytes(lambda: work(100_000), CPU) == pytest.approx(400_000, rel=0.01)
+    assert peak_bytes(lambda: work(10), CPU) == pytest.approx(200_000, rel=0.01)
+
+
+def test_peak_memory_on_a_gpu_is_above_what_was_there(monkeypatch):
+    """The logic, without a GPU: what was allocated before does not count, and the peak is reset first."""
+    calls = []
+    for name, value in (
+        ("synchronize", None),
+        ("memory_allocated", 700),
+        ("reset_peak_memory_stats", None),
+        ("max_memory_allocated", 1000),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda device, n=name, v=value: (calls.append(n), v)[1])
+    assert peak_bytes(lambda: calls.append("work"), torch.device("cuda")) == 300
+    assert calls.index("reset_peak_memory_stats") < calls.index("work") < calls.index("max_memory_allocated")
+
+
+@pytest.mark.gpu
+def test_peak_memory_on_a_gpu():
+    device = torch.device("cuda")
+    there = torch.zeros(10**6, device=device)
+    assert peak_bytes(lambda: torch.zeros(10**6, device=device) + 1, device) == pytest.approx(8e6, rel=0.01)
+    del there
+
+
+def test_what_the_decoder_holds_is_what_is_computed():
+    built = model()
+    memory = built.encode(TEXTS)
+    state = Decoding(built.t5, memory.vectors, memory.mask, 5)
+    tensors = [memory.vectors, *(part for layer in state._memory for part in layer)]
+    assert held_bytes(built, memory.vectors) == sum(t.numel() * t.element_size() for t in tensors)
+
+
+def test_the_blocks_after_a_gate_see_what_is_left(monkeypatch):
+    """Tensors get shorter where a gate drops, and stay as they are where it does not."""
+    built = model()
+    ids = built.token_ids(TEXTS)
+    real, eos = ids != built.t5.config.pad_token_id, ids == built.t5.config.eos_token_id
+    lengths = []
+    for block in built.t5.encoder.block:
+        block.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
+    with torch.no_grad():
+        found = encode_removed(built.t5.encoder, ids, real, eos, built.pruning)
+    gates = built.encode_tokens(ids, "removed").kept.sum(-1).amax(-1).tolist()
+    del lengths[len(built.t5.encoder.block) :]  # of the second encoding
+    assert lengths == [ids.shape[1], gates[0], gates[0], gates[1]]  # gates follow blocks 0 and 2
+    assert found.hidden.shape[1] == gates[1] < gates[0] < ids.shape[1]
