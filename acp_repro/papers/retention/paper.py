@@ -14,7 +14,7 @@ _SIMULATE = f"python -m {__package__}.simulations --suite {{suite}}"
 
 
 def _every(suite: RetentionSuite) -> list[Run]:
-    return list(suite.runs)
+    return suite.tuned
 
 
 def _quantity(name: str, columns: str, runs=_every, **facts) -> Quantity:
@@ -180,6 +180,6 @@ PAPER = Paper(
     ),
     quantities=QUANTITIES,
     items=ITEMS,
-    task=f"{__package__}.task:RetentionTask",
+    task=f"{__package__}.task:task_of",
     analysis="analysis.retention",
 )
