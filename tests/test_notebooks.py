@@ -26,7 +26,8 @@ ROOT = Path(__file__).parent.parent
 NAMES = [path.stem for path in refresh.NOTEBOOKS]
 HEADS = "04_exploring_heads"
 CHOOSE = "04-12"  # the cell with the lists to choose a head from
-PICTURES = {"01_forget_gates": 2, "02_pruning_threshold": 4, "03_boundary_search": 3, HEADS: 3}
+RETENTION = "05_adaptive_retention"
+PICTURES = {"01_forget_gates": 2, "02_pruning_threshold": 4, "03_boundary_search": 3, HEADS: 3, RETENTION: 5}
 
 
 def by_cell(notebook) -> dict[str, list]:
@@ -63,8 +64,8 @@ def test_what_is_stored_is_what_the_code_showed(name):
     assert path.read_text(encoding="utf-8") == nbformat.writes(refresh.tidy(notebook)) + "\n"
 
 
-def test_there_are_four_and_they_are_small():
-    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04"]
+def test_there_are_five_and_they_are_small():
+    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05"]
     assert sum(path.stat().st_size for path in refresh.NOTEBOOKS) < refresh.MOST_BYTES
 
 
@@ -230,7 +231,9 @@ def test_a_front_end_that_answers_gets_the_head_that_it_chooses(project):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_shows_what_is_stored(project, name):
-    if name == HEADS:
+    if name == RETENTION:
+        pytest.importorskip("transformers", reason="pip install -e '.[retention]'")
+    if name in (HEADS, RETENTION):
         (project / "pretrained").symlink_to(ROOT / "pretrained")
     start = "." if name.startswith("02") else "notebooks"
     before = set(project.iterdir())

@@ -15,8 +15,9 @@ from .methods import Seen
 from .removal import Call, GateRecord, Removal, joined
 
 # Before the first gate all tokens are there, so that part sets the peak of memory: at inference it goes
-# through the blocks in groups of examples of so many tokens, which still fill a GPU.
-GROUP_TOKENS = 8192
+# through the blocks in groups of examples of so many tokens, which still fill a GPU; in so many groups at
+# most, for each has a gate's small kernels of its own.
+GROUP_TOKENS, MOST_GROUPS = 8192, 8
 
 
 class Pass(Removal):
@@ -135,7 +136,7 @@ class Pass(Removal):
     def _group_size(self) -> int:
         """Examples of a group up to the first gate; 0 for all at once."""
         batch, length = self.shape[:2]
-        size = max(1, GROUP_TOKENS // length)
+        size = max(GROUP_TOKENS // length, batch // MOST_GROUPS, 1)
         plain = self.phase == "hard" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         tensors = any(isinstance(value, Tensor) for value in self.kwargs.values())
         gathers = self.config.removal == "gather" and not self.encoder.windowed
