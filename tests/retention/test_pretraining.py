@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from acp_repro import measure
 from acp_repro import train as train_command
 from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.records import read_records
 from acp_repro.chain.rules import make_rules
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.retention.backbones import start_from
@@ -44,6 +46,7 @@ grid:
   - {{dataset: [toy], backbone: [mini], method: [dense]}}
   - {{dataset: [words], backbone: [mini], method: [mlm]}}
 training: {{learning_rate: 1e-2, dtype: float32, checkpoint_every_seconds: 0}}
+measure: {{examples: 20}}
 """
 
 
@@ -108,6 +111,19 @@ def test_a_resume_gives_the_same_bits(here):
     assert not run.weights_file.exists()
     train(PAPER, run, device=CPU, report=str)
     assert run.weights_file.read_bytes() == whole
+
+
+def test_masked_loss_is_that_of_heldout_text(here):
+    run = here.run("words-mini-mlm")
+    train(PAPER, run, device=CPU, report=str)
+    assert measure.main(["masked_loss", "--suite", "mini", "--device", "cpu"]) == 0
+    (row,) = read_records(here, "masked_loss", [run]).to_dict("records")
+    trained = PAPER.load_task()(run).trained(here, CPU)
+    assert row["measured_tokens"] == 2 * 20 and 0 < row["masked_accuracy_percent"] <= 100
+    ids, labels = trained.task.masked("heldout", list(range(20)), np.random.default_rng(0))
+    logits = trained.model.eval()(input_ids=ids).logits[labels >= 0]
+    expected = torch.nn.functional.cross_entropy(logits, labels[labels >= 0])
+    assert abs(row["masked_loss_nats"] - expected.item()) < 1e-4
 
 
 def test_masks(here):

@@ -22,6 +22,11 @@ def _quantity(name: str, columns: str, runs=_every, **facts) -> Quantity:
 
 
 QUANTITIES = (
+    _quantity(
+        "masked_loss",
+        "masked_loss_nats masked_accuracy_percent measured_tokens",
+        lambda suite: suite.pretrained,
+    ),
     _quantity("score", "split metric score_percent loss_nats measured_examples kept_share"),
     _quantity(
         "pruned_dense",

@@ -221,6 +221,10 @@ class RetentionSuite(Suite):
         """All but pre-training."""
         return [run for run in self.runs if isinstance(run, RetentionRun)]
 
+    @property
+    def pretrained(self) -> list[PretrainingRun]:
+        return [run for run in self.runs if isinstance(run, PretrainingRun)]
+
     def check(self) -> None:
         for run in self.tuned:
             if run.start is not None and run.start not in self.runs:
