@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -196,9 +197,11 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     assert (speed["training_batch_ms"] > 0).all() and (speed["training_batch_examples"] == 2).all()
 
     # A measured run becomes a folder of the project.
-    script = Path(__file__).parents[2] / "scripts/publish_retention.py"
+    root = Path(__file__).parents[2]
+    script = root / "scripts/publish_retention.py"
     given = ["--suite", "mini", "--run", "toy-mini-ar-30-input", "--name", "tiny"]
-    subprocess.run([sys.executable, script, *given], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    subprocess.run([sys.executable, script, *given], check=True, env=environment)
     ours, published = (
         load_file(f / "model.safetensors")
         for f in (here.run("toy-mini-ar-30-input").model_folder, Path("pretrained/tiny"))
