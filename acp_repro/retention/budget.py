@@ -68,11 +68,12 @@ def keep_top(scores: Tensor, candidates: Tensor, protected: Tensor, budget: Tens
 
 
 def top_indices(
-    scores: Tensor, candidates: Tensor, protected: Tensor, budget: Tensor | None, width: int
+    scores: Tensor, candidates: Tensor | None, protected: Tensor, budget: Tensor | None, width: int
 ) -> tuple[Tensor, Tensor | None]:
     """What :func:`keep_top` keeps, as :func:`compact` gives it, without a mask between.
 
     Args:
+        candidates: None: all are.
         budget: (B,) integer, at most the candidates of each example; None: ``width`` of every one.
         width: the largest budget.
 
@@ -88,11 +89,13 @@ def top_indices(
     return places.clamp(max=length - 1), places < length
 
 
-def _best_first(scores: Tensor, candidates: Tensor, protected: Tensor) -> Tensor:
+def _best_first(scores: Tensor, candidates: Tensor | None, protected: Tensor) -> Tensor:
     """(B, T): every example's places, protected candidates first and what is no candidate last."""
     limit = torch.finfo(torch.float32).max
     key = scores.detach().float().clamp(-limit, limit)
-    key = key.masked_fill(protected, torch.inf).masked_fill(~candidates, -torch.inf)
+    key = key.masked_fill(protected, torch.inf)
+    if candidates is not None:
+        key = key.masked_fill(~candidates, -torch.inf)
     return key.sort(dim=1, descending=True, stable=True).indices
 
 

@@ -71,7 +71,8 @@ class Removal:
         else:
             width, same = max(self.host_budgets[index]), len(set(self.host_budgets[index])) == 1
         budget = None if same else self._budget(index)
-        indices, valid = top_indices(ranking, self.valid, self.protected, budget, width)
+        candidates = None if self.is_full else self.valid
+        indices, valid = top_indices(ranking, candidates, self.protected, budget, width)
         if self.r._records is not None:
             chosen = torch.ones_like(indices, dtype=torch.bool) if valid is None else valid
             at = torch.where(chosen, indices, length)

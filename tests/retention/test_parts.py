@@ -179,6 +179,8 @@ def test_top_m_keeps_the_best_and_never_more_than_the_budget(data):
     if budget.item():
         same, none = top_indices(scores, valid, protected, None, budget.item())
         assert none is None and torch.equal(same, indices)
+    if valid.all():
+        assert torch.equal(top_indices(scores, None, protected, budget, length)[0], direct)
 
 
 def test_more_protected_tokens_than_the_budget():
