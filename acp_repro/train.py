@@ -42,8 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1 and choose_device(options.device).type == "cpu":
-        return train_side_by_side(suite, runs, options.jobs, options.watch_every, options.tensorboard)
-    return _train_one_by_one(suite, runs, options)
+        for group in in_order(suite, runs):
+            train_side_by_side(suite, group, options.jobs, options.watch_every, options.tensorboard)
+        return 0
+    ordered = [run for group in in_order(suite, runs) for run in group]
+    return _train_one_by_one(suite, ordered, options)
 
 
 def _launch(options: argparse.Namespace, names: list[str]) -> int:
@@ -88,6 +91,16 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
     return 0
 
 
+def in_order(suite: Suite, runs: list[Run]) -> list[list[Run]]:
+    """``runs`` in groups: each group needs the weights of groups before it alone."""
+    waiting, groups = list(runs), []
+    while waiting:
+        ready = [run for run in waiting if not any(needed in waiting for needed in suite.needs(run))]
+        groups.append(ready)
+        waiting = [run for run in waiting if run not in ready]
+    return groups
+
+
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[Run]:
     names = set(options.run or ())
     chosen = {suite.run(name) for name in names}
@@ -95,7 +108,25 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[Run]:
         if not can_be_drawn(suite, item):
             raise SuiteError(why_not(suite, item))
         chosen |= {run for run, _ in records_of(suite, [item]) if run is not None}
-    return [run for run in suite.runs if run in chosen] if names or options.items else list(suite.runs)
+    if not names and not options.items:
+        return list(suite.runs)
+    chosen = _with_needs(suite, chosen)
+    return [run for run in suite.runs if run in chosen]
+
+
+def _with_needs(suite: Suite, chosen: set[Run]) -> set[Run]:
+    """``chosen``, and what must be trained before them and is not."""
+    if not any(suite.needs(run) for run in chosen):
+        return chosen
+    from .training.run_folder import is_done
+
+    found, waiting = set(), list(chosen)
+    while waiting:
+        run = waiting.pop()
+        if run not in found:
+            found.add(run)
+            waiting += [needed for needed in suite.needs(run) if not is_done(needed)]
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -26,8 +26,9 @@ ROOT = Path(__file__).parent.parent
 NAMES = [path.stem for path in refresh.NOTEBOOKS]
 HEADS = "04_exploring_heads"
 CHOOSE = "04-12"  # the cell with the lists to choose a head from
-LAP = "06_learnable_attention_pruning"
-PICTURES = {"01_forget_gates": 2, "02_pruning_threshold": 4, "03_boundary_search": 3, HEADS: 3, LAP: 5}
+LAP, RETENTION = "06_learnable_attention_pruning", "05_adaptive_retention"
+PICTURES = {"01_forget_gates": 2, "02_pruning_threshold": 4, "03_boundary_search": 3, HEADS: 3}
+PICTURES |= {RETENTION: 5, LAP: 5}
 
 
 def by_cell(notebook) -> dict[str, list]:
@@ -232,10 +233,10 @@ def test_a_front_end_that_answers_gets_the_head_that_it_chooses(project):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_shows_what_is_stored(project, name):
-    if name == LAP:
-        for library in ("transformers", "shap"):
-            pytest.importorskip(library, reason="pip install -e '.[lap]'")
-    if name in (HEADS, LAP):
+    needs = {LAP: ("transformers", "shap"), RETENTION: ("transformers",)}.get(name, ())
+    for library in needs:
+        pytest.importorskip(library, reason="pip install -e '.[lap,retention]'")
+    if name in (HEADS, LAP, RETENTION):
         (project / "pretrained").symlink_to(ROOT / "pretrained")
     start = "." if name.startswith("02") else "notebooks"
     before = set(project.iterdir())

@@ -62,6 +62,10 @@ class Suite:
     def check(self) -> None:
         """For a paper's own class: refuses what can only be seen of the whole, with a ValueError."""
 
+    def needs(self, run: Run) -> list[Run]:
+        """For a paper's own class: runs of the suite whose weights must be there before ``run`` begins."""
+        return []
+
     def with_all_seeds(self, runs: Iterable[Run]) -> list[Run]:
         """``runs`` and those that differ from one of them in the seed alone."""
         settings = {run.setting for run in runs}
@@ -217,7 +221,8 @@ class Paper:
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
         run_columns: columns of every record that say which run it is; keys of ``Run.columns()``.
         quantities, items: what is measured, what is drawn.
-        task: ``MODULE:CLASS`` of its ``training.task.Task``, imported when something is trained.
+        task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's; imported
+            when something is trained.
         analysis: the package of its items' modules, of ``criteria`` and, to describe its models in the
             report, of ``models`` (see ``analysis.report.gather``).
         plan: ``MODULE`` with ``cost_of(run, ...)``, for the plan command; empty for none.
@@ -263,8 +268,8 @@ class Paper:
         """All columns of a quantity's CSV, in order."""
         return ("suite", "run", *self.run_columns, "trained_tokens", *quantity.columns, *ORIGIN_COLUMNS)
 
-    def load_task(self) -> type:
-        """The class of the paper's task; imports torch."""
+    def load_task(self) -> Callable[[Run], Any]:
+        """What makes the task of a run; imports torch."""
         module, _, name = self.task.partition(":")
         return getattr(importlib.import_module(module), name)
 

@@ -84,7 +84,9 @@ def _weights(suite: Suite) -> list[str]:
     for run in suite.runs:
         if suite.weights is None:
             recipe = f"$(TRAIN) --suite {suite.name} --run {run.name} $(FOR)"
-            lines += _rule(run.weights_file, [state.run_stamp(run)], [recipe])
+            # Its settings hold those of what it starts from, so only the order matters here.
+            first = [needed.weights_file for needed in suite.needs(run)]
+            lines += _rule(run.weights_file, [state.run_stamp(run)], [recipe], first)
         else:
             message = (
                 f"error: $@ is missing; it comes with the project: git checkout -- {suite.weights.folder}"
@@ -130,8 +132,9 @@ def _cannot(suite: Suite, item: Item) -> list[str]:
     return [f".PHONY: {targets}", f"{targets}:", f'\t@echo "error: {why_not(suite, item)}" >&2; exit 2']
 
 
-def _rule(target: Path, needs: Iterable[Path], recipe: list[str]) -> list[str]:
-    return [f"{target}: {_paths(needs)} | $(INSTALLED)", *(f"\t{line}" for line in recipe)]
+def _rule(target: Path, needs: Iterable[Path], recipe: list[str], first: Iterable[Path] = ()) -> list[str]:
+    order = " ".join(filter(None, ("$(INSTALLED)", _paths(first))))
+    return [f"{target}: {_paths(needs)} | {order}", *(f"\t{line}" for line in recipe)]
 
 
 def _paths(paths: Iterable[Path]) -> str:

@@ -171,17 +171,23 @@ def _json_lines(text: str, where: str, *fields: str) -> Iterator[dict[str, Any]]
 
 
 def stdlib(
-    path: str | None = None, classes: int = 8, characters: int = 600, most_each: int = 400
+    path: str | None = None,
+    classes: int = 8,
+    characters: int = 600,
+    most_each: int = 400,
+    whole_modules: bool = True,
 ) -> LabelledSet:
     """Parts of the Python standard library; the class is the package that a part comes from.
 
-    A module's parts are all in one split. Line by line the package's own name is left out, so that it is
+    Line by line the package's own name is left out, so that it is
     not simply read.
 
     Args:
         classes: how many packages, those with the most text.
         characters: of a part.
         most_each: parts of one package, spread over its modules.
+        whole_modules: a module's parts are all in one split, which asks for what modules of a package share;
+            else each part is in a split of its own, which asks for the words of known modules.
     """
     parts: dict[str, list[tuple[str, str]]] = {}
     for document in StdlibSource(Path(path) if path else None).documents():
@@ -199,7 +205,7 @@ def stdlib(
         for package in largest:
             by_hash = sorted(parts[package], key=lambda part: hashlib.sha256(part[1].encode()).digest())
             for module, text in by_hash[:most_each]:
-                yield None, module, text, "", package
+                yield None, module if whole_modules else f"{module} {text}", text, "", package
 
     return _classes(rows())
 

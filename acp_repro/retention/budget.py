@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from .settings import RetentionConfig
 
+Length = TypeVar("Length", int, Tensor)
 _SLACK = 1e-6  # 0.29 * 100 is 28.999... in floating point, and means 29
 
 
-def floor_share(lengths: Tensor, share: float) -> Tensor:
-    """floor(share * length), at least 1 where there is a token; (B,) integer."""
+def floor_share(lengths: Length, share: float) -> Length:
+    """floor(share * length), at least 1 where there is a token; of an int, or of (B,) integer."""
+    if isinstance(lengths, int):
+        return max(math.floor(lengths * share + _SLACK), min(lengths, 1))
     kept = torch.floor(lengths.double() * share + _SLACK).long()
     return torch.maximum(kept, lengths.clamp(max=1))
 
 
-def token_budgets(config: RetentionConfig, lengths: Tensor, gates: int) -> list[Tensor]:
-    """M of each gate, for each example: (B,) integer each, never rising from gate to gate.
+def token_budgets(config: RetentionConfig, lengths: Length, gates: int) -> list[Length]:
+    """M of each gate, never rising from gate to gate: an int, or (B,) integer, each.
 
     Args:
-        lengths: (B,) the examples' own tokens, without padding.
+        lengths: the examples' own tokens, without padding: an int, or (B,) integer.
         gates: how many gates there are.
     """
     if config.schedule == "profile":
@@ -57,34 +62,53 @@ def keep_top(scores: Tensor, candidates: Tensor, protected: Tensor, budget: Tens
         protected: (B, T) bool.
         budget: (B,) integer.
     """
+    order = _best_first(scores, candidates, protected)
+    best = torch.arange(order.shape[1], device=order.device) < budget[:, None]
+    return torch.zeros_like(candidates).scatter(1, order, best) & candidates
+
+
+def top_indices(
+    scores: Tensor, candidates: Tensor | None, protected: Tensor, budget: Tensor | None, width: int
+) -> tuple[Tensor, Tensor | None]:
+    """What :func:`keep_top` keeps, as :func:`compact` gives it, without a mask between.
+
+    Args:
+        candidates: None: all are.
+        budget: (B,) integer, at most the candidates of each example; None: ``width`` of every one.
+        width: the largest budget.
+
+    Returns:
+        (B, width) integer indices in order, and (B, width) bool: which are none of filling; None: all.
+    """
+    best = _best_first(scores, candidates, protected)[:, :width]
+    if budget is None:
+        return best.sort(dim=1).values, None
+    length = scores.shape[1]
+    chosen = torch.arange(width, device=best.device) < budget[:, None]
+    places = torch.where(chosen, best, length).sort(dim=1).values  # filling to the end
+    return places.clamp(max=length - 1), places < length
+
+
+def _best_first(scores: Tensor, candidates: Tensor | None, protected: Tensor) -> Tensor:
+    """(B, T): every example's places, protected candidates first and what is no candidate last."""
     limit = torch.finfo(torch.float32).max
     key = scores.detach().float().clamp(-limit, limit)
-    key = key.masked_fill(protected, torch.inf).masked_fill(~candidates, -torch.inf)
-    order = key.sort(dim=1, descending=True, stable=True).indices
-    rank = torch.empty_like(order).scatter_(
-        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
-    )
-    return (rank < budget[:, None]) & candidates
+    key = key.masked_fill(protected, torch.inf)
+    if candidates is not None:
+        key = key.masked_fill(~candidates, -torch.inf)
+    return key.sort(dim=1, descending=True, stable=True).indices
 
 
-def check_protected(protected: Tensor, budget: Tensor, over_budget: str) -> Tensor:
-    """The budget, raised to the protected tokens where ``over_budget`` is ``keep``.
-
-    Raises:
-        ValueError: the protected tokens of an example are more than its budget. Reads the numbers, so the
-            host waits for a GPU.
+def check_protected(needed: Sequence[int], budgets: Sequence[int]) -> None:
+    """Raises:
+    ValueError: the protected tokens of an example are more than its budget.
     """
-    needed = protected.sum(1)
-    if over_budget == "keep":
-        return torch.maximum(budget, needed)
-    over = needed > budget
-    if bool(over.any()):
-        row = int(over.nonzero()[0, 0])
-        raise ValueError(
-            f"example {row}: {int(needed[row])} protected tokens are more than its budget of "
-            f"{int(budget[row])}; raise budget, protect fewer, or set over_budget='keep'"
-        )
-    return budget
+    for row, (tokens, budget) in enumerate(zip(needed, budgets, strict=True)):
+        if tokens > budget:
+            raise ValueError(
+                f"example {row}: {tokens} protected tokens are more than its budget of {budget}; raise "
+                "budget, protect fewer, or set over_budget='keep'"
+            )
 
 
 def compact(mask: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -102,6 +126,12 @@ def compact(mask: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def take(x: Tensor, indices: Tensor) -> Tensor:
-    """``x`` (B, T, ...) at ``indices`` (B, M) of its second dimension."""
-    rest = x.shape[2:]
-    return x.gather(1, indices.reshape(*indices.shape, *[1] * len(rest)).expand(*indices.shape, *rest))
+    """``x`` (B, T, ...) at ``indices`` (B, M) of its second dimension: one copy of whole rows."""
+    rows = flat_rows(indices, x.shape[1])
+    return x.reshape(-1, *x.shape[2:]).index_select(0, rows).view(*indices.shape, *x.shape[2:])
+
+
+def flat_rows(indices: Tensor, length: int) -> Tensor:
+    """(B * M,): ``indices`` (B, M) of examples of ``length`` tokens as rows of all of them together."""
+    first = torch.arange(0, len(indices) * length, length, device=indices.device)
+    return (indices + first[:, None]).view(-1)

@@ -47,10 +47,11 @@ class Encoder:
         out = (self.call or _call)(block, hidden, mask, **kwargs)
         return out[0] if isinstance(out, tuple) else out
 
-    def wrap(self, hidden: Tensor) -> Any:
-        """What the stack's forward gives, of its last hidden state."""
+    @property
+    def output_class(self) -> type:
+        """Of what the stack's forward gives."""
         module, _, name = self.output.partition(":")
-        return getattr(importlib.import_module(module), name)(last_hidden_state=hidden)
+        return getattr(importlib.import_module(module), name)
 
 
 _KNOWN: dict[str, Encoder] = {}
@@ -106,6 +107,8 @@ def _call(block: nn.Module, hidden: Tensor, mask: Any, **kwargs: Any) -> Any:
 
 # ---- attention received -----------------------------------------------------------------------
 
+_MOST_WEIGHTS = 1 << 25  # attention weights that are held at once
+
 
 def attention_received(
     encoder: Encoder,
@@ -117,8 +120,8 @@ def attention_received(
 ) -> Tensor:
     """How much attention each token receives in a block, summed over heads and queries: (B, T) float32.
 
-    Computed anew from the block's projections, a few heads at a time, because fused attention hands out no
-    weights.
+    Computed anew from the block's projections, because fused attention hands out no weights; a few queries
+    at a time, so that no matrix of T x T weights is held.
 
     Args:
         hidden: (B, T, D), what goes into the block.
@@ -132,10 +135,15 @@ def attention_received(
     if encoder.windowed:
         _add_windowed(received, block, query, key, hidden, valid, heads, global_)
         return received
-    bias = torch.zeros(valid.shape, device=hidden.device).masked_fill(~valid, -torch.inf)[:, None]
-    for q, k in _heads(query, key, hidden, heads):
-        weights = torch.softmax((q @ k.mT).float() * q.shape[-1] ** -0.5 + bias, -1)
-        received += (weights * valid[:, :, None]).sum(1)
+    q, k = (f(hidden).unflatten(-1, (heads, -1)).transpose(1, 2) for f in (query, key))
+    bias = torch.zeros(valid.shape, device=hidden.device).masked_fill(~valid, -torch.inf)[:, None, None]
+    attends = valid.float()[:, None, None]
+    step = max(1, _MOST_WEIGHTS // (q.shape[0] * heads * q.shape[2]))
+    with torch.autocast(hidden.device.type, enabled=False):
+        for first in range(0, q.shape[2], step):
+            logits = (q[:, :, first : first + step] @ k.mT).float() * q.shape[-1] ** -0.5
+            weights = torch.softmax(logits.add_(bias), -1)
+            received += (attends[..., first : first + step] @ weights).sum((1, 2))
     return received
 
 

@@ -2,59 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import gates as _gates
-from .budget import check_protected, compact, keep_top, take, token_budgets
+from .budget import check_protected, keep_top
 from .encoders import attention_received
 from .methods import Seen
+from .removal import Call, GateRecord, Removal, joined
+
+# Before the first gate all tokens are there, so that part sets the peak of memory: at inference it goes
+# through the blocks in groups of examples of so many tokens, which still fill a GPU; in so many groups at
+# most, for each has a gate's small kernels of its own.
+GROUP_TOKENS, MOST_GROUPS = 8192, 8
 
 
-@dataclass
-class Call:
-    """What one call of the model says of its tokens.
-
-    Attributes:
-        valid, protected: (B, T) bool.
-        ids: (B, T) integer, or None.
-    """
-
-    valid: Tensor
-    protected: Tensor
-    ids: Tensor | None
-
-
-@dataclass
-class GateRecord:
-    """What one gate did in one call, at the places of the original sequence.
-
-    Attributes:
-        place: 0 is the input, l is after block l.
-        scores: (B, T) float32, NaN for what was dropped before or is padding.
-        kept: (B, T) bool: which tokens go on.
-        z: (B, T) float: what they were multiplied by.
-        budget: (B,) integer M.
-        counted: (B, T) float: p, or P(z > 0), as the penalty counts it; None where nothing is learned.
-    """
-
-    place: int
-    scores: Tensor
-    kept: Tensor
-    z: Tensor
-    budget: Tensor
-    counted: Tensor | None
-
-
-class Pass:
+class Pass(Removal):
     """One pass through the blocks; see ``Retention.run``.
+
+    On a GPU the host reads values at most once, at the start, where a mask was given (transformers waits
+    there too) or more than [CLS] is protected; every later size follows from those numbers.
 
     Args:
         retention: the ``Retention`` whose gates stand between the blocks.
     """
+
+    # What has a row for each example, beside ``mask``.
+    _ROWS = ("hidden", "valid", "protected", "ids", "positions", "held", "all_valid", "all_protected")
 
     def __init__(self, retention: nn.Module, layers: nn.ModuleList, hidden: Tensor, mask: Any, kwargs: dict):
         self.r, self.config, self.encoder = retention, retention.config, retention.encoder
@@ -65,18 +42,20 @@ class Pass:
             raise RuntimeError("the encoder must be called through the model that retain returned")
         batch, length = hidden.shape[:2]
         extra = length - call.valid.shape[1]  # Longformer fills up its window
-        self.valid = nn.functional.pad(call.valid, (0, extra))
-        self.protected = nn.functional.pad(call.protected, (0, extra)) & self.valid
-        self.ids = None if call.ids is None else nn.functional.pad(call.ids, (0, extra))
+        filled = (lambda x: nn.functional.pad(x, (0, extra))) if extra else (lambda x: x)
+        self.valid = filled(call.valid)
+        self.protected = filled(call.protected)
+        self.ids = None if call.ids is None else filled(call.ids)
         self.positions = torch.arange(length, device=hidden.device).expand(batch, length)
         self.global_ = None
         if self.encoder.windowed:
             self.global_ = mask > 0
             self.protected = (self.protected | self.global_) & self.valid
-        self.lengths = self.valid.sum(1)
-        if self._may_look():
-            self._check_tokens()
-        self.shape = hidden.shape
+        self.shape, self.length = hidden.shape, call.valid.shape[1]
+        self.all_valid, self.all_protected = self.valid, self.protected  # those of the whole sequence
+        self.is_full = call.is_full and not extra  # whether all tokens are known to be valid
+        self.host_budgets: list[list[int]] | None = None  # of each gate, M of each example
+        self._read_lengths(call)
         self.c: Tensor | None = None  # (B, T): product of the z so far, where tokens stay in place
         self.expected: Tensor | None = None  # the same of p
         self.moved = False  # whether tokens have left their places
@@ -84,35 +63,119 @@ class Pass:
         self.terms: list[Tensor] = []
         self.violations: list[Tensor] = []
 
-    def _may_look(self) -> bool:
-        """Whether the host may read values: always on a CPU, and at inference, which waits anyway."""
-        return not torch.compiler.is_compiling() and (not self.r.training or self.hidden.device.type == "cpu")
+    def _read_lengths(self, call: Call) -> None:
+        """Fills ``host_budgets`` and ``is_full``, as far as the host may know.
 
-    def _check_tokens(self) -> None:
-        if not bool((self.lengths > 0).all()):
-            row = int((self.lengths == 0).nonzero()[0, 0])
-            raise ValueError(f"example {row} is all padding; leave it out")
+        Raises:
+            ValueError: an example is all padding, or protects more than its budget.
+        """
+        self.more = call.protects_more or self.encoder.windowed
+        if call.is_full and not self.more:
+            lengths, needs = [self.length] * self.shape[0], [min(1, self.length)] * self.shape[0]
+        elif self._may_look():
+            lengths, needs = torch.stack([self.lengths, self.needed]).tolist()
+            self.is_full = min(lengths) == self.valid.shape[1]
+        else:
+            return
+        if 0 in lengths:
+            raise ValueError(f"example {lengths.index(0)} is all padding; leave it out")
+        of_length = {n: self.r.budgets(n) for n in set(lengths)}
+        self.host_budgets = [[of_length[n][gate] for n in lengths] for gate in range(len(self.r.places))]
+        if self.config.over_budget == "error":
+            for budgets in self.host_budgets:
+                check_protected(needs, budgets)
+        self.host_budgets = [
+            [max(m, n) for m, n in zip(each, needs, strict=True)] for each in self.host_budgets
+        ]
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,) integer: tokens of each example at the start."""
+        return self.all_valid.sum(1)
+
+    @property
+    def needed(self) -> Tensor:
+        """(B,) integer: how many of them are protected."""
+        return self.all_protected.sum(1) if self.more else self.lengths.clamp(max=1)
+
+    def _may_look(self) -> bool:
+        """Whether the host may read values. In training on a GPU only where a baseline's sizes need it."""
+        if torch.compiler.is_compiling():
+            return False
+        if self.hidden.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        return self.phase == "hard" or not self.hidden.is_cuda
+
+    def _budget(self, gate: int) -> Tensor:
+        """(B,) integer M of a gate, with what is protected beyond."""
+        return torch.maximum(self.r.budgets(self.lengths)[gate], self.needed)
 
     def run(self) -> Tensor:
         gate_at = {place: index for index, place in enumerate(self.r.places)}
-        self.budgets = self._budgets()
+        done = 0
         if 0 in gate_at:
             self._gate(gate_at[0], self.layers[0], self.hidden, self.valid)
-        for number, block in enumerate(self.layers, 1):
-            before, valid = self.hidden, self.valid
-            self.hidden = self.encoder.run(block, self.hidden, self.mask, self.kwargs)
-            if self.c is not None:
-                self.hidden = self.hidden * self.c[..., None].to(self.hidden.dtype)
-            if number in gate_at:
-                self._gate(gate_at[number], block, before, valid)
+        elif size := self._group_size():
+            done = self.r.places[0]
+            self._in_groups(size, done)
+        for number in range(done + 1, len(self.layers) + 1):
+            self._block(number, gate_at.get(number))
         self._settle()
         return self._in_place()
 
-    def _budgets(self) -> list[Tensor]:
-        """M of each active gate."""
-        places = self.r.all_places
-        all_of_them = token_budgets(self.config, self.lengths, len(places))
-        return [all_of_them[places.index(place)] for place in self.r.places]
+    def _block(self, number: int, gate: int | None) -> None:
+        block = self.layers[number - 1]
+        looks_back = gate is not None and self.r.gates[gate].needs_attention
+        before = (self.hidden, self.valid) if looks_back else (None, None)
+        self.hidden = self.encoder.run(block, self.hidden, self.mask, self.kwargs)
+        if self.c is not None:
+            self.hidden = self.hidden * self.c[..., None].to(self.hidden.dtype)
+        if gate is not None:
+            self._gate(gate, block, *before)
+
+    def _group_size(self) -> int:
+        """Examples of a group up to the first gate; 0 for all at once."""
+        batch, length = self.shape[:2]
+        size = max(GROUP_TOKENS // length, batch // MOST_GROUPS, 1)
+        plain = self.phase == "hard" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        tensors = any(isinstance(value, Tensor) for value in self.kwargs.values())
+        gathers = self.config.removal == "gather" and not self.encoder.windowed
+        known = self.host_budgets is not None and self.config.selection == "top_m"
+        return size if plain and gathers and known and not tensors and size < batch else 0
+
+    def _in_groups(self, size: int, last: int) -> None:
+        """The blocks up to place ``last`` and its gate, group after group of ``size`` examples."""
+        batch, records, parts = self.shape[0], self.r._records, []
+        mine: list[list[GateRecord]] = []
+        try:
+            for first in range(0, batch, size):
+                self.r._records = None if records is None else []
+                part = self._rows(slice(first, first + size))
+                for number in range(1, last + 1):
+                    part._block(number, 0 if number == last else None)
+                parts.append(part)
+                mine.append(self.r._records)
+        finally:
+            self.r._records = records
+        if records is not None:
+            records += [joined(of_gate) for of_gate in zip(*mine, strict=True)]
+        for name in self._ROWS:
+            values = [getattr(part, name) for part in parts]
+            setattr(self, name, None if values[0] is None else torch.cat(values))
+        self.moved, self.is_full = parts[0].moved, parts[0].is_full
+        if self.moved:
+            self.mask = self._block_mask(None)
+
+    def _rows(self, rows: slice) -> Pass:
+        """The same pass of some examples; sizes stay those of all."""
+        part = copy.copy(self)
+        for name in self._ROWS:
+            if getattr(self, name) is not None:
+                setattr(part, name, getattr(self, name)[rows])
+        part.shape = part.hidden.shape
+        if isinstance(self.mask, Tensor) and self.mask.shape[0] > 1:
+            part.mask = self.mask[rows]
+        return part
 
     # ---- one gate ------------------------------------------------------------------------------
 
@@ -131,26 +194,23 @@ class Pass:
                     self.r.model_config.num_attention_heads,
                     self.global_,
                 )
-        seen = Seen(self.hidden, self.valid, received, self.ids, self.positions)
+        valid = None if self.is_full else self.valid
+        seen = Seen(self.hidden, self.valid, received, self.ids, self.positions, self.is_full)
         scores = gate(seen)
-        if self._may_look() and bool((torch.isnan(scores) & self.valid).any()):
-            raise ValueError(
-                f"the scores of the gate at place {self.r.places[index]} are NaN: its input is, or its "
-                "weights are"
-            )
-        budget = self.budgets[index]
-        if self._may_look():
-            budget = check_protected(self.protected, budget, config.over_budget)
-        else:
-            budget = torch.maximum(budget, self.protected.sum(1))
-        free = self.valid & ~self.protected
+        self._note_nan(index, scores, valid)
         counted = None
-        if config.is_learned:
-            counted = torch.where(free, _gates.counted(config, scores), self.valid.to(scores.dtype))
+        if config.is_learned and (self.r.training or self.r._records is not None):
+            counted = torch.where(self._free(), _gates.counted(config, scores), self.valid.to(scores.dtype))
         if self.r.training and config.is_learned:
-            self._count(counted, budget, gate.extra_loss(scores, free))
+            self._count(counted, self._budget(index), gate.extra_loss(scores, self._free()))
+        if self._gathers_by_index():
+            if config.dropped == "last":
+                self._hold()
+            self._remove_by_index(index, gate.ranking(scores, seen), scores, counted)
+            return
+        budget = self._budget(index)
         kept = self._chosen(gate, scores, seen, budget)
-        z = self._soft(gate, scores, kept, free)
+        z = self._soft(gate, scores, kept, self._free())
         if self.r._records is not None:
             self._record(index, scores, kept, z, budget, counted)
         if config.dropped == "last":
@@ -159,12 +219,31 @@ class Pass:
             self.c = z if self.c is None else self.c * z
             self._soften(z)
         elif self.phase == "straight" or (config.removal == "mask" and not self.encoder.windowed):
-            self.valid = self.valid & kept
+            self.valid, self.is_full = self.valid & kept, False
             self.c = z if self.c is None else self.c * z
             self.hidden = self.hidden * z[..., None].to(self.hidden.dtype)
             self.mask = self._block_mask(None)
         else:
             self._remove(kept)
+
+    def _free(self) -> Tensor:
+        """(B, T) bool: the tokens that may be dropped."""
+        return self.valid & ~self.protected
+
+    def _gathers_by_index(self) -> bool:
+        """Whether the tokens to keep are known as indices of a known number, without a mask between."""
+        learned_threshold = self.config.selection == "threshold" and self.config.is_learned
+        gathers = self.config.removal == "gather" and not self.encoder.windowed
+        return self.phase == "hard" and gathers and not learned_threshold
+
+    def _note_nan(self, index: int, scores: Tensor, valid: Tensor | None) -> None:
+        """Raises at once on a CPU; on a GPU ``Retention.during`` looks once all is launched."""
+        if torch.compiler.is_compiling() or (self.r.training and scores.is_cuda):
+            return
+        found = torch.isnan(scores) if valid is None else torch.isnan(scores) & valid
+        self.r._suspects.append((self.r.places[index], found.any()))
+        if not scores.is_cuda:
+            self.r.raise_suspects()
 
     def _chosen(self, gate: nn.Module, scores: Tensor, seen: Seen, budget: Tensor) -> Tensor:
         """(B, T) bool: the tokens that inference keeps (Eq. 7, or the ablation's threshold)."""
@@ -211,89 +290,15 @@ class Pass:
             penalty = penalty + (multiplier.detach() * violations.detach()).sum()
         else:
             penalty = (multiplier * violations).sum()
+        penalty = penalty + 0.5 * self.config.augmentation * violations.square().sum()
         self.r.penalty = penalty + sum(self.terms)
         if torch.is_grad_enabled():
             self.r._violations.append(violations.detach())
-
-    # ---- what a gate does to the tensors ----------------------------------------------------------
 
     def _soften(self, z: Tensor) -> None:
         self.hidden = self.hidden * z[..., None].to(self.hidden.dtype)
         if self.config.gate_keys:
             self.mask = self._block_mask(torch.log(self.c.clamp(min=1e-6)))
-
-    def _remove(self, kept: Tensor) -> None:
-        """Gathers the kept tokens of each example into shorter tensors."""
-        width = int(kept.sum(1).max())
-        if width == self.valid.shape[1]:
-            return
-        if self.encoder.windowed:
-            window = max(self.r.model_config.attention_window)
-            width = -(-width // window) * window
-            if self.config.removal == "mask":
-                width = kept.shape[1]
-            width = min(width, kept.shape[1])
-        indices, valid = compact(kept, width)
-        self.hidden = take(self.hidden, indices)
-        self.positions = take(self.positions, indices)
-        self.protected = take(self.protected, indices) & valid
-        self.ids = None if self.ids is None else take(self.ids, indices)
-        self.global_ = None if self.global_ is None else take(self.global_, indices) & valid
-        self.valid, self.moved = valid, True
-        self.mask = self._block_mask(None)
-
-    def _block_mask(self, bias: Tensor | None) -> Any:
-        """The attention mask of what is left, in the form that the blocks take.
-
-        Args:
-            bias: (B, T) float added to the attention that a token receives.
-        """
-        if self.encoder.windowed:
-            if bias is not None:
-                raise ValueError("gate_keys: windowed attention takes no bias; leave it off")
-            limits = torch.finfo(self.hidden.dtype)
-            mask = torch.zeros(self.valid.shape, dtype=self.hidden.dtype, device=self.hidden.device)
-            return mask.masked_fill(self.global_, limits.max).masked_fill(~self.valid, limits.min)
-        if bias is None:
-            from transformers.masking_utils import create_bidirectional_mask
-
-            return create_bidirectional_mask(
-                config=self.r.model_config, inputs_embeds=self.hidden, attention_mask=self.valid.long()
-            )
-        implementation = self.r.model_config._attn_implementation
-        if implementation not in ("sdpa", "eager"):
-            raise ValueError(f"gate_keys: needs attn_implementation sdpa or eager, not {implementation}")
-        bias = bias.masked_fill(~self.valid, torch.finfo(torch.float32).min).to(self._attention_dtype())
-        length = bias.shape[1]
-        return bias[:, None, None].expand(-1, 1, length, length)
-
-    def _attention_dtype(self) -> torch.dtype:
-        kind = self.hidden.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.hidden.dtype
-
-    def _hold(self) -> None:
-        """Keeps the states that tokens have when they come to a gate."""
-        if self.moved:
-            self.held = self._spread(self.held)
-        elif self.c is None:
-            self.held = self.hidden
-        else:
-            self.held = self.hidden + (1 - self.c[..., None]).to(self.hidden.dtype) * self.held
-
-    def _spread(self, onto: Tensor | None) -> Tensor:
-        """The states that are left, at their original places; others as in ``onto``, or 0."""
-        # Filling goes to a place past the end, which is cut off.
-        batch, length, width = self.shape
-        onto = self.hidden.new_zeros(self.shape) if onto is None else onto.to(self.hidden.dtype)
-        at = torch.where(self.valid, self.positions, length)[..., None].expand(-1, -1, width)
-        return nn.functional.pad(onto, (0, 0, 0, 1)).scatter(1, at, self.hidden)[:, :length]
-
-    def _in_place(self) -> Tensor:
-        if self.moved:
-            return self._spread(self.held)
-        if self.c is not None and self.held is not None:
-            return self.hidden + (1 - self.c[..., None]).to(self.hidden.dtype) * self.held
-        return self.hidden
 
     def _record(self, index, scores, kept, z, budget, counted) -> None:
         batch, length = self.shape[:2]

@@ -25,6 +25,7 @@ class Seen:
         valid: (B, T) bool: neither padding nor dropped.
         received: (B, T) float, attention received in the block before, for the methods that rank by it.
         ids: (B, T) integer token ids, or None; positions: (B, T) integer, in the original sequence.
+        is_full: all tokens are known to be valid.
     """
 
     hidden: Tensor
@@ -32,6 +33,7 @@ class Seen:
     received: Tensor | None
     ids: Tensor | None
     positions: Tensor
+    is_full: bool = False
 
 
 class Gate(nn.Module, ABC):
@@ -70,7 +72,7 @@ class AdaptiveGate(Gate):
         )
 
     def forward(self, seen: Seen) -> Tensor:
-        return self.scorer(seen.hidden, seen.valid)
+        return self.scorer(seen.hidden, None if seen.is_full else seen.valid)
 
 
 class RandomGate(Gate):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .budget import active_gates
+from .budget import Length, active_gates, token_budgets
 from .encoders import Encoder
 from .forward import Call, GateRecord, Pass
 from .methods import GATES
@@ -31,6 +31,7 @@ class Retention(nn.Module):
     def __init__(self, config: RetentionConfig, encoder: Encoder, model_config: Any, num_layers: int):
         super().__init__()
         self.config, self.encoder, self.model_config = config, encoder, model_config
+        self.output_class = encoder.output_class
         self.all_places = config.places(num_layers)
         self.places = active_gates(config, self.all_places)
         hidden_size = model_config.hidden_size
@@ -46,6 +47,7 @@ class Retention(nn.Module):
         self._violations: list[Tensor] = []
         self._call: Call | None = None
         self._records: list[GateRecord] | None = None
+        self._suspects: list[tuple[int, Tensor]] = []  # places, and whether their scores held a NaN
 
     def configure(self, **changes: Any) -> None:
         """Changes settings that need no other weights, such as ``budget``, ``selection`` or ``removal``.
@@ -101,6 +103,11 @@ class Retention(nn.Module):
                 self.multiplier.clamp_(min=0)
         return violation
 
+    def budgets(self, lengths: Length) -> list[Length]:
+        """M of each gate that can drop something, for an int or (B,) integer tokens of an example."""
+        of_all = token_budgets(self.config, lengths, len(self.all_places))
+        return [of_all[self.all_places.index(place)] for place in self.places]
+
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
         """The dense model inside."""
@@ -112,12 +119,32 @@ class Retention(nn.Module):
 
     @contextlib.contextmanager
     def during(self, call: Call) -> Iterator[None]:
-        """A call of the model: what its tokens are."""
+        """A call of the model: what its tokens are.
+
+        Raises:
+            ValueError: after it, scores of a gate were NaN. A GPU is waited for only now.
+        """
         self._call, self.penalty = call, None
+        self._suspects.clear()
         try:
             yield
         finally:
             self._call = None
+        if self._suspects and not torch.cuda.is_current_stream_capturing():
+            self.raise_suspects()
+
+    def raise_suspects(self) -> None:
+        """Raises:
+        ValueError: the scores of a gate were NaN in this call.
+        """
+        suspects, self._suspects = self._suspects, []
+        if suspects:
+            found = torch.stack([value for _, value in suspects]).tolist()
+            for (place, _), is_nan in zip(suspects, found, strict=True):
+                if is_nan:
+                    raise ValueError(
+                        f"the scores of the gate at place {place} are NaN: its input is, or its weights are"
+                    )
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[list[GateRecord]]:

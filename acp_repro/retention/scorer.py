@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+
 import torch
 from torch import Tensor, nn
 
@@ -90,7 +93,12 @@ class RetentionScorer(nn.Module):
             kept: (B, T) bool: what the summary runs over, in order; None for all. The scores of other
                 tokens mean nothing.
         """
-        local_part, global_part = wide(self.w(hidden)), wide(self.u(hidden))
+        parts = nn.functional.linear(hidden, torch.cat([self.w.weight, self.u.weight]))  # both in one product
+        if _has_kernel(parts):
+            from .kernel import scan
+
+            return scan(parts, kept, self.decay, self.v.weight.view(-1), self.v.bias)
+        local_part, global_part = wide(parts).chunk(2, -1)
         if kept is not None:  # to the front, and back
             indices, _ = compact(kept, kept.shape[1])
             global_part = take(global_part, indices)
@@ -101,6 +109,18 @@ class RetentionScorer(nn.Module):
                 before = torch.empty_like(before).scatter(1, indices[..., None].expand_as(before), before)
             activity = torch.tanh(local_part + before)
             return nn.functional.linear(activity, wide(self.v.weight), wide(self.v.bias)).squeeze(-1)
+
+
+def _has_kernel(parts: Tensor) -> bool:
+    """Whether the scan is one kernel: at inference on a GPU, eagerly."""
+    if not parts.is_cuda or parts.dtype == torch.float64 or torch.compiler.is_compiling():
+        return False
+    return not (torch.is_grad_enabled() and parts.requires_grad) and _has_triton()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def wide(x: Tensor) -> Tensor:

@@ -63,6 +63,8 @@ class RetentionConfig:
         initial_multiplier: lambda at the start.
         constraint: ``at_most`` as in Eq. 2, lambda >= 0; ``equal``: lambda may be negative, so that gates
             which close below the budget are opened again.
+        augmentation: weight c of c/2 (sum p - M)^2 in the penalty (the method of multipliers): it damps the
+            multiplier, which else swings. The paper has none.
         selection: ``top_m`` (Eq. 7), or ``threshold``: the ablation that keeps p > ``threshold``.
         gate_keys: in training, add log z to the attention that a token receives, so that a closed token is
             not attended to, as at inference. The paper's text multiplies H alone.
@@ -103,6 +105,7 @@ class RetentionConfig:
     multiplier_step: float = 1e-2
     initial_multiplier: float = 0.0
     constraint: str = "at_most"
+    augmentation: float = 0.0
     selection: str = "top_m"
     threshold: float = 0.5
     gate_keys: bool = False
@@ -151,7 +154,7 @@ class RetentionConfig:
         number("initial_logit", math.isfinite, "finite")
         for name in ("scorer_width", "ranks"):
             number(name, lambda x: x == int(x) >= 1, "a whole number of at least 1")
-        for name in ("bottleneck_weight", "distillation_weight"):
+        for name in ("bottleneck_weight", "distillation_weight", "augmentation"):
             number(name, lambda x: 0 <= x < math.inf, "finite and not negative")
         number("open_steps", lambda x: x == int(x) >= 0, "a whole number of at least 0")
         if self.hard_from_step is not None:

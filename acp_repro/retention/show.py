@@ -67,7 +67,7 @@ def show(folder: Path, text: str, question: str = "", budget: float | None = Non
     logging.disable_progress_bar()
 
     try:
-        model = from_pretrained(folder).eval()
+        model = from_pretrained(folder, dtype=torch.float32).eval()  # a CPU is slow in bfloat16
         if budget is not None:
             model.retention.configure(budget=budget)
     except ValueError as error:

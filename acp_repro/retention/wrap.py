@@ -135,7 +135,7 @@ def _retained_stack(base: type) -> type:
         layers = retention.encoder.layers_of(self)
         hidden = retention.run(layers, hidden_states, attention_mask, kwargs)
         hidden = hidden[:, : hidden.shape[1] - padding]
-        return (hidden,) if as_tuple else retention.encoder.wrap(hidden)
+        return (hidden,) if as_tuple else retention.output_class(last_hidden_state=hidden)
 
     return type(f"{_PREFIX}{base.__name__}", (base,), {"forward": forward})
 
@@ -154,16 +154,19 @@ def _describe(model: nn.Module, given: dict[str, Any], protected_mask: Tensor | 
     mask = given.get("attention_mask")
     if mask is None:
         valid = torch.ones(shape, dtype=torch.bool, device=device)
+        protected = torch.zeros_like(valid)
+        protected[:, 0] = True
     elif mask.dim() != 2 or mask.shape != shape:
         raise ValueError(
             f"attention_mask: must be {tuple(shape)}, one entry a token, got {tuple(mask.shape)}"
         )
     else:
         valid = mask.to(device) > 0
-    # The first token that is none of padding: [CLS], whatever side the padding is on.
-    protected = valid & (valid.cumsum(1) == 1)
+        # The first token that is none of padding: [CLS], whatever side the padding is on.
+        protected = valid & (valid.cumsum(1) == 1)
     config = model.retention.config
-    if _protects_question(model, config):
+    asks = _protects_question(model, config)
+    if asks:
         protected = protected | _question(model, config, ids, valid)
     if protected_mask is not None:
         if protected_mask.shape != shape:
@@ -172,7 +175,7 @@ def _describe(model: nn.Module, given: dict[str, Any], protected_mask: Tensor | 
                 f"got {tuple(protected_mask.shape)}"
             )
         protected = protected | (protected_mask.to(device).bool() & valid)
-    return Call(valid, protected, ids)
+    return Call(valid, protected, ids, mask is None, asks or protected_mask is not None)
 
 
 def _protects_question(model: nn.Module, config: RetentionConfig) -> bool:

@@ -50,7 +50,8 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
         ``model.NAME`` for each buffer that a state dict holds; ``optimizer.step`` (1,) float32, the updates
         done, which all weights have in common.
     """
-    weights = {name for name, _ in model.named_parameters()}
+    # A tied weight stands here once, under the first of its names.
+    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     state = {f"model.{n}": t.detach() for n, t in model.state_dict().items() if n not in weights}
     for name, parameter in model.named_parameters():
         of_parameter = optimizer.state[parameter]

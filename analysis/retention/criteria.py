@@ -15,16 +15,21 @@ from .figure2 import DEFAULTS
 
 def _test_means(score: pd.DataFrame) -> pd.DataFrame:
     """One row a task, method, budget and place of the gates: the first score of the test split, mean over
-    seeds, and its standard error in points from the number of examples and seeds."""
+    seeds, and its standard error in points, from the number of examples and from how seeds differ."""
     test = score[score["split"] == "test"]
     first = test.groupby("dataset")["metric"].transform("first")
     test = test[test["metric"] == first]
     key = ["dataset", "backbone", "method", "budget", "gates"]
     table = test.groupby(key, as_index=False).agg(
-        mean=("score_percent", "mean"), seeds=("seed", "nunique"), examples=("measured_examples", "max")
+        mean=("score_percent", "mean"),
+        std=("score_percent", "std"),
+        seeds=("seed", "nunique"),
+        examples=("measured_examples", "max"),
     )
-    # Of a share; seeds are tested on the same examples, so they add none.
-    table["error"] = (table["mean"] * (100 - table["mean"]) / table["examples"]).clip(lower=0) ** 0.5
+    # Of a share: seeds are tested on the same examples, so more of them make it no smaller. One seed alone
+    # says nothing of how seeds differ.
+    of_examples = (table["mean"] * (100 - table["mean"]) / table["examples"]).clip(lower=0)
+    table["error"] = (of_examples + table["std"].fillna(0.0) ** 2 / table["seeds"]) ** 0.5
     return table
 
 

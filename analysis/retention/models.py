@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from acp_repro.chain.paper import Item
-from acp_repro.papers.retention.suite import RetentionRun, RetentionSuite
+from acp_repro.papers.retention.suite import PretrainingRun, RetentionRun, RetentionSuite
 
 from ..published import published
 
@@ -33,23 +33,25 @@ def row_name(method: str, gates: str) -> str:
     return ", ".join(filter(None, (METHODS[method], PLACES[gates])))
 
 
-def run_cells(run: RetentionRun) -> dict[str, str]:
+def run_cells(run: RetentionRun | PretrainingRun) -> dict[str, str]:
     """What a run is, as columns of the report's table of runs."""
+    pretrains = isinstance(run, PretrainingRun)
+    plain = run.is_dense or pretrains
     return {
         "task": run.dataset_name,
         "encoder": run.backbone_name,
-        "method": METHODS[run.method],
-        "budget": "" if run.is_dense else f"{100 * run.budget:g} %",
+        "method": "Masked language modelling" if pretrains else METHODS[run.method],
+        "budget": "" if plain else f"{100 * run.budget:g} %",
         "gates": PLACES[run.gates],
-        "relaxation": "" if run.is_dense else ", ".join(f"{x:g}" for x in run.relaxation),
+        "relaxation": "" if plain else ", ".join(f"{x:g}" for x in run.relaxation),
         "seed": str(run.seed),
     }
 
 
 def describe(suite: RetentionSuite) -> str:
     """The models of a suite in half a sentence."""
-    tasks = ", ".join(dict.fromkeys(run.dataset_name for run in suite.runs))
-    encoders = dict.fromkeys((run.backbone_name, run.backbone) for run in suite.runs)
+    tasks = ", ".join(dict.fromkeys(run.dataset_name for run in suite.tuned))
+    encoders = dict.fromkeys((run.backbone_name, run.backbone) for run in suite.tuned)
     words = ", ".join(f"{name} ({_shape(backbone)})" for name, backbone in encoders)
     return f"{words}, fine-tuned on {tasks}"
 
@@ -57,15 +59,16 @@ def describe(suite: RetentionSuite) -> str:
 def _shape(backbone) -> str:
     if backbone.pretrained:
         return f"weights of {backbone.pretrained}"
-    return f"{backbone.num_hidden_layers} blocks of width {backbone.hidden_size}, from scratch"
+    start = f"pre-trained here on {backbone.pretrained_on}" if backbone.pretrained_on else "from scratch"
+    return f"{backbone.num_hidden_layers} blocks of width {backbone.hidden_size}, {start}"
 
 
 def caveat(suite: RetentionSuite) -> str:
     """In what the suite's models are less than the paper's, and how its contradictions are read."""
-    fresh = [run for run in suite.runs if not run.backbone.pretrained]
+    fresh = [run for run in suite.tuned if not run.backbone.pretrained]
     start = (
         "The paper fine-tunes published weights of DistilBERT (66M) and Longformer (149M); the encoders here "
-        "start from scratch and are small, so scores compare with each other and not with the paper's. "
+        "saw far less text, so scores compare with each other and not with the paper's. "
         if fresh
         else ""
     )

@@ -10,7 +10,7 @@ from . import models
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """One row a method, budget and length: time, throughput against dense, scorer, memory.
+    """One row a method, budget and length: time, throughput against dense, scorer, memory, and training.
 
     Args:
         records: ``speed`` records.
@@ -22,6 +22,9 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     values["throughput_ratio"] = values["dense_batch_ms"] / values["batch_ms"]
     values["scorer_share"] = values["scorer_ms"] / values["batch_ms"]
     values["memory_saved"] = 1 - values["peak_memory_bytes"] / values["dense_peak_memory_bytes"]
+    values["training_time_ratio"] = values["training_batch_ms"] / values["dense_training_batch_ms"]
+    training_memory = values["training_peak_memory_bytes"] / values["dense_training_peak_memory_bytes"]
+    values["training_memory_ratio"] = training_memory
     shown = pd.DataFrame(
         {
             "": [_name(row) for row in values.itertuples()],
@@ -31,6 +34,8 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
             "throughput": [f"{x:.2f}x" for x in values["throughput_ratio"]],
             "scorer": [f"{100 * x:.1f} %" for x in values["scorer_share"]],
             "memory saved": ["–" if pd.isna(x) else f"{100 * x:.0f} %" for x in values["memory_saved"]],
+            "training time": [_ratio(x) for x in values["training_time_ratio"]],
+            "training memory": [_ratio(x) for x in values["training_memory_ratio"]],
         }
     )
     paper = models.PUBLISHED.table.query("item == 'table4'").pivot(
@@ -45,6 +50,8 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
             "throughput": [f"{x:.2f}x" for x in paper["throughput"]],
             "scorer": "–",
             "memory saved": "–",
+            "training time": "–",
+            "training memory": "–",
         }
     )
     return drawing.Table(pd.concat([shown, quoted], ignore_index=True), values)
@@ -57,7 +64,15 @@ _USED = [
     "scorer_ms",
     "peak_memory_bytes",
     "dense_peak_memory_bytes",
+    "training_batch_ms",
+    "dense_training_batch_ms",
+    "training_peak_memory_bytes",
+    "dense_training_peak_memory_bytes",
 ]
+
+
+def _ratio(x: float) -> str:
+    return "–" if pd.isna(x) else f"{x:.2f}x"
 
 
 def _name(row) -> str:
@@ -70,7 +85,8 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     rows = ", ".join(str(n) for n in records["batch_examples"].unique())
     caption = f"""**Table 4.** Time of inference on a batch of {rows} examples of equal length, the median
 of repeats; throughput against the same encoder without gates, timed in turns; the scorer's share of the
-time; peak memory saved, weights aside (a dash: not measured, as on a CPU). The paper's rows are of another
+time; peak memory saved, weights aside (a dash: not measured, as on a CPU); time and memory of a training pass
+with soft gates, forward and backward, against one of the dense model. The paper's rows are of another
 machine. {style.provenance(records)}"""
     return tabulate(records), caption
 

@@ -3,6 +3,9 @@
 import dataclasses
 import importlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ pytest.importorskip("transformers", reason="pip install -e '.[retention]'")
 pytest.importorskip("sklearn", reason="pip install -e '.[retention]'")
 
 import torch
+from safetensors.torch import load_file
 
 from acp_repro import measure
 from acp_repro.chain.errors import SuiteError
@@ -22,6 +26,7 @@ from acp_repro.papers.retention.paper import PAPER
 from acp_repro.papers.retention.task import load_model
 from acp_repro.papers.retention.texts import Texts
 from acp_repro.papers.retention.trained import SCORES, normalized
+from acp_repro.retention import show
 from acp_repro.training.loop import train
 from analysis import drawing
 from analysis.report.gather import gather
@@ -188,6 +193,25 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     assert (output == plain.reindex(output.index)).all()  # [CLS] is read alone, so nothing is lost there
     tokens = read_records(here, "tokens_kept", here.adaptive)
     assert (tokens[tokens["layer"] == 0]["kept_share"] == 1).all()
+    speed = read_records(here, "speed", here.timed())
+    assert (speed["training_batch_ms"] > 0).all() and (speed["training_batch_examples"] == 2).all()
+
+    # A measured run becomes a folder of the project.
+    root = Path(__file__).parents[2]
+    script = root / "scripts/publish_retention.py"
+    given = ["--suite", "mini", "--run", "toy-mini-ar-30-input", "--name", "tiny"]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    subprocess.run([sys.executable, script, *given], check=True, env=environment)
+    ours, published = (
+        load_file(f / "model.safetensors")
+        for f in (here.run("toy-mini-ar-30-input").model_folder, Path("pretrained/tiny"))
+    )
+    assert all(torch.equal(w.bfloat16(), published[name]) for name, w in ours.items())
+    card = Path("pretrained/tiny/README.md").read_text()
+    assert "keeps 30% of its tokens" in card and "{" not in card
+    capsys.readouterr()
+    assert show.main(["pretrained/tiny", "--text", "the tenant rents the flat"]) == 0
+    assert "budget 30%" in capsys.readouterr().out
 
 
 def test_answers_in_the_text_and_their_scores(here):

@@ -17,6 +17,7 @@ from acp_repro.retention.budget import (
     floor_share,
     take,
     token_budgets,
+    top_indices,
 )
 from acp_repro.retention.cost import encoder_cost
 from acp_repro.retention.gates import counted, hard_concrete, open_logits
@@ -172,14 +173,20 @@ def test_top_m_keeps_the_best_and_never_more_than_the_budget(data):
     indices, filled = compact(kept, int(kept.sum()))
     assert filled.all() and indices[0].tolist() == kept[0].nonzero()[:, 0].tolist()  # order kept
     assert (take(scores, indices) == scores[:, kept[0]]).all()
+    direct, filled = top_indices(scores, valid, protected, budget, length)
+    assert torch.equal(direct[filled], indices[0]) and filled.sum() == budget.item()
+    assert (direct < length).all()
+    if budget.item():
+        same, none = top_indices(scores, valid, protected, None, budget.item())
+        assert none is None and torch.equal(same, indices)
+    if valid.all():
+        assert torch.equal(top_indices(scores, None, protected, budget, length)[0], direct)
 
 
 def test_more_protected_tokens_than_the_budget():
-    protected = torch.tensor([[True, False, False], [True, True, False]])
-    budget = torch.tensor([1, 1])
+    check_protected([1, 2], [1, 2])
     with pytest.raises(ValueError, match="example 1: 2 protected tokens are more than its budget of 1"):
-        check_protected(protected, budget, "error")
-    assert check_protected(protected, budget, "keep").tolist() == [1, 2]
+        check_protected([1, 2], [1, 1])
 
 
 def test_cost_follows_the_tokens_left():

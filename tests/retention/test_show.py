@@ -1,5 +1,7 @@
 """``python -m acp_repro.retention.show``: what each gate lets through of a text."""
 
+from pathlib import Path
+
 import pytest
 
 from acp_repro.retention import RetentionConfig, retain, show
@@ -63,3 +65,15 @@ def test_errors_are_one_line(folder, tmp_path, capsys):
     build().save_pretrained(tmp_path / "dense")
     assert show.main([str(tmp_path / "dense"), "--text", "x"]) == 2
     assert "no model with gates" in capsys.readouterr().err
+
+
+def test_the_model_of_the_project(capsys):
+    folder = Path(__file__).parents[2] / "pretrained/ar-tiny-stdlib"
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 4_000_000
+    text = "    def connection_lost(self, exc):\n        self._loop.call_soon(self._transport.close)\n" * 2
+    assert show.main([str(folder), "--text", text]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    tokens = int(first.split()[0])
+    assert first.endswith("adaptive, budget 30%")
+    assert f"at the input: {3 * tokens // 10} of {tokens} tokens go on" in lines
+    assert lines[-1].startswith("answer: asyncio")

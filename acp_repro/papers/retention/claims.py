@@ -7,7 +7,8 @@ from acp_repro.chain.paper import Claim
 KEPT_OF_DENSE = 0.95
 PLATEAU_POINTS = 2.0
 _ERROR = (
-    "by more than one standard error of the difference (of the test examples); within it, it cannot be told"
+    "by more than one standard error of the difference (of the test examples, and of seeds where there are "
+    "several); within it, it cannot be told"
 )
 SLOPE_WITHIN = 0.05
 

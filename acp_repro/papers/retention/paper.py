@@ -14,7 +14,7 @@ _SIMULATE = f"python -m {__package__}.simulations --suite {{suite}}"
 
 
 def _every(suite: RetentionSuite) -> list[Run]:
-    return list(suite.runs)
+    return suite.tuned
 
 
 def _quantity(name: str, columns: str, runs=_every, **facts) -> Quantity:
@@ -22,6 +22,11 @@ def _quantity(name: str, columns: str, runs=_every, **facts) -> Quantity:
 
 
 QUANTITIES = (
+    _quantity(
+        "masked_loss",
+        "masked_loss_nats masked_accuracy_percent measured_tokens",
+        lambda suite: suite.pretrained,
+    ),
     _quantity("score", "split metric score_percent loss_nats measured_examples kept_share"),
     _quantity(
         "pruned_dense",
@@ -38,8 +43,9 @@ QUANTITIES = (
     _quantity(
         "speed",
         "length_tokens batch_examples repeats batch_ms dense_batch_ms scorer_ms throughput_tokens_per_s "
-        "dense_throughput_tokens_per_s peak_memory_bytes dense_peak_memory_bytes example_flop "
-        "dense_example_flop",
+        "dense_throughput_tokens_per_s peak_memory_bytes dense_peak_memory_bytes "
+        "training_batch_examples training_batch_ms dense_training_batch_ms training_peak_memory_bytes "
+        "dense_training_peak_memory_bytes example_flop dense_example_flop",
         lambda suite: suite.timed(),
         timed=True,
     ),
@@ -180,6 +186,6 @@ PAPER = Paper(
     ),
     quantities=QUANTITIES,
     items=ITEMS,
-    task=f"{__package__}.task:RetentionTask",
+    task=f"{__package__}.task:task_of",
     analysis="analysis.retention",
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from acp_repro.chain.run import Strict, TrainerConfig, positive
 from acp_repro.chain.suite import SuiteFile
+from acp_repro.data.config import DataConfig
 
 # What a name under `method` means as settings of `acp_repro.retention`: the paper's method, its baselines
 # and the ablations of Table 3.
@@ -23,6 +24,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ar_fixed": {"method": "adaptive", "multiplier": "fixed", "initial_multiplier": 1.0},
     "ar_threshold": {"method": "adaptive", "selection": "threshold"},
 }
+MLM = "mlm"  # a run of masked language modelling, which others start from
 ABLATIONS = ("ar_no_relaxation", "ar_joint", "ar_fixed", "ar_threshold")
 GATES = ("input", "after_blocks", "output")
 
@@ -36,6 +38,7 @@ class DatasetConfig(Strict):
         max_tokens: longer examples are cut.
         epochs: over the training split.
         batch_examples: of an optimiser step.
+        micro_batch_examples: of one pass, or None for the whole batch.
         max_examples: of each split, the first by a hash; None: all.
         scores: those of its table, the first of which is compared: ``accuracy``, ``micro_f1``,
             ``macro_f1``; ``exact_match`` and ``f1`` of questions.
@@ -47,6 +50,7 @@ class DatasetConfig(Strict):
     max_tokens: int = 512
     epochs: int = 3
     batch_examples: int = 32
+    micro_batch_examples: int | None = None
     max_examples: int | None = None
     scores: list[str] = field(default_factory=lambda: ["accuracy"])
 
@@ -54,6 +58,11 @@ class DatasetConfig(Strict):
         positive(self, "max_tokens", "epochs", "batch_examples")
         if self.max_examples is not None:
             positive(self, "max_examples")
+        micro = self.micro_batch_examples
+        if micro is not None and (micro < 1 or self.batch_examples % micro):
+            raise ValueError(
+                f"micro_batch_examples: {micro} must divide batch_examples {self.batch_examples}"
+            )
         known = ("accuracy", "micro_f1", "macro_f1", "exact_match", "f1")
         if not self.scores or not set(self.scores) <= set(known):
             raise ValueError(f"scores: must be some of {', '.join(known)}, got {self.scores}")
@@ -65,11 +74,14 @@ class BackboneConfig(Strict):
 
     Attributes:
         pretrained: name or folder for ``from_pretrained``; its tokeniser is taken too.
+        pretrained_on: a name under ``pretraining``: fresh weights, the tokeniser too, come from the suite's
+            own run of that masked language modelling.
         model_type: of fresh weights, one that ``acp_repro.retention`` knows.
         vocab_size: of the byte-pair tokeniser that is then trained on the training split, specials included.
     """
 
     pretrained: str | None = None
+    pretrained_on: str | None = None
     model_type: str = "distilbert"
     num_hidden_layers: int = 6
     hidden_size: int = 768
@@ -82,6 +94,8 @@ class BackboneConfig(Strict):
         positive(
             self, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
         )
+        if self.pretrained and self.pretrained_on:
+            raise ValueError("pretrained_on: weights come from there or from `pretrained`, not from both")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size: {self.hidden_size} must be a multiple of num_attention_heads "
@@ -91,13 +105,58 @@ class BackboneConfig(Strict):
             raise ValueError(f"dropout: must be in [0, 1), got {self.dropout}")
 
 
+@dataclass(frozen=True)
+class PretrainingConfig(Strict):
+    """Masked language modelling (Devlin et al. 2019) with masks drawn anew each time (Liu et al. 2019).
+
+    Attributes:
+        data: of ``acp_repro.data``; its ``tokenizer: {bpe: SIZE}`` becomes the encoder's, with BERT's special
+            tokens after its own ids.
+        max_tokens: of a sequence, [CLS] and [SEP] included. Texts follow each other without padding.
+        batch_sequences: of an optimiser step; micro_batch_sequences: of one pass, None for all of them.
+        steps: optimiser steps.
+        learning_rate, warmup_share: as under ``training``.
+        masked_share: of the tokens, those to be told; 80 % of them become [MASK], 10 % another token.
+    """
+
+    data: DataConfig
+    max_tokens: int = 512
+    batch_sequences: int = 256
+    micro_batch_sequences: int | None = None
+    steps: int = 10_000
+    learning_rate: float = 5e-4
+    warmup_share: float = 0.06
+    masked_share: float = 0.15
+
+    def __post_init__(self):
+        positive(self, "batch_sequences", "steps", "learning_rate")
+        if self.max_tokens < 4:
+            raise ValueError(f"max_tokens: must be at least 4, got {self.max_tokens}")
+        for name in ("warmup_share", "masked_share"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be in [0, 1), got {getattr(self, name)}")
+        if not self.masked_tokens:
+            raise ValueError(f"masked_share: {self.masked_share} of {self.max_tokens} tokens is none")
+        micro = self.micro_batch_sequences
+        if micro is not None and (micro < 1 or self.batch_sequences % micro):
+            raise ValueError(
+                f"micro_batch_sequences: {micro} must divide batch_sequences {self.batch_sequences}"
+            )
+        if self.data.bpe_size is None:
+            raise ValueError("data.tokenizer: an encoder's is {bpe: SIZE}, trained on this text")
+
+    @property
+    def masked_tokens(self) -> int:
+        """Of each sequence."""
+        return round(self.masked_share * (self.max_tokens - 2))
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainerConfig):
     """Section 4.2: AdamW, 3e-5, weight decay 0.01; betas as AdamW has them.
 
     Attributes:
         warmup_share: of the steps, with a rising learning rate; then it falls to 0 in a line. Not printed.
-        micro_batch_examples: of one pass, or None for the whole batch.
         open_share: first share of the steps in which gates are open, so that the model is trained densely:
             instead of the paper's published weights, where an encoder starts from scratch.
         hard_share: last share of the steps, in which gates choose as at inference.
@@ -107,7 +166,6 @@ class TrainingConfig(TrainerConfig):
     weight_decay: float = 0.01
     beta2: float = 0.999
     warmup_share: float = 0.0
-    micro_batch_examples: int | None = None
     open_share: float = 0.0
     hard_share: float = 0.0
 
@@ -119,8 +177,6 @@ class TrainingConfig(TrainerConfig):
                 raise ValueError(f"{name}: must be in [0, 1], got {getattr(self, name)}")
         if self.open_share + self.hard_share > 1:
             raise ValueError("hard_share: with open_share it must not exceed 1")
-        if self.micro_batch_examples is not None:
-            positive(self, "micro_batch_examples")
 
 
 @dataclass(frozen=True)
@@ -149,7 +205,8 @@ class MeasureConfig(Strict):
 
 @dataclass(frozen=True)
 class GridConfig(Strict):
-    """Lists whose product makes the runs. ``dense`` has budget 1 and no gates, whatever stands here."""
+    """Lists whose product makes the runs. ``dense`` has budget 1 and no gates, whatever stands here; so has
+    ``mlm``, whose ``dataset`` is a name under ``pretraining``."""
 
     dataset: list[str]
     backbone: list[str]
@@ -162,7 +219,7 @@ class GridConfig(Strict):
     seed: list[int] = field(default_factory=lambda: [0])
 
     def __post_init__(self):
-        if self.method == ["dense"]:
+        if self.method in (["dense"], [MLM]):
             for name, only in (("budget", [1.0]), ("gates", ["none"])):
                 object.__setattr__(self, name, only)
         for name in (f.name for f in dataclasses.fields(self)):
@@ -170,13 +227,14 @@ class GridConfig(Strict):
             if not values or len(set(values)) != len(values):
                 raise ValueError(f"{name}: must be a list of different values, got {values}")
         for value in self.method:
-            if value not in METHODS:
-                raise ValueError(f"method: must be one of {', '.join(METHODS)}, got {value!r}")
+            if value not in (*METHODS, MLM):
+                raise ValueError(f"method: must be one of {', '.join((*METHODS, MLM))}, got {value!r}")
         for value in self.gates:
             if value not in (*GATES, "none"):
                 raise ValueError(f"gates: must be one of {', '.join(GATES)}, got {value!r}")
-        if "dense" in self.method and len(self.method) > 1:
-            raise ValueError("method: dense has no budget, so give it an entry of the grid for itself")
+        for value in {"dense", MLM} & set(self.method):
+            if len(self.method) > 1:
+                raise ValueError(f"method: {value} has no budget, so give it an entry of the grid for itself")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +247,7 @@ class File(SuiteFile):
     datasets: dict[str, DatasetConfig]
     backbones: dict[str, BackboneConfig]
     grid: list[GridConfig]
+    pretraining: dict[str, PretrainingConfig] = field(default_factory=dict)
     retention: dict[str, Any] = field(default_factory=dict)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,20 +10,73 @@ from acp_repro.chain.paper import Suite, first_seeds
 from acp_repro.chain.run import Run
 from acp_repro.retention.settings import RetentionConfig
 
-from .settings import ABLATIONS, GATES, METHODS, BackboneConfig, DatasetConfig, File, TrainingConfig
+from .settings import (
+    ABLATIONS,
+    GATES,
+    METHODS,
+    MLM,
+    BackboneConfig,
+    DatasetConfig,
+    File,
+    PretrainingConfig,
+    TrainingConfig,
+)
 
 PAPER_RELAXATION = (0.66, -0.1, 1.1)  # beta, gamma, zeta of Section 4.2
 _GRID_KEYS = ("budget", "method", "gates", "temperature", "stretch", "open_steps", "hard_from_step")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class PretrainingRun(Run):
+    """One encoder pre-trained by masked language modelling, for other runs to start from."""
+
+    dataset_name: str
+    pretraining: PretrainingConfig
+    backbone_name: str
+    backbone: BackboneConfig
+    training: TrainingConfig
+    method = MLM
+    budget = 1.0
+    gates = "none"
+    is_dense = False
+
+    @property
+    def name(self) -> str:
+        """E.g. ``books-base-mlm``."""
+        words = f"{self.dataset_name}-{self.backbone_name}-{MLM}".lower()
+        return words + (f"-seed{self.seed}" if self.seed else "")
+
+    @property
+    def setting(self) -> tuple:
+        return (self.dataset_name, self.backbone_name, MLM)
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "dataset": self.dataset_name,
+            "backbone": self.backbone_name,
+            "method": MLM,
+            "budget": self.budget,
+            "gates": self.gates,
+            "temperature": None,
+            "stretch_low": None,
+            "stretch_high": None,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RetentionRun(Run):
-    """One encoder fine-tuned on one task with one method at one budget."""
+    """One encoder fine-tuned on one task with one method at one budget.
+
+    Attributes:
+        start: the run whose weights and tokeniser it starts from, if the suite has one.
+    """
 
     dataset_name: str
     dataset: DatasetConfig
     backbone_name: str
     backbone: BackboneConfig
+    start: PretrainingRun | None
     method: str
     budget: float
     gates: str
@@ -68,6 +122,11 @@ class RetentionRun(Run):
             "seed": self.seed,
         }
 
+    def as_dict(self) -> dict[str, Any]:
+        """Of its start too: other weights to start from make another run."""
+        resolved = super().as_dict()
+        return resolved | {"start": None if self.start is None else self.start.as_dict()}
+
     def retention_config(self, **changes: Any) -> RetentionConfig:
         """The settings of the gates.
 
@@ -86,20 +145,30 @@ class RetentionRun(Run):
 
 
 def make_run(
-    file: File, suite: str, where: str, *, dataset: str, backbone: str, **point: Any
-) -> RetentionRun:
+    file: File, suite: str, where: str, *, dataset: str, backbone: str, method: str, **point: Any
+) -> RetentionRun | PretrainingRun:
     """A point of the grid as a run.
 
     Raises:
         ValueError: the point cannot be; begins with the key.
     """
-    for key, name, known in (("dataset", dataset, file.datasets), ("backbone", backbone, file.backbones)):
+    of_text = ("dataset", dataset, file.pretraining, "pretraining")
+    of_task = ("dataset", dataset, file.datasets, "datasets")
+    of_backbone = ("backbone", backbone, file.backbones, "backbones")
+    for key, name, known, place in (of_text if method == MLM else of_task, of_backbone):
         if name not in known:
-            raise ValueError(f"{where}.{key}: no {name!r} under {key}s, which has {', '.join(known)}")
+            raise ValueError(f"{where}.{key}: no {name!r} under {place}, which has {', '.join(known)}")
+    if method == MLM:
+        if file.backbones[backbone].pretrained:
+            raise ValueError(f"{where}.backbone: {backbone} has published weights; pre-train fresh ones")
+        return _pretraining_run(file, suite, dataset, backbone, point["seed"])
+    text = file.backbones[backbone].pretrained_on
+    if text is not None and text not in file.pretraining:
+        raise ValueError(f"backbones.{backbone}.pretrained_on: no {text!r} under pretraining")
     for key in _GRID_KEYS:
         if key in file.retention:
             raise ValueError(f"retention.{key}: the grid or training says it; take it out here")
-    if (point["gates"] == "none") != (point["method"] == "dense"):
+    if (point["gates"] == "none") != (method == "dense"):
         raise ValueError(f"{where}.gates: must be one of {', '.join(GATES)}, got 'none'")
     run = RetentionRun(
         suite=suite,
@@ -109,6 +178,8 @@ def make_run(
         dataset=file.datasets[dataset],
         backbone_name=backbone,
         backbone=file.backbones[backbone],
+        start=None if text is None else _pretraining_run(file, suite, text, backbone, 0),
+        method=method,
         retention=file.retention,
         **point,
     )
@@ -116,16 +187,62 @@ def make_run(
         run.retention_config()
     except ValueError as error:
         raise ValueError(f"{where} with retention: {error}") from None
-    batch, micro = run.dataset.batch_examples, run.training.micro_batch_examples
-    if micro is not None and batch % micro:
-        raise ValueError(f"training.micro_batch_examples: {micro} must divide batch_examples {batch}")
     return run
+
+
+def _pretraining_run(file: File, suite: str, text: str, backbone: str, seed: int) -> PretrainingRun:
+    pretraining = file.pretraining[text]
+    training = dataclasses.replace(
+        file.training,
+        learning_rate=pretraining.learning_rate,
+        warmup_share=pretraining.warmup_share,
+        open_share=0.0,
+        hard_share=0.0,
+    )
+    return PretrainingRun(
+        suite=suite,
+        seed=seed,
+        training=training,
+        weights=file.weights,
+        dataset_name=text,
+        pretraining=pretraining,
+        backbone_name=backbone,
+        backbone=file.backbones[backbone],
+    )
 
 
 class RetentionSuite(Suite):
     """A suite of encoders with gates."""
 
-    runs: tuple[RetentionRun, ...]
+    runs: tuple[RetentionRun | PretrainingRun, ...]
+
+    @property
+    def tuned(self) -> list[RetentionRun]:
+        """All but pre-training."""
+        return [run for run in self.runs if isinstance(run, RetentionRun)]
+
+    @property
+    def pretrained(self) -> list[PretrainingRun]:
+        return [run for run in self.runs if isinstance(run, PretrainingRun)]
+
+    def check(self) -> None:
+        for run in self.tuned:
+            if run.start is not None and run.start not in self.runs:
+                entry = (
+                    f"dataset: [{run.start.dataset_name}], backbone: [{run.backbone_name}], method: [{MLM}]"
+                )
+                raise ValueError(
+                    f"backbones.{run.backbone_name}.pretrained_on: the grid has no run {run.start.name}; "
+                    f"add {{{entry}}}"
+                )
+
+    def needs(self, run: Run) -> list[Run]:
+        """Its start, and of ToP the dense model of the same task and seed that it is distilled from."""
+        if not isinstance(run, RetentionRun):
+            return []
+        like = (run.dataset_name, run.backbone_name, run.seed)
+        teachers = [r for r in self.dense if (r.dataset_name, r.backbone_name, r.seed) == like]
+        return ([run.start] if run.start else []) + (teachers[:1] if run.method == "top" else [])
 
     def select(self, *methods: str, budget: float | None = None, usual: bool = True) -> list[RetentionRun]:
         """Runs of these methods, at one budget or at any.

@@ -14,13 +14,24 @@ from torch import Tensor, nn
 
 from acp_repro.chain.paper import Suite
 from acp_repro.retention import from_pretrained, retain
-from acp_repro.training.distributed import mean_over_ranks, rank
+from acp_repro.training.distributed import mean_over_ranks
 from acp_repro.training.run_folder import TrainingError, check_done
 from acp_repro.training.task import Task
 
-from .suite import RetentionRun
+from .backbones import fresh, published, start_from
+from .steps import linear, quiet, save_pretrained, seed_step
+from .suite import PretrainingRun, RetentionRun
 from .texts import Texts, inputs_of, texts_of
 from .trained import TrainedRetention
+
+
+def task_of(run: RetentionRun | PretrainingRun) -> Task:
+    """The task of a run: fine-tuning, or what it starts from."""
+    if isinstance(run, PretrainingRun):
+        from .pretraining import PretrainingTask
+
+        return PretrainingTask(run)
+    return RetentionTask(run)
 
 
 class RetentionTask(Task):
@@ -33,10 +44,12 @@ class RetentionTask(Task):
         for library in ("transformers", "sklearn"):
             if importlib.util.find_spec(library) is None:
                 raise TrainingError(f"{library} is not installed; pip install -e '.[retention]'")
+        if run.start is not None:
+            check_done(run.start)
         self.texts: Texts = texts_of(run)
         self._train = self.texts.encoded("train")
         batch = run.dataset.batch_examples
-        self._rows = run.training.micro_batch_examples or batch
+        self._rows = run.dataset.micro_batch_examples or batch
         self.micro_batches = batch // self._rows
         self.steps = max(1, run.dataset.epochs * len(self._train) // batch)
         self.step_tokens = round(batch * float(np.mean([len(row.ids) for row in self._train])))
@@ -57,54 +70,17 @@ class RetentionTask(Task):
     def _dense(self) -> nn.Module:
         import transformers
 
-        backbone, texts = self.run.backbone, self.texts
+        run, texts = self.run, self.texts
         extractive = texts.labelled.is_extractive
         kind = "QuestionAnswering" if extractive else "SequenceClassification"
         auto = getattr(transformers, f"AutoModelFor{kind}")
         labels = {} if extractive else {"num_labels": len(texts.labelled.classes)}
-        if backbone.pretrained:
-            try:
-                return auto.from_pretrained(backbone.pretrained, dtype=torch.float32, **labels)
-            except OSError as error:
-                reason = str(error).strip().split("\n")[0]
-                raise TrainingError(
-                    f"backbones.{self.run.backbone_name}.pretrained: {backbone.pretrained} cannot be loaded "
-                    f"({reason}); without a network put its folder there"
-                ) from error
-        sizes = {
-            "num_hidden_layers": backbone.num_hidden_layers,
-            "hidden_size": backbone.hidden_size,
-            "num_attention_heads": backbone.num_attention_heads,
-            "intermediate_size": backbone.intermediate_size,
-        }
-        dropout = {
-            name: backbone.dropout
-            for name in (
-                "hidden_dropout_prob",
-                "attention_probs_dropout_prob",
-                "dropout",
-                "attention_dropout",
-            )
-        }
-        distilbert = backbone.model_type == "distilbert"
-        if distilbert:
-            sizes = {
-                "n_layers": backbone.num_hidden_layers,
-                "dim": backbone.hidden_size,
-                "n_heads": backbone.num_attention_heads,
-                "hidden_dim": backbone.intermediate_size,
-            }
-        used = ("dropout", "attention_dropout") if distilbert else tuple(dropout)[:2]
-        config = transformers.AutoConfig.for_model(
-            backbone.model_type,
-            vocab_size=len(texts.tokenizer),
-            max_position_embeddings=self.run.dataset.max_tokens + 2,
-            pad_token_id=texts.tokenizer.pad_token_id,
-            **sizes,
-            **{name: dropout[name] for name in used},
-            **labels,
-        )
-        return auto.from_config(config)
+        if run.backbone.pretrained:
+            return published(auto, run.backbone, run.backbone_name, **labels)
+        model = fresh(auto, run.backbone, texts.tokenizer, run.dataset.max_tokens, **labels)
+        if run.start is None:
+            return model
+        return start_from(model, run.start.model_folder, run.start.pretraining.max_tokens)
 
     def _teacher(self) -> nn.Module:
         """The dense model of the same task and seed, which ToP is distilled from.
@@ -114,17 +90,13 @@ class RetentionTask(Task):
         """
         from acp_repro.chain.suite import load_suite
 
-        run = self.run
-        like = [
-            r
-            for r in load_suite(run.suite).runs
-            if r.is_dense
-            and (r.dataset_name, r.backbone_name, r.seed) == (run.dataset_name, run.backbone_name, run.seed)
-        ]
-        if not like:
-            raise TrainingError(f"{run.name} is distilled from a dense run of its seed; the suite has none")
-        check_done(like[0])
-        return load_model(like[0].model_folder)
+        dense = [run for run in load_suite(self.run.suite).needs(self.run) if run.is_dense]
+        if not dense:
+            raise TrainingError(
+                f"{self.run.name} is distilled from a dense run of its seed; the suite has none"
+            )
+        check_done(dense[0])
+        return load_model(dense[0].model_folder)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
         """(input_ids, attention_mask, labels): every example once an epoch, in an order of the run's seed."""
@@ -144,16 +116,10 @@ class RetentionTask(Task):
         return model(**inputs_of(batch, batch[0].device)).loss
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then linear to 0."""
-        config = self.run.training
-        warmup = round(config.warmup_share * self.steps)
-        if step < warmup:
-            return config.learning_rate * (step + 1) / warmup
-        return config.learning_rate * (self.steps - step) / max(1, self.steps - warmup)
+        return linear(self.run.training, step, self.steps)
 
     def before_step(self, model: nn.Module, step: int) -> None:
-        # Dropout and gates draw from torch's generator: what they draw is of seed, step and rank alone.
-        torch.manual_seed(((self.run.seed * 1_000_003 + step) * 1_000_003 + rank()) % 2**63)
+        seed_step(self.run.seed, step)
         if not self.run.is_dense:
             model.retention.step = step
 
@@ -188,9 +154,7 @@ class RetentionTask(Task):
         return {"parameters": sum(p.numel() for p in model.parameters()), "data": self.texts.describe()}
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        _quiet()
-        state = None if weights is None else dict(weights)
-        model.save_pretrained(folder, state_dict=state, max_shard_size="100GB")
+        save_pretrained(model, folder, weights)
         self.texts.tokenizer.save_pretrained(folder)
         names = json.dumps(list(self.texts.labelled.classes))
         (folder / "classes.json").write_text(names + "\n")
@@ -209,15 +173,8 @@ def load_model(folder: Path) -> nn.Module:
     """A model with gates, or a dense one, as :meth:`RetentionTask.save` wrote it; in evaluation."""
     import transformers
 
-    _quiet()
+    quiet()
     config = transformers.AutoConfig.from_pretrained(folder)
     if getattr(config, "retention", None) is not None:
         return from_pretrained(folder).eval()
     return getattr(transformers, config.architectures[0]).from_pretrained(folder).eval()
-
-
-def _quiet() -> None:
-    """Without transformers' own progress bars for a file that takes no time."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from acp_repro.common.errors import UserError
+from acp_repro.data import BPETokenizer
 from acp_repro.data.labelled import Example, LabelledSet, read_labelled
 
 from .settings import BackboneConfig, DatasetConfig
 from .suite import RetentionRun
 
-PAD, CLS, SEP, UNK, MASK = "[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"
-_CONTROL_ROOM = 2  # positions that RoBERTa and Longformer keep for padding
+SPECIAL = PAD, CLS, SEP, UNK, MASK = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 
 class TextError(UserError, ValueError):
@@ -134,15 +134,15 @@ _LABELS = {0: (), 1: ("labels",), 2: ("start_positions", "end_positions")}
 @functools.lru_cache(maxsize=4)
 def texts_of(run: RetentionRun) -> Texts:
     """The texts of a run; runs of one dataset and backbone share them in a process."""
-    return _texts(_Key(run.dataset, run.backbone))
+    return _texts(_Key(run.dataset, run.backbone, run.start and run.start.model_folder))
 
 
 class _Key:
     """Settings that hold lists, as a key."""
 
-    def __init__(self, dataset: DatasetConfig, backbone: BackboneConfig):
-        self.dataset, self.backbone = dataset, backbone
-        self._text = repr((dataset, backbone.pretrained, backbone.vocab_size))
+    def __init__(self, dataset: DatasetConfig, backbone: BackboneConfig, start: Path | None):
+        self.dataset, self.backbone, self.start = dataset, backbone, start
+        self._text = repr((dataset, backbone.pretrained, backbone.vocab_size, start))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Key) and other._text == self._text
@@ -153,7 +153,7 @@ class _Key:
 
 @functools.lru_cache(maxsize=4)
 def _texts(key: _Key) -> Texts:
-    return Texts(key.dataset, key.backbone)
+    return Texts(key.dataset, key.backbone, key.start)
 
 
 def _labelled(dataset: DatasetConfig) -> LabelledSet:
@@ -181,20 +181,35 @@ def _span(answer: tuple[int, int], offsets: Sequence[tuple[int, int]]) -> tuple[
 def train_tokenizer(labelled: LabelledSet, vocab_size: int):
     """A byte-level BPE learnt from the training split, with BERT's special tokens."""
     import tokenizers as t
-    from transformers import PreTrainedTokenizerFast
 
     bpe = t.Tokenizer(t.models.BPE(unk_token=UNK))
     bpe.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = t.decoders.ByteLevel()
-    special = [PAD, CLS, SEP, UNK, MASK]
     trainer = t.trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=special,
+        special_tokens=SPECIAL,
         initial_alphabet=sorted(t.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     pieces = sorted(f"{e.question}\n{e.text}" for e in labelled.splits["train"])
     bpe.train_from_iterator(pieces, trainer)
+    return as_berts(bpe)
+
+
+def bert_tokenizer(tokenizer: BPETokenizer):
+    """A corpus's tokeniser as one of transformers: its ids stay, BERT's special tokens come after them."""
+    import tokenizers as t
+
+    return as_berts(t.Tokenizer.from_str(tokenizer.json_text))
+
+
+def as_berts(bpe):
+    """A byte-pair tokeniser of the library `tokenizers` as one of transformers, with BERT's special tokens,
+    which are added where it has none."""
+    import tokenizers as t
+    from transformers import PreTrainedTokenizerFast
+
+    bpe.add_special_tokens([token for token in SPECIAL if bpe.token_to_id(token) is None])
     bpe.post_processor = t.processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}",
         pair=f"{CLS} $A {SEP} $B {SEP}",

@@ -1,127 +1,183 @@
-"""Time, throughput, memory and FLOPs of inference, against the same encoder without gates."""
+"""Time, throughput, memory and FLOPs of inference and of training, against the same encoder without gates."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from acp_repro.retention import RetentionConfig, encoder_cost, token_budgets
 from acp_repro.training.step import autocast
 
 from ..trained import TrainedRetention
 
+Step = Callable[[], None]
 
-@torch.no_grad()
+
 def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
     """One record a length: full batches of random tokens, the median of some repeats.
 
-    ``scorer_ms`` is the time inside the gates' scoring. Memory is the peak of the pass, weights aside, and
-    missing on a CPU. FLOPs are those of ``encoder_cost``, of one example.
+    Inference has its weights in the run's dtype, as one serves them. ``scorer_ms`` is the device's time from
+    the start to the end of the gates' scoring. Training is a forward and a backward pass with soft gates,
+    under autocast over float32 weights, as runs are trained; missing where its memory does not suffice.
+    Memory is the peak of the pass, weights and gradients aside, and missing on a CPU. FLOPs are those of
+    ``encoder_cost``, of one example.
     """
-    model, settings, run = trained.model.eval(), trained.measure, trained.run
-    longest = run.dataset.max_tokens
+    settings, longest = trained.measure, trained.run.dataset.max_tokens
     lengths = sorted({min(length, longest) for length in settings.speed_lengths_tokens})
-    return [_at(trained, model, length) for length in lengths]
+    return [_at(trained, length) for length in lengths]
 
 
-def _at(trained: TrainedRetention, model: nn.Module, length: int) -> dict[str, Any]:
-    rows, repeats = trained.measure.speed_batch_examples, trained.measure.timing_repeats
+def _at(trained: TrainedRetention, length: int) -> dict[str, Any]:
+    rows = trained.measure.speed_batch_examples
     generator = torch.Generator().manual_seed(0)
     low = len(trained.texts.tokenizer.all_special_ids)
     ids = torch.randint(low, len(trained.texts.tokenizer), (rows, length), generator=generator)
     ids = ids.to(trained.device)
-    gates = getattr(model, "retention", None)
+    gates = getattr(trained.model, "retention", None)
     config = gates.config if gates is not None else RetentionConfig(1.0, method="dense")
+    record = {"length_tokens": length, "batch_examples": rows, "repeats": trained.measure.timing_repeats}
+    return (
+        record
+        | _inference(trained, ids)
+        | _training(trained, ids)
+        | {
+            "example_flop": _flop(trained, config, length),
+            "dense_example_flop": _flop(trained, RetentionConfig(1.0, method="dense"), length),
+        }
+    )
+
+
+@torch.no_grad()
+def _inference(trained: TrainedRetention, ids: Tensor) -> dict[str, Any]:
+    model = trained.model.eval()
+    if trained.run.training.dtype == "bfloat16":
+        model = copy.deepcopy(model).bfloat16()
+    gates = getattr(model, "retention", None)
 
     def run() -> None:
-        with autocast(trained.device, trained.run.training.dtype):
-            model(input_ids=ids)
+        model(input_ids=ids)
+
+    ours, plain, scoring = _in_turns(trained, run, _without(gates, run), lambda: _scoring(gates, run))
+    memory, dense_memory = _peak(trained.device, run), _peak(trained.device, _without(gates, run))
+    return {
+        "batch_ms": 1e3 * ours,
+        "dense_batch_ms": 1e3 * plain,
+        "scorer_ms": 1e3 * scoring,
+        "throughput_tokens_per_s": ids.numel() / ours,
+        "dense_throughput_tokens_per_s": ids.numel() / plain,
+        "peak_memory_bytes": memory,
+        "dense_peak_memory_bytes": dense_memory,
+    }
+
+
+def _training(trained: TrainedRetention, ids: Tensor) -> dict[str, Any]:
+    """A training pass with soft gates (a baseline's with its removal) beside the dense one."""
+    run, model = trained.run, copy.deepcopy(trained.model).train()
+    gates = getattr(model, "retention", None)
+    if gates is not None:
+        gates.configure(open_steps=0, hard_from_step=None)
+    ids = ids[: run.dataset.micro_batch_examples or run.dataset.batch_examples]
+    labels = {"labels": torch.zeros(len(ids), dtype=torch.long, device=ids.device)}
+    if trained.texts.labelled.is_extractive:
+        labels = {"start_positions": labels["labels"], "end_positions": labels["labels"]}
+
+    def step() -> None:
+        with autocast(trained.device, run.training.dtype):
+            loss = model(input_ids=ids, **labels).loss
+        loss.backward()
+        if gates is not None:
+            gates.take_violation()
+
+    dense = _without(gates, step)
+    try:
+        ours, plain = _in_turns(trained, step, dense)
+        memory, dense_memory = _peak(trained.device, step), _peak(trained.device, dense)
+    except torch.cuda.OutOfMemoryError:
+        ours = plain = float("nan")
+        memory = dense_memory = None
+    return {
+        "training_batch_examples": len(ids),
+        "training_batch_ms": 1e3 * ours,
+        "dense_training_batch_ms": 1e3 * plain,
+        "training_peak_memory_bytes": memory,
+        "dense_training_peak_memory_bytes": dense_memory,
+    }
+
+
+def _without(gates: nn.Module | None, run: Step) -> Step:
+    """``run`` with the dense model."""
 
     def dense() -> None:
         with gates.off() if gates is not None else contextlib.nullcontext():
             run()
 
-    # In turns, so that what slows the machine for a while slows both.
-    ours, plain, scoring = [], [], []
-    for repeat in range(-1, repeats):
-        seconds = (
-            _timed(trained.device, run),
-            _timed(trained.device, dense),
-            _scoring(trained.device, gates, run),
-        )
-        if repeat >= 0:  # the first warms up
-            for found, value in zip((ours, plain, scoring), seconds, strict=True):
-                found.append(value)
-    batch, dense_batch = statistics.median(ours), statistics.median(plain)
-    memory, dense_memory = _peak(trained.device, run), _peak(trained.device, dense)
-    return {
-        "length_tokens": length,
-        "batch_examples": rows,
-        "repeats": repeats,
-        "batch_ms": 1e3 * batch,
-        "dense_batch_ms": 1e3 * dense_batch,
-        "scorer_ms": 1e3 * statistics.median(scoring),
-        "throughput_tokens_per_s": rows * length / batch,
-        "dense_throughput_tokens_per_s": rows * length / dense_batch,
-        "peak_memory_bytes": memory,
-        "dense_peak_memory_bytes": dense_memory,
-        "example_flop": _flop(trained, config, length),
-        "dense_example_flop": _flop(trained, RetentionConfig(1.0, method="dense"), length),
-    }
+    return dense
 
 
-def _timed(device: torch.device, run) -> float:
+def _in_turns(trained: TrainedRetention, *runs: Callable[[], float | None]) -> list[float]:
+    """The median seconds of each, in turns, so that what slows the machine for a while slows all.
+
+    A run that returns seconds has timed itself."""
+    found: list[list[float]] = [[] for _ in runs]
+    for repeat in range(-1, trained.measure.timing_repeats):
+        for run, times in zip(runs, found, strict=True):
+            _wait(trained.device)
+            begin = time.perf_counter()
+            own = run()
+            _wait(trained.device)
+            if repeat >= 0:  # the first warms up
+                times.append(time.perf_counter() - begin if own is None else own)
+    return [statistics.median(times) for times in found]
+
+
+def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    begin = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
 
 
-def _scoring(device: torch.device, gates, run) -> float:
-    """Seconds inside the gates' own forward passes in one run."""
-    if gates is None:
-        return 0.0
-    spent, begun = [0.0], [0.0]
+def _scoring(gates: nn.Module | None, run: Step) -> float:
+    """Seconds inside the gates' own forward passes in one run, on the device's clock if it is a GPU."""
+    marks: list[Any] = []
 
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    def before(*_) -> None:
-        begun[0] = now()
-
-    def after(*_) -> None:
-        spent[0] += now() - begun[0]
+    def mark(module: nn.Module, *_) -> None:
+        if next(module.parameters(), torch.empty(0)).is_cuda:
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+        else:
+            marks.append(time.perf_counter())
 
     handles = [
-        h for g in gates.gates for h in (g.register_forward_pre_hook(before), g.register_forward_hook(after))
+        handle
+        for gate in (gates.gates if gates is not None else ())
+        for handle in (gate.register_forward_pre_hook(mark), gate.register_forward_hook(mark))
     ]
     try:
         run()
     finally:
         for handle in handles:
             handle.remove()
-    return spent[0]
+    if marks and not isinstance(marks[0], float):
+        torch.cuda.synchronize()
+        return sum(a.elapsed_time(b) for a, b in zip(marks[::2], marks[1::2], strict=True)) / 1e3
+    return sum(b - a for a, b in zip(marks[::2], marks[1::2], strict=True))
 
 
-def _peak(device: torch.device, run) -> int | None:
+def _peak(device: torch.device, run: Step) -> int | None:
     """Bytes at the peak of a pass, less what was there before."""
     if device.type != "cuda":
         return None
-    torch.cuda.synchronize(device)
+    _wait(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     run()
-    torch.cuda.synchronize(device)
+    _wait(device)
     return torch.cuda.max_memory_allocated(device) - before
 
 
@@ -129,7 +185,7 @@ def _flop(trained: TrainedRetention, config: RetentionConfig, length: int) -> fl
     shape = trained.model.config
     layers = shape.num_hidden_layers
     places = config.places(layers)
-    budgets = [int(b) for b in token_budgets(config, torch.tensor([length]), len(places))]
+    budgets = token_budgets(config, length, len(places))
     tokens, left = [], length
     for block in range(layers + 1):
         if block in places:

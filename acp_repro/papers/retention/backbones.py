@@ -1,0 +1,98 @@
+"""The encoder of a backbone: published weights, fresh ones, or those of the suite's own pre-training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acp_repro.training.run_folder import TrainingError
+
+from .settings import BackboneConfig
+
+
+def published(auto: type, backbone: BackboneConfig, name: str, **labels: Any) -> nn.Module:
+    """``backbone.pretrained`` with a head of ``auto``, such as ``AutoModelForSequenceClassification``.
+
+    Raises:
+        TrainingError: it cannot be had; ``name`` is the backbone's, for the words.
+    """
+    try:
+        return auto.from_pretrained(backbone.pretrained, dtype=torch.float32, **labels)
+    except OSError as error:
+        reason = str(error).strip().split("\n")[0]
+        raise TrainingError(
+            f"backbones.{name}.pretrained: {backbone.pretrained} cannot be loaded "
+            f"({reason}); without a network put its folder there"
+        ) from error
+
+
+def fresh(auto: type, backbone: BackboneConfig, tokenizer, max_tokens: int, **labels: Any) -> nn.Module:
+    """Weights at random of the backbone's shape, with a head of ``auto``, for texts of ``max_tokens``."""
+    import transformers
+
+    sizes = {
+        "num_hidden_layers": backbone.num_hidden_layers,
+        "hidden_size": backbone.hidden_size,
+        "num_attention_heads": backbone.num_attention_heads,
+        "intermediate_size": backbone.intermediate_size,
+        "hidden_dropout_prob": backbone.dropout,
+        "attention_probs_dropout_prob": backbone.dropout,
+    }
+    if backbone.model_type == "distilbert":
+        sizes = {
+            "n_layers": backbone.num_hidden_layers,
+            "dim": backbone.hidden_size,
+            "n_heads": backbone.num_attention_heads,
+            "hidden_dim": backbone.intermediate_size,
+            "dropout": backbone.dropout,
+            "attention_dropout": backbone.dropout,
+        }
+    config = transformers.AutoConfig.for_model(
+        backbone.model_type,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=max_tokens + _first_position(backbone.model_type, spare=2),
+        pad_token_id=tokenizer.pad_token_id,
+        **sizes,
+        **labels,
+    )
+    return auto.from_config(config)
+
+
+def start_from(model: nn.Module, folder: Path, trained_positions: int) -> nn.Module:
+    """Takes the encoder's weights from a pre-trained model in ``folder``; the head stays as it is.
+
+    Positions past those that pre-training saw are copies of them in turn, as Longformer's are of RoBERTa's
+    (Beltagy et al. 2020, Section 5).
+
+    Raises:
+        TrainingError: the folder holds another encoder.
+    """
+    from safetensors.torch import load_file
+
+    prefix = f"{model.base_model_prefix}."
+    found = load_file(folder / "model.safetensors")
+    weights = {name: weight for name, weight in found.items() if name.startswith(prefix)}
+    ours = model.state_dict()
+    first = _first_position(model.config.model_type)
+    for name, weight in weights.items():
+        if name.endswith("position_embeddings.weight") and name in ours:
+            weights[name] = _extended(weight, len(ours[name]), first, trained_positions)
+    wrong = [n for n, w in weights.items() if n not in ours or w.shape != ours[n].shape]
+    if wrong or not weights:
+        raise TrainingError(f"{folder} holds another encoder than this one: {(wrong or [prefix])[0]} differs")
+    model.load_state_dict(weights, strict=False)
+    return model
+
+
+def _extended(weight: Tensor, rows: int, first: int, trained: int) -> Tensor:
+    """(rows, D): position embeddings whose trained ones repeat."""
+    at = torch.arange(rows)
+    return weight[torch.where(at < first, at, first + (at - first) % trained)]
+
+
+def _first_position(model_type: str, spare: int = 0) -> int:
+    """RoBERTa's kin count positions from 2 on; ``spare`` is for the others."""
+    return 2 if model_type in ("roberta", "longformer", "camembert") else spare

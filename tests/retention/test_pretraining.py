@@ -1,0 +1,207 @@
+"""Masked language modelling as a step of the chain, and runs that start from it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="pip install -e '.[retention]'")
+pytest.importorskip("sklearn", reason="pip install -e '.[retention]'")
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from acp_repro import measure
+from acp_repro import train as train_command
+from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.records import read_records
+from acp_repro.chain.rules import make_rules
+from acp_repro.chain.suite import load_suite
+from acp_repro.papers.retention.backbones import start_from
+from acp_repro.papers.retention.paper import PAPER
+from acp_repro.training.loop import train
+from acp_repro.training.run_folder import TrainingError
+
+CPU = torch.device("cpu")
+SHAPE = "num_hidden_layers: 2, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16"
+YAML = f"""
+description: a test
+paper: retention
+pretraining:
+  words:
+    data: {{corpus: text, path: words, heldout: words/3.txt, tokenizer: {{bpe: 290}}}}
+    max_tokens: 12
+    batch_sequences: 8
+    micro_batch_sequences: 4
+    steps: 12
+    learning_rate: 1e-2
+datasets:
+  toy: {{reader: cuad, path: toy.jsonl, options: {{least: 2}}, max_tokens: 24, epochs: 1, batch_examples: 8}}
+backbones:
+  mini: {{pretrained_on: words, {SHAPE}}}
+grid:
+  - {{dataset: [toy], backbone: [mini], method: [top], budget: [0.5]}}
+  - {{dataset: [toy], backbone: [mini], method: [dense]}}
+  - {{dataset: [words], backbone: [mini], method: [mlm]}}
+training: {{learning_rate: 1e-2, dtype: float32, checkpoint_every_seconds: 0}}
+measure: {{examples: 20}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pretraining")
+    (path / "experiments").mkdir()
+    (path / "experiments/mini.yaml").write_text(YAML)
+    kinds = {"lease": "the tenant rents the flat", "sale": "the buyer pays a price", "loan": "the bank lends"}
+    rows = [
+        {"file": f"{name}{i}", "type": name, "text": f"{text} number {i} as agreed today"}
+        for name, text in kinds.items()
+        for i in range(20)
+    ]
+    (path / "toy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path / "words").mkdir()
+    for i in range(10):
+        (path / f"words/{i}.txt").write_text(" ".join(f"{row['text']} {i}." for row in rows[i::3]))
+    return path
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("ACP_REPRO_CACHE", str(folder / "cache"))
+    return load_suite("mini")
+
+
+def test_other_runs_start_from_its_weights_and_are_trained_after_it(here, capsys):
+    assert [run.name for run in here.runs] == [
+        "toy-mini-top-50-afterblocks",
+        "toy-mini-dense",
+        "words-mini-mlm",
+    ]
+    top, dense, mlm = here.runs
+    assert train_command.in_order(here, list(here.runs)) == [[mlm], [dense], [top]]
+    with pytest.raises(TrainingError, match="--run words-mini-mlm`"):
+        PAPER.load_task()(dense)
+    # Asked for the last alone, the command trains what it needs first.
+    assert train_command.main(["--suite", "mini", "--run", top.name, "--device", "cpu", "--jobs", "1"]) == 0
+    assert all(run.weights_file.is_file() for run in here.runs)
+    task = PAPER.load_task()(dense)
+    started, given = task.build().state_dict(), load_file(mlm.weights_file)
+    assert task.texts.tokenizer.get_vocab() == PAPER.load_task()(mlm).tokenizer.get_vocab()
+    shared = [name for name in given if name.startswith("distilbert.")]
+    assert len(shared) > 20
+    for name in shared:
+        trained = slice(12) if "position" in name else slice(None)  # the task's texts are longer
+        assert torch.equal(started[name][trained], given[name][trained])
+    positions = started["distilbert.embeddings.position_embeddings.weight"]
+    assert len(positions) == 26 and torch.equal(positions[12:24], positions[:12])  # and not the untrained
+
+
+def test_a_resume_gives_the_same_bits(here):
+    run = here.run("words-mini-mlm")
+    train(PAPER, run, device=CPU, report=str)
+    whole = run.weights_file.read_bytes()
+    losses = [json.loads(x)["loss_nats"] for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(losses) == 12 and losses[-1] < losses[0] - 0.5  # it learns
+    shutil.rmtree(run.folder)
+    train(PAPER, run, device=CPU, report=str, stop_after=5)
+    assert not run.weights_file.exists()
+    train(PAPER, run, device=CPU, report=str)
+    assert run.weights_file.read_bytes() == whole
+
+
+def test_masked_loss_is_that_of_heldout_text(here):
+    run = here.run("words-mini-mlm")
+    train(PAPER, run, device=CPU, report=str)
+    assert measure.main(["masked_loss", "--suite", "mini", "--device", "cpu"]) == 0
+    (row,) = read_records(here, "masked_loss", [run]).to_dict("records")
+    trained = PAPER.load_task()(run).trained(here, CPU)
+    assert row["measured_tokens"] == 2 * 20 and 0 < row["masked_accuracy_percent"] <= 100
+    ids, labels = trained.task.masked("heldout", list(range(20)), np.random.default_rng(0))
+    logits = trained.model.eval()(input_ids=ids).logits[labels >= 0]
+    expected = torch.nn.functional.cross_entropy(logits, labels[labels >= 0])
+    assert abs(row["masked_loss_nats"] - expected.item()) < 1e-4
+
+
+def test_masks(here):
+    task = PAPER.load_task()(here.run("words-mini-mlm"))
+    tokenizer, seen, kinds = task.tokenizer, [], []
+    for index in range(120):
+        ids, labels = task.batch(index)
+        assert ids.shape == labels.shape == (4, 12)
+        assert (ids[:, 0] == tokenizer.cls_token_id).all() and (ids[:, -1] == tokenizer.sep_token_id).all()
+        told = labels >= 0
+        assert (told.sum(1) == 2).all() and not told[:, [0, -1]].any()  # 15 % of 10
+        kinds += torch.where(ids[told] == tokenizer.mask_token_id, 0, 1).tolist()
+        seen += [tuple(row) for row in torch.where(told, labels, ids)[:, 1:-1].tolist()]
+    assert abs(np.mean(kinds) - 0.2) < 4 * (0.16 / len(kinds)) ** 0.5
+    size, length = task.sequences("train"), 10
+    stream = task.corpus.tokens("train")[: size * length].reshape(size, length)
+    assert sorted(seen[:size]) == sorted(map(tuple, stream.tolist()))  # every piece once an epoch
+    again = task.batch(7)
+    assert all(torch.equal(a, b) for a, b in zip(again, task.batch(7), strict=True))
+    assert max(map(max, seen)) < min(tokenizer.all_special_ids)
+
+
+def test_blocks_compile_whole(here):
+    task = PAPER.load_task()(here.run("words-mini-mlm"))
+    model = task.build().eval()
+    ids, labels = task.batch(0)
+    expected = task.loss(model, ids, labels)
+    for block in task.blocks(model):
+        block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False, backend="aot_eager")
+    torch.testing.assert_close(task.loss(model, ids, labels), expected)
+
+
+def test_another_pretraining_makes_other_runs(here):
+    dense = here.run("toy-mini-dense")
+    Path("experiments/other.yaml").write_text(YAML.replace("steps: 12", "steps: 13"))
+    other = load_suite("other").run("toy-mini-dense")
+    assert dense.as_dict()["start"]["pretraining"]["steps"] == 12
+    assert other.as_dict()["start"]["pretraining"]["steps"] == 13
+    assert "compile" not in other.as_dict()["start"]["training"]
+    rule = next(x for x in make_rules(here).splitlines() if x.startswith("runs/mini/toy-mini-dense/model/"))
+    assert rule.endswith("| $(INSTALLED) runs/mini/words-mini-mlm/model/model.safetensors")
+
+
+def test_another_shape_is_refused(here):
+    run = here.run("words-mini-mlm")
+    train(PAPER, run, device=CPU, report=str)
+    model = PAPER.load_task()(run).build()
+    model.distilbert.transformer.layer.pop(1)
+    with pytest.raises(TrainingError, match="holds another encoder than this one: distilbert"):
+        start_from(model, run.model_folder, 12)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "dataset: [words]",
+            "dataset: [toy]",
+            "grid[2].dataset: no 'toy' under pretraining, which has words",
+        ),
+        ("pretrained_on: words", "pretrained_on: word", "pretrained_on: no 'word' under pretraining"),
+        (", method: [mlm]", ", method: [dense]", "grid[2].dataset: no 'words' under datasets"),
+        (
+            "method: [mlm]",
+            "method: [mlm], seed: [1]",
+            "the grid has no run words-mini-mlm; add {dataset: [words]",
+        ),
+        ("method: [mlm]", "method: [mlm, dense]", "has no budget, so give it an entry"),
+        ("max_tokens: 12", "max_tokens: 3", "max_tokens: must be at least 4"),
+        ("micro_batch_sequences: 4", "micro_batch_sequences: 3", "micro_batch_sequences: 3 must divide"),
+        ("tokenizer: {bpe: 290}", "tokenizer: bytes", "data.tokenizer: an encoder's is {bpe: SIZE}"),
+        ("steps: 12", "masked_share: 0.01", "masked_share: 0.01 of 12 tokens is none"),
+        ("{pretrained_on: words,", "{pretrained_on: words, pretrained: x,", "not from both"),
+    ],
+)
+def test_a_wrong_suite_is_one_line(here, old, new, words):
+    assert old in YAML
+    Path("experiments/wrong.yaml").write_text(YAML.replace(old, new, 1))
+    with pytest.raises(SuiteError) as error:
+        load_suite("wrong")
+    assert words in str(error.value) and "\n" not in str(error.value)

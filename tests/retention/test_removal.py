@@ -1,0 +1,143 @@
+"""How tokens are removed: one kernel for the scan, groups of examples, no waiting for a GPU."""
+
+import copy
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from acp_repro.retention import RetentionConfig, RetentionScorer, encoders, forward, retain
+from acp_repro.retention.scorer import running_summary_loop
+
+from .models import answers, batch, build
+
+KINDS = ("DistilBert", "Bert")
+
+
+def retained(model, budget=0.4, **settings):
+    return retain(copy.deepcopy(model), RetentionConfig(budget, over_budget="keep", **settings)).eval()
+
+
+@pytest.mark.parametrize("length", [1, 33, 100])
+@pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
+@torch.no_grad()
+def test_the_kernel_is_equation_3(length, decay):
+    pytest.importorskip("triton")
+    from acp_repro.retention.kernel import scan
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # there in Triton's interpreter
+    torch.manual_seed(length)
+    scorer = RetentionScorer(8, 20, decay, initial_logit=0.3).to(device)  # a width that is no power of 2
+    hidden = torch.randn(3, length, 8, device=device)
+    kept = torch.rand(3, length, device=device) < 0.6
+    kept[:, 0] = True
+    both = torch.cat([scorer.w.weight, scorer.u.weight])
+    for mask in (None, kept):
+        scores = scan(hidden @ both.T, mask, decay, scorer.v.weight.view(-1), scorer.v.bias).cpu()
+        for row in range(3):
+            there = torch.ones(length, dtype=torch.bool) if mask is None else mask[row].cpu()
+            exact = copy.deepcopy(scorer).double().cpu()
+            h = hidden[row].double().cpu()[there][None]
+            m = torch.nn.functional.pad(running_summary_loop(exact.u(h), decay)[:, :-1], (0, 0, 1, 0))
+            expected = exact.v(torch.tanh(exact.w(h) + m))[0, :, 0]
+            torch.testing.assert_close(scores[row][there].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_on_a_gpu_removal_is_as_masking_and_as_on_a_cpu():
+    model, inputs = build(), batch(rows=7)
+    for settings in ({"gates": "input"}, {}, {"schedule": "geometric"}):
+        short = retained(model, **settings)
+        expected = answers(short(**inputs))
+        short.cuda()
+        masked = copy.deepcopy(short)
+        masked.retention.configure(removal="mask")
+        for given in (inputs, {"input_ids": inputs["input_ids"]}):
+            given = {name: x.cuda() for name, x in given.items()}
+            torch.testing.assert_close(
+                answers(short(**given)), answers(masked(**given)), rtol=1e-4, atol=1e-5
+            )
+        given = {name: x.cuda() for name, x in inputs.items()}
+        torch.testing.assert_close(answers(short(**given)).cpu(), expected, rtol=1e-3, atol=1e-4)
+    short.retention.gates[0].scorer.w.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="the scores of the gate at place 1 are NaN"):
+        short(**given)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_groups_of_examples_change_nothing(kind, monkeypatch):
+    model, inputs = build(kind), batch(rows=5)
+    seen = []
+    for settings in (
+        {"gates": (2,)},
+        {"gates": (1, 2), "schedule": "geometric", "dropped": "last"},
+        {"method": "h2o"},
+        {"method": "random"},
+        {"budget": 0.99},
+    ):
+        short = retained(model, **{"budget": 0.4, **settings})
+        for given in (inputs, {"input_ids": inputs["input_ids"]}):
+            found = []
+            for tokens in (10**6, 48):
+                monkeypatch.setattr(forward, "GROUP_TOKENS", tokens)
+                encoder = encoders.find_encoder(short)
+                block = encoder.layers_of(encoder.stack_of(short))[0]
+                with short.retention.recorded() as records:
+                    hook = block.register_forward_pre_hook(lambda _, a: seen.append(len(a[0])))
+                    found.append((answers(short(**given)), records))
+                    hook.remove()
+            (whole, ours), (parts, theirs) = found
+            torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
+            for one, other in zip(ours, theirs, strict=True):
+                assert torch.equal(one.kept, other.kept) and torch.equal(one.budget, other.budget)
+                torch.testing.assert_close(one.scores, other.scores, equal_nan=True, rtol=1e-5, atol=1e-6)
+    assert seen == [5, 2, 2, 1] * 10
+
+
+@torch.no_grad()
+def test_attention_received_is_summed_a_few_queries_at_a_time(monkeypatch):
+    model, inputs = build(), batch()
+    hidden, valid = torch.randn(4, 24, 32), inputs["attention_mask"] > 0
+    block = model.distilbert.transformer.layer[0]
+    whole = encoders.attention_received(encoders.find_encoder(model), block, hidden, valid, 4)
+    monkeypatch.setattr(encoders, "_MOST_WEIGHTS", 5 * 4 * 4 * 24)  # five queries
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+        found = encoders.attention_received(encoders.find_encoder(model), block, hidden, valid, 4)
+    torch.testing.assert_close(found, whole)
+    shapes = [e.input_shapes[0] for e in profiled.events() if e.name == "aten::_softmax"]
+    assert shapes == [[4, 4, 5, 24]] * 4 + [[4, 4, 4, 24]]
+
+
+@pytest.mark.parametrize("gates", ["input", "after_blocks"])
+@torch.no_grad()
+def test_the_whole_pass_is_one_graph(gates):
+    """So no value is read by the host: every size follows from the arguments' shapes."""
+    model, inputs = build(), batch()
+    for settings in ({}, {"schedule": "geometric"}, {"method": "h2o"}):
+        short = retained(model, gates=gates, **settings)
+        for given in (inputs, {"input_ids": inputs["input_ids"]}):
+            torch.compiler.reset()
+            compiled = torch.compile(short, backend="eager", fullgraph=True)
+            torch.testing.assert_close(compiled(**given).logits, short(**given).logits)
+
+
+@torch.no_grad()
+def test_without_a_mask_nothing_is_read_but_the_check_for_nan():
+    short = retained(build(), gates="input")
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        short(input_ids=batch()["input_ids"])
+    reads = [
+        e.name for e in profiled.events() if e.name in ("aten::item", "aten::nonzero", "aten::is_nonzero")
+    ]
+    assert not reads
+
+
+def test_augmentation_is_half_its_weight_times_the_square():
+    model, inputs = build(), batch() | {"labels": torch.arange(4) % 3}
+    gated = retained(model, augmentation=6.0, initial_multiplier=0.5, schedule="geometric").train()
+    gated(**inputs)
+    violation = gated.retention._violations[0]
+    expected = 0.5 * violation.sum() + 3 * violation.square().sum()
+    torch.testing.assert_close(gated.retention.penalty.detach(), expected)
