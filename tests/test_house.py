@@ -20,6 +20,7 @@ ALLOWED = {
     COMMON: set(),
     "acp_repro.attention": {COMMON},
     "acp_repro.model": {COMMON, "acp_repro.attention"},
+    "acp_repro.hf": {COMMON, *METHODS},
     RETENTION: {COMMON},
     LAP: {COMMON},
     "acp_repro.data": {COMMON},

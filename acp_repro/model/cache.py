@@ -18,14 +18,13 @@ class LayerCache:
 
     Attributes:
         length: tokens held.
-        k_shift, v_shift: (B, 1, H, D), the token shift's last input, or None.
         logit_bound: U from the QK-norm weights, stored here by the layer, or None.
     """
 
     def __init__(self, max_length: int | None = None):
         self.length = 0
-        self.k_shift: Tensor | None = None
-        self.v_shift: Tensor | None = None
+        self.record_past = False
+        self._shift: dict[str, Tensor] = {}
         self.logit_bound: Tensor | None = None
         self._max_length = max_length
         self._buffers: tuple[Tensor, Tensor, Tensor] | None = None
@@ -36,6 +35,11 @@ class LayerCache:
     def capacity(self) -> int:
         """Tokens that fit before the buffers have to grow."""
         return 0 if self._buffers is None else self._buffers[0].shape[2]
+
+    @property
+    def batch_size(self) -> int:
+        """Rows held; -1 before the first token."""
+        return -1 if self._buffers is None else self._buffers[0].shape[0]
 
     def append(self, k: Tensor, v: Tensor, log_fgate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Add T tokens; return all that is held, as views that the next call may overwrite.
@@ -85,14 +89,46 @@ class LayerCache:
         Args:
             rows: (B',) integer indices into the batch, on the device of what is held; may repeat.
         """
-        copy = LayerCache()
+        copy = LayerCache(self._max_length)
+        copy.record_past = self.record_past
         copy.length, copy.logit_bound, copy._longest_of = self.length, self.logit_bound, self._longest_of
-        for name in ("k_shift", "v_shift", "_longest_key"):
-            held = getattr(self, name)
-            setattr(copy, name, None if held is None else held.index_select(0, rows))
+        copy._shift = {name: z.index_select(0, rows) for name, z in self._shift.items()}
+        if self._longest_key is not None:
+            copy._longest_key = self._longest_key.index_select(0, rows)
         if self._buffers is not None:
             copy._buffers = tuple(x[:, :, : self.length].index_select(0, rows) for x in self._buffers)
         return copy
+
+    def shift_state(self, name: str) -> Tensor | None:
+        """(B, 1, H, D), the token shift's last input of ``name``, or None before the first token."""
+        held = self._shift.get(name)
+        return None if held is None else held[:, -1:]
+
+    def keep_shift_state(self, name: str, z: Tensor) -> None:
+        """Remember the inputs z (B, T, H, D) of the tokens that are added: the last one, or while
+        ``record_past`` all since it was set, which :meth:`crop` needs."""
+        if self.record_past and name in self._shift:
+            z = torch.cat((self._shift[name], z), dim=1)
+        self._shift[name] = z if self.record_past else z[:, -1:].clone()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``tokens_to_remove`` tokens.
+
+        Raises:
+            ValueError: more than are held, or the token shift's state of back then is not held.
+        """
+        if not 0 <= tokens_to_remove <= self.length:
+            raise ValueError(f"cannot remove {tokens_to_remove} tokens from a cache of {self.length}")
+        for name, z in self._shift.items():
+            left = z.shape[1] - tokens_to_remove
+            if left < 1 and tokens_to_remove:
+                raise ValueError(
+                    f"the token shift's state of {tokens_to_remove} tokens ago is not held: call "
+                    "record_past() before the tokens that may be removed"
+                )
+            self._shift[name] = z[:, left - 1 : left].clone()
+        self.length -= tokens_to_remove
+        self._longest_of = min(self._longest_of, self.length)
 
     def _reserve(self, length: int, new: tuple[Tensor, Tensor, Tensor]) -> None:
         if self._buffers is not None:
@@ -128,11 +164,22 @@ class FoXCache:
 
     def __init__(self, num_layers: int, max_length: int | None = None):
         self.layers = [LayerCache(max_length) for _ in range(num_layers)]
+        self.seq_start: Tensor | None = None
 
     @property
     def length(self) -> int:
         """Tokens held."""
         return self.layers[-1].length
+
+    @property
+    def batch_size(self) -> int:
+        """Rows held; -1 before the first token."""
+        return self.layers[-1].batch_size
+
+    def record_past(self) -> None:
+        """From the next token on, hold what :meth:`crop` needs of the token shift."""
+        for layer in self.layers:
+            layer.record_past = True
 
     def select_rows(self, rows: Tensor) -> FoXCache:
         """A copy whose row i is row ``rows[i]`` of this one: several continuations of one context.
@@ -141,5 +188,27 @@ class FoXCache:
             rows: (B',) integer indices into the batch; may repeat.
         """
         copy = FoXCache(0)
+        if self.seq_start is not None:
+            copy.seq_start = self.seq_start.index_select(0, rows)
         copy.layers = [layer.select_rows(rows) for layer in self.layers]
         return copy
+
+    def remember_start(self, seq_start: Tensor | None) -> Tensor | None:
+        """Keep the first real token of left-padded rows, (B,) int64, from the first tokens on.
+
+        Returns:
+            What is remembered; None: no row is padded.
+
+        Raises:
+            ValueError: it is given again when tokens are held.
+        """
+        if seq_start is not None:
+            if self.length:
+                raise ValueError("seq_start is given with a cache's first tokens, and remembered")
+            self.seq_start = seq_start
+        return self.seq_start
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``tokens_to_remove`` tokens; raises as ``LayerCache.crop`` does."""
+        for layer in self.layers:
+            layer.crop(tokens_to_remove)

@@ -123,11 +123,15 @@ class ShiftedLinear(nn.Module):
         self.linear = Linear(hidden_size, hidden_size, std)
         self.shift_proj = Linear(hidden_size, num_heads, std)
 
-    def forward(self, x: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, T, hidden) -> y (B, T, H, D), and the last z (B, 1, H, D) to pass as the next call's
-        ``previous``: it is all that decoding has to remember."""
+    def forward(
+        self, x: Tensor, previous: Tensor | None = None, padding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(B, T, hidden) -> y and z, both (B, T, H, D). The last z is the next call's ``previous``: it is
+        all that decoding has to remember. ``padding`` (B, T) bool marks tokens that count as z = 0."""
         z = self.linear(x).unflatten(-1, (self.num_heads, -1))
-        return token_shift(z, self.shift_proj(x), previous), z[:, -1:]
+        if padding is not None:
+            z = z.masked_fill(padding[..., None, None], 0.0)
+        return token_shift(z, self.shift_proj(x), previous), z
 
 
 class SwiGLU(nn.Module):
@@ -156,7 +160,13 @@ class ForgettingAttentionCore(nn.Module):
         self.implementation = implementation
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, adaptive_threshold: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_fgate: Tensor,
+        adaptive_threshold: Tensor | None,
+        seq_start: Tensor | None = None,
     ) -> Tensor:
         """Equation 1, or 3 where there is a threshold.
 
@@ -164,6 +174,7 @@ class ForgettingAttentionCore(nn.Module):
             q: (B, H, Tq, D). k, v: (B, H, Tk, D), Tk >= Tq while decoding.
             log_fgate: (B, H, Tk) float32.
             adaptive_threshold: delta, broadcastable to (B, H); None computes exactly.
+            seq_start: (B,) int64, the first real token of left-padded rows; None: no padding.
 
         Returns:
             (B, H, Tq, D).
@@ -174,6 +185,7 @@ class ForgettingAttentionCore(nn.Module):
             v,
             log_fgate,
             head_first=True,
+            seq_start=seq_start,
             adaptive_threshold=adaptive_threshold,
             implementation=self.implementation,
         )
@@ -209,12 +221,20 @@ class ForgettingAttentionLayer(nn.Module):
         )
         self.core = ForgettingAttentionCore()
 
-    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """(B, T, hidden) -> (B, T, hidden); with a cache, x holds the tokens after the cached ones
-        and the cache is extended in place."""
+    def forward(self, x: Tensor, cache: LayerCache | None = None, seq_start: Tensor | None = None) -> Tensor:
+        """(B, T, hidden) -> (B, T, hidden).
+
+        Args:
+            cache: x holds the tokens after the cached ones, and the cache is extended in place.
+            seq_start: (B,) int64, the first real token of each row, counted from the cache's first.
+        """
+        padding = None
+        if seq_start is not None:
+            position = torch.arange(x.shape[1], device=x.device) + (0 if cache is None else cache.length)
+            padding = position < seq_start[:, None]
         q = self._heads(self.q_proj(x))
-        k = self._project_kv(self.k_proj, x, cache, "k_shift")
-        v = self._project_kv(self.v_proj, x, cache, "v_shift")
+        k = self._project_kv(self.k_proj, x, cache, "k_shift", padding)
+        v = self._project_kv(self.v_proj, x, cache, "v_shift", padding)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         # float32 from here on: gates are summed over thousands of tokens.
@@ -224,7 +244,7 @@ class ForgettingAttentionLayer(nn.Module):
         if cache is not None:
             k, v, log_fgate = cache.append(k, v, log_fgate)
         threshold = self._threshold(q, k, cache)
-        out = self.core(q, k, v, log_fgate, threshold).transpose(1, 2)
+        out = self.core(q, k, v, log_fgate, threshold, seq_start).transpose(1, 2)
 
         gate = None if self.ogate_proj is None else self._heads(self.ogate_proj(x))
         if self.output_norm is not None:
@@ -236,12 +256,14 @@ class ForgettingAttentionLayer(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def _project_kv(self, proj: nn.Module, x: Tensor, cache: LayerCache | None, state: str) -> Tensor:
+    def _project_kv(
+        self, proj: nn.Module, x: Tensor, cache: LayerCache | None, state: str, padding: Tensor | None
+    ) -> Tensor:
         if not isinstance(proj, ShiftedLinear):
             return self._heads(proj(x))
-        y, last = proj(x, None if cache is None else getattr(cache, state))
+        y, z = proj(x, None if cache is None else cache.shift_state(state), padding)
         if cache is not None:
-            setattr(cache, state, last)
+            cache.keep_shift_state(state, z)
         return y
 
     @torch.no_grad()
