@@ -216,7 +216,7 @@ def decode(
     batch, kv_heads, _ = cache.block_table.shape
     size, seqlen_q = cache.block_size, q.shape[2]
     dtype = torch.promote_types(q.dtype, torch.float32)
-    q_rows = q.to(dtype).view(batch * kv_heads, -1, seqlen_q, q.shape[3])  # (BHkv, G, T, D)
+    q_rows = q.to(dtype).reshape(batch * kv_heads, -1, seqlen_q, q.shape[3])  # (BHkv, G, T, D)
     starts = start_block.long().view(batch * kv_heads, -1)
     first = starts.amin(-1)
     lengths = cache.seqlens.long().repeat_interleave(kv_heads)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from acp_repro.model import FoXModel
@@ -185,7 +186,9 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
                 "a cache of its own (ForgettingTransformerCache)"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            cache = ForgettingTransformerCache(self.config, max_cache_length)
+            # Drafts may run past the end before they are taken back.
+            drafts = generation_config.is_assistant or generation_mode == GenerationMode.ASSISTED_GENERATION
+            cache = ForgettingTransformerCache(self.config, None if drafts else max_cache_length)
             if generation_config.is_assistant:
                 cache.activate_past_recording()
             model_kwargs["past_key_values"] = cache

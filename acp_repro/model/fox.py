@@ -72,8 +72,8 @@ class FoXModel(nn.Module):
                 is given with a cache's first tokens only.
 
         Raises:
-            ValueError: if the cache was made for another number of layers, or holds tokens and
-                ``seq_start`` is given.
+            ValueError: if the cache was made for another number of layers, or cannot take these tokens
+                (see ``FoXCache.begin``).
         """
         if cache is not None:
             if len(cache.layers) != len(self.layers):
@@ -81,7 +81,7 @@ class FoXModel(nn.Module):
                     f"cache has {len(cache.layers)} layers, the model has {len(self.layers)}:"
                     " make it with FoXCache(config.num_hidden_layers)"
                 )
-            seq_start = cache.remember_start(seq_start)
+            seq_start = cache.begin(input_ids, seq_start)
         x = self.embeddings(input_ids)
         recompute = self.gradient_checkpointing and cache is None and torch.is_grad_enabled()
         for index, block in enumerate(self.layers):
@@ -90,6 +90,8 @@ class FoXModel(nn.Module):
                 x = checkpoint(block, x, None, seq_start, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = block(x, None if cache is None else cache.layers[index], seq_start)
+        if cache is not None:
+            cache.end(input_ids.shape[1])
         return self.norm(x)
 
 

@@ -130,8 +130,9 @@ def stream_tokens(
 
 @torch.no_grad()
 def _stream(model, input_ids, max_new_tokens, stop_ids, choose) -> Iterator[Tensor]:
-    # The last token is answered, never fed, so it needs no room.
-    cache = FoXCache(model.config.num_hidden_layers, max_length=input_ids.shape[1] + max_new_tokens - 1)
+    # The last token is answered, never fed. No text gets longer, so delta is fixed and keys can be evicted.
+    longest = input_ids.shape[1] + max(max_new_tokens, 1) - 1
+    cache = FoXCache(model.config.num_hidden_layers, max_length=longest)
     feed, stopped, tokens = input_ids, None, None
     stops = torch.tensor(stop_ids, dtype=torch.int64, device=input_ids.device)
     for _ in range(max_new_tokens):

@@ -241,10 +241,12 @@ class ForgettingAttentionLayer(nn.Module):
         log_fgate = F.logsigmoid(self.fgate_proj(x).float())
 
         q, k, v, log_fgate = (t.transpose(1, 2) for t in (q, k, v, log_fgate))
-        if cache is not None:
-            k, v, log_fgate = cache.append(k, v, log_fgate)
         threshold = self._threshold(q, k, cache)
-        out = self.core(q, k, v, log_fgate, threshold, seq_start).transpose(1, 2)
+        if cache is None:
+            out = self.core(q, k, v, log_fgate, threshold, seq_start)
+        else:
+            out = cache.attend(self.core, q, k, v, log_fgate, threshold)
+        out = out.transpose(1, 2)
 
         gate = None if self.ogate_proj is None else self._heads(self.ogate_proj(x))
         if self.output_norm is not None:
@@ -268,19 +270,35 @@ class ForgettingAttentionLayer(nn.Module):
 
     @torch.no_grad()
     def _threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
-        """delta of Section 3 for this call, with L the number of keys; (H,), (B, H) or None."""
+        """delta of Section 3 for this call, with L the number of keys, or the longest length that the cache
+        allows; (H,), (B, H) or None."""
         if self.log_pruning_tolerance is None:
-            return None
-        if self.q_norm is not None:
-            # From weights (Appendix E): they stand still while a cache is in use, so once is enough.
-            bound = None if cache is None else cache.logit_bound
-            if bound is None:
-                bound = logit_bound_from_qk_norm(
-                    self.q_norm.weight, self.k_norm.weight, self.num_heads, self.head_dim, dtype=q.dtype
-                )
             if cache is not None:
-                cache.logit_bound = bound
-        else:
+                cache.refusal = "attention is exact (log_pruning_tolerance is None), so no key is pruned"
+            return None
+        if cache is not None and cache.threshold is not None:
+            return cache.threshold
+        length = k.shape[-2] if cache is None else cache.max_length or cache.length + k.shape[-2]
+        if self.q_norm is None:
             # The longest key of the past bounds them all: no need to read every key each token.
             bound = logit_bound_from_norms(q, k if cache is None else cache.longest_key(k))
-        return pruning_threshold(bound, k.shape[-2], self.log_pruning_tolerance)
+            if cache is not None:
+                cache.refusal = (
+                    "delta comes from measured norms (the model has no QK-norm), and a longer query or key "
+                    "lowers it later"
+                )
+            return pruning_threshold(bound, length, self.log_pruning_tolerance)
+        # From weights (Appendix E): they stand still while a cache is in use, so once is enough.
+        bound = None if cache is None else cache.logit_bound
+        if bound is None:
+            bound = logit_bound_from_qk_norm(
+                self.q_norm.weight, self.k_norm.weight, self.num_heads, self.head_dim, dtype=q.dtype
+            )
+        threshold = pruning_threshold(bound, length, self.log_pruning_tolerance)
+        if cache is not None:
+            cache.logit_bound = bound
+            if cache.max_length is None:
+                cache.refusal = "delta falls as the text grows, unless FoXCache is given a max_length"
+            else:
+                cache.threshold = threshold.expand(q.shape[:2]).contiguous()
+        return threshold
