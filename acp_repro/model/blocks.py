@@ -10,8 +10,8 @@ from acp_repro.attention.decay import LOG_FGATE_FLOOR
 
 # The pruning grid's key blocks: what the training-time forward keeps or skips as a whole.
 BLOCK_SIZE = 64
-# How much more than is needed a pool takes when it grows, so that it grows seldom.
-_GROWTH = 1.125
+# A pool grows by at least this part of itself, so that it grows seldom.
+_GROWTH = 8
 
 
 class BlockPool:
@@ -151,7 +151,8 @@ class BlockPool:
     def _grow(self, missing: int, columns: int) -> None:
         capacity = self.table.shape[2]
         if missing > 0:
-            size = max(len(self.k) + missing, int(len(self.k) * _GROWTH))
+            # A block for every head at least, or the pool would move with every column.
+            size = len(self.k) + max(missing, self.batch * self.heads, len(self.k) // _GROWTH)
             try:
                 grown = [x.new_empty((size, *x.shape[1:])) for x in (self.k, self.v, self.c)]
             except torch.OutOfMemoryError as error:

@@ -89,8 +89,10 @@ class LayerCache:
         candidates = k if self._longest_key is None else torch.cat((self._longest_key, k), dim=2)
         norms = torch.linalg.vector_norm(candidates, dim=-1, keepdim=True, dtype=torch.float32)
         index = norms.argmax(dim=2, keepdim=True).expand(-1, -1, 1, k.shape[-1])
-        self._longest_key = candidates.gather(2, index)
-        return self._longest_key
+        longest = candidates.gather(2, index)
+        if self._longest_key is None:
+            self._longest_key = longest
+        return self._longest_key.copy_(longest)  # in place, as above
 
     def attend(self, core, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, threshold: Tensor | None):
         """Add T tokens and attend from them to all that is held.
@@ -288,7 +290,7 @@ class FoXCache:
         if seq_start is not None:
             if self.length:
                 raise ValueError("seq_start is given with a cache's first tokens, and remembered")
-            self.seq_start = self.device_start = seq_start
+            self.seq_start, self.device_start = seq_start, seq_start.clone()
         if self.seqlens is None:
             self.seqlens = torch.zeros(batch, dtype=torch.int32, device=input_ids.device)
         elif len(self.seqlens) != batch:
@@ -301,8 +303,8 @@ class FoXCache:
         self.seqlens.add_(tokens)
         return self.seq_start
 
-    def end(self, tokens: int) -> None:
-        """The call that added ``tokens`` is over."""
+    def count(self, tokens: int) -> None:
+        """``tokens`` more are held: the call that added them is over."""
         self.length += tokens
 
     def reserve(self, tokens: int) -> None:
@@ -327,7 +329,7 @@ class FoXCache:
         self.dropped_columns += count
         self.seqlens.sub_(count * BLOCK_SIZE)
         if self.device_start is not None:
-            self.device_start = (self.device_start - count * BLOCK_SIZE).clamp(min=0)
+            self.device_start.sub_(count * BLOCK_SIZE).clamp_(min=0)
 
     def record_past(self) -> None:
         """From the next token on, hold what :meth:`crop` needs: inputs of the token shift, and all blocks."""

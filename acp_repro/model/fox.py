@@ -91,7 +91,7 @@ class FoXModel(nn.Module):
             else:
                 x = block(x, None if cache is None else cache.layers[index], seq_start)
         if cache is not None:
-            cache.end(input_ids.shape[1])
+            cache.count(input_ids.shape[1])
         return self.norm(x)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .cache import FoXCache
 from .config import FoXConfig
+from .decode_step import DecodeStep
 
 
 class LanguageModel(Protocol):
@@ -133,18 +134,21 @@ def _stream(model, input_ids, max_new_tokens, stop_ids, choose) -> Iterator[Tens
     # The last token is answered, never fed. No text gets longer, so delta is fixed and keys can be evicted.
     longest = input_ids.shape[1] + max(max_new_tokens, 1) - 1
     cache = FoXCache(model.config.num_hidden_layers, max_length=longest)
-    feed, stopped, tokens = input_ids, None, None
+    step, stopped, tokens = DecodeStep(model, cache), None, None
     stops = torch.tensor(stop_ids, dtype=torch.int64, device=input_ids.device)
     for _ in range(max_new_tokens):
-        hidden = model(feed, cache=cache, return_hidden=True)
-        chosen = choose_tokens(model.lm_head(hidden[:, -1]).float(), **choose)
+        if tokens is None:
+            hidden = model(input_ids, cache=cache, return_hidden=True)
+            logits = model.lm_head(hidden[:, -1]).float()
+        else:
+            logits = step(tokens)
+        chosen = choose_tokens(logits, **choose)
         tokens = chosen if stopped is None else torch.where(stopped, tokens, chosen)
         yield tokens
         if stop_ids:
             stopped = torch.isin(tokens, stops)
             if bool(stopped.all()):
                 return
-        feed = tokens[:, None]
 
 
 def generate(

@@ -213,3 +213,27 @@ def test_no_memory_for_a_block_is_said_and_changes_nothing(monkeypatch):
     assert pool.k is before[0] and torch.equal(pool.table, before[1]) and pool.columns == before[2]
     pool.take(3, start)
     assert pool.columns == 3
+
+
+@pytest.mark.parametrize("architecture", ["pro", "llama"])
+def test_a_step_leaves_every_tensor_where_it_is(architecture):
+    """What a CUDA graph needs of the steps between two blocks, here without a GPU."""
+    model = MODELS[architecture]
+    cache = FoXCache(2, max_length=LONGEST)
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(1))
+    seq_start = torch.tensor([5, 0])
+
+    def addresses():
+        found = [cache.seqlens, cache.device_start]
+        for layer in cache.layers:
+            pool = layer.pool
+            found += [pool.k, pool.v, pool.c, pool.table, layer.start, layer.held, *layer._shift.values()]
+            found += [x for x in (layer.threshold, layer._longest_key) if x is not None]
+        return [x.data_ptr() for x in found]
+
+    with torch.no_grad():
+        model(ids[:, :260], cache=cache, seq_start=seq_start)
+        before, version = addresses(), cache.version
+        for t in range(260, 300):
+            model(ids[:, t : t + 1], cache=cache)
+            assert addresses() == before and cache.version == version
