@@ -8,6 +8,10 @@ GPU rounds, bfloat16 has twice that. Everything that a call may not read is NaN.
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -220,3 +224,16 @@ def test_wrong_arguments_are_named(change, error, message):
     start = torch.zeros(q.shape[:2], dtype=torch.int32)
     with pytest.raises(error, match=message):
         forgetting_attention_with_kvcache(q, cache, start, head_first=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not HAS_TRITON, reason="Triton's compiler is for Linux")
+def test_the_kernels_compile_for_hopper_without_spills():
+    """The interpreter takes what the compiler refuses, so the compiler is asked too."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_for_hopper.py")
+    done = subprocess.run(
+        [sys.executable, str(script), "--decode"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("decode.")]
+    assert len(lines) == 15 and all("0 bytes spill stores" in line for line in lines), done.stdout

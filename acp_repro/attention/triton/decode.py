@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..decay import LOG_FGATE_FLOOR
 from ..kvcache import PagedKVCache
-from .tiles import LOG2E, empty_rows_like, load_rows, on_device_of, padded_head_dim, product, store_rows
+from .tiles import LOG2E, empty_rows_like, on_device_of, padded_head_dim, product
 
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
 # Programs for each multiprocessor: more even out heads of different lengths, fewer mean fewer parts.
@@ -48,8 +48,8 @@ def _first_block(
     s = tl.load(start + h)
     if HAS_THRESHOLD:
         delta = tl.load(threshold + h).to(tl.float64)
-        page = tl.load(table + first // BLOCK).to(tl.int64)
-        c_first = tl.load(c + (page * GROUP + g) * BLOCK + first % BLOCK)
+        page_first = tl.load(table + first // BLOCK).to(tl.int64)
+        c_first = tl.load(c + (page_first * GROUP + g) * BLOCK + first % BLOCK)
         more = s < diagonal
         while more:
             n = s + tl.arange(0, STEP)
@@ -113,7 +113,7 @@ def _split_kernel(
     begin = diagonal
     oldest = tl.zeros([ROWS], dtype=tl.int32)  # each row's first key
     for g in tl.static_range(GROUP):
-        s = _first_block(
+        begin_g = _first_block(
             c,
             table,
             start,
@@ -129,9 +129,9 @@ def _split_kernel(
             HAS_THRESHOLD,
         )
         if split == 0:
-            tl.store(start + bh * GROUP + g, s)
-        begin = tl.minimum(begin, s)
-        oldest = tl.where(g_row == g, s * BLOCK, oldest)
+            tl.store(start + bh * GROUP + g, begin_g)
+        begin = tl.minimum(begin, begin_g)
+        oldest = tl.where(g_row == g, begin_g * BLOCK, oldest)
     oldest = tl.maximum(oldest, earliest)
 
     blocks = tl.cdiv(length, BLOCK)
@@ -140,8 +140,8 @@ def _split_kernel(
     high = tl.minimum(low + share, blocks)
     if low < high:
         position = first + r % TOKENS
-        page = tl.load(table + position // BLOCK, mask=real, other=0).to(tl.int64)
-        c_row = tl.load(c + (page * GROUP + g_row) * BLOCK + position % BLOCK, mask=real, other=0.0)
+        page_row = tl.load(table + position // BLOCK, mask=real, other=0).to(tl.int64)
+        c_row = tl.load(c + (page_row * GROUP + g_row) * BLOCK + position % BLOCK, mask=real, other=0.0)
         d = tl.arange(0, BLOCK_D)
         head = b.to(tl.int64) * q_b + ((bh % kv_heads) * GROUP + g_row).to(tl.int64) * q_h
         q_rows = q + (head + (r % TOKENS) * q_t)[:, None] + d[None, :]
@@ -150,26 +150,28 @@ def _split_kernel(
         l_i = tl.zeros([ROWS], dtype=tl.float32)
         acc = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
         slot = tl.arange(0, BLOCK)
+        tile = slot[:, None] * D + d[None, :]
         for n in tl.range(low, high):
             page = tl.load(table + n).to(tl.int64)
             j = n * BLOCK + slot
-            # Nothing is read where nothing was written: a product with it could be NaN.
-            count = length - n * BLOCK
-            k_tile = load_rows(k + page * (BLOCK * D), 0, D, count, BLOCK, D, BLOCK_D, True)
-            v_tile = load_rows(v + page * (BLOCK * D), 0, D, count, BLOCK, D, BLOCK_D, True)
-            kept = (j[None, :] <= position[:, None]) & (j[None, :] >= oldest[:, None])
+            live = j < length
             if HAS_START:
-                padding = (j < earliest)[:, None]
-                k_tile = tl.where(padding, 0.0, k_tile)
-                v_tile = tl.where(padding, 0.0, v_tile)
+                live = live & (j >= earliest)
+            # Nothing is read where nothing was written: a product with it could be NaN.
+            inside = live[:, None]
+            if D != BLOCK_D:
+                inside = inside & (d < D)[None, :]
+            k_tile = tl.load(k + page * (BLOCK * D) + tile, mask=inside, other=0.0)
+            v_tile = tl.load(v + page * (BLOCK * D) + tile, mask=inside, other=0.0)
+            kept = (j[None, :] <= position[:, None]) & (j[None, :] >= oldest[:, None])
             s = product(q_tile, tl.trans(k_tile), None) * scale
             if GROUP * TOKENS == 1:
-                c_j = tl.load(c + page * BLOCK + slot, mask=slot < count, other=0.0)
+                c_j = tl.load(c + page * BLOCK + slot, mask=live, other=0.0)
                 c_i = tl.sum(tl.where(r == 0, c_row, 0.0), 0)
                 s += ((c_i - c_j) * LOG2E).to(tl.float32)[None, :]
             else:
                 at = (page * GROUP + g_row)[:, None] * BLOCK + slot[None, :]
-                c_j = tl.load(c + at, mask=real[:, None] & (slot < count)[None, :], other=0.0)
+                c_j = tl.load(c + at, mask=real[:, None] & live[None, :], other=0.0)
                 s += ((c_row[:, None] - c_j) * LOG2E).to(tl.float32)
             s = tl.where(kept, s, float("-inf"))
             m_new = tl.maximum(m_i, tl.max(s, 1))
@@ -182,7 +184,7 @@ def _split_kernel(
         row = (bh.to(tl.int64) * SPLITS + split) * ROWS
         tl.store(level + row + r, m_i)
         tl.store(total + row + r, l_i)
-        store_rows(part + row * BLOCK_D, acc, 0, BLOCK_D, GROUP * TOKENS, ROWS, BLOCK_D, BLOCK_D)
+        tl.store(part + (row + r)[:, None] * BLOCK_D + d[None, :], acc, mask=real[:, None])
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -297,7 +299,7 @@ def decode(
             *rows.stride()[:3],
             *sizes,
             **shape,
-            num_warps=2,
+            num_warps=max(1, min(8, shape["SPLITS"] * shape["BLOCK_D"] // 2048)),
         )
     if rows is not out:
         out.copy_(rows)
