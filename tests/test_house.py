@@ -25,7 +25,7 @@ ALLOWED = {
     LAP: {COMMON},
     "acp_repro.data": {COMMON},
     CHAIN: {COMMON},  # the registry imports a paper by its name alone
-    "acp_repro.benchmark": {COMMON, "acp_repro.attention"},
+    "acp_repro.benchmark": {COMMON, *METHODS},
     "acp_repro.training": {COMMON, CHAIN},
     "acp_repro.papers": set(),
     "acp_repro.papers.acp": {

@@ -19,7 +19,7 @@ from . import boundary as _boundary
 from . import reference as _reference
 from .checks import IMPLEMENTATIONS, check_arguments, check_packing, check_values, threshold_tensor
 from .decay import cumulative_log_fgate, cut_documents, documents_threshold
-from .decode import check_decode_arguments, decode
+from .decoding import check_decode_arguments, decode
 from .kvcache import PagedKVCache
 from .op import HAS_TRITON, attend, implementation_module
 from .threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold

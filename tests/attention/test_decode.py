@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from acp_repro.attention import PagedKVCache, forgetting_attention_with_kvcache
-from acp_repro.attention.decode import decode_reference
+from acp_repro.attention.decoding import decode_reference
 from acp_repro.attention.op import HAS_TRITON
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

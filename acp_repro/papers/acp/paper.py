@@ -188,6 +188,34 @@ QUANTITIES = (
         timed=True,
         command="python -m acp_repro.benchmark_attention --suite {suite}",
     ),
+    # One decoding step of attention alone or of a whole model (`scope`); what it keeps for each head, and
+    # what a block table shared by a layer's heads would keep.
+    Quantity(
+        "decode_time",
+        tuple(
+            [
+                "scope",
+                "implementation",
+                "method",
+                "gates",
+                "batch",
+                "length_tokens",
+                "layers",
+                "heads",
+                "head_dim",
+                "repeats",
+                "step_ms",
+                "read_ms",
+                "prefill_ms",
+                "kept_bytes",
+                "layer_kept_bytes",
+                "allocated_bytes",
+                "output_error",
+            ]
+        ),
+        timed=True,
+        command="python -m acp_repro.benchmark_decode --suite {suite}",
+    ),
 )
 _SAVINGS = ("pruned_ratio", "attention_time", "throughput")
 _LOSSES = ("loss", "loss_curve")
@@ -360,6 +388,14 @@ ITEMS = (
         ours=True,
         extra=True,
         aliases=("figure-kernel",),
+    ),
+    Item(
+        "figure_decode",
+        "Time and memory of a decoding step",
+        ("decode_time",),
+        ours=True,
+        extra=True,
+        aliases=("figure-decode",),
     ),
 )
 
