@@ -300,6 +300,8 @@ class FoXCache:
             )
         if self.length and tokens <= DECODE_TOKENS:
             self.reserve(tokens)
+        else:
+            self.seqlens.fill_(self.tokens_in_table)  # also after a call that failed half-way
         self.seqlens.add_(tokens)
         return self.seq_start
 
