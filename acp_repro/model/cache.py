@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acp_repro.attention import forgetting_attention_with_kvcache
+from acp_repro.attention import choose_implementation, forgetting_attention_with_kvcache
 
 from .blocks import BLOCK_SIZE, BlockPool, running_sum
 
@@ -68,6 +68,14 @@ class LayerCache:
     def evicts(self) -> bool:
         return self.threshold is not None and not self.parent.recording
 
+    @property
+    def fuses(self) -> bool:
+        """Whether a step of one token may take the kernels of ``step_kernels``: on a GPU, after the padding,
+        and while nothing but the last input of the token shift is kept."""
+        parent = self.parent
+        held = bool(self.length) and self.length >= parent.latest_start and not parent.recording
+        return held and choose_implementation(parent.seqlens.device) == "triton"
+
     def shift_state(self, name: str) -> Tensor | None:
         """(B, 1, H, D), the token shift's last input of ``name``, or None before the first token."""
         held = self._shift.get(name)
@@ -82,7 +90,7 @@ class LayerCache:
         elif held is not None and held.dtype == z.dtype and held.shape == z[:, -1:].shape:
             held.copy_(z[:, -1:])  # in place: a CUDA graph reads and writes one address
         else:
-            self._shift[name] = z[:, -1:].clone()
+            self._shift[name] = z[:, -1:].clone(memory_format=torch.contiguous_format)
 
     def longest_key(self, k: Tensor) -> Tensor:
         """(B, H, 1, D), per head the longest key of all so far, of which k (B, H, T, D) are the newest."""
@@ -243,6 +251,7 @@ class FoXCache:
         self.recording = False
         self.seq_start: Tensor | None = None
         self.device_start: Tensor | None = None  # seq_start, counted as seqlens are
+        self.latest_start = 0
         self.seqlens: Tensor | None = None
         self.dropped_columns = 0
         self.layers = [LayerCache(self) for _ in range(num_layers)]
@@ -291,6 +300,7 @@ class FoXCache:
             if self.length:
                 raise ValueError("seq_start is given with a cache's first tokens, and remembered")
             self.seq_start, self.device_start = seq_start, seq_start.clone()
+            self.latest_start = int(seq_start.max())
         if self.seqlens is None:
             self.seqlens = torch.zeros(batch, dtype=torch.int32, device=input_ids.device)
         elif len(self.seqlens) != batch:
@@ -371,7 +381,7 @@ class FoXCache:
             rows: (B',) integer indices into the batch; may repeat.
         """
         copy = FoXCache(0, self.max_length)
-        for name in ("length", "evicted_at", "recording", "dropped_columns"):
+        for name in ("length", "evicted_at", "recording", "dropped_columns", "latest_start"):
             setattr(copy, name, getattr(self, name))
         if self.seqlens is not None:
             rows = rows.to(self.seqlens.device)

@@ -228,6 +228,8 @@ class ForgettingAttentionLayer(nn.Module):
             cache: x holds the tokens after the cached ones, and the cache is extended in place.
             seq_start: (B,) int64, the first real token of each row, counted from the cache's first.
         """
+        if cache is not None and x.shape[1] == 1 and cache.fuses and self._has_all_of_pro():
+            return self._step(x, cache)
         padding = None
         if seq_start is not None:
             position = torch.arange(x.shape[1], device=x.device) + (0 if cache is None else cache.length)
@@ -254,6 +256,29 @@ class ForgettingAttentionLayer(nn.Module):
         elif gate is not None:
             out = out * torch.sigmoid(gate)
         return self.o_proj(out.flatten(2))
+
+    def _has_all_of_pro(self) -> bool:
+        shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
+        return shifts and None not in (self.q_norm, self.output_norm, self.ogate_proj)
+
+    def _step(self, x: Tensor, cache: LayerCache) -> Tensor:
+        """:meth:`forward` of one token a row on a GPU, its small operations in two kernels."""
+        from .step_kernels import norm_and_gate, shift_and_norm
+
+        projections = (self.k_proj, self.v_proj)
+        q, k, v = shift_and_norm(
+            self.q_proj(x),
+            [proj.linear(x) for proj in projections],
+            [proj.shift_proj(x) for proj in projections],
+            [cache.shift_state(name) for name in ("k_shift", "v_shift")],
+            (self.q_norm.weight, self.k_norm.weight),
+            self.num_heads,
+            QK_NORM_EPS,
+        )
+        log_fgate = F.logsigmoid(self.fgate_proj(x).float()).transpose(1, 2)
+        out = cache.attend(self.core, q, k, v, log_fgate, self._threshold(q, k, cache))
+        norm = self.output_norm
+        return self.o_proj(norm_and_gate(out, self.ogate_proj(x), norm.weight, norm.eps))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim))
