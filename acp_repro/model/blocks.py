@@ -10,8 +10,9 @@ from acp_repro.attention.decay import LOG_FGATE_FLOOR
 
 # The pruning grid's key blocks: what the training-time forward keeps or skips as a whole.
 BLOCK_SIZE = 64
-# A pool grows by at least this part of itself, so that it grows seldom.
-_GROWTH = 8
+# A pool grows by at least this part of itself, and by so many columns, so that it grows seldom: each time
+# all that it holds is copied, and a CUDA graph captured anew.
+_GROWTH, _SPARE_COLUMNS = 8, 4
 
 
 class BlockPool:
@@ -49,6 +50,10 @@ class BlockPool:
         """Of the pool and its table."""
         held = (self.k, self.v, self.c, self.table, self.free)
         return sum(x.numel() * x.element_size() for x in held)
+
+    @property
+    def _spare(self) -> int:
+        return _SPARE_COLUMNS * self.batch * self.heads
 
     def signature(self) -> tuple:
         return self.batch, self.heads, self.head_dim, self.k.dtype
@@ -89,7 +94,7 @@ class BlockPool:
         blocks = table[dropped].long()
         table[dropped] = 0
         self.free = torch.cat((self.free, blocks))
-        if 2 * len(self.free) > len(self.k) and len(self.free) > 2 * self.batch * self.heads:
+        if len(self.free) > max(len(self.k) // 2, 2 * self._spare):
             self.rebuild(torch.arange(self.batch, device=self.table.device))
 
     def drop_columns(self, count: int) -> None:
@@ -151,8 +156,9 @@ class BlockPool:
     def _grow(self, missing: int, columns: int) -> None:
         capacity = self.table.shape[2]
         if missing > 0:
-            # A block for every head at least, or the pool would move with every column.
-            size = len(self.k) + max(missing, self.batch * self.heads, len(self.k) // _GROWTH)
+            # A prefill, which comes first, takes what it keeps.
+            more = missing if self.columns == 0 else max(missing, self._spare, len(self.k) // _GROWTH)
+            size = len(self.k) + more
             try:
                 grown = [x.new_empty((size, *x.shape[1:])) for x in (self.k, self.v, self.c)]
             except torch.OutOfMemoryError as error:

@@ -55,6 +55,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., dim), any floating dtype -> the same shape and dtype."""
+        if x.dtype == self.weight.dtype:  # one kernel, which computes in float32 too
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         weight = self.weight.float()
         return F.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
 

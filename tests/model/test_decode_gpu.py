@@ -32,8 +32,9 @@ def test_a_graph_gives_the_answers_of_the_steps(architecture, dtype, padded):
         for t in range(300, 600):
             logits.append((step(ids[:, t]) if graph else step._run(ids[:, t])).clone())
         found.append(torch.stack(logits, 1))
-    assert 1 <= step.captures <= 8
-    assert torch.equal(*found)
+    assert 1 <= step.captures <= 4
+    # Products may take another workspace in a graph, and sum in another order.
+    assert relative_error(found[1], found[0]) < (1e-5 if dtype == torch.float32 else 0.02)
     whole = model(ids, seq_start=seq_start)[:, 300:].float()
     # Two right implementations in this dtype: products of one row and of many sum in another order.
     assert relative_error(found[1], whole) < (2e-4 if dtype == torch.float32 else 0.05)

@@ -95,7 +95,7 @@ def test_local_heads_give_blocks_back_and_global_heads_keep_them():
     assert (kept.per_head[..., 1::2] == blocks * one).all()
     # A table shared by the layer frees nothing, for one of its heads is global.
     assert (kept.per_layer == 4 * blocks * one).all()
-    assert int(kept.per_head.sum()) <= kept.allocated < 0.75 * whole.allocated
+    assert int(kept.per_head.sum()) <= kept.allocated < 0.8 * whole.allocated
     # A prefill takes blocks for what it keeps, no more.
     cache = FoXCache(2, max_length=LONGEST)
     model(ids, cache=cache)
@@ -115,7 +115,7 @@ def test_memory_is_flat_over_a_long_stream():
             if step % 50 == 49:
                 allocated.append(cache.memory().allocated)
     assert cache.length == 4800 and cache.dropped_columns > 70
-    assert max(allocated[1:]) == allocated[1] <= 2 * 2 * 5 * cache.layers[0].pool.block_bytes
+    assert max(allocated[1:]) == allocated[1] <= 2 * 2 * 12 * cache.layers[0].pool.block_bytes
     # The last tokens see what they would without all that was dropped.
     with torch.no_grad():
         alone = model(ids.repeat(1, 30))[:, -DECODE_TOKENS:]
@@ -192,9 +192,10 @@ def test_a_pool_reuses_what_is_given_back_and_frees_what_it_does_not_need():
     size = len(pool.k)
     pool.take(10, start)
     assert len(pool.k) == size and len(pool.free) == 0  # 12 blocks again, from the pool
-    start[:] = 9
+    pool.take(20, start)
+    start[:] = 19
     pool.give_back(start)
-    assert len(pool.k) == 1 + 6 and (pool.table[:, :, 9] > 0).all() and (pool.table[:, :, :9] == 0).all()
+    assert len(pool.k) == 1 + 6 and (pool.table[:, :, 19] > 0).all() and (pool.table[:, :, :19] == 0).all()
 
 
 def test_no_memory_for_a_block_is_said_and_changes_nothing(monkeypatch):
