@@ -173,7 +173,14 @@ def measure_attention(
         k, v = problem.dense()
         for method, threshold in (("acp", problem.threshold), ("exact", None)):
             arguments = (problem.q, k, v, problem.log_fgate, threshold)
-            time = median_ms(lambda call=call, arguments=arguments: call(*arguments), repeats, device)
+
+            def step(call: Call = call, arguments: tuple = arguments) -> Tensor:
+                with torch.no_grad():
+                    return call(*arguments)
+
+            # Not in a graph, which others may not bear; the GPU's own time, without the launches.
+            step()
+            time = median(elapsed_ms(step, device)[0] for _ in range(repeats))
             records.append({**shared, "implementation": name, "method": method, "step_ms": time})
     return records
 

@@ -1,7 +1,9 @@
 """The benchmark of a decoding step: records, what they say of memory, and their figure."""
 
 import pytest
+import torch
 
+from acp_repro.attention import forgetting_attention
 from acp_repro.benchmark import decode as benchmark
 from acp_repro.benchmark_decode import main
 from acp_repro.chain.errors import RecordError
@@ -38,9 +40,23 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     assert len(figure.axes) == 3 and 'gates "bimodal"' in caption
 
 
-def test_what_is_wrong_is_not_timed(monkeypatch):
-    import torch
+def test_a_rival_is_given_the_same_problem():
+    problem = benchmark.make_decode_problem(2, 200, 2, 16, "bimodal", torch.device("cpu"), torch.float32)
+    given = []
 
+    def rival(q, k, v, log_fgate, threshold):
+        out = forgetting_attention(q, k, v, log_fgate, head_first=True, adaptive_threshold=threshold)
+        given.append((out, threshold))
+        return out
+
+    records = benchmark.measure_attention(problem, "bimodal", 1, {"rival": rival})
+    assert [one["method"] for one in records if one["implementation"] == "rival"] == ["acp", "exact"]
+    for out, threshold in given:
+        step = problem.step("exact" if threshold is None else "acp")
+        torch.testing.assert_close(out, step, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_wrong_is_not_timed(monkeypatch):
     problem = benchmark.make_decode_problem(1, 200, 2, 16, "bimodal", torch.device("cpu"), torch.float32)
     assert benchmark.output_error(problem, "acp") < 1e-6
     monkeypatch.setattr(benchmark, "decode_reference", lambda q, *_: torch.ones_like(q))
