@@ -27,11 +27,10 @@ def draw(records: pd.DataFrame) -> Figure:
     for ax, scope in zip(axes, SCOPES, strict=False):
         _bars(ax, records[records["scope"] == scope], "step_ms", "read_ms")
         ax.set_title(f"{SCOPES[scope].capitalize()} (ms a step)")
-    models = records[records["scope"] == "model"].copy()
-    for name in ("kept_bytes", "layer_kept_bytes"):
-        models[name.replace("bytes", "gib")] = models[name] / 2**30
-    _bars(axes[2], models, "kept_gib", None)
-    axes[2].set_title("Keys and values kept (GiB)")
+    models = records[records["scope"] == "model"]
+    unit, size = ("GiB", 2**30) if models["kept_bytes"].max() >= 2**30 else ("MiB", 2**20)
+    _bars(axes[2], models.assign(kept=models["kept_bytes"] / size), "kept", None)
+    axes[2].set_title(f"Keys and values kept ({unit})")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure
@@ -77,8 +76,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     first = records.iloc[0]
     caption = f"""**A decoding step.** One token for every row after a prompt of random tokens,
 gates "{first["gates"]}", {first["heads"]} heads of {first["head_dim"]}; attention alone, and a model of
-random weights. Lines: reading once what the step needs (kept keys and values, and a model's weights). Right: keys,
-values and decays that the cache holds for each head. {style.provenance(records)}"""
+random weights. Lines: reading once what the step needs (kept keys and values, and a model's weights).
+Right: keys, values and decays that the cache holds for each head. {style.provenance(records)}"""
     return draw(records), caption
 
 
