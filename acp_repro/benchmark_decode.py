@@ -69,21 +69,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 _HEADER = (
     f"{'scope':9} {'batch x length':>14} {'':16} {'step ms':>8} {'reading':>8} {'over':>6} {'kept MiB':>9}"
-    f" {'a layer':>9} {'taken':>9} {'prefill ms':>10} {'error':>8}"
+    f" {'a layer':>9} {'taken':>9} {'peak':>9} {'prefill ms':>10} {'error':>8}"
 )
 
 
 def _line(one: dict) -> str:
     def number(name: str, width: int, digits: int, scale: float = 1.0) -> str:
-        return f"{one[name] / scale:{width}.{digits}f}" if name in one else " " * width
+        value = one.get(name)
+        return " " * width if value is None else f"{value / scale:{width}.{digits}f}"
 
     over = f"{one['step_ms'] / one['read_ms']:6.2f}" if "read_ms" in one else " " * 6
     return (
         f"{one['scope']:9} {one['batch']:>5} x {one['length_tokens']:>6} {one['implementation']:9} "
         f"{one['method']:6} {number('step_ms', 8, 4)} {number('read_ms', 8, 4)} {over} "
         f"{number('kept_bytes', 9, 1, 2**20)} {number('layer_kept_bytes', 9, 1, 2**20)} "
-        f"{number('allocated_bytes', 9, 1, 2**20)} {number('prefill_ms', 10, 1)} "
-        + (f"{one['output_error']:8.1e}" if "output_error" in one else "")
+        f"{number('allocated_bytes', 9, 1, 2**20)} {number('peak_bytes', 9, 1, 2**20)} "
+        f"{number('prefill_ms', 10, 1)} " + (f"{one['output_error']:8.1e}" if "output_error" in one else "")
     ).rstrip()
 
 

@@ -200,7 +200,11 @@ def measure_model(
     for method, tolerance in (("acp", config.log_pruning_tolerance), ("exact", None)):
         model.set_log_pruning_tolerance(tolerance)
         _decode_once(model, prompt, repeats)  # compiles
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         prefill_ms, step_ms, use = _decode_once(model, prompt, repeats)
+        # Weights, cache, and what a prefill computes with.
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         kept = int(use.per_head.sum())
         yield {
             "scope": "model",
@@ -219,6 +223,7 @@ def measure_model(
             "kept_bytes": kept,
             "layer_kept_bytes": int(use.per_layer.sum()),
             "allocated_bytes": use.allocated,
+            "peak_bytes": peak,
         }
 
 

@@ -210,6 +210,7 @@ QUANTITIES = (
                 "kept_bytes",
                 "layer_kept_bytes",
                 "allocated_bytes",
+                "peak_bytes",
                 "output_error",
             ]
         ),
