@@ -292,10 +292,7 @@ class FoXCache:
             ValueError: more tokens than ``max_length``, another batch, or ``seq_start`` given again.
         """
         batch, tokens = input_ids.shape
-        if self.max_length is not None and self.length + tokens > self.max_length:
-            raise ValueError(
-                f"{self.length + tokens} tokens are more than the cache's max_length {self.max_length}"
-            )
+        self._check_length(tokens)
         if seq_start is not None:
             if self.length:
                 raise ValueError("seq_start is given with a cache's first tokens, and remembered")
@@ -320,7 +317,12 @@ class FoXCache:
         self.length += tokens
 
     def reserve(self, tokens: int) -> None:
-        """Room for ``tokens`` more in every layer; waits for the device once in ``BLOCK_SIZE`` tokens."""
+        """Room for ``tokens`` more in every layer; waits for the device once in ``BLOCK_SIZE`` tokens.
+
+        Raises:
+            ValueError: they would be more than ``max_length``.
+        """
+        self._check_length(tokens)
         columns = -(-(self.tokens_in_table + tokens) // BLOCK_SIZE)
         if all(columns <= layer.pool.columns for layer in self.layers):
             return
@@ -328,6 +330,12 @@ class FoXCache:
             layer.reserve(columns)
         if all(layer.evicts for layer in self.layers):
             self._drop_columns()
+
+    def _check_length(self, tokens: int) -> None:
+        if self.max_length is not None and self.length + tokens > self.max_length:
+            raise ValueError(
+                f"{self.length + tokens} tokens are more than the cache's max_length {self.max_length}"
+            )
 
     def _drop_columns(self) -> None:
         """Columns that no head of any layer uses go, so that tables do not grow with the stream."""
