@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .cache import FoXCache, LayerCache
+from .cache import FoXCache
 from .config import FoXConfig
 from .generation import generate
+from .layer_cache import LayerCache
 from .layers import ForgettingAttentionLayer, Linear, RMSNorm, SwiGLU
 from .loss import linear_cross_entropy
 from .pretrained import Pretrained

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
 
-from .cache import LayerCache
 from .config import FoXConfig
+from .layer_cache import LayerCache
 
 # The QK-norm of the official models has its own epsilon, whatever norm_eps is.
 QK_NORM_EPS = 1e-5

@@ -16,7 +16,7 @@ from model_helpers import SMALL, relative_error, with_strong_gates
 
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
 from acp_repro.model.blocks import BLOCK_SIZE, BlockPool
-from acp_repro.model.cache import DECODE_TOKENS
+from acp_repro.model.layer_cache import DECODE_TOKENS
 
 LONGEST = 640
 
