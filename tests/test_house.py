@@ -20,12 +20,13 @@ ALLOWED = {
     COMMON: set(),
     "acp_repro.attention": {COMMON},
     "acp_repro.model": {COMMON, "acp_repro.attention"},
+    "acp_repro.hf": {COMMON, *METHODS},
     RETENTION: {COMMON},
     LAP: {COMMON},
     f"{LAP}.compress": {COMMON, CHAIN, LAP},  # a command that comes with its method
     "acp_repro.data": {COMMON},
     CHAIN: {COMMON},  # the registry imports a paper by its name alone
-    "acp_repro.benchmark": {COMMON, "acp_repro.attention"},
+    "acp_repro.benchmark": {COMMON, *METHODS},
     "acp_repro.training": {COMMON, CHAIN},
     "acp_repro.papers": set(),
     "acp_repro.papers.acp": {

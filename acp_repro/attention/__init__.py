@@ -15,16 +15,23 @@ import warnings
 import torch
 from torch import Tensor
 
+from acp_repro.common.new_kernels import new_kernels
+
 from . import boundary as _boundary
 from . import reference as _reference
 from .checks import IMPLEMENTATIONS, check_arguments, check_packing, check_values, threshold_tensor
 from .decay import cumulative_log_fgate, cut_documents, documents_threshold
+from .decoding import check_decode_arguments, decode
+from .kvcache import PagedKVCache
 from .op import HAS_TRITON, attend, implementation_module
 from .threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
 
 __all__ = [
+    "PagedKVCache",
+    "choose_decoding",
     "choose_implementation",
     "forgetting_attention",
+    "forgetting_attention_with_kvcache",
     "logit_bound_from_norms",
     "logit_bound_from_qk_norm",
     "pruning_grid",
@@ -47,6 +54,16 @@ def choose_implementation(device: torch.device) -> str:
             stacklevel=3,
         )
     return "blockwise"
+
+
+def choose_decoding(device: torch.device) -> str:
+    """What ``implementation="auto"`` takes for a few queries against a cache on ``device``.
+
+    Its kernels have not run on a GPU yet, so a GPU takes blockwise, PyTorch's own operators, unless
+    ``ACP_REPRO_NEW_KERNELS=1`` stands in the environment.
+    """
+    chosen = choose_implementation(device)
+    return "blockwise" if chosen == "triton" and not new_kernels() else chosen
 
 
 def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -164,6 +181,54 @@ def forgetting_attention(
         out, _, _, start_index = attend(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation)
     out = out if head_first else out.transpose(1, 2)
     return (out, start_index) if return_start_index else out
+
+
+def forgetting_attention_with_kvcache(
+    q: Tensor,
+    cache: PagedKVCache,
+    start_block: Tensor,
+    *,
+    head_first: bool = False,
+    seq_start: Tensor | None = None,
+    sm_scale: float | None = None,
+    adaptive_threshold: None | float | Tensor = None,
+    implementation: str = "auto",
+) -> Tensor:
+    """Forgetting attention of the newest tokens against a cache that holds them too (Appendix F).
+
+    Each head reads its blocks from ``start_block`` on and no others. With a threshold ``start_block`` moves
+    on first, in place and on the device: block l goes when ``D`` from the oldest of the queries to the
+    block's last key is under delta. It never moves back, so the threshold may not fall between calls; where
+    it does, pass zeros (or the first block held) again. On a GPU nothing waits for the device and the
+    launch depends on shapes alone, so a CUDA graph can hold it.
+
+    Args:
+        q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with ``head_first``: the
+            last seqlen_q tokens of each row. heads is a multiple of the cache's (grouped-query attention);
+            query heads that share keys, times seqlen_q, are at most 64.
+        cache: keys, values and decays, see :class:`PagedKVCache`.
+        start_block: (batch, heads) int32, changed in place.
+        seq_start: (batch,) int64, the first real token of left-padded rows.
+        sm_scale: default ``1 / sqrt(head_dim)``.
+        adaptive_threshold: delta, at most 0: a number or a tensor broadcastable to (batch, heads); None
+            skips nothing more.
+        implementation: ``"auto"``, ``"reference"``, ``"blockwise"`` or ``"triton"``.
+
+    Returns:
+        out, shaped and typed like q; 0 for queries before ``seq_start``. No gradients.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it and what is right.
+    """
+    q = q if head_first else q.transpose(1, 2)
+    check_decode_arguments(q, cache, start_block, implementation)
+    if implementation == "auto":
+        implementation = choose_decoding(q.device)
+    if implementation == "triton":
+        _check_triton(q.device)
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        out = decode(q, cache, start_block, adaptive_threshold, seq_start, sm_scale, implementation)
+    return out if head_first else out.transpose(1, 2)
 
 
 def _longest_document_gain(cu_seqlens: Tensor, length: int) -> Tensor:

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .kvcache import PagedKVCache
+
 # Scores held at once, in elements: two cores' level-2 caches hold about this many float32.
 _CHUNK_ELEMENTS = 1 << 19
 # A fall of c inside one query block, in nats, from which the decays of each entry are taken in float64.
@@ -195,3 +197,51 @@ def backward(
         dc.index_add_(0, chunk.gates[:, -block_q:].flatten(), dscores.sum(2).flatten())
     dc = dc.view(*c.shape[:2], -1)[..., : c.shape[-1]]
     return (*(problem.unflatten(g, x) for g, x in ((dq, q), (dk, k), (dv, v))), dc)
+
+
+def decode(
+    q: Tensor, cache: PagedKVCache, start_block: Tensor, seq_start: Tensor | None, sm_scale: float
+) -> Tensor:
+    """One query token or a few of each head against its kept blocks; heads that keep equally many blocks
+    are computed together.
+
+    Args:
+        q: (B, H, T, D), the last T tokens of each row.
+        start_block: (B, H) int32, the first block that each head reads.
+        seq_start: (B,) int64 or None.
+
+    Returns:
+        (B, H, T, D).
+    """
+    batch, kv_heads, _ = cache.block_table.shape
+    size, seqlen_q = cache.block_size, q.shape[2]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    q_rows = q.to(dtype).reshape(batch * kv_heads, -1, seqlen_q, q.shape[3])  # (BHkv, G, T, D)
+    starts = start_block.long().view(batch * kv_heads, -1)
+    first = starts.amin(-1)
+    lengths = cache.seqlens.long().repeat_interleave(kv_heads)
+    widths = -(-lengths // size) - first
+    positions = cache.positions(seqlen_q).repeat_interleave(kv_heads, 0)
+    c_rows = cache.c_at(cache.positions(seqlen_q)).view(*q_rows.shape[:3])
+    earliest = None if seq_start is None else seq_start.repeat_interleave(kv_heads)
+    table = cache.block_table.flatten(0, 1).long()
+    out = torch.empty_like(q_rows)
+    for width in widths.unique().tolist():
+        tasks = (widths == width).nonzero()[:, 0]
+        blocks = table[tasks[:, None], first[tasks][:, None] + torch.arange(width, device=q.device)]
+        keys = (first[tasks] * size)[:, None] + torch.arange(width * size, device=q.device)
+        dead = keys >= lengths[tasks][:, None]  # not written yet
+        if earliest is not None:
+            dead |= keys < earliest[tasks][:, None]
+        k, v = (x[blocks].flatten(1, 2).to(dtype) for x in (cache.k, cache.v))
+        edge = slice(None if earliest is not None else -size, None)
+        for x in (k, v):
+            x[:, edge].masked_fill_(dead[:, edge, None], 0.0)
+        c = cache.c[blocks].transpose(1, 2).flatten(2)  # (n, G, keys)
+        bias = (c_rows[tasks][..., None] - c[:, :, None]).to(dtype)
+        hidden = dead[:, None, None] | (keys[:, None] > positions[tasks][..., None])[:, None]
+        hidden = hidden | (keys[:, None] < (starts[tasks] * size)[..., None])[:, :, None]
+        scores = torch.einsum("ngtd,nkd->ngtk", q_rows[tasks], k) * sm_scale + bias
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
+        out[tasks] = torch.einsum("ngtk,nkd->ngtd", weights, v)
+    return out.view(q.shape).to(q.dtype)

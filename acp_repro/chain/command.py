@@ -20,6 +20,7 @@ _EXTRAS = {
     "tokenizers": "bpe",
     "rich": "inspect",
     "lm_eval": "eval",
+    "transformers": "transformers",
 }
 # Threads that wait by spinning make small operators many times slower on a machine that is shared.
 _PASSIVE = {"OMP_WAIT_POLICY": "passive"}

@@ -1,121 +1,34 @@
-"""What generation remembers: keys, values, log forget gates and the token shift's last inputs.
+"""What generation remembers: keys, values, decays and the token shift's last inputs (Appendix F).
 
-Buffers grow by doubling, so T tokens cost O(T) copying in all; a length known beforehand is allocated
-once. Nothing is evicted: the threshold depends on the length so far, so a key that is pruned now may be
-needed again later (Appendix F).
+Heads that forget give memory back: the boundary never falls, so blocks of keys behind it go to a pool for
+good. That needs a threshold that cannot fall later, which is one of QK-norm (U from weights, Appendix E)
+with the logarithm of the longest length allowed. Under any other threshold blocks are skipped and kept.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-_FIRST_CAPACITY = 64
+from .blocks import BLOCK_SIZE
+from .layer_cache import DECODE_TOKENS, LayerCache
 
 
-class LayerCache:
-    """The memory of one attention layer. Filled by the layer; empty until its first call.
+class MemoryUse(NamedTuple):
+    """Bytes of a cache: keys, values and decays.
 
     Attributes:
-        length: tokens held.
-        k_shift, v_shift: (B, 1, H, D), the token shift's last input, or None.
-        logit_bound: U from the QK-norm weights, stored here by the layer, or None.
+        per_head: (layers, batch, heads) int64, what each head holds: the ideal.
+        per_layer: (layers, batch) int64, what a block table shared by a layer's heads would hold: each
+            head as much as the layer's longest.
+        allocated: of the pools and tables, blocks that are free included.
     """
 
-    def __init__(self, max_length: int | None = None):
-        self.length = 0
-        self.k_shift: Tensor | None = None
-        self.v_shift: Tensor | None = None
-        self.logit_bound: Tensor | None = None
-        self._max_length = max_length
-        self._buffers: tuple[Tensor, Tensor, Tensor] | None = None
-        self._longest_key: Tensor | None = None
-        self._longest_of = 0
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit before the buffers have to grow."""
-        return 0 if self._buffers is None else self._buffers[0].shape[2]
-
-    def append(self, k: Tensor, v: Tensor, log_fgate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Add T tokens; return all that is held, as views that the next call may overwrite.
-
-        Args:
-            k, v: (B, H, T, D).
-            log_fgate: (B, H, T) float32.
-
-        Returns:
-            k, v: (B, H, length, D), log_fgate: (B, H, length).
-
-        Raises:
-            RuntimeError: when gradients are being recorded; a cache holds values, no graph.
-            ValueError: when batch, heads, head_dim or dtype differ from what is held.
-        """
-        new = (k, v, log_fgate)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in new):
-            raise RuntimeError("a FoXCache holds no gradients: call the model under torch.no_grad()")
-        start, end = self.length, self.length + k.shape[2]
-        self._reserve(end, new)
-        for buffer, x in zip(self._buffers, new, strict=True):
-            buffer[:, :, start:end] = x
-        self.length = end
-        k, v, log_fgate = (buffer[:, :, :end] for buffer in self._buffers)
-        return k, v, log_fgate
-
-    def longest_key(self, k: Tensor) -> Tensor:
-        """(B, H, 1, D), per head the key of largest norm among those held.
-
-        Only keys added since the last call are looked at.
-
-        Args:
-            k: (B, H, length, D), as ``append`` returned it.
-        """
-        candidates = k[:, :, self._longest_of :]
-        if self._longest_key is not None:
-            candidates = torch.cat((self._longest_key, candidates), dim=2)
-        norms = torch.linalg.vector_norm(candidates, dim=-1, keepdim=True, dtype=torch.float32)
-        index = norms.argmax(dim=2, keepdim=True).expand(-1, -1, 1, k.shape[-1])
-        self._longest_key = candidates.gather(2, index)
-        self._longest_of = k.shape[2]
-        return self._longest_key
-
-    def select_rows(self, rows: Tensor) -> LayerCache:
-        """A copy whose row i is row ``rows[i]`` of this one; both go on independently.
-
-        Args:
-            rows: (B',) integer indices into the batch, on the device of what is held; may repeat.
-        """
-        copy = LayerCache()
-        copy.length, copy.logit_bound, copy._longest_of = self.length, self.logit_bound, self._longest_of
-        for name in ("k_shift", "v_shift", "_longest_key"):
-            held = getattr(self, name)
-            setattr(copy, name, None if held is None else held.index_select(0, rows))
-        if self._buffers is not None:
-            copy._buffers = tuple(x[:, :, : self.length].index_select(0, rows) for x in self._buffers)
-        return copy
-
-    def _reserve(self, length: int, new: tuple[Tensor, Tensor, Tensor]) -> None:
-        if self._buffers is not None:
-            for buffer, x in zip(self._buffers, new, strict=True):
-                held, given = _signature(buffer), _signature(x)
-                if held != given:
-                    raise ValueError(
-                        f"this cache holds (batch, heads, head_dim, dtype) {held}, got {given}:"
-                        " continue with the same batch and dtype, or start a new FoXCache"
-                    )
-            if length <= self.capacity:
-                return
-        capacity = max(length, 2 * self.capacity, _FIRST_CAPACITY)
-        if self._max_length is not None and length <= self._max_length:
-            capacity = self._max_length
-        grown = tuple(x.new_empty(*x.shape[:2], capacity, *x.shape[3:]) for x in new)
-        for old, buffer in zip(self._buffers or (), grown, strict=False):
-            buffer[:, :, : self.length] = old[:, :, : self.length]
-        self._buffers = grown
-
-
-def _signature(x: Tensor) -> tuple:
-    return (*x.shape[:2], *x.shape[3:], x.dtype)
+    per_head: Tensor
+    per_layer: Tensor
+    allocated: int
 
 
 class FoXCache:
@@ -123,16 +36,153 @@ class FoXCache:
 
     Args:
         num_layers: attention layers of the model.
-        max_length: tokens to allocate for at once; None starts small and doubles.
+        max_length: the longest length allowed, in tokens, padding included. Longer is an error; with
+            QK-norm and ACP it fixes delta, so that what is pruned can be evicted. None allows any length
+            and evicts nothing.
+
+    Attributes:
+        length: tokens held, evicted ones included.
+        seqlens: (B,) int32 on the device, tokens counted from the first column of the block tables.
+        evicted_at: the length at which blocks were last evicted; ``crop`` cannot go back behind it.
     """
 
     def __init__(self, num_layers: int, max_length: int | None = None):
-        self.layers = [LayerCache(max_length) for _ in range(num_layers)]
+        self.max_length = max_length
+        self.length = 0
+        self.evicted_at = 0
+        self.recording = False
+        self.seq_start: Tensor | None = None
+        self.device_start: Tensor | None = None  # seq_start, counted as seqlens are
+        self.latest_start = 0
+        self.seqlens: Tensor | None = None
+        self.dropped_columns = 0
+        self.layers = [LayerCache(self) for _ in range(num_layers)]
 
     @property
-    def length(self) -> int:
-        """Tokens held."""
-        return self.layers[-1].length
+    def batch_size(self) -> int:
+        """Rows held; -1 before the first token."""
+        return -1 if self.seqlens is None else len(self.seqlens)
+
+    @property
+    def tokens_in_table(self) -> int:
+        """Tokens counted from the first column of the block tables."""
+        return self.length - self.dropped_columns * BLOCK_SIZE
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing is evicted; empty where blocks are, and before the first token."""
+        if self.recording:
+            return "record_past: tokens that are removed may make what is evicted now needed again"
+        return next((layer.refusal for layer in self.layers if layer.refusal), "")
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Changes when storage moves."""
+        return tuple(layer.pool.version for layer in self.layers if layer.pool is not None)
+
+    def begin(self, input_ids: Tensor, seq_start: Tensor | None) -> Tensor | None:
+        """Make room for the tokens of a call, and count them.
+
+        Args:
+            input_ids: (B, T). seq_start: (B,) int64, the first real token of left-padded rows, given with a
+                cache's first tokens and remembered.
+
+        Returns:
+            (B,) seq_start of all calls, or None: no row is padded.
+
+        Raises:
+            ValueError: more tokens than ``max_length``, another batch, or ``seq_start`` given again.
+        """
+        batch, tokens = input_ids.shape
+        self._check_length(tokens)
+        if seq_start is not None:
+            if self.length:
+                raise ValueError("seq_start is given with a cache's first tokens, and remembered")
+            self.seq_start, self.device_start = seq_start, seq_start.clone()
+            self.latest_start = int(seq_start.max())
+        if self.seqlens is None:
+            self.seqlens = torch.zeros(batch, dtype=torch.int32, device=input_ids.device)
+        elif len(self.seqlens) != batch:
+            raise ValueError(
+                f"this cache holds a batch of {len(self.seqlens)}, got {batch}: continue with the same batch"
+                " and dtype, or start a new FoXCache"
+            )
+        if self.length and tokens <= DECODE_TOKENS:
+            self.reserve(tokens)
+        else:
+            self.seqlens.fill_(self.tokens_in_table)  # also after a call that failed half-way
+        self.seqlens.add_(tokens)
+        return self.seq_start
+
+    def count(self, tokens: int) -> None:
+        """``tokens`` more are held: the call that added them is over."""
+        self.length += tokens
+
+    def reserve(self, tokens: int) -> None:
+        """Room for ``tokens`` more in every layer; waits for the device once in ``BLOCK_SIZE`` tokens.
+
+        Raises:
+            ValueError: they would be more than ``max_length``.
+        """
+        self._check_length(tokens)
+        columns = -(-(self.tokens_in_table + tokens) // BLOCK_SIZE)
+        if all(columns <= layer.pool.columns for layer in self.layers):
+            return
+        for layer in self.layers:
+            layer.reserve(columns)
+        if all(layer.evicts for layer in self.layers):
+            self._drop_columns()
+
+    def _check_length(self, tokens: int) -> None:
+        if self.max_length is not None and self.length + tokens > self.max_length:
+            raise ValueError(
+                f"{self.length + tokens} tokens are more than the cache's max_length {self.max_length}"
+            )
+
+    def _drop_columns(self) -> None:
+        """Columns that no head of any layer uses go, so that tables do not grow with the stream."""
+        count = int(torch.stack([layer.held.amin() for layer in self.layers]).amin())
+        if not count:
+            return
+        for layer in self.layers:
+            layer.pool.drop_columns(count)
+            layer.held.sub_(count)
+            layer.start.sub_(count)
+        self.dropped_columns += count
+        self.seqlens.sub_(count * BLOCK_SIZE)
+        if self.device_start is not None:
+            self.device_start.sub_(count * BLOCK_SIZE).clamp_(min=0)
+
+    def record_past(self) -> None:
+        """From the next token on, hold what :meth:`crop` needs: inputs of the token shift, and all blocks."""
+        self.recording = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``tokens_to_remove`` tokens.
+
+        Raises:
+            ValueError: more than are held; or keys that the rows would need again are evicted, or the
+                token shift's inputs of back then are not held: say ``record_past`` before.
+        """
+        left = self.length - tokens_to_remove
+        if tokens_to_remove < 0 or left < 0:
+            raise ValueError(f"cannot remove {tokens_to_remove} tokens from a cache of {self.length}")
+        if not tokens_to_remove:
+            return
+        if left < self.evicted_at:
+            raise ValueError(
+                f"keys were evicted at length {self.evicted_at}, so the cache cannot go back to {left}: call "
+                "record_past() before the tokens that may be removed"
+            )
+        if not all(layer.can_forget(tokens_to_remove) for layer in self.layers):
+            raise ValueError(
+                f"the token shift's inputs of {tokens_to_remove} tokens ago are not held: call record_past() "
+                "before the tokens that may be removed"
+            )
+        self.length = left
+        self.seqlens.sub_(tokens_to_remove)
+        for layer in self.layers:
+            layer.forget(tokens_to_remove, -(-self.tokens_in_table // BLOCK_SIZE))
 
     def select_rows(self, rows: Tensor) -> FoXCache:
         """A copy whose row i is row ``rows[i]`` of this one: several continuations of one context.
@@ -140,6 +190,24 @@ class FoXCache:
         Args:
             rows: (B',) integer indices into the batch; may repeat.
         """
-        copy = FoXCache(0)
-        copy.layers = [layer.select_rows(rows) for layer in self.layers]
+        copy = FoXCache(0, self.max_length)
+        for name in ("length", "evicted_at", "recording", "dropped_columns", "latest_start"):
+            setattr(copy, name, getattr(self, name))
+        if self.seqlens is not None:
+            rows = rows.to(self.seqlens.device)
+        for name in ("seq_start", "device_start", "seqlens"):
+            held = getattr(self, name)
+            setattr(copy, name, None if held is None else held.index_select(0, rows))
+        copy.layers = [layer.select_rows(rows, copy) for layer in self.layers]
         return copy
+
+    def memory(self) -> MemoryUse:
+        """What is held now, in bytes; waits for the device."""
+        per_head, per_layer = [], []
+        for layer in self.layers:
+            pool = layer.pool
+            kept = (pool.columns - layer.held.long().cpu()) * pool.block_bytes
+            per_head.append(kept)
+            per_layer.append(kept.amax(-1) * pool.heads)
+        allocated = sum(layer.pool.allocated_bytes for layer in self.layers)
+        return MemoryUse(torch.stack(per_head), torch.stack(per_layer), allocated)

@@ -20,13 +20,15 @@ from .layers import ForgettingAttentionCore
 
 @dataclass
 class AttentionInputs:
-    """The arguments of one call: q, k, v (B, H, T, D), log_fgate (B, H, T), threshold or None."""
+    """The arguments of one call: q, k, v (B, H, T, D), log_fgate (B, H, T), threshold or None, and the
+    first real token of left-padded rows (B,) or None."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     log_fgate: Tensor
     threshold: Tensor | None
+    seq_start: Tensor | None = None
 
     def grid(self) -> tuple[int, int]:
         """(block_q, block_k) on which the implementation of this device prunes."""
@@ -38,13 +40,15 @@ class AttentionInputs:
         if threshold is not None:
             threshold = threshold.expand(self.q.shape[:2])
         c = cumulative_log_fgate(self.log_fgate)
-        return find_boundary(c, threshold, self.q.shape[2], block_q, block_k)
+        return find_boundary(c, threshold, self.q.shape[2], block_q, block_k, self.seq_start)
 
     def search(self) -> Tensor:
         """What a call runs before its kernel, as it runs it here: running sum and boundary search."""
         name = choose_implementation(self.q.device)
         threshold = self.threshold.expand(self.q.shape[:2]).contiguous()
-        return running_sum_and_boundary(name, self.log_fgate, threshold, self.q.shape[2], *self.grid())[1]
+        return running_sum_and_boundary(
+            name, self.log_fgate, threshold, self.q.shape[2], *self.grid(), self.seq_start
+        )[1]
 
 
 @contextlib.contextmanager

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .cache import FoXCache, LayerCache
+from .cache import FoXCache
 from .config import FoXConfig
 from .generation import generate
+from .layer_cache import LayerCache
 from .layers import ForgettingAttentionLayer, Linear, RMSNorm, SwiGLU
 from .loss import linear_cross_entropy
 from .pretrained import Pretrained
@@ -28,9 +29,9 @@ class FoXBlock(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.mlp_width, config.initializer_range)
 
-    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: LayerCache | None = None, seq_start: Tensor | None = None) -> Tensor:
         """(B, T, hidden) -> (B, T, hidden)."""
-        x = x + self.attn(self.attn_norm(x), cache)
+        x = x + self.attn(self.attn_norm(x), cache, seq_start)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -61,28 +62,37 @@ class FoXModel(nn.Module):
         self.layers = nn.ModuleList(FoXBlock(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
-    def forward(self, input_ids: Tensor, cache: FoXCache | None = None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, cache: FoXCache | None = None, seq_start: Tensor | None = None
+    ) -> Tensor:
         """(B, T) integer -> (B, T, hidden), after the final norm.
 
         Args:
             cache: continue after what it holds, and extend it in place.
+            seq_start: (B,) int64, the first real token of left-padded rows. A cache remembers it, so it
+                is given with a cache's first tokens only.
 
         Raises:
-            ValueError: if the cache was made for another number of layers.
+            ValueError: if the cache was made for another number of layers, or cannot take these tokens
+                (see ``FoXCache.begin``).
         """
-        if cache is not None and len(cache.layers) != len(self.layers):
-            raise ValueError(
-                f"cache has {len(cache.layers)} layers, the model has {len(self.layers)}:"
-                " make it with FoXCache(config.num_hidden_layers)"
-            )
+        if cache is not None:
+            if len(cache.layers) != len(self.layers):
+                raise ValueError(
+                    f"cache has {len(cache.layers)} layers, the model has {len(self.layers)}:"
+                    " make it with FoXCache(config.num_hidden_layers)"
+                )
+            seq_start = cache.begin(input_ids, seq_start)
         x = self.embeddings(input_ids)
         recompute = self.gradient_checkpointing and cache is None and torch.is_grad_enabled()
         for index, block in enumerate(self.layers):
             if recompute:
                 # No dropout here, so there is no random state to save and restore.
-                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(block, x, None, seq_start, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, None if cache is None else cache.layers[index])
+                x = block(x, None if cache is None else cache.layers[index], seq_start)
+        if cache is not None:
+            cache.count(input_ids.shape[1])
         return self.norm(x)
 
 
@@ -137,6 +147,7 @@ class FoXForCausalLM(Pretrained, nn.Module):
         cache: FoXCache | None = None,
         return_hidden: bool = False,
         labels: Tensor | None = None,
+        seq_start: Tensor | None = None,
     ) -> Tensor:
         """Logits, or what the other arguments ask for instead.
 
@@ -146,6 +157,7 @@ class FoXForCausalLM(Pretrained, nn.Module):
             return_hidden: return (B, T, hidden), what the head would be applied to.
             labels: (B, T) integer; return the loss of each token, see ``loss_per_token``. It is an
                 argument of ``forward`` so that wrappers that hook forward (FSDP, DDP) see it.
+            seq_start: (B,) int64, the first real token of left-padded rows; see ``FoXModel``.
 
         Returns:
             (B, T, vocab) logits in the dtype of the head's product (bfloat16 under autocast).
@@ -160,7 +172,7 @@ class FoXForCausalLM(Pretrained, nn.Module):
                 f"labels must be integers of the shape of input_ids {tuple(input_ids.shape)},"
                 f" got {labels.dtype} {tuple(labels.shape)}"
             )
-        hidden = self.model(input_ids, cache)
+        hidden = self.model(input_ids, cache, seq_start)
         if labels is not None:
             return linear_cross_entropy(hidden, self.lm_head.weight, labels)
         return hidden if return_hidden else self.lm_head(hidden)

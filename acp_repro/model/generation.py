@@ -14,6 +14,10 @@ from torch import Tensor
 
 from .cache import FoXCache
 from .config import FoXConfig
+from .decode_step import DecodeStep
+
+# Tokens of all rows that a prefill takes at once: 2 GiB of the 125M model's activations in bfloat16.
+PREFILL_TOKENS = 2**18
 
 
 class LanguageModel(Protocol):
@@ -128,22 +132,34 @@ def stream_tokens(
     return _stream(model, input_ids, max_new_tokens, tuple(stop_ids), choose)
 
 
+def prefill(model: LanguageModel, input_ids: Tensor, cache: FoXCache) -> Tensor:
+    """Fill an empty cache with a prompt; the logits (B, vocab) float32 of what follows it.
+
+    A long prompt goes in chunks, so that what one layer computes with takes less memory than the cache.
+    """
+    # Whole blocks of the pruning grid, of which a chunk's first row prunes as in one go.
+    chunk = max(PREFILL_TOKENS // input_ids.shape[0] // 128, 1) * 128
+    for part in input_ids.split(chunk, dim=1):
+        hidden = model(part, cache=cache, return_hidden=True)
+    return model.lm_head(hidden[:, -1]).float()
+
+
 @torch.no_grad()
 def _stream(model, input_ids, max_new_tokens, stop_ids, choose) -> Iterator[Tensor]:
-    # The last token is answered, never fed, so it needs no room.
-    cache = FoXCache(model.config.num_hidden_layers, max_length=input_ids.shape[1] + max_new_tokens - 1)
-    feed, stopped, tokens = input_ids, None, None
+    # The last token is answered, never fed. No text gets longer, so delta is fixed and keys can be evicted.
+    longest = input_ids.shape[1] + max(max_new_tokens, 1) - 1
+    cache = FoXCache(model.config.num_hidden_layers, max_length=longest)
+    step, stopped, tokens = DecodeStep(model, cache), None, None
     stops = torch.tensor(stop_ids, dtype=torch.int64, device=input_ids.device)
     for _ in range(max_new_tokens):
-        hidden = model(feed, cache=cache, return_hidden=True)
-        chosen = choose_tokens(model.lm_head(hidden[:, -1]).float(), **choose)
+        logits = prefill(model, input_ids, cache) if tokens is None else step(tokens)
+        chosen = choose_tokens(logits, **choose)
         tokens = chosen if stopped is None else torch.where(stopped, tokens, chosen)
         yield tokens
         if stop_ids:
             stopped = torch.isin(tokens, stops)
             if bool(stopped.all()):
                 return
-        feed = tokens[:, None]
 
 
 def generate(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
 
-from .cache import LayerCache
 from .config import FoXConfig
+from .layer_cache import LayerCache
 
 # The QK-norm of the official models has its own epsilon, whatever norm_eps is.
 QK_NORM_EPS = 1e-5
@@ -55,6 +55,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., dim), any floating dtype -> the same shape and dtype."""
+        if x.dtype == self.weight.dtype:  # one kernel, which computes in float32 too
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         weight = self.weight.float()
         return F.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
 
@@ -123,11 +125,15 @@ class ShiftedLinear(nn.Module):
         self.linear = Linear(hidden_size, hidden_size, std)
         self.shift_proj = Linear(hidden_size, num_heads, std)
 
-    def forward(self, x: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, T, hidden) -> y (B, T, H, D), and the last z (B, 1, H, D) to pass as the next call's
-        ``previous``: it is all that decoding has to remember."""
+    def forward(
+        self, x: Tensor, previous: Tensor | None = None, padding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(B, T, hidden) -> y and z, both (B, T, H, D). The last z is the next call's ``previous``: it is
+        all that decoding has to remember. ``padding`` (B, T) bool marks tokens that count as z = 0."""
         z = self.linear(x).unflatten(-1, (self.num_heads, -1))
-        return token_shift(z, self.shift_proj(x), previous), z[:, -1:]
+        if padding is not None:
+            z = z.masked_fill(padding[..., None, None], 0.0)
+        return token_shift(z, self.shift_proj(x), previous), z
 
 
 class SwiGLU(nn.Module):
@@ -156,7 +162,13 @@ class ForgettingAttentionCore(nn.Module):
         self.implementation = implementation
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, adaptive_threshold: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_fgate: Tensor,
+        adaptive_threshold: Tensor | None,
+        seq_start: Tensor | None = None,
     ) -> Tensor:
         """Equation 1, or 3 where there is a threshold.
 
@@ -164,6 +176,7 @@ class ForgettingAttentionCore(nn.Module):
             q: (B, H, Tq, D). k, v: (B, H, Tk, D), Tk >= Tq while decoding.
             log_fgate: (B, H, Tk) float32.
             adaptive_threshold: delta, broadcastable to (B, H); None computes exactly.
+            seq_start: (B,) int64, the first real token of left-padded rows; None: no padding.
 
         Returns:
             (B, H, Tq, D).
@@ -174,6 +187,7 @@ class ForgettingAttentionCore(nn.Module):
             v,
             log_fgate,
             head_first=True,
+            seq_start=seq_start,
             adaptive_threshold=adaptive_threshold,
             implementation=self.implementation,
         )
@@ -209,22 +223,34 @@ class ForgettingAttentionLayer(nn.Module):
         )
         self.core = ForgettingAttentionCore()
 
-    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """(B, T, hidden) -> (B, T, hidden); with a cache, x holds the tokens after the cached ones
-        and the cache is extended in place."""
+    def forward(self, x: Tensor, cache: LayerCache | None = None, seq_start: Tensor | None = None) -> Tensor:
+        """(B, T, hidden) -> (B, T, hidden).
+
+        Args:
+            cache: x holds the tokens after the cached ones, and the cache is extended in place.
+            seq_start: (B,) int64, the first real token of each row, counted from the cache's first.
+        """
+        if cache is not None and x.shape[1] == 1 and cache.fuses and self._has_all_of_pro():
+            return self._step(x, cache)
+        padding = None
+        if seq_start is not None:
+            position = torch.arange(x.shape[1], device=x.device) + (0 if cache is None else cache.length)
+            padding = position < seq_start[:, None]
         q = self._heads(self.q_proj(x))
-        k = self._project_kv(self.k_proj, x, cache, "k_shift")
-        v = self._project_kv(self.v_proj, x, cache, "v_shift")
+        k = self._project_kv(self.k_proj, x, cache, "k_shift", padding)
+        v = self._project_kv(self.v_proj, x, cache, "v_shift", padding)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         # float32 from here on: gates are summed over thousands of tokens.
         log_fgate = F.logsigmoid(self.fgate_proj(x).float())
 
         q, k, v, log_fgate = (t.transpose(1, 2) for t in (q, k, v, log_fgate))
-        if cache is not None:
-            k, v, log_fgate = cache.append(k, v, log_fgate)
         threshold = self._threshold(q, k, cache)
-        out = self.core(q, k, v, log_fgate, threshold).transpose(1, 2)
+        if cache is None:
+            out = self.core(q, k, v, log_fgate, threshold, seq_start)
+        else:
+            out = cache.attend(self.core, q, k, v, log_fgate, threshold)
+        out = out.transpose(1, 2)
 
         gate = None if self.ogate_proj is None else self._heads(self.ogate_proj(x))
         if self.output_norm is not None:
@@ -233,32 +259,73 @@ class ForgettingAttentionLayer(nn.Module):
             out = out * torch.sigmoid(gate)
         return self.o_proj(out.flatten(2))
 
+    def _has_all_of_pro(self) -> bool:
+        shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
+        return shifts and None not in (self.q_norm, self.output_norm, self.ogate_proj)
+
+    def _step(self, x: Tensor, cache: LayerCache) -> Tensor:
+        """:meth:`forward` of one token a row on a GPU, its small operations in two kernels."""
+        from .step_kernels import norm_and_gate, shift_and_norm
+
+        projections = (self.k_proj, self.v_proj)
+        q, k, v = shift_and_norm(
+            self.q_proj(x),
+            [proj.linear(x) for proj in projections],
+            [proj.shift_proj(x) for proj in projections],
+            [cache.shift_state(name) for name in ("k_shift", "v_shift")],
+            (self.q_norm.weight, self.k_norm.weight),
+            self.num_heads,
+            QK_NORM_EPS,
+        )
+        log_fgate = F.logsigmoid(self.fgate_proj(x).float()).transpose(1, 2)
+        out = cache.attend(self.core, q, k, v, log_fgate, self._threshold(q, k, cache))
+        norm = self.output_norm
+        return self.o_proj(norm_and_gate(out, self.ogate_proj(x), norm.weight, norm.eps))
+
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def _project_kv(self, proj: nn.Module, x: Tensor, cache: LayerCache | None, state: str) -> Tensor:
+    def _project_kv(
+        self, proj: nn.Module, x: Tensor, cache: LayerCache | None, state: str, padding: Tensor | None
+    ) -> Tensor:
         if not isinstance(proj, ShiftedLinear):
             return self._heads(proj(x))
-        y, last = proj(x, None if cache is None else getattr(cache, state))
+        y, z = proj(x, None if cache is None else cache.shift_state(state), padding)
         if cache is not None:
-            setattr(cache, state, last)
+            cache.keep_shift_state(state, z)
         return y
 
     @torch.no_grad()
     def _threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
-        """delta of Section 3 for this call, with L the number of keys; (H,), (B, H) or None."""
+        """delta of Section 3 for this call, with L the number of keys, or the longest length that the cache
+        allows; (H,), (B, H) or None."""
         if self.log_pruning_tolerance is None:
-            return None
-        if self.q_norm is not None:
-            # From weights (Appendix E): they stand still while a cache is in use, so once is enough.
-            bound = None if cache is None else cache.logit_bound
-            if bound is None:
-                bound = logit_bound_from_qk_norm(
-                    self.q_norm.weight, self.k_norm.weight, self.num_heads, self.head_dim, dtype=q.dtype
-                )
             if cache is not None:
-                cache.logit_bound = bound
-        else:
+                cache.refusal = "attention is exact (log_pruning_tolerance is None), so no key is pruned"
+            return None
+        if cache is not None and cache.threshold is not None:
+            return cache.threshold
+        length = k.shape[-2] if cache is None else cache.max_length or cache.length + k.shape[-2]
+        if self.q_norm is None:
             # The longest key of the past bounds them all: no need to read every key each token.
             bound = logit_bound_from_norms(q, k if cache is None else cache.longest_key(k))
-        return pruning_threshold(bound, k.shape[-2], self.log_pruning_tolerance)
+            if cache is not None:
+                cache.refusal = (
+                    "delta comes from measured norms (the model has no QK-norm), and a longer query or key "
+                    "lowers it later"
+                )
+            return pruning_threshold(bound, length, self.log_pruning_tolerance)
+        # From weights (Appendix E): they stand still while a cache is in use, so once is enough.
+        bound = None if cache is None else cache.logit_bound
+        if bound is None:
+            bound = logit_bound_from_qk_norm(
+                self.q_norm.weight, self.k_norm.weight, self.num_heads, self.head_dim, dtype=q.dtype
+            )
+        threshold = pruning_threshold(bound, length, self.log_pruning_tolerance)
+        if cache is not None:
+            cache.logit_bound = bound
+            if cache.max_length is None:
+                cache.refusal = "delta falls as the text grows, unless FoXCache is given a max_length"
+            else:
+                cache.threshold = threshold.expand(q.shape[:2]).contiguous()
+        return threshold

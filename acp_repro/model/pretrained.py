@@ -84,7 +84,7 @@ class Pretrained:
         try:
             with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
                 slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                _check_tensors(
+                check_tensors(
                     cls,
                     str(path),
                     config,
@@ -126,7 +126,7 @@ def save_pretrained(
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     tensors = model.state_dict() if state_dict is None else dict(state_dict)
-    _check_tensors(
+    check_tensors(
         type(model),
         "state_dict",
         model.config,
@@ -135,7 +135,7 @@ def save_pretrained(
     )
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     save_file = _safetensors().torch.save_file
-    text = json.dumps(_official_dict(model.config), indent=2, sort_keys=True) + "\n"
+    text = json.dumps(config_to_official(model.config), indent=2, sort_keys=True) + "\n"
     with replacing(Path(folder) / WEIGHTS_FILE) as weights, replacing(Path(folder) / CONFIG_FILE) as config:
         save_file(tensors, weights, metadata={"format": "pt"})
         config.write_bytes(text.encode())
@@ -187,6 +187,15 @@ def _read_config(path: Path) -> FoXConfig:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
+    return config_from_official(values, path)
+
+
+def config_from_official(values: Mapping[str, Any], path: str | os.PathLike[str]) -> FoXConfig:
+    """The config that the keys of an official ``config.json`` say; other keys are ignored.
+
+    Raises:
+        ValueError: an unsupported feature, or a field that is missing or wrong; names ``path``.
+    """
     _check_supported(path, values)
     names = [field.name for field in dataclasses.fields(FoXConfig)]
     missing = [name for name in names if name not in values and name not in _OPTIONAL]
@@ -198,12 +207,13 @@ def _read_config(path: Path) -> FoXConfig:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _official_dict(config: FoXConfig) -> dict[str, Any]:
+def config_to_official(config: FoXConfig) -> dict[str, Any]:
+    """What stands in the official ``config.json``: the fields, and what no FoX here varies."""
     fixed = {key: supported[0] for key, supported in _SUPPORTED.items()}
     return {"model_type": MODEL_TYPE, **fixed, **dataclasses.asdict(config)}
 
 
-def _check_supported(path: Path, values: dict[str, Any]) -> None:
+def _check_supported(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
     if values.get("model_type") != MODEL_TYPE:
         raise ValueError(
             f"{path}: model_type {values.get('model_type')!r} is not supported, only {MODEL_TYPE!r} is"
@@ -227,7 +237,7 @@ def _replace(config: FoXConfig, overrides: dict[str, Any]) -> FoXConfig:
     return dataclasses.replace(config, **overrides)
 
 
-def _check_tensors(
+def check_tensors(
     model_class: type[nn.Module],
     source: str,
     config: FoXConfig,

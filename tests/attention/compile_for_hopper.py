@@ -16,7 +16,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from acp_repro.attention.triton import backward, forward, hopper, tiles
+from acp_repro.attention import PagedKVCache
+from acp_repro.attention.triton import backward, decode, forward, hopper, tiles, write_kvcache
 
 # The package gives the functions of these names, and the launches stand in the modules.
 backward, forward = (sys.modules[f.__module__] for f in (backward, forward))
@@ -79,11 +80,47 @@ def compile_all(portable: bool = False) -> Iterator[tuple[str, object]]:
         compiled.clear()
 
 
+def compile_decoding() -> Iterator[tuple[str, object]]:
+    """(name, kernel) of the decoding kernels: one token pruned, one exact, some tokens with padding and
+    shared heads of keys, and heads whose size is no power of two."""
+    compiled = collect_launches()
+    sys.modules[decode.__module__].num_splits = lambda *_: 64  # as on a GPU, for some rows
+    for head_dim, tokens, group, pruned, padded in (
+        (64, 1, 1, True, False),
+        (64, 1, 1, False, False),
+        (64, 4, 3, True, True),
+        (80, 1, 1, True, True),
+        (256, 8, 1, True, False),
+    ):
+
+        def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        kv_heads = HEADS // group
+        cache = PagedKVCache(
+            *(empty(100, 64, head_dim) for _ in "kv"),
+            empty(100, group, 64, dtype=torch.float64),
+            empty(BATCH, kv_heads, 32, dtype=torch.int32),
+            empty(BATCH, dtype=torch.int32),
+        )
+        start = empty(BATCH, HEADS, dtype=torch.int32)
+        threshold = empty(BATCH, HEADS, dtype=torch.float32) if pruned else None
+        seq_start = empty(BATCH, dtype=torch.int64) if padded else None
+        gates = empty(BATCH, HEADS, tokens, dtype=torch.float32)
+        new = [empty(BATCH, kv_heads, tokens, head_dim) for _ in "kv"]
+        write_kvcache(cache, *new, gates)
+        q = empty(BATCH, HEADS, tokens, head_dim)
+        decode(q, cache, start, threshold, seq_start, head_dim**-0.5)
+        yield from compiled
+        compiled.clear()
+
+
 if __name__ == "__main__":
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
-        for name, kernel in compile_all("--portable" in sys.argv):
+        kernels = compile_decoding() if "--decode" in sys.argv else compile_all("--portable" in sys.argv)
+        for name, kernel in kernels:
             source = Path(folder) / "kernel.ptx"
             source.write_text(kernel.asm["ptx"])
             said = subprocess.run(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_helpers import SMALL
 
-from acp_repro.model import FoXConfig, FoXForCausalLM, filter_logits, stream_tokens
+from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, filter_logits, generation, stream_tokens
 from acp_repro.model.generation import choose_tokens
 
 # Few different values, so that ties come often.
@@ -111,6 +111,20 @@ def test_a_stream_gives_each_token_before_the_next_is_computed(small_model, smal
     for n in range(1, 4):
         assert next(stream).shape == (2,) and len(calls) == n
     assert next(stream, None) is None and torch.is_grad_enabled()
+
+
+def test_a_long_prompt_goes_in_chunks(small_model, small_ids, monkeypatch):
+    """With log epsilon -30 chunks differ from the whole by rounding alone."""
+    small_model.set_log_pruning_tolerance(-30.0)
+    long = torch.cat((small_ids, small_ids), dim=1)
+    logits, calls = [], []
+    small_model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    for tokens in (generation.PREFILL_TOKENS, 2):
+        monkeypatch.setattr(generation, "PREFILL_TOKENS", tokens)
+        with torch.no_grad():
+            logits.append(generation.prefill(small_model, long, FoXCache(2, max_length=400)))
+    assert len(calls) == 1 + 3  # 300 tokens, 128 at a time
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
 def test_stopping_tokens(small_model, small_ids):

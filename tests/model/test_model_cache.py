@@ -9,7 +9,6 @@ from model_helpers import SMALL, relative_error, with_strong_gates
 
 from acp_repro.attention.threshold import logit_bound_from_norms
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
-from acp_repro.model.cache import LayerCache
 
 
 @torch.no_grad()
@@ -64,45 +63,20 @@ def test_decoding_under_autocast(small_model, small_ids):
         full = small_model(small_ids).detach()
         cache = FoXCache(2, max_length=150)
         parts = in_parts(small_model, small_ids, range(120, 150), cache)
-    assert cache.layers[0].append(*empty_like_cache(cache.layers[0]))[0].dtype == torch.bfloat16
+    assert cache.layers[0].pool.k.dtype == torch.bfloat16
     assert relative_error(parts, full) <= relative_error(full, float32)
-
-
-def empty_like_cache(layer: LayerCache):
-    """Zero more tokens."""
-    k, v, log_fgate = layer._buffers
-    return k[:, :, :0], v[:, :, :0], log_fgate[:, :, :0]
 
 
 def test_longest_key_gives_the_bound_of_all_keys():
     torch.manual_seed(0)
-    cache = LayerCache()
+    layer, keys = FoXCache(1).layers[0], torch.empty(2, 3, 0, 16)
     q = torch.randn(2, 3, 1, 16)
     for time in (5, 1, 1, 40, 1):
         k = torch.randn(2, 3, time, 16)
-        keys, _, _ = cache.append(k, k, k[..., 0])
-        longest = cache.longest_key(keys)
+        keys = torch.cat((keys, k), 2)
+        longest = layer.longest_key(k)
         assert longest.shape == (2, 3, 1, 16)
         assert torch.equal(logit_bound_from_norms(q, longest), logit_bound_from_norms(q, keys))
-
-
-def test_buffers_grow_by_doubling_or_are_allocated_once():
-    def storages(cache, tokens):
-        seen = []
-        for t in range(tokens):
-            k = torch.full((1, 1, 1, 4), float(t))
-            keys, _, gates = cache.append(k, k, k[..., 0])
-            if not seen or seen[-1] != keys.data_ptr():
-                seen.append(keys.data_ptr())
-        assert torch.equal(keys[0, 0, :, 0], torch.arange(float(tokens)))
-        assert torch.equal(gates[0, 0], torch.arange(float(tokens)))
-        assert keys.shape[2] == cache.length == tokens <= cache.capacity
-        return len(seen)
-
-    assert storages(LayerCache(), 1000) <= 5  # 64, 128, 256, 512, 1024
-    exact = LayerCache(max_length=1000)
-    assert storages(exact, 1000) == 1 and exact.capacity == 1000
-    assert storages(LayerCache(max_length=10), 30) > 1  # a length that was too short is no error
 
 
 def test_cache_refuses_gradients(small_model, small_ids):
@@ -112,14 +86,19 @@ def test_cache_refuses_gradients(small_model, small_ids):
 
 @torch.no_grad()
 def test_cache_refuses_what_does_not_continue_it(small_model, small_ids):
-    cache = FoXCache(2)
+    cache = FoXCache(2, max_length=160)
     small_model(small_ids, cache=cache)
-    layer = cache.layers[0]
-    k, v, log_fgate = empty_like_cache(layer)
     with pytest.raises(ValueError, match="continue with the same batch and dtype"):
-        layer.append(k.bfloat16(), v.bfloat16(), log_fgate)
-    with pytest.raises(ValueError, match="continue with the same batch and dtype"):
-        layer.append(k[:1], v[:1], log_fgate[:1])
+        small_model(small_ids[:1, :4], cache=cache)
+    with (
+        pytest.raises(ValueError, match="continue with the same batch and dtype"),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        small_model(small_ids[:, :4], cache=cache.select_rows(torch.arange(2)))
+    with pytest.raises(ValueError, match="161 tokens are more than the cache's max_length 160"):
+        small_model(small_ids[:, :11], cache=cache)
+    with pytest.raises(ValueError, match="first tokens, and remembered"):
+        small_model(small_ids[:, :4], cache=cache, seq_start=torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="cache has 3 layers, the model has 2"):
         small_model(small_ids, cache=FoXCache(3))
 

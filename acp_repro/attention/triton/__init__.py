@@ -5,6 +5,7 @@ them from its custom operator.
 """
 
 from .backward import backward
+from .decode import decode, write_kvcache
 from .forward import forward
 from .gates import cumulative_log_fgate, log_fgate_grad
 from .norms import largest_norms
@@ -15,8 +16,10 @@ __all__ = [
     "backward",
     "block_sizes",
     "cumulative_log_fgate",
+    "decode",
     "find_boundary",
     "forward",
     "largest_norms",
     "log_fgate_grad",
+    "write_kvcache",
 ]

@@ -182,6 +182,14 @@ QUANTITIES = (
         "throughput_tokens_per_s mfu_nominal peak_memory_bytes pruned_ratio",
         "benchmark_training",
     ),
+    # One decoding step of attention alone or of a whole model (`scope`); what it keeps for each head, and
+    # what a block table shared by a layer's heads would keep.
+    _benchmark(
+        "decode_time",
+        "scope implementation method gates batch length_tokens layers heads head_dim repeats step_ms read_ms "
+        "prefill_ms kept_bytes layer_kept_bytes allocated_bytes peak_bytes output_error",
+        "benchmark_decode",
+    ),
 )
 _SAVINGS = ("pruned_ratio", "attention_time", "throughput")
 _LOSSES = ("loss", "loss_curve")
@@ -362,6 +370,14 @@ ITEMS = (
         ours=True,
         extra=True,
         aliases=("figure-scaling",),
+    ),
+    Item(
+        "figure_decode",
+        "Time and memory of a decoding step",
+        ("decode_time",),
+        ours=True,
+        extra=True,
+        aliases=("figure-decode",),
     ),
 )
 

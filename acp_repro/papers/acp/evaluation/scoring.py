@@ -167,7 +167,7 @@ class Scorer:
         asked = [targets for unit in batch for _, targets in unit.asked]
         copies = torch.tensor([len(unit.asked) for unit in batch], device=self.device)
         with autocast(self.device, self.dtype):
-            cache = FoXCache(self.model.config.num_hidden_layers, max_length=len(batch[0].context))
+            cache = FoXCache(self.model.config.num_hidden_layers)
             last = self._hidden([unit.context for unit in batch], cache)[:, -1:]
             owners = torch.arange(len(batch), device=self.device).repeat_interleave(copies)
             first = last.index_select(0, owners)

@@ -1,0 +1,118 @@
+"""Forgetting attention of one query token or a few against a cache (Appendix F): the call and its oracle."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .checks import IMPLEMENTATIONS, threshold_tensor
+from .kvcache import PagedKVCache
+from .op import implementation_module
+
+# Query rows that one program computes together: tokens times query heads that share keys.
+MOST_ROWS = 64
+
+
+def check_decode_arguments(q: Tensor, cache: PagedKVCache, start_block: Tensor, implementation: str) -> None:
+    """Shapes, dtypes and devices of a decoding call, q (B, H, T, D).
+
+    Raises:
+        TypeError, ValueError: the message names the argument and what is right.
+    """
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
+    k, v, c, table, seqlens = cache
+    batch, heads, seqlen_q, head_dim = q.shape
+    if k.dim() != 3 or v.shape != k.shape or k.shape[2] != head_dim:
+        raise ValueError(
+            f"k and v must have shape (num_blocks, block_size, {head_dim}), got {tuple(k.shape)} and "
+            f"{tuple(v.shape)}"
+        )
+    block = k.shape[1]
+    if block < 16 or block & (block - 1):
+        raise ValueError(f"block_size must be a power of two of at least 16, got {block}")
+    if k.dtype != q.dtype or v.dtype != q.dtype:
+        raise TypeError(f"k and v must have the dtype of q, {q.dtype}, got {k.dtype} and {v.dtype}")
+    if table.dim() != 3 or table.dtype != torch.int32 or table.shape[0] != batch:
+        raise ValueError(
+            f"block_table must be int32 of shape ({batch}, kv_heads, max_blocks), got {table.dtype} "
+            f"{tuple(table.shape)}"
+        )
+    if table.shape[1] == 0 or heads % table.shape[1]:
+        raise ValueError(f"q must have a multiple of the cache's {table.shape[1]} heads, got {heads}")
+    group = heads // table.shape[1]
+    if c.dtype != torch.float64 or c.shape != (k.shape[0], group, block):
+        raise ValueError(
+            f"c must be float64 of shape {(k.shape[0], group, block)}, got {c.dtype} {tuple(c.shape)}"
+        )
+    if seqlens.dtype != torch.int32 or seqlens.shape != (batch,):
+        raise ValueError(f"seqlens must be int32 of shape ({batch},), got {seqlens.dtype}")
+    if start_block.dtype != torch.int32 or start_block.shape != (batch, heads):
+        raise ValueError(
+            f"start_block must be int32 of shape {(batch, heads)}, got {start_block.dtype} "
+            f"{tuple(start_block.shape)}"
+        )
+    if not 1 <= seqlen_q * group <= MOST_ROWS:
+        raise ValueError(
+            f"query tokens times query heads of one key head must be 1 to {MOST_ROWS}, got "
+            f"{seqlen_q} * {group}; longer chunks are for forgetting_attention"
+        )
+    for name, x in (("k", k), ("v", v), ("c", c), ("block_table", table), ("start_block", start_block)):
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+        if not x.is_contiguous():
+            raise ValueError(f"{name} must be contiguous")
+
+
+def decode(
+    q: Tensor,
+    cache: PagedKVCache,
+    start_block: Tensor,
+    adaptive_threshold: None | float | Tensor,
+    seq_start: Tensor | None,
+    sm_scale: float | None,
+    implementation: str,
+) -> Tensor:
+    """:func:`acp_repro.attention.forgetting_attention_with_kvcache` of q (B, H, T, D), with the
+    implementation chosen."""
+    sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else float(sm_scale)
+    threshold = None
+    if adaptive_threshold is not None:
+        threshold = threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
+    if implementation == "triton":
+        return implementation_module("triton").decode(q, cache, start_block, threshold, seq_start, sm_scale)
+    cache.advance(start_block, threshold, q.shape[2], seq_start)
+    if implementation == "reference":
+        return decode_reference(q, cache, start_block, seq_start, sm_scale)
+    return implementation_module("blockwise").decode(q, cache, start_block, seq_start, sm_scale)
+
+
+def decode_reference(
+    q: Tensor, cache: PagedKVCache, start_block: Tensor, seq_start: Tensor | None, sm_scale: float
+) -> Tensor:
+    """Equation 3, one head after the other, over the keys from ``start_block`` on; (B, H, T, D)."""
+    out = torch.empty_like(q)
+    size, group = cache.block_size, q.shape[1] // cache.block_table.shape[1]
+    for b, length in enumerate(cache.seqlens.tolist()):
+        for h in range(q.shape[1]):
+            first = int(start_block[b, h])
+            blocks = cache.block_table[b, h // group, first : -(-length // size)].long()
+            real = slice(0, length - first * size)
+            k, v = (x[blocks].flatten(0, 1)[None, None, real] for x in (cache.k, cache.v))
+            c = cache.c[blocks, h % group].flatten()[None, None, real]
+            start = None if seq_start is None else (seq_start[b : b + 1] - first * size).clamp(min=0)
+            if start is not None:
+                padding = torch.arange(k.shape[2], device=k.device)[:, None] < start
+                k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
+            out[b, h] = reference.forgetting_attention(
+                q[b : b + 1, h : h + 1],
+                k,
+                v,
+                c.diff(dim=-1, prepend=c[..., :1]),
+                seq_start=start,
+                sm_scale=sm_scale,
+            )[0][0, 0]
+    return out

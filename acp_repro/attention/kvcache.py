@@ -1,0 +1,96 @@
+"""Keys, values and decays of the past in blocks that each head owns by itself (Appendix F).
+
+A block holds ``block_size`` neighbouring tokens of one head. ``block_table`` says where each lies, so that
+heads can give blocks back one by one. ``c``, the running sum of the log gates, is float64: after a million
+tokens with gates of mean log -5 its spacing is 1e-9, so differences need no second base to stay exact.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .decay import LOG_FGATE_FLOOR
+
+
+class PagedKVCache(NamedTuple):
+    """What :func:`acp_repro.attention.forgetting_attention_with_kvcache` reads.
+
+    Attributes:
+        k, v: (num_blocks, block_size, head_dim), block_size a power of two, at least 16.
+        c: (num_blocks, group, block_size) float64, the running sum of log forget gates of the ``group``
+            query heads that read the block; from any base, the same for one head's blocks.
+        block_table: (batch, kv_heads, max_blocks) int32, the block of tokens ``n * block_size ...`` of each
+            head. Entries of blocks that no query reads may hold any number from 0 to num_blocks - 1.
+        seqlens: (batch,) int32, tokens of each row, the newest ones included.
+    """
+
+    k: Tensor
+    v: Tensor
+    c: Tensor
+    block_table: Tensor
+    seqlens: Tensor
+
+    @property
+    def block_size(self) -> int:
+        return self.k.shape[1]
+
+    def positions(self, seqlen_q: int) -> Tensor:
+        """(batch, seqlen_q) int64, where the last ``seqlen_q`` tokens of each row stand."""
+        return self.seqlens.long()[:, None] + torch.arange(-seqlen_q, 0, device=self.seqlens.device)
+
+    def c_at(self, positions: Tensor) -> Tensor:
+        """(batch, heads, T) float64: c at ``positions`` (batch, T); 0 before the first token."""
+        blocks = self._blocks_at(positions)
+        c = self.c[blocks, :, (positions % self.block_size)[:, None]]  # (B, Hkv, T, G)
+        c = c.masked_fill((positions < 0)[:, None, :, None], 0.0)
+        return c.transpose(2, 3).flatten(1, 2)
+
+    def _blocks_at(self, positions: Tensor) -> Tensor:
+        """(batch, kv_heads, T) int64."""
+        columns = positions.clamp(min=0) // self.block_size
+        heads = self.block_table.shape[1]
+        return self.block_table.long().gather(2, columns[:, None].expand(-1, heads, -1))
+
+    def write(self, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
+        """Put the newest tokens where the table says; the host waits for nothing.
+
+        Args:
+            k, v: (batch, kv_heads, T, head_dim); ``seqlens`` already counts these T tokens.
+            log_fgate: (batch, heads, T) float32.
+        """
+        positions = self.positions(k.shape[2])
+        blocks = self._blocks_at(positions)
+        slots = (positions % self.block_size)[:, None]
+        self.k[blocks, slots] = k.to(self.k.dtype)
+        self.v[blocks, slots] = v.to(self.v.dtype)
+        c = log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1) + self.c_at(positions[:, :1] - 1)
+        self.c[blocks, :, slots] = c.unflatten(1, (-1, self.c.shape[1])).transpose(2, 3)
+
+    def advance(
+        self, start_block: Tensor, threshold: Tensor | None, seqlen_q: int, seq_start: Tensor | None = None
+    ) -> None:
+        """Move each head's first kept block on, in place, as far as the oldest of the queries allows.
+
+        Block l is pruned if ``c[position of the oldest query] - c[last position of l] < threshold``, and
+        never the block that holds that query. Later queries prune no less, so a block is passed once.
+
+        Args:
+            start_block: (batch, heads) int32.
+            threshold: (batch, heads) float32, delta; None prunes nothing.
+            seqlen_q: the queries are the last so many tokens.
+            seq_start: (batch,) int64; blocks wholly before it are passed too.
+        """
+        first = self.positions(seqlen_q)[:, :1]
+        diagonal = (first // self.block_size).unsqueeze(1)  # (B, 1, 1)
+        start = start_block.long()
+        if threshold is not None:
+            ends = self.c[self.block_table.long(), :, -1].transpose(2, 3).flatten(1, 2)  # (B, H, N)
+            column = torch.arange(ends.shape[2], device=ends.device)
+            pruned = self.c_at(first) - ends < threshold.double()[..., None]
+            start = start + (pruned & (column >= start[..., None]) & (column < diagonal)).sum(-1)
+        if seq_start is not None:
+            start = torch.maximum(start, (seq_start // self.block_size)[:, None])
+        start_block.copy_(torch.minimum(start, diagonal[..., 0]))

@@ -1,0 +1,407 @@
+"""Decoding in two kernels: each head's kept blocks are shared out over programs, then their parts joined.
+
+The grid comes from shapes alone; lengths and boundaries are read on the device, and programs with nothing
+to do leave at once. So the host waits for nothing, and a CUDA graph holds the launch. A local head reads
+few blocks and keeps few programs busy; the rest are free for global heads.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..decay import LOG_FGATE_FLOOR
+from ..kvcache import PagedKVCache
+from .tiles import LOG2E, empty_rows_like, on_device_of, padded_head_dim, product
+
+_FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
+# Programs for each multiprocessor: more even out heads of different lengths, fewer mean fewer parts.
+_PROGRAMS_PER_PROCESSOR = 32
+_MOST_SPLITS = 64
+# Blocks for which a program of its own is worth its start.
+_LEAST_BLOCKS = 2
+# Blocks whose decay is looked at together while the boundary moves on.
+_STEP = 32
+_SIZES = ["batch_heads", "kv_heads", "max_blocks"]
+
+
+@triton.jit
+def _first_block(
+    c,
+    table,
+    start,
+    threshold,
+    h,
+    g,
+    diagonal,
+    first,
+    earliest,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    HAS_THRESHOLD: tl.constexpr,
+):
+    """The first block that query head ``h`` reads: ``start[h]``, moved on as far as the oldest query at
+    ``first`` allows. Programs of one head find the same whether another has stored it already or not."""
+    s = tl.load(start + h)
+    if HAS_THRESHOLD:
+        delta = tl.load(threshold + h).to(tl.float64)
+        page_first = tl.load(table + first // BLOCK).to(tl.int64)
+        c_first = tl.load(c + (page_first * GROUP + g) * BLOCK + first % BLOCK)
+        more = s < diagonal
+        while more:
+            n = s + tl.arange(0, STEP)
+            inside = n < diagonal
+            page = tl.load(table + n, mask=inside, other=0).to(tl.int64)
+            end = tl.load(c + (page * GROUP + g) * BLOCK + (BLOCK - 1), mask=inside, other=0.0)
+            pruned = inside & (c_first - end < delta)
+            count = tl.sum(pruned.to(tl.int32), 0)
+            s += count
+            more = count == STEP
+    return tl.minimum(tl.maximum(s, earliest // BLOCK), diagonal)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _split_kernel(
+    q,
+    k,
+    v,
+    c,
+    table,
+    seqlens,
+    start,
+    threshold,
+    seq_start,
+    part,
+    level,
+    total,
+    q_b,
+    q_h,
+    q_t,
+    batch_heads,
+    kv_heads,
+    max_blocks,
+    scale,
+    TOKENS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LEAST: tl.constexpr,
+    STEP: tl.constexpr,
+    HAS_THRESHOLD: tl.constexpr,
+    HAS_START: tl.constexpr,
+):
+    bh = tl.program_id(0) % batch_heads  # of keys and values
+    split = tl.program_id(0) // batch_heads
+    b = bh // kv_heads
+    table += bh.to(tl.int64) * max_blocks
+    length = tl.load(seqlens + b)
+    first = length - TOKENS
+    diagonal = first // BLOCK
+    earliest = 0
+    if HAS_START:
+        earliest = tl.minimum(tl.load(seq_start + b), length).to(tl.int32)
+
+    r = tl.arange(0, ROWS)
+    g_row = r // TOKENS
+    real = r < GROUP * TOKENS
+    begin = diagonal
+    oldest = tl.zeros([ROWS], dtype=tl.int32)  # each row's first key
+    for g in tl.static_range(GROUP):
+        begin_g = _first_block(
+            c,
+            table,
+            start,
+            threshold,
+            bh * GROUP + g,
+            g,
+            diagonal,
+            first,
+            earliest,
+            GROUP,
+            BLOCK,
+            STEP,
+            HAS_THRESHOLD,
+        )
+        if split == 0:
+            tl.store(start + bh * GROUP + g, begin_g)
+        begin = tl.minimum(begin, begin_g)
+        oldest = tl.where(g_row == g, begin_g * BLOCK, oldest)
+    oldest = tl.maximum(oldest, earliest)
+
+    blocks = tl.cdiv(length, BLOCK)
+    share = tl.maximum(tl.cdiv(blocks - begin, SPLITS), LEAST)
+    low = begin + split * share
+    high = tl.minimum(low + share, blocks)
+    if low < high:
+        position = first + r % TOKENS
+        page_row = tl.load(table + position // BLOCK, mask=real, other=0).to(tl.int64)
+        c_row = tl.load(c + (page_row * GROUP + g_row) * BLOCK + position % BLOCK, mask=real, other=0.0)
+        d = tl.arange(0, BLOCK_D)
+        head = b.to(tl.int64) * q_b + ((bh % kv_heads) * GROUP + g_row).to(tl.int64) * q_h
+        q_rows = q + (head + (r % TOKENS) * q_t)[:, None] + d[None, :]
+        q_tile = tl.load(q_rows, mask=real[:, None] & (d < D)[None, :], other=0.0)
+        m_i = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+        l_i = tl.zeros([ROWS], dtype=tl.float32)
+        acc = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
+        slot = tl.arange(0, BLOCK)
+        tile = slot[:, None] * D + d[None, :]
+        for n in tl.range(low, high):
+            page = tl.load(table + n).to(tl.int64)
+            j = n * BLOCK + slot
+            live = j < length
+            if HAS_START:
+                live = live & (j >= earliest)
+            # Nothing is read where nothing was written: a product with it could be NaN.
+            inside = live[:, None]
+            if D != BLOCK_D:
+                inside = inside & (d < D)[None, :]
+            k_tile = tl.load(k + page * (BLOCK * D) + tile, mask=inside, other=0.0)
+            v_tile = tl.load(v + page * (BLOCK * D) + tile, mask=inside, other=0.0)
+            kept = (j[None, :] <= position[:, None]) & (j[None, :] >= oldest[:, None])
+            s = product(q_tile, tl.trans(k_tile), None) * scale
+            if GROUP * TOKENS == 1:
+                c_j = tl.load(c + page * BLOCK + slot, mask=live, other=0.0)
+                c_i = tl.sum(tl.where(r == 0, c_row, 0.0), 0)
+                s += ((c_i - c_j) * LOG2E).to(tl.float32)[None, :]
+            else:
+                at = (page * GROUP + g_row)[:, None] * BLOCK + slot[None, :]
+                c_j = tl.load(c + at, mask=real[:, None] & live[None, :], other=0.0)
+                s += ((c_row[:, None] - c_j) * LOG2E).to(tl.float32)
+            s = tl.where(kept, s, float("-inf"))
+            m_new = tl.maximum(m_i, tl.max(s, 1))
+            m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)  # a row with no key so far
+            p = tl.math.exp2(s - m_finite[:, None])
+            alpha = tl.math.exp2(m_i - m_finite)
+            l_i = l_i * alpha + tl.sum(p, 1)
+            acc = product(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
+            m_i = m_new
+        row = (bh.to(tl.int64) * SPLITS + split) * ROWS
+        tl.store(level + row + r, m_i)
+        tl.store(total + row + r, l_i)
+        tl.store(part + (row + r)[:, None] * BLOCK_D + d[None, :], acc, mask=real[:, None])
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _combine_kernel(
+    part,
+    level,
+    total,
+    out,
+    seqlens,
+    start,
+    o_b,
+    o_h,
+    o_t,
+    batch_heads,
+    kv_heads,
+    max_blocks,
+    TOKENS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    bh = tl.program_id(0) // (GROUP * TOKENS)
+    r = tl.program_id(0) % (GROUP * TOKENS)
+    b = bh // kv_heads
+    blocks = tl.cdiv(tl.load(seqlens + b), BLOCK)
+    begin = blocks
+    for g in tl.static_range(GROUP):
+        begin = tl.minimum(begin, tl.load(start + bh * GROUP + g))
+    share = tl.maximum(tl.cdiv(blocks - begin, SPLITS), LEAST)
+    split = tl.arange(0, SPLITS)
+    written = begin + split * share < blocks
+    row = (bh.to(tl.int64) * SPLITS + split) * ROWS + r
+    m = tl.load(level + row, mask=written, other=float("-inf"))
+    l_i = tl.load(total + row, mask=written, other=0.0)
+    m_max = tl.max(m, 0)
+    weight = tl.math.exp2(m - tl.where(m_max == float("-inf"), 0.0, m_max))
+    d = tl.arange(0, BLOCK_D)
+    acc = tl.load(part + row[:, None] * BLOCK_D + d[None, :], mask=written[:, None], other=0.0)
+    denominator = tl.sum(weight * l_i, 0)
+    result = tl.sum(acc * weight[:, None], 0) / tl.where(denominator == 0.0, 1.0, denominator)
+    h = (bh % kv_heads) * GROUP + r // TOKENS
+    out += b.to(tl.int64) * o_b + h.to(tl.int64) * o_h + (r % TOKENS) * o_t
+    tl.store(out + d, result.to(out.dtype.element_ty), mask=d < D)
+
+
+def decode(
+    q: Tensor,
+    cache: PagedKVCache,
+    start_block: Tensor,
+    threshold: Tensor | None,
+    seq_start: Tensor | None,
+    sm_scale: float,
+) -> Tensor:
+    """:func:`acp_repro.attention.forgetting_attention_with_kvcache` of q (B, H, T, D).
+
+    ``start_block`` is moved on inside: no launch of its own.
+    """
+    batch, kv_heads, max_blocks = cache.block_table.shape
+    heads, tokens, head_dim = q.shape[1:]
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    out = torch.empty_like(q)
+    rows = empty_rows_like(out)
+    sizes = (batch * kv_heads, kv_heads, max_blocks)
+    shape = {
+        "TOKENS": tokens,
+        "GROUP": heads // kv_heads,
+        "ROWS": max(16, triton.next_power_of_2(heads // kv_heads * tokens)),
+        "BLOCK": cache.block_size,
+        "D": head_dim,
+        "BLOCK_D": padded_head_dim(head_dim),
+        "SPLITS": num_splits(batch * kv_heads, max_blocks, q.device),
+        "LEAST": _LEAST_BLOCKS,
+    }
+    parts = (batch * kv_heads, shape["SPLITS"], shape["ROWS"])
+    part = torch.empty((*parts, shape["BLOCK_D"]), dtype=torch.float32, device=q.device)
+    level, total = (torch.empty(parts, dtype=torch.float32, device=q.device) for _ in range(2))
+    with on_device_of(q):
+        _split_kernel[(parts[0] * parts[1],)](
+            q,
+            cache.k,
+            cache.v,
+            cache.c,
+            cache.block_table,
+            cache.seqlens,
+            start_block,
+            threshold,
+            seq_start,
+            part,
+            level,
+            total,
+            *q.stride()[:3],
+            *sizes,
+            sm_scale * LOG2E.value,
+            **shape,
+            STEP=_STEP,
+            HAS_THRESHOLD=threshold is not None,
+            HAS_START=seq_start is not None,
+            num_warps=4,
+            num_stages=3 if q.dtype.itemsize == 2 and head_dim <= 128 else 2,
+        )
+        _combine_kernel[(batch * heads * tokens,)](
+            part,
+            level,
+            total,
+            rows,
+            cache.seqlens,
+            start_block,
+            *rows.stride()[:3],
+            *sizes,
+            **shape,
+            num_warps=max(1, min(8, shape["SPLITS"] * shape["BLOCK_D"] // 2048)),
+        )
+    if rows is not out:
+        out.copy_(rows)
+    return out
+
+
+def num_splits(batch_heads: int, max_blocks: int, device: torch.device) -> int:
+    """Programs for each head of keys: a power of two, from shapes and the device alone."""
+    processors = 1
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    wanted = min(
+        _PROGRAMS_PER_PROCESSOR * processors // batch_heads,
+        triton.cdiv(max_blocks, _LEAST_BLOCKS),
+        _MOST_SPLITS,
+    )
+    return triton.next_power_of_2(max(1, wanted))
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _write_kernel(
+    k,
+    v,
+    log_fgate,
+    k_cache,
+    v_cache,
+    c,
+    table,
+    seqlens,
+    k_b,
+    k_h,
+    k_t,
+    v_b,
+    v_h,
+    v_t,
+    f_b,
+    f_h,
+    f_t,
+    batch_heads,
+    kv_heads,
+    max_blocks,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    bh = tl.program_id(0)
+    b = (bh // kv_heads).to(tl.int64)
+    h = (bh % kv_heads).to(tl.int64)
+    table += bh.to(tl.int64) * max_blocks
+    first = tl.load(seqlens + b) - TOKENS
+    i = tl.arange(0, ROWS)
+    real = i < TOKENS
+    position = first + i
+    page = tl.load(table + position // BLOCK, mask=real, other=0).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    inside = real[:, None] & (d < D)[None, :]
+    target = ((page * BLOCK + position % BLOCK) * D)[:, None] + d[None, :]
+    key = tl.load(k + (b * k_b + h * k_h) + (i * k_t)[:, None] + d[None, :], mask=inside)
+    tl.store(k_cache + target, key, mask=inside)
+    value = tl.load(v + (b * v_b + h * v_h) + (i * v_t)[:, None] + d[None, :], mask=inside)
+    tl.store(v_cache + target, value, mask=inside)
+    before = tl.maximum(first - 1, 0)
+    page_before = tl.load(table + before // BLOCK).to(tl.int64)
+    for g in tl.static_range(GROUP):
+        last = c + (page_before * GROUP + g) * BLOCK + before % BLOCK
+        base = tl.load(last, mask=first > 0, other=0.0)
+        gate = tl.load(
+            log_fgate + (b * f_b + (h * GROUP + g) * f_h) + i.to(tl.int64) * f_t, mask=real, other=0.0
+        )
+        gate = tl.maximum(gate.to(tl.float64), _FLOOR, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(c + (page * GROUP + g) * BLOCK + position % BLOCK, base + tl.cumsum(gate, 0), mask=real)
+
+
+def write_kvcache(cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
+    """:meth:`PagedKVCache.write` in one kernel, for some tokens: k, v (B, Hkv, T, D) in the cache's dtype,
+    log_fgate (B, H, T) float32."""
+    k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
+    batch, kv_heads, tokens, head_dim = k.shape
+    with on_device_of(k):
+        _write_kernel[(batch * kv_heads,)](
+            k,
+            v,
+            log_fgate,
+            cache.k,
+            cache.v,
+            cache.c,
+            cache.block_table,
+            cache.seqlens,
+            *k.stride()[:3],
+            *v.stride()[:3],
+            *log_fgate.stride(),
+            batch * kv_heads,
+            kv_heads,
+            cache.block_table.shape[2],
+            TOKENS=tokens,
+            ROWS=triton.next_power_of_2(tokens),
+            GROUP=cache.c.shape[1],
+            BLOCK=cache.block_size,
+            D=head_dim,
+            BLOCK_D=padded_head_dim(head_dim),
+            num_warps=1,
+        )

@@ -1,0 +1,239 @@
+"""One decoding step, of attention and of a whole model: against reading what it needs once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from acp_repro.attention import (
+    PagedKVCache,
+    choose_decoding,
+    forgetting_attention_with_kvcache,
+    pruning_threshold,
+)
+from acp_repro.attention.decoding import decode_reference
+from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
+from acp_repro.model.cache import MemoryUse
+from acp_repro.model.decode_step import DecodeStep
+from acp_repro.model.generation import prefill
+
+from .attention import GATES, GLOBAL_NATS, LOCAL_NATS
+from .rivals import Call
+from .timing import elapsed_ms
+
+_BLOCK = 64
+# More than the level-2 cache of any GPU: written between two calls, so that keys come from memory.
+_FLUSH_BYTES = 256 << 20
+
+
+class DecodeProblem(NamedTuple):
+    q: Tensor  # (B, H, 1, D), rows of norm sqrt(D), as QK-norm gives them
+    cache: PagedKVCache
+    start: Tensor  # (B, H) int32: what a stream has come to
+    threshold: Tensor  # (B, H): U = sqrt(D), log epsilon = -10
+    log_fgate: Tensor  # (B, H, T) float32
+
+    def kept_bytes(self, method: str) -> int:
+        """Of keys and values that a step reads."""
+        blocks = -(-self.cache.seqlens[:, None] // _BLOCK) - self.start * (method == "acp")
+        return int(blocks.sum()) * _BLOCK * 2 * self.q.shape[-1] * self.q.element_size()
+
+    def step(self, method: str, implementation: str = "auto") -> Tensor:
+        """(B, H, 1, D); in the steady state: the boundary has come to where it stays."""
+        start = self.start if method == "acp" else self.start * 0
+        return forgetting_attention_with_kvcache(
+            self.q,
+            self.cache,
+            start,
+            head_first=True,
+            adaptive_threshold=self.threshold if method == "acp" else None,
+            implementation=implementation,
+        )
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, T, D), as a function without a block table takes them."""
+        length = int(self.cache.seqlens[0])
+        blocks = self.cache.block_table.long()
+        return tuple(x[blocks].flatten(2, 3)[:, :, :length] for x in (self.cache.k, self.cache.v))
+
+
+def make_decode_problem(
+    batch: int, length: int, heads: int, head_dim: int, gates: str, device: torch.device, dtype: torch.dtype
+) -> DecodeProblem:
+    """Random tokens in blocks that lie in random order; log gates are exponentially distributed."""
+    generator = torch.Generator(device).manual_seed(0)
+    columns = -(-length // _BLOCK)
+    total = batch * heads * columns
+
+    def rows(*shape: int) -> Tensor:
+        x = torch.randn(*shape, head_dim, generator=generator, device=device, dtype=dtype)
+        return (x / x.float().norm(dim=-1, keepdim=True) * math.sqrt(head_dim)).to(dtype)
+
+    k = torch.empty(total, _BLOCK, head_dim, device=device, dtype=dtype)
+    v = torch.empty_like(k)
+    for part in range(0, total, 1 << 14):  # the norms' float32 would not fit beside the rest
+        k[part : part + (1 << 14)] = rows(*k[part : part + (1 << 14)].shape[:2])
+        v[part : part + (1 << 14)].normal_(generator=generator)
+    table = torch.randperm(total, generator=generator, device=device).view(batch, heads, columns).int()
+    mean = torch.full((heads, 1), GLOBAL_NATS, device=device)
+    mean[: GATES[gates](heads)] = LOCAL_NATS
+    log_fgate = torch.empty(batch, heads, length, device=device).exponential_(generator=generator) * mean
+    c = torch.zeros(total, 1, _BLOCK, dtype=torch.float64, device=device)
+    padded = torch.nn.functional.pad(log_fgate.double().cumsum(-1), (0, columns * _BLOCK - length))
+    c[table.flatten().long(), 0] = padded.view(-1, _BLOCK)
+    seqlens = torch.full((batch,), length, dtype=torch.int32, device=device)
+    cache = PagedKVCache(k, v, c, table, seqlens)
+    threshold = pruning_threshold(math.sqrt(head_dim) * (1 + 2**-6), length).to(device)
+    threshold = threshold.expand(batch, heads).contiguous()
+    start = torch.zeros(batch, heads, dtype=torch.int32, device=device)
+    cache.advance(start, threshold, 1)
+    return DecodeProblem(rows(batch, heads, 1), cache, start, threshold, log_fgate)
+
+
+def output_error(problem: DecodeProblem, method: str) -> float:
+    """``||out - truth|| / ||truth||`` on the first row, against the equations in float64."""
+    k, v, c, table, seqlens = problem.cache
+    blocks = table[0].flatten().long()
+    own = torch.arange(len(blocks), dtype=torch.int32, device=blocks.device).view(table[:1].shape)
+    row = PagedKVCache(k[blocks].double(), v[blocks].double(), c[blocks], own, seqlens[:1])
+    start = problem.start[:1] if method == "acp" else problem.start[:1] * 0
+    truth = decode_reference(problem.q[:1].double(), row, start, None, problem.q.shape[-1] ** -0.5)
+    return ((problem.step(method)[:1].double() - truth).norm() / truth.norm()).item()
+
+
+def median_ms(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """On a GPU as a CUDA graph, as a decoding model runs it, with the level-2 cache emptied before."""
+    for _ in range(3):
+        call()
+    if device.type != "cuda":
+        return median(elapsed_ms(call, device)[0] for _ in range(repeats))
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for start, end in events:
+        flush.zero_()
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize(device)
+    return median(start.elapsed_time(end) for start, end in events)
+
+
+def read_ms(count: int, repeats: int, device: torch.device) -> float:
+    """Milliseconds to read ``count`` bytes once: the fastest of two reductions that do nothing else."""
+    numbers = torch.zeros(max(count // 4, 1), dtype=torch.int32, device=device)
+    floats = numbers.view(torch.float32)
+    return min(median_ms(reduce, repeats, device) for reduce in (numbers.amax, floats.sum))
+
+
+def measure_attention(
+    problem: DecodeProblem, gates: str, repeats: int, rivals: dict[str, Call]
+) -> list[dict]:
+    """A record for each implementation with and without ACP.
+
+    Raises:
+        ArithmeticError: ours is wrong, so its time says nothing.
+    """
+    device, (batch, heads, _, head_dim) = problem.q.device, problem.q.shape
+    shared = {
+        "scope": "attention",
+        "gates": gates,
+        "batch": batch,
+        "length_tokens": int(problem.cache.seqlens[0]),
+        "layers": 1,
+        "heads": heads,
+        "head_dim": head_dim,
+        "repeats": repeats,
+    }
+    records = []
+    for method in ("acp", "exact"):
+        kept, found = problem.kept_bytes(method), output_error(problem, method)
+        if not found < 0.02:
+            raise ArithmeticError(f"{method}: an error of {found:.2e} against float64")
+        records.append(
+            {
+                **shared,
+                "implementation": choose_decoding(device),
+                "method": method,
+                "step_ms": median_ms(lambda method=method: problem.step(method), repeats, device),
+                "read_ms": read_ms(kept, repeats, device),
+                "kept_bytes": kept,
+                "output_error": found,
+            }
+        )
+    for name, call in rivals.items():
+        k, v = problem.dense()
+        for method, threshold in (("acp", problem.threshold), ("exact", None)):
+            arguments = (problem.q, k, v, problem.log_fgate, threshold)
+
+            def step(call: Call = call, arguments: tuple = arguments) -> Tensor:
+                with torch.no_grad():
+                    return call(*arguments)
+
+            # Not in a graph, which others may not bear; the GPU's own time, without the launches.
+            step()
+            time = median(elapsed_ms(step, device)[0] for _ in range(repeats))
+            records.append({**shared, "implementation": name, "method": method, "step_ms": time})
+    return records
+
+
+def measure_model(
+    config: FoXConfig, gates: str, batch: int, length: int, repeats: int, device: torch.device
+) -> Iterator[dict]:
+    """A record with and one without ACP of a whole model of random weights: prefill, and the mean step."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    torch.manual_seed(0)
+    model = FoXForCausalLM(config).to(device, dtype).requires_grad_(False)
+    nats = torch.full((config.num_heads,), -GLOBAL_NATS)
+    nats[: GATES[gates](config.num_heads)] = -LOCAL_NATS
+    for block in model.model.layers:
+        block.attn.fgate_proj.bias.copy_(-nats.expm1().log())  # logsigmoid of it is -nats
+    prompt = torch.randint(0, config.vocab_size, (batch, length), device=device)
+    for method, tolerance in (("acp", config.log_pruning_tolerance), ("exact", None)):
+        model.set_log_pruning_tolerance(tolerance)
+        _decode_once(model, prompt, repeats)  # compiles
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        prefill_ms, step_ms, use = _decode_once(model, prompt, repeats)
+        # Weights, cache, and what a prefill computes with.
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        kept = int(use.per_head.sum())
+        yield {
+            "scope": "model",
+            "gates": gates,
+            "batch": batch,
+            "length_tokens": length,
+            "layers": config.num_hidden_layers,
+            "heads": config.num_heads,
+            "head_dim": config.head_dim,
+            "repeats": repeats,
+            "implementation": choose_decoding(device),
+            "method": method,
+            "prefill_ms": prefill_ms,
+            "step_ms": step_ms,
+            "read_ms": read_ms(kept + config.num_parameters() * dtype.itemsize, repeats, device),
+            "kept_bytes": kept,
+            "layer_kept_bytes": int(use.per_layer.sum()),
+            "allocated_bytes": use.allocated,
+            "peak_bytes": peak,
+        }
+
+
+@torch.no_grad()
+def _decode_once(model: FoXForCausalLM, prompt: Tensor, repeats: int) -> tuple[float, float, MemoryUse]:
+    """Milliseconds of the prefill and of a step, and what the cache holds at the end."""
+    cache = FoXCache(model.config.num_hidden_layers, max_length=prompt.shape[1] + repeats + 3)
+    step = DecodeStep(model, cache)
+    prefill_ms, _ = elapsed_ms(lambda: prefill(model, prompt, cache), prompt.device)
+    for _ in range(3):  # of which one captures the graph
+        step(prompt[:, 0])
+    total_ms, _ = elapsed_ms(lambda: [step(prompt[:, 0]) for _ in range(repeats)], prompt.device)
+    return prefill_ms, total_ms / repeats, cache.memory()

@@ -1,0 +1,132 @@
+"""Times a decoding step: ``python -m acp_repro.benchmark_decode [--shapes 16x65536 ...] [--suite NAME]``.
+
+Attention alone: one query token against a cache of random tokens, with and without ACP, checked against the
+equations in float64 before it is timed. Then a whole model of random weights: prefill and step, and what its
+cache holds. Both beside the time of reading once what they need: the kept keys and values, and a model's
+weights. On a GPU in bfloat16, as CUDA graphs, with the level-2 cache emptied before each call of the
+attention; on a CPU in float32 and at small sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from .chain.command import choose_device, command, positive, run_command
+from .chain.provenance import device_name
+from .chain.records import write_suite_records
+from .chain.registry import find_paper
+from .chain.suite import load_suite
+
+SHAPES_GPU = ("1x16384", "16x8192", "16x16384", "64x16384", "16x65536")
+SHAPES_CPU = ("1x1024", "1x4096", "4x4096")
+RIVALS = ("official",)
+
+
+@command()
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+
+    import torch
+
+    from .benchmark.decode import make_decode_problem, measure_attention, measure_model
+    from .benchmark.rivals import available
+    from .model import FoXConfig
+
+    device = choose_device(options.device)
+    paper = load_suite(options.suite).paper if options.suite else find_paper("acp")
+    gpu = device.type == "cuda"
+    dtype = torch.bfloat16 if gpu else torch.float32
+    shape = {"vocab_size": 50_304} if gpu else {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2}
+    config = FoXConfig.pro(**{"num_heads": 12 if gpu else 4, **shape})
+    rivals = {}
+    for name in RIVALS if gpu else ():
+        call = available(name, device)
+        print(f"{name}: {call}") if isinstance(call, str) else rivals.update({name: call})
+    print(_HEADER)
+    records = []
+    for text in options.shapes or (SHAPES_GPU if gpu else SHAPES_CPU):
+        batch, length = map(int, text.split("x"))
+        if "attention" in options.scopes:
+            problem = make_decode_problem(
+                batch, length, config.num_heads, config.head_dim, options.gates, device, dtype
+            )
+            for one in measure_attention(problem, options.gates, options.repeats, rivals):
+                records.append(one)
+                print(_line(one))
+            del problem
+        if "model" in options.scopes:
+            for one in measure_model(config, options.gates, batch, length, options.repeats, device):
+                records.append(one)
+                print(_line(one))
+    if options.suite:
+        provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
+        quantity = paper.quantity("decode_time")
+        rows = [dict.fromkeys(quantity.columns) | one for one in records]
+        made = write_suite_records(options.suite, paper, quantity, rows, **provenance)
+        print(f"records: {made}")
+    return 0
+
+
+_HEADER = (
+    f"{'scope':9} {'batch x length':>14} {'':16} {'step ms':>8} {'reading':>8} {'over':>6} {'kept MiB':>9}"
+    f" {'a layer':>9} {'taken':>9} {'peak':>9} {'prefill ms':>10} {'error':>8}"
+)
+
+
+def _line(one: dict) -> str:
+    def number(name: str, width: int, digits: int, scale: float = 1.0) -> str:
+        value = one.get(name)
+        return " " * width if value is None else f"{value / scale:{width}.{digits}f}"
+
+    over = f"{one['step_ms'] / one['read_ms']:6.2f}" if "read_ms" in one else " " * 6
+    return (
+        f"{one['scope']:9} {one['batch']:>5} x {one['length_tokens']:>6} {one['implementation']:9} "
+        f"{one['method']:6} {number('step_ms', 8, 4)} {number('read_ms', 8, 4)} {over} "
+        f"{number('kept_bytes', 9, 1, 2**20)} {number('layer_kept_bytes', 9, 1, 2**20)} "
+        f"{number('allocated_bytes', 9, 1, 2**20)} {number('peak_bytes', 9, 1, 2**20)} "
+        f"{number('prefill_ms', 10, 1)} " + (f"{one['output_error']:8.1e}" if "output_error" in one else "")
+    ).rstrip()
+
+
+def _shape(text: str) -> str:
+    batch, x, length = text.partition("x")
+    if not (x and batch.isdecimal() and length.isdecimal() and int(batch) and int(length)):
+        raise argparse.ArgumentTypeError(f"{text} is no BATCHxLENGTH, such as 16x65536")
+    return text
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m acp_repro.benchmark_decode", description=__doc__)
+    add = parser.add_argument
+    add(
+        "--shapes",
+        type=_shape,
+        nargs="+",
+        metavar="BATCHxLENGTH",
+        help=f"default: {' '.join(SHAPES_GPU)} on a GPU, {' '.join(SHAPES_CPU)} on a CPU",
+    )
+    add(
+        "--scopes",
+        nargs="+",
+        default=("attention", "model"),
+        choices=("attention", "model"),
+        help="default: both; a model is FoX (Pro) of 125M on a GPU, of two layers on a CPU",
+    )
+    add(
+        "--gates",
+        default="bimodal",
+        choices=("bimodal", "local", "global", "one-global"),
+        help="which heads are local: two thirds, all, none, all but one (default: %(default)s)",
+    )
+    add("--repeats", type=positive, default=20, metavar="N", help="default: %(default)s")
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    add(
+        "--suite",
+        metavar="NAME",
+        help="write results/NAME/benchmark/decode_time.csv, for `make figure-decode`",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,54 @@
+"""Checkpoints for transformers and back: ``python -m acp_repro.convert SOURCE TARGET --to transformers``.
+
+SOURCE is a FoX checkpoint folder, the authors' or one of this project, a run folder such as
+runs/cpu/NAME, or with ``--to official`` a folder that transformers wrote. Tensors keep every bit. After
+``import acp_repro.hf`` transformers loads TARGET with ``AutoModelForCausalLM`` and ``AutoTokenizer``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .chain.command import command, run_command
+from .common.errors import UsageError
+
+
+@command()
+def main(arguments: list[str] | None = None) -> None:
+    options = _parse(arguments)
+    if options.target.resolve() == options.source.resolve():
+        raise UsageError("SOURCE and TARGET are the same folder; give another TARGET")
+    try:
+        from .hf import conversion
+    except ImportError as error:
+        raise UsageError(str(error)) from error
+    try:
+        if options.to == "official":
+            conversion.to_official(options.source, options.target)
+        else:
+            conversion.to_transformers(options.source, options.target, longcrawl64=options.longcrawl64)
+    except (FileNotFoundError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    print(f"wrote {options.target}")
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    summary, details = __doc__.split("\n\n", 1)
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.convert", description=summary.split(":")[0] + ". " + details
+    )
+    add = parser.add_argument
+    add("source", metavar="SOURCE", type=Path, help="a checkpoint folder, or a run folder")
+    add("target", metavar="TARGET", type=Path, help="the folder to write; made if it does not exist")
+    add("--to", choices=("transformers", "official"), required=True, help="the format of TARGET")
+    add(
+        "--longcrawl64",
+        action="store_true",
+        help="the model was trained on LongCrawl64: its tokenizer is GPT-2's, of JSON-escaped text",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run_command(main)

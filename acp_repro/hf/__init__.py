@@ -1,0 +1,34 @@
+"""FoX in the library transformers (5 and later): ``import acp_repro.hf`` registers config, model, tokenizer.
+
+    import acp_repro.hf
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained("pretrained/pro-3m-4k-acp")
+
+Folders of this project and the authors' checkpoints hold the same tensors under the same names, so both
+are read as they are, by path or by name on the Hub, and no code of a checkpoint is run.
+"""
+
+from __future__ import annotations
+
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+except ImportError as error:
+    raise ImportError(
+        "acp_repro.hf needs transformers 5 or later: `pip install 'acp_repro[transformers]'`"
+    ) from error
+
+from .configuration import ForgettingTransformerConfig
+from .modeling import ForgettingTransformerForCausalLM
+from .past import ForgettingTransformerCache
+from .tokenization import JSONGPT2Tokenizer
+
+AutoConfig.register(ForgettingTransformerConfig.model_type, ForgettingTransformerConfig, exist_ok=True)
+AutoModelForCausalLM.register(ForgettingTransformerConfig, ForgettingTransformerForCausalLM, exist_ok=True)
+AutoTokenizer.register(ForgettingTransformerConfig, tokenizer_class=JSONGPT2Tokenizer, exist_ok=True)
+
+__all__ = [
+    "ForgettingTransformerCache",
+    "ForgettingTransformerConfig",
+    "ForgettingTransformerForCausalLM",
+    "JSONGPT2Tokenizer",
+]

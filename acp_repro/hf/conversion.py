@@ -1,0 +1,150 @@
+"""Folders from the authors' format to transformers' and back: the same tensors, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from acp_repro.common.files import replacing
+from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
+from acp_repro.model.pretrained import (
+    WEIGHTS_FILE,
+    check_tensors,
+    config_to_official,
+    find_folder,
+    load_config,
+)
+
+from .configuration import ForgettingTransformerConfig
+from .modeling import ForgettingTransformerForCausalLM
+from .tokenization import JSONGPT2Tokenizer
+
+_INDEX_FILE, _TOKENIZER_FILE = f"{WEIGHTS_FILE}.index.json", "tokenizer.json"
+_END_OF_TEXT = "<|endoftext|>"
+_BYTES_VOCAB_SIZE = 257  # of models that read bytes: 256 of them, and BOS
+
+
+def read_checkpoint(folder: str | os.PathLike[str]) -> tuple[FoXConfig, dict[str, Tensor]]:
+    """Config and tensors of a folder in either format, in the dtypes of the file; shards are joined.
+
+    Raises:
+        FileNotFoundError: the folder holds no ``config.json``, or no safetensors; says what is there.
+        ValueError: a layout that is not known, or tensors that do not fit the config.
+    """
+    folder = find_folder(folder)
+    config = load_config(folder)
+    if (folder / _INDEX_FILE).is_file():
+        index = json.loads((folder / _INDEX_FILE).read_text(encoding="utf-8"))
+        files = sorted({folder / Path(name).name for name in index["weight_map"].values()})
+    else:
+        files = [folder / WEIGHTS_FILE]
+    if not all(file.is_file() for file in files):
+        there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        hint = " (files that have to be unpickled are not read)" if "bin" in there or ".pt" in there else ""
+        raise FileNotFoundError(f"{folder} lacks {WEIGHTS_FILE} or its shards; it holds {there}{hint}")
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    check_tensors(
+        FoXForCausalLM,
+        str(folder),
+        config,
+        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
+        [name for name, tensor in tensors.items() if not tensor.is_floating_point()],
+    )
+    return config, tensors
+
+
+def to_official(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Write the authors' format, which is ours; raises as :func:`read_checkpoint` does."""
+    config, tensors = read_checkpoint(source)
+    with torch.device("meta"):
+        model = FoXForCausalLM(config)
+    save_pretrained(model, target, tensors)
+    file = find_folder(source) / _TOKENIZER_FILE
+    if file.is_file():
+        with replacing(Path(target) / _TOKENIZER_FILE) as copy:
+            copy.write_bytes(file.read_bytes())
+
+
+def to_transformers(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], *, longcrawl64: bool = False
+) -> None:
+    """Write a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` read after ``import acp_repro.hf``.
+
+    Args:
+        longcrawl64: the model reads JSON-escaped text, and ``tokenizer.json`` is GPT-2's.
+
+    Raises:
+        FileNotFoundError, ValueError: as :func:`read_checkpoint`; or the tokenizer is of another
+            vocabulary than the model.
+    """
+    config, tensors = read_checkpoint(source)
+    target = Path(target)
+    target.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer(find_folder(source), config, longcrawl64)
+    end = None if tokenizer is None else tokenizer.eos_token_id
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    hf_config = ForgettingTransformerConfig(
+        **{name: value for name, value in config_to_official(config).items() if name != "model_type"},
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        architectures=[ForgettingTransformerForCausalLM.__name__],
+        dtype=dtypes.pop() if len(dtypes) == 1 else None,
+    )
+    with replacing(target / WEIGHTS_FILE) as file:
+        save_file(tensors, file, metadata={"format": "pt"})
+    hf_config.save_pretrained(target)
+    GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end).save_pretrained(target)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(target)
+
+
+def _tokenizer(
+    folder: Path, config: FoXConfig, longcrawl64: bool
+) -> PreTrainedTokenizerFast | JSONGPT2Tokenizer | None:
+    path = folder / _TOKENIZER_FILE
+    if longcrawl64:
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: put GPT-2's there")
+        return JSONGPT2Tokenizer.from_pretrained(str(folder))
+    if path.is_file():
+        bpe = Tokenizer.from_file(str(path))
+    elif config.vocab_size == _BYTES_VOCAB_SIZE:
+        bpe = _bytes_tokenizer()
+    else:
+        return None
+    # The tokenisers of this project keep BOS outside of the file, as the model's last id.
+    if bpe.token_to_id(_END_OF_TEXT) is None:
+        bpe.add_special_tokens([AddedToken(_END_OF_TEXT, special=True, normalized=False)])
+    if bpe.get_vocab_size() > config.vocab_size:
+        raise ValueError(
+            f"{path} has {bpe.get_vocab_size()} ids and the model {config.vocab_size}; put the tokenizer "
+            "that it was trained with there"
+        )
+    names = dict.fromkeys(("bos_token", "eos_token", "pad_token"), _END_OF_TEXT)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
+
+
+def _bytes_tokenizer() -> Tokenizer:
+    """Token ids that are the bytes of the text, as a BPE without merges."""
+    characters = byte_characters()
+    bpe = Tokenizer(models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = decoders.ByteLevel()
+    return bpe
+
+
+def byte_characters() -> Mapping[int, str]:
+    """The printable character that byte-level BPE writes for each byte: its own where it has one, else the
+    next from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}

@@ -1,0 +1,207 @@
+"""FoX as a model of transformers: the modules and tensor names are those of ``FoXForCausalLM``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.generation import GenerationMode
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from acp_repro.model import FoXModel
+from acp_repro.model.layers import Linear
+
+from .configuration import ForgettingTransformerConfig
+from .past import ForgettingTransformerCache
+
+_MOST_LISTED = 10
+
+
+class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
+    """FoX with its language-model head, for ``AutoModelForCausalLM``, ``Trainer`` and ``generate``."""
+
+    config_class = ForgettingTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["FoXBlock"]  # noqa: RUF012
+
+    def __init__(self, config: ForgettingTransformerConfig):
+        super().__init__(config)
+        fox = config.to_fox()
+        self.model = FoXModel(fox)
+        self.lm_head = Linear(fox.hidden_size, fox.vocab_size, fox.initializer_range)
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
+        """As transformers', but tensors that do not fit are an error and never drawn at random.
+
+        Raises:
+            ValueError: tensors are missing, unexpected or of another shape; lists them.
+        """
+        with_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path,
+            *model_args,
+            **{**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True},
+        )
+        problems = [
+            *(f"missing {name}" for name in sorted(info["missing_keys"])),
+            *(f"unexpected {name}" for name in sorted(info["unexpected_keys"])),
+            *(
+                f"{name} has shape {tuple(there)}, should be {tuple(here)}"
+                for name, there, here in sorted(info["mismatched_keys"])
+            ),
+        ]
+        if problems:
+            more = len(problems) - _MOST_LISTED
+            shown = problems[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
+            raise ValueError(f"{pretrained_model_name_or_path} does not fit its config: {'; '.join(shown)}")
+        return (model, info) if with_info else model
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.embeddings = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = new_embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: ForgettingTransformerCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Logits, and the mean loss where there are labels.
+
+        Args:
+            input_ids: (B, T) integer; with a cache, the tokens after the cached ones.
+            attention_mask: (B, cached + T) of 0 and 1; zeros are padding on the left, or on the right of
+                rows that nothing follows. FoX has no positions, so ``position_ids`` is not needed.
+            past_key_values: continue after what it holds, and extend it in place.
+            labels: (B, T); those of the next token, shifted inside, -100 left out, as in transformers.
+            use_cache: return a cache; by default ``config.use_cache`` where no gradients are recorded.
+            logits_to_keep: only the last so many logits, or those at these indices; 0 is all.
+
+        Returns:
+            logits (B, T, vocab) in the dtype of the head's product.
+
+        Raises:
+            ValueError: a cache of another kind or model, padding inside a row or between cached tokens
+                and new ones, or a request for attention weights, which no kernel here holds.
+        """
+        if output_attentions:
+            raise ValueError("output_attentions is not supported: the kernels never hold the weights")
+        if past_key_values is None and self._wants_cache(use_cache):
+            past_key_values = ForgettingTransformerCache(self.config)
+        seq_start = self._padding(attention_mask, input_ids, past_key_values)
+        states: list[Tensor] = []
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        with _watching(self.model.layers if output_hidden_states else (), states):
+            cache = None if past_key_values is None else past_key_values.fox
+            hidden = self.model(input_ids, cache, seq_start)
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=past_key_values,
+            hidden_states=(*states, hidden) if output_hidden_states else None,
+        )
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if return_dict else output.to_tuple()
+
+    def _wants_cache(self, use_cache: bool | None) -> bool:
+        if use_cache is not None:
+            return use_cache
+        return self.config.use_cache and not torch.is_grad_enabled()
+
+    def _padding(self, mask: Tensor | None, input_ids: Tensor, cache) -> Tensor | None:
+        """(B,) the first real token of left-padded rows, or None."""
+        held = 0
+        if cache is not None:
+            if not isinstance(cache, ForgettingTransformerCache):
+                raise ValueError(
+                    f"past_key_values must be a ForgettingTransformerCache, got {type(cache).__name__}: "
+                    "gates and token shifts have no place in another"
+                )
+            cache.check_model(self.config)
+            held = cache.get_seq_length()
+            if held and cache.right_padded:
+                raise ValueError(
+                    "the cached rows end with padding, so nothing can follow them: pad on the left "
+                    "(tokenizer.padding_side = 'left')"
+                )
+        if mask is None or held:  # the cache remembers the padding
+            return None
+        if mask.shape != input_ids.shape:
+            raise ValueError(
+                f"attention_mask must have the shape of input_ids, {tuple(input_ids.shape)}, got "
+                f"{tuple(mask.shape)}; masks with more dimensions do not apply to FoX"
+            )
+        real = mask.bool()
+        start = real.int().argmax(-1)
+        changes = real[:, 1:] != real[:, :-1]
+        # From padding to text and back to padding: more than that is a hole.
+        allowed = (start > 0).int() + (~real[:, -1]).int()
+        if bool((changes.sum(-1) > allowed).any()):
+            raise ValueError("attention_mask has zeros between ones; only the ends of a row may be padding")
+        if cache is not None:
+            cache.right_padded = bool((~real[:, -1]).any())
+        return start if bool((start > 0).any()) else None
+
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+    ) -> None:
+        """Where transformers would make its own cache, which knows no forget gates."""
+        if generation_config.cache_implementation not in (None, "dynamic"):
+            raise ValueError(
+                f"cache_implementation={generation_config.cache_implementation!r} is not supported: FoX has "
+                "a cache of its own (ForgettingTransformerCache)"
+            )
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            # Drafts may run past the end before they are taken back.
+            drafts = generation_config.is_assistant or generation_mode == GenerationMode.ASSISTED_GENERATION
+            cache = ForgettingTransformerCache(self.config, None if drafts else max_cache_length)
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
+            model_kwargs["past_key_values"] = cache
+
+
+@contextlib.contextmanager
+def _watching(layers, states: list[Tensor]) -> Iterator[None]:
+    """While open, what goes into each of ``layers`` is appended to ``states``."""
+    handles = [
+        layer.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])) for layer in layers
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,184 @@
+"""The memory of one attention layer: blocks of tokens that each head takes from a pool and gives back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from acp_repro.attention import PagedKVCache, choose_decoding
+from acp_repro.attention.decay import LOG_FGATE_FLOOR
+
+# The pruning grid's key blocks: what the training-time forward keeps or skips as a whole.
+BLOCK_SIZE = 64
+# A pool grows by at least this part of itself, and by so many columns, so that it grows seldom: each time
+# all that it holds is copied, and a CUDA graph captured anew.
+_GROWTH, _SPARE_COLUMNS = 8, 4
+
+
+class BlockPool:
+    """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens.
+
+    Physical block 0 belongs to nobody: table entries without a block point there, so that what is written
+    for tokens that no query will read goes nowhere, without a branch.
+
+    Args:
+        k: (B, H, T, D) of the shapes and dtype that will come.
+
+    Attributes:
+        table: (B, H, N) int32.
+        columns: columns of the table in use; the same for all heads.
+        free: (n,) int64, physical blocks that nobody holds.
+        version: raised when storage moves, which a CUDA graph must know.
+    """
+
+    def __init__(self, k: Tensor):
+        self.batch, self.heads, _, self.head_dim = k.shape
+        self.columns = 0
+        self.version = 0
+        self.table = torch.zeros((self.batch, self.heads, 1), dtype=torch.int32, device=k.device)
+        self.free = torch.empty(0, dtype=torch.int64, device=k.device)
+        self.k, self.v = (k.new_zeros((1, BLOCK_SIZE, self.head_dim)) for _ in range(2))
+        self.c = torch.zeros((1, 1, BLOCK_SIZE), dtype=torch.float64, device=k.device)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block: keys, values, decays."""
+        return BLOCK_SIZE * (2 * self.head_dim * self.k.element_size() + self.c.element_size())
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Of the pool and its table."""
+        held = (self.k, self.v, self.c, self.table, self.free)
+        return sum(x.numel() * x.element_size() for x in held)
+
+    @property
+    def _spare(self) -> int:
+        return _SPARE_COLUMNS * self.batch * self.heads
+
+    def signature(self) -> tuple:
+        return self.batch, self.heads, self.head_dim, self.k.dtype
+
+    def paged(self, seqlens: Tensor) -> PagedKVCache:
+        return PagedKVCache(self.k, self.v, self.c, self.table, seqlens)
+
+    def write(self, seqlens: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
+        """The newest tokens, which ``seqlens`` already counts; see ``PagedKVCache.write``."""
+        if choose_decoding(k.device) == "triton" and k.shape[2] <= 16:
+            from acp_repro.attention.triton import write_kvcache
+
+            write_kvcache(self.paged(seqlens), k, v, log_fgate)
+        else:
+            self.paged(seqlens).write(k, v, log_fgate)
+
+    def take(self, columns: int, start: Tensor) -> None:
+        """Give every head blocks up to column ``columns``, but for those before its ``start`` (B, H).
+
+        Raises:
+            torch.OutOfMemoryError: says how much was wanted; what is held stays as it was.
+        """
+        if columns <= self.columns:
+            return
+        column = torch.arange(self.columns, columns, device=self.table.device)
+        wanted = column >= start[..., None]  # (B, H, new)
+        count = int(wanted.sum())
+        self._grow(count - len(self.free), columns)
+        self.table[:, :, self.columns : columns][wanted] = self.free[:count].int()
+        self.free = self.free[count:]
+        self.columns = columns
+
+    def give_back(self, start: Tensor) -> None:
+        """Return each head's blocks before ``start`` (B, H) to the pool."""
+        column = torch.arange(self.columns, device=self.table.device)
+        table = self.table[:, :, : self.columns]
+        dropped = (column < start[..., None]) & (table != 0)
+        blocks = table[dropped].long()
+        table[dropped] = 0
+        self.free = torch.cat((self.free, blocks))
+        if len(self.free) > max(len(self.k) // 2, 2 * self._spare):
+            self.rebuild(torch.arange(self.batch, device=self.table.device))
+
+    def drop_columns(self, count: int) -> None:
+        """Forget the first ``count`` columns, which no head uses."""
+        self.table.copy_(self.table.roll(-count, 2))  # in place, for a CUDA graph that reads it
+        self.columns -= count
+
+    def truncate(self, columns: int) -> None:
+        """Give the blocks of all columns from ``columns`` on back."""
+        table = self.table[:, :, columns : self.columns]
+        self.free = torch.cat((self.free, table[table != 0].long()))
+        table.zero_()
+        self.columns = min(self.columns, columns)
+
+    def rebuild(self, rows: Tensor) -> None:
+        """Storage that holds ``rows`` (B',) of the batch and nothing else; memory that is free is freed."""
+        table = self.table.index_select(0, rows)
+        held = table != 0
+        blocks = torch.cat((table.new_zeros(1), table[held])).long()
+        self.k, self.v, self.c = (x.index_select(0, blocks) for x in (self.k, self.v, self.c))
+        table[held] = torch.arange(1, len(blocks), dtype=torch.int32, device=table.device)
+        self.table, self.batch = table, len(rows)
+        self.free = self.free[:0]
+        self.version += 1
+
+    def select_rows(self, rows: Tensor) -> BlockPool:
+        """A pool of its own whose row i is row ``rows[i]``."""
+        copy = object.__new__(BlockPool)
+        copy.__dict__.update(self.__dict__)
+        copy.rebuild(rows)
+        return copy
+
+    def end_decays(self, c_new: Tensor, length: int, columns: int) -> Tensor:
+        """(B, H, columns) float64: c at each column's last token, where tokens ``length ...`` have ``c_new``
+        (B, H, T) and are not written yet. The last column may be short."""
+        old = self.c[self.table[:, :, : self.columns].long(), 0, -1]
+        # The column that holds token `length - 1` ends among the new ones, unless it was full.
+        first_new = length // BLOCK_SIZE
+        last = torch.arange(first_new, columns, device=c_new.device) * BLOCK_SIZE + (BLOCK_SIZE - 1) - length
+        new = c_new[..., last.clamp(max=c_new.shape[2] - 1)]
+        return torch.cat((old[..., :first_new], new), -1)
+
+    def gather(self, start: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """What is held, dense: k, v (B, H, n, D), log_fgate (B, H, n) float32, and the position of the first.
+
+        A head that holds less than the others has zeros before, behind a gate of 0 that hides them.
+        """
+        low = int(start.min()) if self.columns else 0
+        blocks = self.table[:, :, low : self.columns].long()
+        real = slice(0, length - low * BLOCK_SIZE)
+        k, v = (x[blocks].flatten(2, 3)[:, :, real] for x in (self.k, self.v))
+        c = self.c[blocks, 0].flatten(2)[:, :, real]
+        column = torch.arange(low * BLOCK_SIZE, length, device=c.device)
+        first = (start.long() * BLOCK_SIZE)[..., None]
+        gates = c.diff(dim=-1, prepend=c[..., :1]).masked_fill(column < first, 0.0)
+        cut = (column == first) & (first > low * BLOCK_SIZE)
+        return k, v, gates.float().masked_fill(cut, float("-inf")), low * BLOCK_SIZE
+
+    def _grow(self, missing: int, columns: int) -> None:
+        capacity = self.table.shape[2]
+        if missing > 0:
+            # A prefill, which comes first, takes what it keeps.
+            more = missing if self.columns == 0 else max(missing, self._spare, len(self.k) // _GROWTH)
+            size = len(self.k) + more
+            try:
+                grown = [x.new_empty((size, *x.shape[1:])) for x in (self.k, self.v, self.c)]
+            except torch.OutOfMemoryError as error:
+                raise torch.OutOfMemoryError(
+                    f"the cache needs {missing * self.block_bytes / 2**20:.0f} MiB more in one layer, for "
+                    f"{self.batch} rows, beside {self.allocated_bytes / 2**20:.0f} MiB: take fewer rows"
+                ) from error
+            for new, old in zip(grown, (self.k, self.v, self.c), strict=True):
+                new[: len(old)] = old
+            added = torch.arange(len(self.k), size, device=self.free.device)
+            self.k, self.v, self.c = grown
+            self.free = torch.cat((self.free, added))
+            self.version += 1
+        if columns > capacity:
+            table = self.table.new_zeros((self.batch, self.heads, max(columns, 2 * capacity)))
+            table[:, :, :capacity] = self.table
+            self.table = table
+            self.version += 1
+
+
+def running_sum(log_fgate: Tensor, before: Tensor) -> Tensor:
+    """(B, H, T) float64: c of new tokens whose predecessor has ``before`` (B, H, 1)."""
+    return before + log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1)

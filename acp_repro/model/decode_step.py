@@ -1,0 +1,76 @@
+"""One token for every row: the model from token ids to logits, on a GPU as one CUDA graph.
+
+A step of a small model is hundreds of small kernels, whose launches take longer than they do. A graph
+launches them together. Everything that changes from step to step stands in tensors that stay where they
+are; what moves storage (a pool that grows) happens between steps, and the graph is captured anew.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from acp_repro.attention import choose_decoding
+
+from .cache import FoXCache
+
+
+class DecodeStep:
+    """Feeds tokens to a model that continues from a cache.
+
+    Args:
+        model: a ``generation.LanguageModel``.
+        cache: holds the prompt, and was given a ``max_length``: without one delta changes with every token,
+            and steps run without a graph.
+
+    Attributes:
+        captures: how often a graph was captured.
+    """
+
+    def __init__(self, model, cache: FoXCache):
+        self.model, self.cache = model, cache
+        self.captures = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._version: tuple[int, ...] | None = None
+        self._tokens: Tensor | None = None
+        self._logits: Tensor | None = None
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """(B,) int64 -> (B, vocab) float32; the next call may overwrite what is returned."""
+        if not self._can_capture(tokens):
+            return self._run(tokens)
+        if self._tokens is None:
+            # The first step runs as it is: kernels are compiled, and workspaces found.
+            self._tokens = tokens.clone()
+            return self._run(tokens)
+        self._tokens.copy_(tokens)
+        self.cache.reserve(1)
+        if self._version != self.cache.version:
+            self._capture()
+        self._graph.replay()
+        self.cache.count(1)
+        return self._logits
+
+    def _can_capture(self, tokens: Tensor) -> bool:
+        return choose_decoding(tokens.device) == "triton" and self.cache.max_length is not None
+
+    def _run(self, tokens: Tensor) -> Tensor:
+        hidden = self.model(tokens[:, None], cache=self.cache, return_hidden=True)
+        return self.model.lm_head(hidden[:, -1]).float()
+
+    def _capture(self) -> None:
+        self._graph = None  # before its memory is needed again
+        graph = torch.cuda.CUDAGraph()
+        device = self._tokens.device.type
+        # Casts that autocast remembers would be freed when it ends, and the graph would read them.
+        autocast = torch.autocast(
+            device,
+            dtype=torch.get_autocast_dtype(device),
+            enabled=torch.is_autocast_enabled(device),
+            cache_enabled=False,
+        )
+        with autocast, torch.cuda.graph(graph):
+            self._logits = self._run(self._tokens)
+        self.cache.count(-1)  # capturing computed nothing
+        self._graph, self._version = graph, self.cache.version
+        self.captures += 1

@@ -1,0 +1,224 @@
+"""The part of a cache that one attention layer fills and reads; see ``cache``."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from acp_repro.attention import choose_decoding, forgetting_attention_with_kvcache
+
+from .blocks import BLOCK_SIZE, BlockPool, running_sum
+
+# Tokens that are attended as a decoding step; longer chunks as a prefill over what is held.
+DECODE_TOKENS = 8
+
+
+class WholeCache(Protocol):
+    """What a layer asks of the cache that it is part of; see ``FoXCache``."""
+
+    length: int
+    max_length: int | None
+    evicted_at: int
+    latest_start: int
+    recording: bool
+    seqlens: Tensor | None
+    device_start: Tensor | None
+
+    @property
+    def tokens_in_table(self) -> int: ...
+
+
+class LayerCache:
+    """The memory of one attention layer. Filled by the layer; empty until its first call.
+
+    Attributes:
+        logit_bound: U from the QK-norm weights, stored here by the layer, or None.
+        threshold: (B, H) delta that cannot fall later, stored here by the layer, or None.
+        refusal: why nothing is evicted; empty where blocks are.
+    """
+
+    def __init__(self, parent: WholeCache):
+        self.parent = parent
+        self.logit_bound: Tensor | None = None
+        self.threshold: Tensor | None = None
+        self.refusal = ""
+        self.pool: BlockPool | None = None
+        self.start: Tensor | None = None  # (B, H) int32, the first block that a query reads
+        self.held: Tensor | None = None  # (B, H) int32, the first block that is there
+        self._shift: dict[str, Tensor] = {}
+        self._longest_key: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens held before the call that is under way, evicted ones included."""
+        return self.parent.length
+
+    @property
+    def max_length(self) -> int | None:
+        return self.parent.max_length
+
+    @property
+    def evicts(self) -> bool:
+        return self.threshold is not None and not self.parent.recording
+
+    @property
+    def fuses(self) -> bool:
+        """Whether a step of one token may take the kernels of ``step_kernels``: on a GPU, after the padding,
+        and while nothing but the last input of the token shift is kept."""
+        parent = self.parent
+        held = bool(self.length) and self.length >= parent.latest_start and not parent.recording
+        return held and choose_decoding(parent.seqlens.device) == "triton"
+
+    def shift_state(self, name: str) -> Tensor | None:
+        """(B, 1, H, D), the token shift's last input of ``name``, or None before the first token."""
+        held = self._shift.get(name)
+        return None if held is None else held[:, -1:]
+
+    def keep_shift_state(self, name: str, z: Tensor) -> None:
+        """Remember the inputs z (B, T, H, D) of the tokens that are added: the last one, or while past is
+        recorded all since then, which ``crop`` needs."""
+        held = self._shift.get(name)
+        if self.parent.recording:
+            self._shift[name] = z if held is None else torch.cat((held, z), dim=1)
+        elif held is not None and held.dtype == z.dtype and held.shape == z[:, -1:].shape:
+            held.copy_(z[:, -1:])  # in place: a CUDA graph reads and writes one address
+        else:
+            self._shift[name] = z[:, -1:].clone(memory_format=torch.contiguous_format)
+
+    def longest_key(self, k: Tensor) -> Tensor:
+        """(B, H, 1, D), per head the longest key of all so far, of which k (B, H, T, D) are the newest."""
+        candidates = k if self._longest_key is None else torch.cat((self._longest_key, k), dim=2)
+        norms = torch.linalg.vector_norm(candidates, dim=-1, keepdim=True, dtype=torch.float32)
+        index = norms.argmax(dim=2, keepdim=True).expand(-1, -1, 1, k.shape[-1])
+        longest = candidates.gather(2, index)
+        if self._longest_key is None:
+            self._longest_key = longest
+        return self._longest_key.copy_(longest)  # in place, as above
+
+    def attend(self, core, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, threshold: Tensor | None):
+        """Add T tokens and attend from them to all that is held.
+
+        Args:
+            core: computes a prefill, see ``ForgettingAttentionCore``.
+            q, k, v: (B, H, T, D). log_fgate: (B, H, T) float32.
+            threshold: delta of this call, broadcastable to (B, H), or None.
+
+        Returns:
+            (B, H, T, D).
+
+        Raises:
+            RuntimeError: gradients are recorded; a cache holds values, no graph.
+            ValueError: batch, heads, head_dim or dtype differ from what is held.
+        """
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, log_fgate)):
+            raise RuntimeError("a FoXCache holds no gradients: call the model under torch.no_grad()")
+        self._check(k)
+        if self.length and k.shape[2] <= DECODE_TOKENS:
+            return self._decode(core, q, k, v, log_fgate, threshold)
+        return self._prefill(core, q, k, v, log_fgate, threshold)
+
+    def _check(self, k: Tensor) -> None:
+        if self.pool is None:
+            self.pool = BlockPool(k)
+            self.start, self.held = (
+                torch.zeros(k.shape[:2], dtype=torch.int32, device=k.device) for _ in range(2)
+            )
+        given = (*k.shape[:2], k.shape[3], k.dtype)
+        if self.pool.signature() != given:
+            raise ValueError(
+                f"this cache holds (batch, heads, head_dim, dtype) {self.pool.signature()}, got {given}: "
+                "continue with the same batch and dtype, or start a new FoXCache"
+            )
+
+    def _decode(self, core, q, k, v, log_fgate, threshold):
+        seqlens, seq_start = self.parent.seqlens, self.parent.device_start
+        self.pool.write(seqlens, k, v, log_fgate)
+        if self.threshold is None:
+            self.start.copy_(self.held)  # delta may have fallen: search again from what is there
+        return forgetting_attention_with_kvcache(
+            q,
+            self.pool.paged(seqlens),
+            self.start,
+            head_first=True,
+            seq_start=seq_start,
+            adaptive_threshold=threshold,
+            implementation=core.implementation,
+        )
+
+    def _prefill(self, core, q, k, v, log_fgate, threshold):
+        pool, parent, tokens = self.pool, self.parent, k.shape[2]
+        seq_start, held = parent.device_start, parent.tokens_in_table
+        before = torch.zeros(k.shape[:2], dtype=torch.float64, device=k.device)[..., None]
+        keys, values, gates = k, v, log_fgate
+        if held:
+            k_past, v_past, gates_past, first = pool.gather(self.held, held)
+            keys, values = torch.cat((k_past, k), 2), torch.cat((v_past, v), 2)
+            gates = torch.cat((gates_past, log_fgate), 2)
+            # The lengths count the new tokens already.
+            before = pool.paged(parent.seqlens).c_at(parent.seqlens.long()[:, None] - tokens - 1)
+            if seq_start is not None:
+                seq_start = (seq_start - first).clamp(min=0)
+        if seq_start is not None:
+            seq_start = seq_start.clamp(max=keys.shape[2] - 1)  # of rows that are padding alone so far
+        out = core(q, keys, values, gates, threshold, seq_start)
+        c = running_sum(log_fgate, before)
+        columns = -(-(held + tokens) // BLOCK_SIZE)
+        start = self.held.long()
+        if self.evicts:
+            pruned = c[..., -1:] - pool.end_decays(c, held, columns) < self.threshold.double()[..., None]
+            pruned = pruned & (torch.arange(columns, device=c.device) >= start[..., None])
+            start = torch.minimum(start + pruned.sum(-1), torch.full_like(start, columns - 1))
+            start = self._not_before(start, columns - 1)
+            self._evict(start, self.length + tokens)
+        pool.take(columns, start)
+        pool.write(parent.seqlens, k, v, log_fgate)
+        return out
+
+    def _not_before(self, start: Tensor, last: int) -> Tensor:
+        """``start`` (B, H), and no block that is padding alone."""
+        if self.parent.device_start is None:
+            return start
+        padding = self.parent.device_start // BLOCK_SIZE
+        return torch.maximum(start, padding.clamp(max=last)[:, None])
+
+    def _evict(self, start: Tensor, length: int) -> None:
+        """Nothing before ``start`` (B, H) is needed by queries from ``length`` on."""
+        if bool((start > self.held).any()):
+            self.pool.give_back(start)
+            self.parent.evicted_at = length
+        self.held.copy_(start)
+        self.start.copy_(torch.maximum(self.start, self.held))
+
+    def reserve(self, columns: int) -> None:
+        """Blocks up to column ``columns``, after what no query will read has been given back."""
+        if columns <= self.pool.columns:
+            return
+        if self.evicts:
+            paged = self.pool.paged(self.parent.seqlens)
+            paged.advance(self.start, self.threshold, 1, self.parent.device_start)
+            self._evict(self.start.long(), self.length)
+        self.pool.take(columns, self.held.long())
+
+    def forget(self, tokens: int, columns: int) -> None:
+        """The last ``tokens`` tokens, after which ``columns`` columns are left."""
+        for name, z in self._shift.items():
+            left = z.shape[1] - tokens
+            self._shift[name] = z[:, left - 1 : left].clone()
+        if self.pool is not None:
+            self.pool.truncate(columns)
+            self.start.copy_(self.held)
+
+    def can_forget(self, tokens: int) -> bool:
+        return all(z.shape[1] > tokens for z in self._shift.values())
+
+    def select_rows(self, rows: Tensor, parent: WholeCache) -> LayerCache:
+        copy = LayerCache(parent)
+        copy.logit_bound, copy.refusal = self.logit_bound, self.refusal
+        copy._shift = {name: z.index_select(0, rows) for name, z in self._shift.items()}
+        for name in ("threshold", "start", "held", "_longest_key"):
+            held = getattr(self, name)
+            setattr(copy, name, None if held is None else held.index_select(0, rows))
+        copy.pool = None if self.pool is None else self.pool.select_rows(rows)
+        return copy

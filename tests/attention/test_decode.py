@@ -1,0 +1,239 @@
+"""Decoding against the equations in float64, with the same blocks kept.
+
+Without a GPU the kernels run in Triton's interpreter. The error budget is eager PyTorch's error in the
+same dtype (the reference in that dtype), a half more, and 1e-6; in the interpreter, which cuts off where a
+GPU rounds, bfloat16 has twice that. Everything that a call may not read is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from acp_repro.attention import PagedKVCache, forgetting_attention_with_kvcache
+from acp_repro.attention.decoding import decode_reference
+from acp_repro.attention.op import HAS_TRITON
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+IMPLEMENTATIONS = [
+    "blockwise",
+    pytest.param("triton", marks=pytest.mark.skipif(not HAS_TRITON, reason="pip install triton")),
+]
+
+
+def make_problem(
+    lengths, tokens, kv_heads, group, head_dim, dtype, block=64, delta=-12.0, seq_start=None, seed=0
+):
+    """q, a cache whose unread parts are NaN and whose blocks lie in no order, start, threshold, and the
+    gates (batch, heads, longest). Even query heads are local, odd ones global."""
+    generator = torch.Generator().manual_seed(seed)
+    batch, heads, longest = len(lengths), kv_heads * group, max(lengths)
+    columns = -(-longest // block) + 1
+    order = torch.randperm(batch * kv_heads * columns, generator=generator)
+    table = order.view(batch, kv_heads, columns).int()
+    # Every block of the table, and some that nobody owns.
+    k, v = (torch.full((len(order) + 3, block, head_dim), math.nan) for _ in range(2))
+    c = torch.full((len(order) + 3, group, block), math.nan, dtype=torch.float64)
+    q = torch.randn(batch, heads, tokens, head_dim, generator=generator)
+    mean = torch.where(torch.arange(heads) % 2 == 0, 0.3, 1e-4)
+    gates = -torch.empty(batch, heads, longest).exponential_(generator=generator) * mean[:, None]
+    cache = PagedKVCache(k, v, c, table, torch.zeros(batch, dtype=torch.int32))
+    for b, length in enumerate(lengths):
+        row = PagedKVCache(k, v, c, table[b : b + 1], torch.tensor([length], dtype=torch.int32))
+        keys = torch.randn(2, 1, kv_heads, length, head_dim, generator=generator)
+        row.write(keys[0], keys[1], gates[b : b + 1, :, :length])
+        cache.seqlens[b] = length
+    threshold = torch.full((batch, heads), delta)
+    start = torch.zeros(batch, heads, dtype=torch.int32)
+    right = start.clone()
+    cache.advance(right, threshold, tokens, seq_start)
+    for b in range(batch):
+        for h in range(kv_heads):
+            first = int(right[b, h * group : (h + 1) * group].min())
+            # c of skipped blocks says that they are skipped; their keys say nothing.
+            skipped = table[b, h, :first].long()
+            k[skipped] = v[skipped] = math.nan
+            if seq_start is not None:
+                padding = torch.arange(columns * block) < seq_start[b]
+                pages = table[b, h].long()
+                for x in (k, v):
+                    x[pages] = x[pages].masked_fill(padding.view(columns, block, 1), math.nan)
+    moved = [x.to(DEVICE) for x in (k.to(dtype), v.to(dtype), c, table, cache.seqlens)]
+    rest = [x.to(DEVICE) for x in (q.to(dtype), start, threshold, right)]
+    return rest[0], PagedKVCache(*moved), *rest[1:]
+
+
+def wide(cache):
+    return cache._replace(k=cache.k.double(), v=cache.v.double())
+
+
+def relative(x, right):
+    x, right = x.double(), right.double()
+    assert x.isfinite().all()
+    return ((x - right).norm() / right.norm().clamp(min=1e-30)).item()
+
+
+def poison(monkeypatch):
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def filled(x):
+        return x.fill_(math.nan) if x.is_floating_point() else x
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: filled(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: filled(empty_like(*a, **k)))
+
+
+CASES = [
+    # lengths, tokens, kv_heads, group, head_dim, dtype, block
+    ([1], 1, 1, 1, 16, torch.float32, 16),
+    ([64, 65, 1], 1, 2, 1, 64, torch.float32, 64),
+    ([333, 129, 63], 1, 2, 1, 64, torch.bfloat16, 64),
+    ([1000], 1, 2, 1, 48, torch.float16, 64),
+    ([200, 131], 5, 2, 1, 32, torch.float32, 32),
+    ([150, 66], 1, 2, 3, 20, torch.float32, 32),
+    ([129, 97], 8, 1, 2, 64, torch.bfloat16, 32),
+]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+def test_decoding_is_the_equation_over_the_kept_blocks(case, padded, implementation, monkeypatch):
+    lengths, tokens, kv_heads, group, head_dim, dtype, block = case
+    seq_start = torch.tensor([min(37, n - 1) for n in lengths]) if padded else None
+    q, cache, start, threshold, right = make_problem(*case, seq_start=seq_start)
+    seq_start = None if seq_start is None else seq_start.to(DEVICE)
+    scale = 1.3 / math.sqrt(head_dim)
+    truth = decode_reference(q.double(), wide(cache), right, seq_start, scale)
+    eager = decode_reference(q, cache, right, seq_start, scale)
+    poison(monkeypatch)
+    out = forgetting_attention_with_kvcache(
+        q,
+        cache,
+        start,
+        head_first=True,
+        seq_start=seq_start,
+        sm_scale=scale,
+        adaptive_threshold=threshold,
+        implementation=implementation,
+    )
+    assert torch.equal(start, right)
+    if max(lengths) > 300:
+        assert start.max() > 0
+    loose = 2.0 if DEVICE == "cpu" and dtype == torch.bfloat16 else 1.0
+    assert out.dtype == dtype and out.shape == q.shape
+    assert relative(out, truth) <= loose * 1.5 * relative(eager, truth) + 1e-6
+    if seq_start is not None:
+        position = cache.positions(tokens)
+        assert (out.transpose(1, 2)[position < seq_start[:, None]] == 0).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_exact_and_head_last(implementation):
+    q, cache, start, _, _ = make_problem([77, 130], 2, 2, 1, 32, torch.float32)
+    cache.k.nan_to_num_(0.5), cache.v.nan_to_num_(0.5)
+    start.zero_()
+    truth = decode_reference(q.double(), wide(cache), start, None, 32**-0.5)
+    out = forgetting_attention_with_kvcache(q.transpose(1, 2), cache, start, implementation=implementation)
+    assert (start == 0).all()
+    assert relative(out.transpose(1, 2), truth) < 1e-6
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_boundary_moves_on_with_the_stream(implementation):
+    """Token by token the boundary is what a search from the beginning finds, and never falls."""
+    length, block = 300, 16
+    q, cache, start, threshold, _ = make_problem([length], 1, 2, 1, 16, torch.float32, block, delta=-6.0)
+    cache.k.nan_to_num_(0.5), cache.v.nan_to_num_(0.5)
+    start.zero_()
+    for n in range(250, length + 1, 1 if DEVICE == "cuda" else 7):
+        cache.seqlens.fill_(n)
+        before, fresh = start.clone(), torch.zeros_like(start)
+        forgetting_attention_with_kvcache(
+            q, cache, start, head_first=True, adaptive_threshold=threshold, implementation=implementation
+        )
+        cache.advance(fresh, threshold, 1)
+        assert torch.equal(start, fresh) and (start >= before).all()
+    assert start[0, 0] > 10 and start[0, 1] == 0
+
+
+def test_writing_is_the_same_on_both_sides():
+    kernels = pytest.importorskip("acp_repro.attention.triton", reason="pip install triton")
+    _, cache, *_ = make_problem([70, 31], 1, 2, 2, 24, torch.float32, 32)
+    generator = torch.Generator().manual_seed(3)
+    for tokens in (1, 3, 8):
+        cache.seqlens.add_(tokens)
+        k, v = (
+            torch.randn(2, tokens, 2, 24, generator=generator).to(DEVICE).transpose(1, 2) for _ in range(2)
+        )
+        gates = -torch.rand(2, tokens, 4, generator=generator).to(DEVICE).transpose(1, 2) * 4
+        gates[0, 1, 0] = -math.inf
+        twin = PagedKVCache(*(x.clone() for x in cache))
+        cache.write(k, v, gates)
+        kernels.write_kvcache(twin, k, v, gates)
+        for a, b in zip(cache, twin, strict=True):
+            assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+
+
+def test_decay_stays_exact_over_a_million_tokens():
+    """Strong gates: c passes -5e6, where float32 steps by 0.5. Decays over the last 500 tokens, against
+    sums of the gates themselves."""
+    torch.manual_seed(0)
+    tokens, block, chunk = 2**20, 64, 2**12
+    table = torch.arange(tokens // block, dtype=torch.int32)[None, None]
+    empty = torch.zeros(tokens // block, block, 0)
+    c = torch.full((tokens // block, 1, block), math.nan, dtype=torch.float64)
+    cache = PagedKVCache(empty, empty, c, table, torch.zeros(1, dtype=torch.int32))
+    nothing = torch.zeros(1, 1, chunk, 0)
+    for _ in range(tokens // chunk):
+        gates = -torch.empty(1, 1, chunk).exponential_() * 5
+        cache.seqlens.add_(chunk)
+        cache.write(nothing, nothing, gates)
+    found = c.flatten()[-1] - c.flatten()[-500:-1]
+    right = [math.fsum(gates[0, 0, -n:].double().tolist()) for n in range(499, 0, -1)]
+    assert c.flatten()[-1] < -5e6
+    assert (found - torch.tensor(right, dtype=torch.float64)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"k": (5, 24, 16)}, ValueError, "block_size must be a power of two"),
+        ({"c": (5, 2, 16)}, ValueError, "c must be float64"),
+        ({"table": torch.int64}, ValueError, "block_table must be int32"),
+        ({"q": (1, 3, 1, 16)}, ValueError, "multiple of the cache's 2 heads"),
+        ({"q": (1, 2, 65, 16)}, ValueError, "longer chunks are for forgetting_attention"),
+        ({"q": (1, 2, 1, 32)}, ValueError, "k and v must have shape"),
+        ({"dtype": torch.float16}, TypeError, "must have the dtype of q"),
+    ],
+)
+def test_wrong_arguments_are_named(change, error, message):
+    shape = change.get("k", (5, 16, 16))
+    k = torch.zeros(shape)
+    c = torch.zeros(change.get("c", (shape[0], 1, shape[1])), dtype=torch.float64)
+    table = torch.zeros(1, 2, 2, dtype=change.get("table", torch.int32))
+    cache = PagedKVCache(k, k, c, table, torch.ones(1, dtype=torch.int32))
+    q = torch.zeros(change.get("q", (1, 2, 1, 16)), dtype=change.get("dtype", torch.float32))
+    start = torch.zeros(q.shape[:2], dtype=torch.int32)
+    with pytest.raises(error, match=message):
+        forgetting_attention_with_kvcache(q, cache, start, head_first=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not HAS_TRITON, reason="Triton's compiler is for Linux")
+def test_the_kernels_compile_for_hopper_without_spills():
+    """The interpreter takes what the compiler refuses, so the compiler is asked too."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_for_hopper.py")
+    done = subprocess.run(
+        [sys.executable, str(script), "--decode"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("decode.")]
+    assert len(lines) == 15 and all("0 bytes spill stores" in line for line in lines), done.stdout

@@ -1,0 +1,145 @@
+"""Folders that change format keep every bit, and their tokenizers every id."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="pip install 'acp_repro[transformers]'")
+
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import acp_repro.hf
+from acp_repro.convert import main
+from acp_repro.data import BPETokenizer, ByteTokenizer
+from acp_repro.hf.conversion import byte_characters
+from acp_repro.hf.tokenization import escape, unescape
+from acp_repro.model import load_pretrained
+
+from .conftest import ROOT
+from .tiny import saved
+
+TEXT = 'It was "dark"\n\tand stormy; ½ of the rän fell — 雨 🦊 \\ /'
+
+
+def same_bits(a, b):
+    a, b = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]), name
+
+
+def test_there_and_back(tmp_path):
+    source = ROOT / "pretrained" / "pro-3m-4k-acp"  # bfloat16
+    there, back = tmp_path / "there", tmp_path / "back"
+    assert main([str(source), str(there), "--to", "transformers"]) == 0
+    assert main([str(there), str(back), "--to", "official"]) == 0
+    same_bits(source, there)
+    same_bits(source, back)
+    assert load_pretrained(back).config == load_pretrained(source).config
+    model = AutoModelForCausalLM.from_pretrained(there)
+    tokenizer = AutoTokenizer.from_pretrained(there)
+    ours = BPETokenizer((source / "tokenizer.json").read_text())
+    assert tokenizer(TEXT)["input_ids"] == ours.encode(TEXT).tolist()
+    assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
+    assert tokenizer.bos_token_id == tokenizer.eos_token_id == model.config.eos_token_id == ours.bos_id
+    assert model.generation_config.eos_token_id == ours.bos_id
+    # The one that came back is one that this project reads, with BOS in the file.
+    again = BPETokenizer((back / "tokenizer.json").read_text())
+    assert (again.bos_id, again.vocab_size) == (ours.bos_id, ours.vocab_size)
+    assert again.encode(TEXT).tolist() == ours.encode(TEXT).tolist()
+
+
+def test_shards_are_joined(tmp_path):
+    model = saved(tmp_path / "source")
+    shards = tmp_path / "shards"
+    AutoModelForCausalLM.from_pretrained(tmp_path / "source").save_pretrained(shards, max_shard_size="100KB")
+    assert len(list(shards.glob("*.safetensors"))) > 1
+    assert main([str(shards), str(tmp_path / "back"), "--to", "official"]) == 0
+    same_bits(tmp_path / "source", tmp_path / "back")
+    assert load_pretrained(tmp_path / "back").config == model.config
+
+
+def test_models_of_bytes(tmp_path):
+    saved(tmp_path / "source", vocab_size=257)
+    assert main([str(tmp_path / "source"), str(tmp_path / "out"), "--to", "transformers"]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer(TEXT)["input_ids"] == ByteTokenizer().encode(TEXT).tolist()
+    assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
+    assert tokenizer.eos_token_id == ByteTokenizer.bos_id
+
+
+def gpt2_like(path):
+    """A vocabulary of GPT-2's size whose only real tokens are the bytes."""
+    characters = byte_characters()
+    vocabulary = {characters[byte]: byte for byte in range(256)}
+    vocabulary |= {f"\ue000{n}": n for n in range(256, 50256)} | {"<|endoftext|>": 50256}
+    bpe = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens(["<|endoftext|>"])
+    bpe.save(str(path))
+
+
+def test_the_json_tokenizer_of_longcrawl64(tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    saved(source, vocab_size=50257, hidden_size=32, num_heads=2, num_hidden_layers=1)
+    gpt2_like(source / "tokenizer.json")
+    assert main([str(source), str(out), "--to", "transformers", "--longcrawl64"]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert isinstance(tokenizer, acp_repro.hf.JSONGPT2Tokenizer)
+    escaped = json.dumps(TEXT)[1:-1]
+    assert tokenizer(TEXT)["input_ids"] == list(escaped.encode())
+    assert tokenizer([TEXT, "a"])["input_ids"] == [list(escaped.encode()), [97]]
+    assert tokenizer.decode(list(escaped.encode())) == TEXT
+    assert tokenizer(TEXT + tokenizer.eos_token)["input_ids"][-1] == 50256 == tokenizer.eos_token_id
+    assert AutoModelForCausalLM.from_pretrained(out).config.eos_token_id == 50256
+
+
+def test_json_escapes():
+    for text in (TEXT, "", "\\n", "\\\\n", "\u2028", "😀" * 3):
+        assert unescape(escape(text)) == text
+    assert unescape("half\\") == "half\\" and unescape("\\u00") == "\\u00"
+    assert unescape("\\ud83e") == "\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("remove", ["model.safetensors", "config.json"])
+def test_a_folder_of_another_layout_says_what_is_missing(tmp_path, capsys, remove):
+    saved(tmp_path / "source")
+    (tmp_path / "source" / remove).rename(tmp_path / "source" / "pytorch_model.bin")
+    assert main([str(tmp_path / "source"), str(tmp_path / "out"), "--to", "official"]) == 2
+    error = capsys.readouterr().err
+    assert remove in error and "\n" not in error.strip()
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert main([str(tmp_path), str(tmp_path), "--to", "official"]) == 2
+
+
+def test_an_unknown_model_type_is_refused(tmp_path, capsys):
+    saved(tmp_path / "source")
+    config = json.loads((tmp_path / "source" / "config.json").read_text())
+    (tmp_path / "source" / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    assert main([str(tmp_path / "source"), str(tmp_path / "out"), "--to", "transformers"]) == 2
+    assert "model_type 'llama' is not supported" in capsys.readouterr().err
+
+
+def test_lm_eval_scores_it(tmp_path):
+    huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="pip install 'acp_repro[eval]'")
+    instance = pytest.importorskip("lm_eval.api.instance").Instance
+    main([str(ROOT / "pretrained" / "pro-3m-4k-acp"), str(tmp_path), "--to", "transformers"])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    lm = huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2)
+    pairs = [("It was a dark and", " stormy night"), ("The rain", " fell"), ("He", " said that he would go")]
+    scores = lm.loglikelihood(
+        [instance("loglikelihood", {}, pair, n) for n, pair in enumerate(pairs)], disable_tqdm=True
+    )
+    for (context, continuation), (score, _) in zip(pairs, scores, strict=True):
+        ids = torch.tensor([tokenizer(context + continuation)["input_ids"]])
+        new = ids.shape[1] - len(tokenizer(context)["input_ids"])
+        with torch.no_grad():
+            logp = model(ids).logits.log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])
+        assert score == pytest.approx(logp[-new:].sum().item(), abs=1e-3)

@@ -1,0 +1,233 @@
+"""FoX through transformers is FoX: the same logits, losses, gradients and texts."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="pip install 'acp_repro[transformers]'")
+
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+import acp_repro.hf
+from acp_repro.model import FoXConfig, load_pretrained
+
+from .tiny import SMALL, saved
+
+SHAPES = [("pro", {}), ("pro", {"qk_norm_share_param_across_head": True}), ("llama", {})]
+
+
+@pytest.fixture(params=SHAPES, ids=["per-head QK-norm", "shared QK-norm", "llama"])
+def both(request, tmp_path):
+    architecture, fields = request.param
+    ours = saved(tmp_path, architecture, **fields)
+    return ours, AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(2, SMALL["vocab_size"], (2, 90), generator=torch.Generator().manual_seed(1))
+
+
+def test_every_bit_of_logits_and_gradients(both, ids):
+    ours, theirs = both
+    output = theirs(ids, labels=ids)
+    expected = ours(ids)
+    assert torch.equal(output.logits, expected)
+    assert output.past_key_values is None  # gradients are recorded
+    loss = ours.loss_per_token(ids[:, :-1], ids[:, 1:]).mean()
+    assert output.loss.item() == pytest.approx(loss.item(), rel=1e-6)
+    output.loss.backward()
+    loss.backward()
+    named = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(named[name].grad, parameter.grad, rtol=1e-3, atol=1e-6, msg=name)
+    theirs.gradient_checkpointing_enable()
+    theirs.train()
+    before = {name: p.grad.clone() for name, p in named.items()}
+    theirs.zero_grad()
+    theirs(ids, labels=ids).loss.backward()
+    assert all(torch.equal(named[name].grad, grad) for name, grad in before.items())
+
+
+def test_what_it_saves_both_read(both, ids, tmp_path):
+    ours, theirs = both
+    theirs.save_pretrained(tmp_path / "again", max_shard_size="100KB")
+    assert (tmp_path / "again" / "model.safetensors.index.json").is_file()
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
+    theirs.save_pretrained(tmp_path / "whole")
+    assert torch.equal(load_pretrained(tmp_path / "whole")(ids), ours(ids))
+    assert json.loads((tmp_path / "whole" / "config.json").read_text())["architectures"]
+
+
+def test_greedy_is_ours_and_so_is_each_sampled_step(both, ids):
+    ours, theirs = both
+    assert torch.equal(theirs.generate(ids, max_new_tokens=12, do_sample=False), ours.generate(ids, 12))
+    torch.manual_seed(0)
+    drawn = theirs.generate(
+        ids, max_new_tokens=12, do_sample=True, top_k=0, output_logits=True, return_dict_in_generate=True
+    )
+    with torch.no_grad():
+        whole = ours(drawn.sequences)[:, 89:-1]
+    tolerance = 100 * math.exp(-10)  # what may be pruned, in a logit
+    torch.testing.assert_close(torch.stack(drawn.logits, 1), whole, atol=tolerance, rtol=0)
+
+
+def slow_beam_search(model, prompt, steps, beams):
+    """The best of ``beams`` texts, each scored anew as a whole at every step."""
+    texts, scores = [prompt], [0.0]
+    for _ in range(steps):
+        found = []
+        for text, score in zip(texts, scores, strict=True):
+            with torch.no_grad():
+                logp = model(text[None])[0, -1].double().log_softmax(-1)
+            found += [
+                (score + p.item(), torch.cat((text, t[None])))
+                for p, t in zip(*logp.topk(2 * beams), strict=True)
+            ]
+        found.sort(key=lambda one: -one[0])
+        scores, texts = (list(x) for x in zip(*found[:beams], strict=True))
+    return texts[0]
+
+
+def test_beam_search_reorders_the_cache(both, ids):
+    ours, theirs = both
+    out = theirs.generate(ids, max_new_tokens=6, num_beams=3, do_sample=False)
+    for row in range(2):
+        assert torch.equal(out[row], slow_beam_search(ours, ids[row], 6, 3))
+
+
+def test_left_padding_changes_nothing(both, ids):
+    ours, theirs = both
+    short, padding = ids[:1, :50], 23
+    padded = torch.cat((torch.zeros(1, padding, dtype=torch.int64), short), 1)
+    batch = torch.cat((padded, ids[1:, : 50 + padding]))
+    mask = torch.ones_like(batch)
+    mask[0, :padding] = 0
+    with torch.no_grad():
+        logits = theirs(batch, attention_mask=mask).logits
+        torch.testing.assert_close(logits[0, padding:], ours(short)[0], atol=5e-4, rtol=1e-4)
+        torch.testing.assert_close(logits[1], ours(batch[1:])[0], atol=5e-4, rtol=1e-4)
+    out = theirs.generate(batch, attention_mask=mask, max_new_tokens=10, do_sample=False)
+    assert torch.equal(out[0, padding:], ours.generate(short, 10)[0])
+    assert torch.equal(out[1], ours.generate(batch[1:], 10)[0])
+
+
+def test_right_padding_is_for_scoring_alone(both, ids):
+    ours, theirs = both
+    mask = torch.ones_like(ids)
+    mask[0, 60:] = 0
+    with torch.no_grad():
+        output = theirs(ids, attention_mask=mask)
+        torch.testing.assert_close(output.logits[0, :60], ours(ids[:1, :60])[0], atol=5e-4, rtol=1e-4)
+        with pytest.raises(ValueError, match="pad on the left"):
+            theirs(ids[:, :1], past_key_values=output.past_key_values)
+        mask[1, 5] = 0
+        with pytest.raises(ValueError, match="zeros between ones"):
+            theirs(ids, attention_mask=mask)
+
+
+def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(both, ids):
+    ours, theirs = both
+    with torch.no_grad():
+        cache = theirs(ids[:, :40]).past_key_values
+        cache.activate_past_recording()
+        theirs(ids[:, 40:45], past_key_values=cache)
+        cache.crop(-4)
+        after = theirs(ids[:, 41:], past_key_values=cache).logits
+        torch.testing.assert_close(after, ours(ids)[:, 41:], atol=5e-3, rtol=1e-3)
+    with pytest.raises(ValueError, match="below 0"):
+        cache.crop(4)
+
+
+def test_assisted_generation_is_greedy(both, ids):
+    _, theirs = both
+    plain = theirs.generate(ids[:1], max_new_tokens=12, do_sample=False)
+    assert torch.equal(
+        theirs.generate(ids[:1], max_new_tokens=12, do_sample=False, assistant_model=theirs), plain
+    )
+    assert torch.equal(
+        theirs.generate(ids[:1], max_new_tokens=12, do_sample=False, prompt_lookup_num_tokens=3), plain
+    )
+
+
+@torch.no_grad()
+def test_wrong_caches_are_refused(both, ids, tmp_path):
+    _, theirs = both
+    with pytest.raises(ValueError, match="must be a ForgettingTransformerCache, got DynamicCache"):
+        theirs(ids, past_key_values=DynamicCache())
+    saved(tmp_path / "other", num_heads=2)
+    other = AutoConfig.from_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="of another model"):
+        theirs(ids, past_key_values=acp_repro.hf.ForgettingTransformerCache(other))
+    with pytest.raises(ValueError, match="cache_implementation='static' is not supported"):
+        theirs.generate(ids, max_new_tokens=2, cache_implementation="static")
+    with pytest.raises(ValueError, match="never hold the weights"):
+        theirs(ids, output_attentions=True)
+
+
+def test_hidden_states_and_the_last_logits(both, ids):
+    ours, theirs = both
+    with torch.no_grad():
+        output = theirs(ids, output_hidden_states=True, logits_to_keep=1)
+        torch.testing.assert_close(output.logits, ours(ids)[:, -1:], rtol=1e-5, atol=1e-5)
+        assert len(output.hidden_states) == SMALL["num_hidden_layers"] + 1
+        assert torch.equal(output.hidden_states[0], ours.model.embeddings(ids))
+        assert torch.equal(output.hidden_states[-1], ours(ids, return_hidden=True))
+
+
+def test_fields_of_the_config(tmp_path):
+    saved(tmp_path)
+    exact = AutoModelForCausalLM.from_pretrained(tmp_path, log_pruning_tolerance=None)
+    assert exact.model.layers[0].attn.log_pruning_tolerance is None
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.to_fox() == FoXConfig.pro(**SMALL) and config.num_attention_heads == 4
+    with pytest.raises(ValueError, match="num_heads"):
+        acp_repro.hf.ForgettingTransformerConfig(num_heads=0)
+    with pytest.raises(ValueError, match="use_rope true is not supported"):
+        acp_repro.hf.ForgettingTransformerConfig(use_rope=True)
+
+
+def test_tensors_that_do_not_fit_are_an_error(tmp_path):
+    saved(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.attn.rotary.weight"] = tensors.pop("model.layers.0.attn.fgate_proj.weight")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"missing model.layers.0.attn.fgate_proj.weight; unexpected .*rotary"
+    ):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_the_authors_checkpoint(official_pro):
+    """As tests/model/test_model_official.py holds our model to the authors' answers, this holds
+    transformers' view to our model: bit for bit in float32, so the same budgets hold."""
+    expected = load_file(official_pro / "expected.safetensors")
+    ids = expected["input_ids"].long()
+    theirs = AutoModelForCausalLM.from_pretrained(official_pro, dtype=torch.float32)
+    ours = load_pretrained(official_pro)
+    assert theirs.config.eos_token_id is None  # 0 and 1 in the file mean nothing
+    with torch.no_grad():
+        logits = theirs(ids).logits
+        assert torch.equal(logits, ours(ids))
+        with torch.autocast("cpu", torch.bfloat16):
+            noisy = theirs(ids).logits.float()
+    scale = (noisy - logits).norm() / logits.norm()
+    right = expected["logits"].float()
+    assert (logits[:, ::8] - right).norm() / right.norm() <= 1.5 * scale + 2.0**-11
+    loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids.roll(-1, 1), reduction="none")
+    wrong = loss - expected["loss_per_token"]
+    assert wrong.mean().abs() <= 4 * wrong.std() / math.sqrt(wrong.numel())
+    torch.nn.functional.cross_entropy(theirs(ids).logits.flatten(0, 1), ids.roll(-1, 1).flatten()).backward()
+    ours.loss_per_token(ids, ids.roll(-1, 1)).mean().backward()
+    ours_named = dict(ours.named_parameters())
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(parameter.grad, ours_named[name].grad, rtol=1e-3, atol=1e-6)
+    greedy = theirs.generate(ids[:, :64], max_new_tokens=32, do_sample=False)
+    assert torch.equal(greedy, ours.generate(ids[:, :64], 32))

@@ -1,0 +1,65 @@
+"""On a real GPU: a decoding step in a CUDA graph is the step without one, through growth and eviction."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_helpers import SMALL, relative_error, with_strong_gates
+
+from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
+from acp_repro.model.decode_step import DecodeStep
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="run make test-gpu where a GPU is"),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["pro", "llama"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_graph_gives_the_answers_of_the_steps(architecture, dtype, padded):
+    torch.manual_seed(0)
+    model = with_strong_gates(FoXForCausalLM(getattr(FoXConfig, architecture)(**SMALL))).cuda().to(dtype)
+    ids = torch.randint(0, SMALL["vocab_size"], (3, 600), device="cuda")
+    seq_start = torch.tensor([0, 90, 1], device="cuda") if padded else None
+    found = []
+    for graph in (False, True):
+        cache = FoXCache(2, max_length=700)
+        model(ids[:, :300], cache=cache, seq_start=seq_start)
+        step, logits = DecodeStep(model, cache), []
+        for t in range(300, 600):
+            logits.append((step(ids[:, t]) if graph else step._run(ids[:, t])).clone())
+        found.append(torch.stack(logits, 1))
+    assert 1 <= step.captures <= 4
+    # Products may take another workspace in a graph, and sum in another order.
+    assert relative_error(found[1], found[0]) < (1e-5 if dtype == torch.float32 else 0.02)
+    whole = model(ids, seq_start=seq_start)[:, 300:].float()
+    # Two right implementations in this dtype: products of one row and of many sum in another order.
+    assert relative_error(found[1], whole) < (2e-4 if dtype == torch.float32 else 0.05)
+
+
+@torch.no_grad()
+def test_generate_under_autocast_is_greedy():
+    torch.manual_seed(0)
+    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+    prompt = torch.randint(0, SMALL["vocab_size"], (2, 100), device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        ids = model.generate(prompt, 200)
+        logits = model(ids)[:, 99:-1].float()
+    best = logits.amax(-1)
+    chosen = logits.gather(-1, ids[:, 100:, None])[..., 0]
+    assert (best - chosen).max() < 0.1 * logits.std()  # equal but for near-ties
+
+
+@torch.no_grad()
+def test_sampling_follows_its_generator_with_a_graph():
+    torch.manual_seed(0)
+    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+    prompt = torch.randint(0, SMALL["vocab_size"], (2, 10), device="cuda")
+    draws = [
+        model.generate(prompt, 100, 1.0, torch.Generator("cuda").manual_seed(seed), top_p=0.9)
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])

@@ -1,0 +1,71 @@
+"""The fused kernels of a decoding step against the modules that they stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_helpers import SMALL, relative_error, with_strong_gates
+
+from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
+from acp_repro.model.layer_cache import LayerCache
+from acp_repro.model.layers import QK_NORM_EPS, HeadRMSNorm, token_shift
+
+kernels = pytest.importorskip("acp_repro.model.step_kernels", reason="pip install triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(3, 16), (2, 20), (4, 64)])
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_the_kernels_are_the_modules(heads, head_dim, share, dtype):
+    hidden = heads * head_dim
+    q, z_k, z_v, gate, x = (torch.randn(2, 1, hidden, device=DEVICE, dtype=dtype) for _ in range(5))
+    mix = [torch.randn(2, 1, heads, device=DEVICE, dtype=dtype) for _ in "kv"]
+    states = [torch.randn(2, 1, heads, head_dim, device=DEVICE, dtype=dtype) for _ in "kv"]
+    norms = [HeadRMSNorm(heads, head_dim, QK_NORM_EPS, share).to(DEVICE, dtype) for _ in "qk"]
+    output_norm = HeadRMSNorm(heads, head_dim, 1e-6).to(DEVICE, dtype)
+    for norm in (*norms, output_norm):
+        torch.nn.init.normal_(norm.weight)
+
+    def split(y):
+        return y.unflatten(-1, (heads, head_dim))
+
+    k, v = (token_shift(split(z), m, s) for z, m, s in zip((z_k, z_v), mix, states, strict=True))
+    right = [y.transpose(1, 2) for y in (norms[0](split(q)), norms[1](k), v)]
+    found = kernels.shift_and_norm(
+        q, (z_k, z_v), mix, states, [norm.weight for norm in norms], heads, QK_NORM_EPS
+    )
+    # A float32 result that differs in its last bit may round to the other bfloat16; the interpreter cuts off
+    # where a GPU rounds, keys twice: less than 2^-7 each time.
+    budget = 1e-6
+    if dtype == torch.bfloat16:
+        budget = 2.0**-10 if DEVICE == "cuda" else 2 * 2.0**-7
+    for a, b in zip(found, right, strict=True):
+        assert a.dtype == dtype and a.shape == b.shape and relative_error(a, b) < budget
+    assert torch.equal(states[0], split(z_k)) and torch.equal(states[1], split(z_v))
+    gated = kernels.norm_and_gate(split(x).transpose(1, 2), gate, output_norm.weight, 1e-6)
+    assert relative_error(gated, output_norm(split(x), split(gate)).flatten(2)) < budget
+
+
+@pytest.mark.parametrize("share", [False, True])
+@torch.no_grad()
+def test_a_model_that_takes_them_gives_the_same_logits(share, monkeypatch):
+    torch.manual_seed(0)
+    config = FoXConfig.pro(**{**SMALL, "log_pruning_tolerance": -30.0}, qk_norm_share_param_across_head=share)
+    model = with_strong_gates(FoXForCausalLM(config)).to(DEVICE)
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 90), device=DEVICE)
+    seq_start = torch.tensor([0, 30], device=DEVICE)
+    calls, shift_and_norm = [], kernels.shift_and_norm
+    monkeypatch.setattr(kernels, "shift_and_norm", lambda *a: calls.append(1) or shift_and_norm(*a))
+    # Where no GPU is, the kernels run in the interpreter, and the attention beside them as it does.
+    monkeypatch.setattr(
+        LayerCache, "fuses", property(lambda self: 0 < self.length >= self.parent.latest_start)
+    )
+    cache = FoXCache(2, max_length=100)
+    model(ids[:, :80], cache=cache, seq_start=seq_start)
+    found = torch.cat([model(ids[:, t : t + 1], cache=cache) for t in range(80, 90)], 1)
+    assert len(calls) == 2 * 10
+    assert relative_error(found, model(ids, seq_start=seq_start)[:, 80:]) < 2e-5
