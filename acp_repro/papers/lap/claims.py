@@ -13,7 +13,9 @@ OWN_WINDOW = 3  # tokens to either side of a vector's origin
 OWN_SHARE = 0.5
 
 _RESULTS = "Section Results: accuracy 0.98, BLEU 0.95, ROUGE 0.94 on the test set"
-_GRADUALLY = "Differentiable Masking: we just gradually reduce their influence; Results: retained vs. dropped"
+_GRADUALLY = (
+    "Section Differentiable Masking: we just gradually reduce their influence; Results: retained vs. dropped"
+)
 _PRESERVES = "Section Results: preserves key information while significantly reducing sequence length"
 
 DYNAMICS = (
