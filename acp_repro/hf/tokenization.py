@@ -38,7 +38,8 @@ class JSONGPT2Tokenizer(GPT2Tokenizer):
         if len(self) != _GPT2_VOCAB_SIZE:
             raise ValueError(
                 f"this tokenizer has {len(self)} ids, and GPT-2's, of which LongCrawl64 is made, "
-                f"{_GPT2_VOCAB_SIZE}; for a folder of this project: python -m acp_repro.convert FOLDER OUT"
+                f"{_GPT2_VOCAB_SIZE}; for a folder of this project: "
+                "python -m acp_repro.convert FOLDER OUT --to transformers"
             )
 
     def _encode_plus(self, text, text_pair=None, **kwargs):
