@@ -11,8 +11,9 @@ first use: ``acp_repro.lap.settings`` needs the standard library alone.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from acp_repro.common import lazy
 
 if TYPE_CHECKING:
     from .autoencoder import FLAN_T5_SMALL, Losses, PruningAutoencoder
@@ -66,14 +67,4 @@ __all__ = [
     "straight_through",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy.names(__name__, _HOME)

@@ -9,7 +9,7 @@ transformers by what puts them into an encoder. Names load on first use.
 
 from __future__ import annotations
 
-import importlib
+from acp_repro.common import lazy
 
 _HOME = {
     "Encoder": "encoders",
@@ -31,14 +31,4 @@ _HOME = {
 
 __all__ = sorted(_HOME)
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy.names(__name__, _HOME)
