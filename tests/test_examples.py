@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from acp_repro.attention import forgetting_attention
+from acp_repro.model.capture import AttentionInputs
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 
@@ -30,13 +31,14 @@ def test_own_model_learns_with_pruning_on():
     assert own_model.train(model, 100) < 0.6 * math.log(own_model.VOCABULARY)
 
     inputs = []
-    model.attention[1].core.register_forward_hook(lambda module, given, out: inputs.append(given))
+    core = model.attention[1].core
+    core.register_forward_hook(lambda module, given, out: inputs.append(AttentionInputs(*given)))
     batch = own_model.make_batch(2, torch.Generator().manual_seed(1))
     with torch.no_grad():
         logits = model(batch)
-    *rest, threshold = inputs[0]
+    q, k, v, log_fgate = (getattr(inputs[0], name) for name in ("q", "k", "v", "log_fgate"))
     _, start = forgetting_attention(
-        *rest, head_first=True, adaptive_threshold=threshold, return_start_index=True
+        q, k, v, log_fgate, head_first=True, adaptive_threshold=inputs[0].threshold, return_start_index=True
     )
     assert start.max() > 0  # blocks were skipped
     for layer in model.attention:

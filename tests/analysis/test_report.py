@@ -178,7 +178,10 @@ def test_nothing_measured_is_one_line(tmp_path, monkeypatch, capsys):
 
 def test_an_existing_kernel_figure_is_shown_and_a_missing_one_named(made, tmp_path, monkeypatch):
     folder, text = made
-    decoding = "Time and memory of a decoding step (make figure_decode SUITE=mini)."
+    decoding = (
+        "Training on several GPUs (make figure_scaling SUITE=mini), "
+        "Time and memory of a decoding step (make figure_decode SUITE=mini)."
+    )
     kernels = "Speed of the kernels (make figure_kernel SUITE=mini), "
     assert "Not drawn here: " + kernels + decoding in words(text)
     assert 'id="figure_kernel"' not in text

@@ -242,12 +242,12 @@ def stock_model(max_length: int):
 @pytest.mark.parametrize("max_length", [512, 24])
 def test_our_numbers_are_those_of_the_harness_on_a_stock_model(evaluation, data, max_length):
     """All of the paper's tasks that there are, over the same files; at 24 tokens most prompts are cut."""
+    model, theirs, raw = stock_model(max_length)
     import lm_eval.evaluator
     from lm_eval.models.huggingface import HFLM
 
     from acp_repro.data import BPETokenizer
 
-    model, theirs, raw = stock_model(max_length)
     stock = HFLM(pretrained=model, tokenizer=theirs, backend="causal", batch_size=3, max_length=max_length)
     ours = evaluation.FoXLM.of(
         AsFoX(model),

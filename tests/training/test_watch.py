@@ -10,6 +10,7 @@ import torch
 from acp_repro.attention.boundary import count_blocks, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import ForgettingAttentionCore, FoXConfig, FoXForCausalLM
+from acp_repro.model.capture import AttentionInputs
 from acp_repro.papers.acp.task import pruned_ratio_per_layer
 from acp_repro.training.prefetch import Prefetcher
 from acp_repro.training.watch import RunLog, eager, first_non_finite
@@ -118,9 +119,9 @@ def test_pruned_ratio_of_each_layer_is_the_serial_count(model, compiled):
     expected = []
 
     def count(_, arguments):
-        q, _, _, log_fgate, threshold = arguments
-        c = cumulative_log_fgate(log_fgate)
-        boundary = find_boundary_serial(c, threshold.expand(c.shape[:2]), 256, 64, 64)
+        given = AttentionInputs(*arguments)
+        c = cumulative_log_fgate(given.log_fgate)
+        boundary = find_boundary_serial(c, given.threshold.expand(c.shape[:2]), 256, 64, 64)
         expected.append(count_blocks(boundary, 256, 256, 64, 64).pruned_ratio.mean().item())
 
     cores = [m for m in model.modules() if isinstance(m, ForgettingAttentionCore)]
