@@ -66,7 +66,7 @@ def test_a_device_that_is_not_there(work, capsys, main, arguments, device, messa
     import torch
 
     if device == "cuda" and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+        pytest.skip("asks for a GPU that is not there: set CUDA_VISIBLE_DEVICES= to hide this one")
     assert main([*arguments, "--device", device]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -170,7 +170,7 @@ def test_extras_exist(page):
 
 
 def test_the_citation_names_both_papers():
-    yaml = pytest.importorskip("yaml")
+    yaml = pytest.importorskip("yaml", reason="pip install pyyaml")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     papers = [entry for entry in citation["references"] if entry["type"] == "conference-paper"]

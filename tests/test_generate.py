@@ -123,7 +123,9 @@ def test_it_stops_at_text_and_at_tokens(bpe, capsys):
         pytest.param(
             [PRETRAINED, "--device", "cuda"],
             "PyTorch sees no GPU here",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+            marks=pytest.mark.skipif(
+                torch.cuda.is_available(), reason="set CUDA_VISIBLE_DEVICES= to hide the GPU"
+            ),
         ),
     ],
 )

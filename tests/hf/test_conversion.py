@@ -128,7 +128,7 @@ def test_an_unknown_model_type_is_refused(tmp_path, capsys):
 
 def test_lm_eval_scores_it(tmp_path):
     huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="pip install 'acp_repro[eval]'")
-    instance = pytest.importorskip("lm_eval.api.instance").Instance
+    instance = pytest.importorskip("lm_eval.api.instance", reason="pip install -e '.[eval]'").Instance
     main([str(ROOT / "pretrained" / "pro-3m-4k-acp"), str(tmp_path), "--to", "transformers"])
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)

@@ -98,7 +98,7 @@ def test_rivals_that_are_not_here_say_why(monkeypatch):
 
 def test_flexattention_computes_the_equations():
     """Uncompiled, so on a CPU: the block mask and the decay are ours."""
-    pytest.importorskip("torch.nn.attention.flex_attention", reason="torch 2.5 or newer")
+    pytest.importorskip("torch.nn.attention.flex_attention", reason="pip install 'torch>=2.5'")
     q, k, v, log_fgate, _, threshold = small_problem()
     rivals._compiled.cache_clear()
     with pytest.MonkeyPatch.context() as patch:

@@ -212,7 +212,7 @@ def stock_model(max_length: int):
     """A small LLaMA with random weights, and a byte-pair tokeniser, both of transformers."""
     transformers = pytest.importorskip("transformers", reason="pip install 'lm-eval[hf]'")
     pytest.importorskip("accelerate", reason="pip install 'lm-eval[hf]'")
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
     raw = tokenizers.Tokenizer(tokenizers.models.BPE())
     raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = tokenizers.decoders.ByteLevel()

@@ -22,7 +22,7 @@ def retained(model, budget=0.4, **settings):
 @pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
 @torch.no_grad()
 def test_the_kernel_is_equation_3(length, decay):
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="pip install triton")
     from acp_repro.retention.kernel import scan
 
     device = "cuda" if torch.cuda.is_available() else "cpu"  # there in Triton's interpreter
