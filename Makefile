@@ -48,7 +48,7 @@ test-all: $(INSTALLED) ## run the slow tests too
 	$(PYTEST) -m 'not gpu'
 
 test-gpu: $(INSTALLED) ## run the tests of the kernels on this machine's GPU
-	ACP_REPRO_NEW_KERNELS=1 $(DO) pytest -m gpu tests
+	$(DO) pytest -m gpu tests
 
 check: $(INSTALLED) ## ruff
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIN) ruff

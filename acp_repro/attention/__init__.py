@@ -15,8 +15,6 @@ import warnings
 import torch
 from torch import Tensor
 
-from acp_repro.common.new_kernels import new_kernels
-
 from . import boundary as _boundary
 from . import reference as _reference
 from .checks import IMPLEMENTATIONS, check_arguments, check_packing, check_values, threshold_tensor
@@ -28,7 +26,6 @@ from .threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning
 
 __all__ = [
     "PagedKVCache",
-    "choose_decoding",
     "choose_implementation",
     "forgetting_attention",
     "forgetting_attention_with_kvcache",
@@ -54,16 +51,6 @@ def choose_implementation(device: torch.device) -> str:
             stacklevel=3,
         )
     return "blockwise"
-
-
-def choose_decoding(device: torch.device) -> str:
-    """What ``implementation="auto"`` takes for a few queries against a cache on ``device``.
-
-    Its kernels have not run on a GPU yet, so a GPU takes blockwise, PyTorch's own operators, unless
-    ``ACP_REPRO_NEW_KERNELS=1`` stands in the environment.
-    """
-    chosen = choose_implementation(device)
-    return "blockwise" if chosen == "triton" and not new_kernels() else chosen
 
 
 def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -223,7 +210,7 @@ def forgetting_attention_with_kvcache(
     q = q if head_first else q.transpose(1, 2)
     check_decode_arguments(q, cache, start_block, implementation)
     if implementation == "auto":
-        implementation = choose_decoding(q.device)
+        implementation = choose_implementation(q.device)
     if implementation == "triton":
         _check_triton(q.device)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from acp_repro.attention import (
     PagedKVCache,
-    choose_decoding,
+    choose_implementation,
     forgetting_attention_with_kvcache,
     pruning_threshold,
 )
@@ -161,7 +161,7 @@ def measure_attention(
         records.append(
             {
                 **shared,
-                "implementation": choose_decoding(device),
+                "implementation": choose_implementation(device),
                 "method": method,
                 "step_ms": median_ms(lambda method=method: problem.step(method), repeats, device),
                 "read_ms": read_ms(kept, repeats, device),
@@ -215,7 +215,7 @@ def measure_model(
             "heads": config.num_heads,
             "head_dim": config.head_dim,
             "repeats": repeats,
-            "implementation": choose_decoding(device),
+            "implementation": choose_implementation(device),
             "method": method,
             "prefill_ms": prefill_ms,
             "step_ms": step_ms,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from acp_repro.attention import PagedKVCache, choose_decoding
+from acp_repro.attention import PagedKVCache, choose_implementation
 from acp_repro.attention.decay import LOG_FGATE_FLOOR
 
 # The pruning grid's key blocks: what the training-time forward keeps or skips as a whole.
@@ -63,7 +63,7 @@ class BlockPool:
 
     def write(self, seqlens: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
         """The newest tokens, which ``seqlens`` already counts; see ``PagedKVCache.write``."""
-        if choose_decoding(k.device) == "triton" and k.shape[2] <= 16:
+        if choose_implementation(k.device) == "triton" and k.shape[2] <= 16:
             from acp_repro.attention.triton import write_kvcache
 
             write_kvcache(self.paged(seqlens), k, v, log_fgate)

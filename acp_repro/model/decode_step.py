@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from acp_repro.attention import choose_decoding
+from acp_repro.attention import choose_implementation
 
 from .cache import FoXCache
 
@@ -52,7 +52,7 @@ class DecodeStep:
         return self._logits
 
     def _can_capture(self, tokens: Tensor) -> bool:
-        return choose_decoding(tokens.device) == "triton" and self.cache.max_length is not None
+        return choose_implementation(tokens.device) == "triton" and self.cache.max_length is not None
 
     def _run(self, tokens: Tensor) -> Tensor:
         hidden = self.model(tokens[:, None], cache=self.cache, return_hidden=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from acp_repro.attention import choose_decoding, forgetting_attention_with_kvcache
+from acp_repro.attention import choose_implementation, forgetting_attention_with_kvcache
 
 from .blocks import BLOCK_SIZE, BlockPool, running_sum
 
@@ -69,7 +69,7 @@ class LayerCache:
         and while nothing but the last input of the token shift is kept."""
         parent = self.parent
         held = bool(self.length) and self.length >= parent.latest_start and not parent.recording
-        return held and choose_decoding(parent.seqlens.device) == "triton"
+        return held and choose_implementation(parent.seqlens.device) == "triton"
 
     def shift_state(self, name: str) -> Tensor | None:
         """(B, 1, H, D), the token shift's last input of ``name``, or None before the first token."""

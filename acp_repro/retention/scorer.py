@@ -8,8 +8,6 @@ import importlib.util
 import torch
 from torch import Tensor, nn
 
-from acp_repro.common.new_kernels import new_kernels
-
 from .budget import compact, take
 
 _CHUNK = 128
@@ -114,10 +112,8 @@ class RetentionScorer(nn.Module):
 
 
 def _has_kernel(parts: Tensor) -> bool:
-    """Whether the scan is one kernel: at inference on a GPU, eagerly, and if asked for."""
+    """Whether the scan is one kernel: at inference on a GPU, eagerly."""
     if not parts.is_cuda or parts.dtype == torch.float64 or torch.compiler.is_compiling():
-        return False
-    if not new_kernels():
         return False
     return not (torch.is_grad_enabled() and parts.requires_grad) and _has_triton()
 
