@@ -7,6 +7,7 @@ forget fast, so nothing need be trained. Each number of GPUs is a set of process
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -40,8 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
             if status := launch_ranks(ranks, "acp_repro.benchmark_training", words):
                 return status
             records += json.loads(rows.read_text())
-    for record in records:
-        print(_in_words(record))
     path = write_suite_records(
         suite.name,
         suite.paper,
@@ -62,14 +61,13 @@ def _measure(runs: list, options: argparse.Namespace) -> int:
     from .training.distributed import on_rank_zero, process_group
 
     with process_group(options.device) as device:
-        records = [
-            record
-            for run in runs
-            for words in options.vocab_size
+        records = []
+        for run, words in itertools.product(runs, options.vocab_size):
             for record in measure(
                 run, words, device, repeats=options.repeats, steps=options.steps, official=options.official
-            )
-        ]
+            ):
+                records.append(record)
+                on_rank_zero(lambda record=record: print(_in_words(record), flush=True))
         on_rank_zero(lambda: write_text(options.rows, json.dumps(records)))
     return 0
 

@@ -61,12 +61,18 @@ class BlockPool:
     def paged(self, seqlens: Tensor) -> PagedKVCache:
         return PagedKVCache(self.k, self.v, self.c, self.table, seqlens)
 
-    def write(self, seqlens: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
-        """The newest tokens, which ``seqlens`` already counts; see ``PagedKVCache.write``."""
-        if choose_implementation(k.device) == "triton" and k.shape[2] <= 16:
-            from acp_repro.attention.triton import write_kvcache
+    def write(
+        self, seqlens: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, c: Tensor | None = None
+    ) -> None:
+        """The newest tokens, which ``seqlens`` already counts; see ``PagedKVCache.write``. ``c`` (B, H, T) is
+        their :func:`running_sum`, where it is known."""
+        if choose_implementation(k.device) == "triton":
+            from acp_repro.attention import triton as kernels
 
-            write_kvcache(self.paged(seqlens), k, v, log_fgate)
+            if c is None:
+                kernels.write_kvcache(self.paged(seqlens), k, v, log_fgate)
+            else:
+                kernels.write_blocks(self.paged(seqlens), k, v, c)
         else:
             self.paged(seqlens).write(k, v, log_fgate)
 
@@ -137,13 +143,14 @@ class BlockPool:
         new = c_new[..., last.clamp(max=c_new.shape[2] - 1)]
         return torch.cat((old[..., :first_new], new), -1)
 
-    def gather(self, start: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        """What is held, dense: k, v (B, H, n, D), log_fgate (B, H, n) float32, and the position of the first.
+    def gather(self, start: Tensor, length: int, rows: slice) -> tuple[Tensor, Tensor, Tensor, int]:
+        """What ``rows`` hold from their ``start`` (rows, H) on, dense: k, v (rows, H, n, D), log_fgate
+        (rows, H, n) float32, and the position of the first.
 
         A head that holds less than the others has zeros before, behind a gate of 0 that hides them.
         """
         low = int(start.min()) if self.columns else 0
-        blocks = self.table[:, :, low : self.columns].long()
+        blocks = self.table[rows, :, low : self.columns].long()
         real = slice(0, length - low * BLOCK_SIZE)
         k, v = (x[blocks].flatten(2, 3)[:, :, real] for x in (self.k, self.v))
         c = self.c[blocks, 0].flatten(2)[:, :, real]
@@ -181,4 +188,8 @@ class BlockPool:
 
 def running_sum(log_fgate: Tensor, before: Tensor) -> Tensor:
     """(B, H, T) float64: c of new tokens whose predecessor has ``before`` (B, H, 1)."""
+    if choose_implementation(log_fgate.device) == "triton":
+        from acp_repro.attention.triton import cumulative_log_fgate
+
+        return before + cumulative_log_fgate(log_fgate)
     return before + log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Protocol
 
 import torch
@@ -13,6 +14,8 @@ from .blocks import BLOCK_SIZE, BlockPool, running_sum
 
 # Tokens that are attended as a decoding step; longer chunks as a prefill over what is held.
 DECODE_TOKENS = 8
+# Of past keys and values that a prefill holds densely at once.
+_PAST_BYTES = 2**30
 
 
 class WholeCache(Protocol):
@@ -40,7 +43,8 @@ class LayerCache:
     """
 
     def __init__(self, parent: WholeCache):
-        self.parent = parent
+        # Weak: a circle would hold gigabytes until the garbage collector comes by.
+        self._parent = weakref.ref(parent)
         self.logit_bound: Tensor | None = None
         self.threshold: Tensor | None = None
         self.refusal = ""
@@ -49,6 +53,10 @@ class LayerCache:
         self.held: Tensor | None = None  # (B, H) int32, the first block that is there
         self._shift: dict[str, Tensor] = {}
         self._longest_key: Tensor | None = None
+
+    @property
+    def parent(self) -> WholeCache:
+        return self._parent()
 
     @property
     def length(self) -> int:
@@ -65,11 +73,12 @@ class LayerCache:
 
     @property
     def fuses(self) -> bool:
-        """Whether a step of one token may take the kernels of ``step_kernels``: on a GPU, after the padding,
-        and while nothing but the last input of the token shift is kept."""
+        """Whether a layer may take the kernels of ``step_kernels``: on a GPU, after the padding, and while
+        nothing but the last input of the token shift is kept."""
         parent = self.parent
-        held = bool(self.length) and self.length >= parent.latest_start and not parent.recording
-        return held and choose_implementation(parent.seqlens.device) == "triton"
+        if self.length < parent.latest_start or parent.recording:
+            return False
+        return choose_implementation(parent.seqlens.device) == "triton"
 
     def shift_state(self, name: str) -> Tensor | None:
         """(B, 1, H, D), the token shift's last input of ``name``, or None before the first token."""
@@ -150,19 +159,15 @@ class LayerCache:
     def _prefill(self, core, q, k, v, log_fgate, threshold):
         pool, parent, tokens = self.pool, self.parent, k.shape[2]
         seq_start, held = parent.device_start, parent.tokens_in_table
-        before = torch.zeros(k.shape[:2], dtype=torch.float64, device=k.device)[..., None]
-        keys, values, gates = k, v, log_fgate
         if held:
-            k_past, v_past, gates_past, first = pool.gather(self.held, held)
-            keys, values = torch.cat((k_past, k), 2), torch.cat((v_past, v), 2)
-            gates = torch.cat((gates_past, log_fgate), 2)
             # The lengths count the new tokens already.
             before = pool.paged(parent.seqlens).c_at(parent.seqlens.long()[:, None] - tokens - 1)
+            out = self._attend_past(core, q, k, v, log_fgate, threshold)
+        else:
+            before = torch.zeros(k.shape[:2], dtype=torch.float64, device=k.device)[..., None]
             if seq_start is not None:
-                seq_start = (seq_start - first).clamp(min=0)
-        if seq_start is not None:
-            seq_start = seq_start.clamp(max=keys.shape[2] - 1)  # of rows that are padding alone so far
-        out = core(q, keys, values, gates, threshold, seq_start)
+                seq_start = seq_start.clamp(max=tokens - 1)  # of rows that are padding alone so far
+            out = core(q, k, v, log_fgate, threshold, seq_start)
         c = running_sum(log_fgate, before)
         columns = -(-(held + tokens) // BLOCK_SIZE)
         start = self.held.long()
@@ -173,7 +178,27 @@ class LayerCache:
             start = self._not_before(start, columns - 1)
             self._evict(start, self.length + tokens)
         pool.take(columns, start)
-        pool.write(parent.seqlens, k, v, log_fgate)
+        pool.write(parent.seqlens, k, v, log_fgate, c)
+        return out
+
+    def _attend_past(self, core, q, k, v, log_fgate, threshold):
+        """Attention to what is held and to the new tokens; some rows at a time, since what is held is made
+        dense for it, which for all rows would take as much memory as the whole layer's past without ACP."""
+        held, out = self.parent.tokens_in_table, torch.empty_like(q)
+        if threshold is not None:
+            threshold = threshold.expand(q.shape[:2])
+        row_bytes = 2 * k.element_size() * k.shape[1] * k.shape[3] * (held + k.shape[2])
+        at_once = max(_PAST_BYTES // row_bytes, 1)
+        for first_row in range(0, len(q), at_once):
+            rows = slice(first_row, first_row + at_once)
+            k_past, v_past, gates_past, first = self.pool.gather(self.held[rows], held, rows)
+            keys, values = torch.cat((k_past, k[rows]), 2), torch.cat((v_past, v[rows]), 2)
+            gates = torch.cat((gates_past, log_fgate[rows]), 2)
+            seq_start = self.parent.device_start
+            if seq_start is not None:
+                seq_start = (seq_start[rows] - first).clamp(min=0, max=keys.shape[2] - 1)
+            delta = None if threshold is None else threshold[rows]
+            out[rows] = core(q[rows], keys, values, gates, delta, seq_start)
         return out
 
     def _not_before(self, start: Tensor, last: int) -> Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acp_repro.attention import forgetting_attention
+from acp_repro.attention.op import HAS_TRITON
 from acp_repro.attention.threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
 
 from .config import FoXConfig
@@ -18,6 +19,8 @@ from .layer_cache import LayerCache
 
 # The QK-norm of the official models has its own epsilon, whatever norm_eps is.
 QK_NORM_EPS = 1e-5
+# Numbers of two bytes that fill 16, on which fast kernels for products insist.
+_WHOLE_ROWS = 8
 
 
 class Linear(nn.Linear):
@@ -31,6 +34,31 @@ class Linear(nn.Linear):
         nn.init.normal_(self.weight, std=self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+
+def narrow_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
+    """``[p(x) for p in projections]`` of projections to a few numbers each, as one product.
+
+    On their own they would take kernels for matrices whose rows are not whole 16 bytes, at several times
+    the time of aligned ones; together, rows of zeros fill them up.
+
+    Args:
+        x: (..., in).
+
+    Returns:
+        One (..., out) for each, views of one tensor.
+    """
+    sizes = [p.out_features for p in projections]
+    weights, biases = [p.weight for p in projections], None
+    spare = -sum(sizes) % _WHOLE_ROWS
+    if any(p.bias is not None for p in projections):
+        biases = [p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in projections]
+    if spare:
+        weights.append(weights[0].new_zeros(spare, x.shape[-1]))
+        if biases:
+            biases.append(weights[0].new_zeros(spare))
+    y = F.linear(x, torch.cat(weights), None if biases is None else torch.cat(biases))
+    return list(y.split([*sizes, spare], dim=-1)[: len(sizes)])
 
 
 class RMSNorm(nn.Module):
@@ -126,14 +154,19 @@ class ShiftedLinear(nn.Module):
         self.shift_proj = Linear(hidden_size, num_heads, std)
 
     def forward(
-        self, x: Tensor, previous: Tensor | None = None, padding: Tensor | None = None
+        self,
+        x: Tensor,
+        previous: Tensor | None = None,
+        padding: Tensor | None = None,
+        shift_logit: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(B, T, hidden) -> y and z, both (B, T, H, D). The last z is the next call's ``previous``: it is
-        all that decoding has to remember. ``padding`` (B, T) bool marks tokens that count as z = 0."""
+        all that decoding has to remember. ``padding`` (B, T) bool marks tokens that count as z = 0.
+        ``shift_logit`` (B, T, H) is ``shift_proj(x)``, where it is there already."""
         z = self.linear(x).unflatten(-1, (self.num_heads, -1))
         if padding is not None:
             z = z.masked_fill(padding[..., None, None], 0.0)
-        return token_shift(z, self.shift_proj(x), previous), z
+        return token_shift(z, self.shift_proj(x) if shift_logit is None else shift_logit, previous), z
 
 
 class SwiGLU(nn.Module):
@@ -146,7 +179,12 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, hidden) -> (B, T, hidden)."""
-        gate, up = self.gate_proj(x).chunk(2, dim=-1)
+        gate_up = self.gate_proj(x)
+        if gate_up.is_cuda and not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and HAS_TRITON:
+            from .step_kernels import silu_and_multiply
+
+            return self.down_proj(silu_and_multiply(gate_up))
+        gate, up = gate_up.chunk(2, dim=-1)
         return self.down_proj(F.silu(gate) * up)
 
 
@@ -230,21 +268,22 @@ class ForgettingAttentionLayer(nn.Module):
             cache: x holds the tokens after the cached ones, and the cache is extended in place.
             seq_start: (B,) int64, the first real token of each row, counted from the cache's first.
         """
-        if cache is not None and x.shape[1] == 1 and cache.fuses and self._has_all_of_pro():
-            return self._step(x, cache)
+        shifted = [p.shift_proj for p in (self.k_proj, self.v_proj) if isinstance(p, ShiftedLinear)]
+        *mixes, fgate = narrow_products(x, *shifted, self.fgate_proj)
+        # float32 from here on: gates are summed over thousands of tokens.
+        log_fgate = F.logsigmoid(fgate.float()).transpose(1, 2)
+        if cache is not None and cache.fuses and self._has_all_of_pro():
+            return self._fused(x, mixes, log_fgate, cache)
         padding = None
         if seq_start is not None:
             position = torch.arange(x.shape[1], device=x.device) + (0 if cache is None else cache.length)
             padding = position < seq_start[:, None]
         q = self._heads(self.q_proj(x))
-        k = self._project_kv(self.k_proj, x, cache, "k_shift", padding)
-        v = self._project_kv(self.v_proj, x, cache, "v_shift", padding)
+        k = self._project_kv(self.k_proj, x, mixes, cache, "k_shift", padding)
+        v = self._project_kv(self.v_proj, x, mixes, cache, "v_shift", padding)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        # float32 from here on: gates are summed over thousands of tokens.
-        log_fgate = F.logsigmoid(self.fgate_proj(x).float())
-
-        q, k, v, log_fgate = (t.transpose(1, 2) for t in (q, k, v, log_fgate))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         threshold = self._threshold(q, k, cache)
         if cache is None:
             out = self.core(q, k, v, log_fgate, threshold, seq_start)
@@ -263,21 +302,29 @@ class ForgettingAttentionLayer(nn.Module):
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
         return shifts and None not in (self.q_norm, self.output_norm, self.ogate_proj)
 
-    def _step(self, x: Tensor, cache: LayerCache) -> Tensor:
-        """:meth:`forward` of one token a row on a GPU, its small operations in two kernels."""
+    def _fused(self, x: Tensor, mixes: list[Tensor], log_fgate: Tensor, cache: LayerCache) -> Tensor:
+        """:meth:`forward` on a GPU without gradients, its small operations in two kernels.
+
+        Args:
+            x: (B, T, hidden). mixes: of keys and values, (B, T, H). log_fgate: (B, H, T) float32.
+        """
         from .step_kernels import norm_and_gate, shift_and_norm
 
-        projections = (self.k_proj, self.v_proj)
+        names = ("k_shift", "v_shift")
+        z = [proj.linear(x) for proj in (self.k_proj, self.v_proj)]
+        states = [cache.shift_state(name) for name in names]
         q, k, v = shift_and_norm(
             self.q_proj(x),
-            [proj.linear(x) for proj in projections],
-            [proj.shift_proj(x) for proj in projections],
-            [cache.shift_state(name) for name in ("k_shift", "v_shift")],
+            z,
+            mixes,
+            states,
             (self.q_norm.weight, self.k_norm.weight),
             self.num_heads,
             QK_NORM_EPS,
         )
-        log_fgate = F.logsigmoid(self.fgate_proj(x).float()).transpose(1, 2)
+        if x.shape[1] > 1 or states[0] is None:  # a step has written them itself
+            for name, last in zip(names, z, strict=True):
+                cache.keep_shift_state(name, self._heads(last[:, -1:]))
         out = cache.attend(self.core, q, k, v, log_fgate, self._threshold(q, k, cache))
         norm = self.output_norm
         return self.o_proj(norm_and_gate(out, self.ogate_proj(x), norm.weight, norm.eps))
@@ -286,11 +333,18 @@ class ForgettingAttentionLayer(nn.Module):
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
     def _project_kv(
-        self, proj: nn.Module, x: Tensor, cache: LayerCache | None, state: str, padding: Tensor | None
+        self,
+        proj: nn.Module,
+        x: Tensor,
+        mixes: list[Tensor],
+        cache: LayerCache | None,
+        state: str,
+        padding: Tensor | None,
     ) -> Tensor:
         if not isinstance(proj, ShiftedLinear):
             return self._heads(proj(x))
-        y, z = proj(x, None if cache is None else cache.shift_state(state), padding)
+        previous = None if cache is None else cache.shift_state(state)
+        y, z = proj(x, previous, padding, mixes.pop(0))
         if cache is not None:
             cache.keep_shift_state(state, z)
         return y

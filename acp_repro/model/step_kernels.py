@@ -1,8 +1,9 @@
-"""The small operations of a decoding step, in two kernels (Triton): token shift and QK-norm before the
-attention, output norm and gate after it.
+"""The small operations of inference, in three kernels (Triton): token shift and QK-norm before the
+attention, output norm and gate after it, and the product inside SwiGLU.
 
 With one token a row each operation of PyTorch takes as long as its launch: forty of them a layer are a
-third of a step of the 125M model. Roundings are those of the modules in ``layers``.
+third of a step of the 125M model. In a prefill each reads and writes what the one before it wrote, in
+float32. Roundings are those of the modules in ``layers``.
 """
 
 from __future__ import annotations
@@ -14,25 +15,38 @@ from torch import Tensor
 
 from acp_repro.attention.triton.tiles import on_device_of
 
+# Tokens of a head that one program takes.
+_MOST_ROWS = 16
+
 
 @triton.jit
 def _normalised(x, D: tl.constexpr, eps):
-    """x / sqrt(mean(x^2) + eps) of one row; x is 0 past D."""
-    return x / tl.sqrt_rn(tl.sum(x * x, 0) / D + eps)
+    """x / sqrt(mean(x^2) + eps) of each row; x is 0 past D."""
+    return x / tl.sqrt_rn(tl.sum(x * x, 1) / D + eps)[:, None]
 
 
 @triton.jit
-def _shifted(z, state, mix, row, inside):
-    """y = a z_before + (1 - a) z of one row, and z becomes the state."""
-    before = tl.load(state + row, mask=inside, other=0.0).to(tl.float32)
-    now = tl.load(z + row, mask=inside, other=0.0)
-    tl.store(state + row, now.to(state.dtype.element_ty), mask=inside)
-    a = tl.sigmoid(tl.load(mix).to(tl.float32))
+def _shifted(
+    z, state, mix, at, slot, t, inside, hidden, D: tl.constexpr, TOKENS_ONE: tl.constexpr, STATE: tl.constexpr
+):
+    """y = a z_before + (1 - a) z of some tokens of one head; of a single token, z becomes the state.
+
+    Args:
+        at: (rows, D) where z stands. slot: (1, D) where the state does. t: (rows, 1). mix: (rows, 1).
+    """
+    now = tl.load(z + at, mask=inside, other=0.0)
+    before = tl.load(z + at - hidden, mask=inside & (t > 0), other=0.0).to(tl.float32)
+    if STATE:
+        first = tl.load(state + slot, mask=inside & (t == 0), other=0.0).to(tl.float32)
+        before = tl.where(t == 0, first, before)
+        if TOKENS_ONE:
+            tl.store(state + slot + t, now.to(state.dtype.element_ty), mask=inside)
+    a = tl.sigmoid(mix)
     now32 = now.to(tl.float32)
     return (now32 + a * (before - now32)).to(z.dtype.element_ty)
 
 
-@triton.jit(do_not_specialize=["heads"])
+@triton.jit(do_not_specialize=["heads", "tokens", "mix_b", "mix_t"])
 def _shift_norm_kernel(
     q,
     z_k,
@@ -47,67 +61,124 @@ def _shift_norm_kernel(
     k_out,
     v_out,
     heads,
+    tokens,
+    mix_b,
+    mix_t,
     eps,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
     OWN_WEIGHTS: tl.constexpr,
+    STATE: tl.constexpr,
 ):
-    bh = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, BLOCK_D)
-    inside = d < D
-    row = bh * D + d
+    # Heads of the same tokens are neighbours, as they are in memory.
+    h = tl.program_id(0) % heads
+    tile = tl.program_id(0) // heads
+    tiles = tl.cdiv(tokens, ROWS)
+    b = (tile // tiles).to(tl.int64)
+    t = ((tile % tiles) * ROWS + tl.arange(0, ROWS))[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    inside = (t < tokens) & (d < D)
+    hidden = heads * D
+    at = (b * tokens + t) * hidden + h * D + d
+    slot = (b * heads + h) * D + d
+    out = ((b * heads + h) * tokens + t) * D + d
+    mix_at = b * mix_b + t.to(tl.int64) * mix_t + h
     weight = d
     if OWN_WEIGHTS:
-        weight = (bh % heads) * D + d
-    x = tl.load(q + row, mask=inside, other=0.0).to(tl.float32)
-    gamma = tl.load(weight_q + weight, mask=inside, other=0.0).to(tl.float32)
-    tl.store(q_out + row, (_normalised(x, D, eps) * gamma).to(q_out.dtype.element_ty), mask=inside)
-    k = _shifted(z_k, state_k, mix_k + bh, row, inside).to(tl.float32)
-    gamma = tl.load(weight_k + weight, mask=inside, other=0.0).to(tl.float32)
-    tl.store(k_out + row, (_normalised(k, D, eps) * gamma).to(k_out.dtype.element_ty), mask=inside)
-    tl.store(v_out + row, _shifted(z_v, state_v, mix_v + bh, row, inside), mask=inside)
+        weight = h * D + d
+    x = tl.load(q + at, mask=inside, other=0.0).to(tl.float32)
+    gamma = tl.load(weight_q + weight, mask=d < D, other=0.0).to(tl.float32)
+    tl.store(q_out + out, (_normalised(x, D, eps) * gamma).to(q_out.dtype.element_ty), mask=inside)
+    mix = tl.load(mix_k + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
+    k = _shifted(z_k, state_k, mix, at, slot, t, inside, hidden, D, ROWS == 1, STATE).to(tl.float32)
+    gamma = tl.load(weight_k + weight, mask=d < D, other=0.0).to(tl.float32)
+    tl.store(k_out + out, (_normalised(k, D, eps) * gamma).to(k_out.dtype.element_ty), mask=inside)
+    mix = tl.load(mix_v + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
+    v = _shifted(z_v, state_v, mix, at, slot, t, inside, hidden, D, ROWS == 1, STATE)
+    tl.store(v_out + out, v, mask=inside)
 
 
-@triton.jit(do_not_specialize=["heads"])
-def _norm_gate_kernel(x, gate, weight, out, heads, eps, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    bh = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, BLOCK_D)
-    inside = d < D
-    row = bh * D + d
-    value = tl.load(x + row, mask=inside, other=0.0).to(tl.float32)
-    gamma = tl.load(weight + (bh % heads) * D + d, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(gate + row, mask=inside, other=0.0).to(tl.float32)
+@triton.jit(do_not_specialize=["heads", "tokens"])
+def _norm_gate_kernel(
+    x,
+    gate,
+    weight,
+    out,
+    x_b,
+    x_h,
+    x_t,
+    heads,
+    tokens,
+    eps,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    h = tl.program_id(0) % heads
+    tile = tl.program_id(0) // heads
+    tiles = tl.cdiv(tokens, ROWS)
+    b = (tile // tiles).to(tl.int64)
+    t = ((tile % tiles) * ROWS + tl.arange(0, ROWS))[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    inside = (t < tokens) & (d < D)
+    at = (b * tokens + t) * (heads * D) + h * D + d
+    source = b * x_b + h.to(tl.int64) * x_h + t.to(tl.int64) * x_t + d
+    value = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
+    gamma = tl.load(weight + h * D + d, mask=d < D, other=0.0).to(tl.float32)
+    g = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
     y = _normalised(value, D, eps) * gamma * tl.sigmoid(g)
-    tl.store(out + row, y.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _silu_kernel(gate_up, out, rows, width, BLOCK: tl.constexpr):
+    row = (tl.program_id(0) % rows).to(tl.int64)
+    column = (tl.program_id(0) // rows) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(gate_up + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0)
+    silu = (gate * tl.sigmoid(gate)).to(up.dtype)
+    y = silu.to(tl.float32) * up.to(tl.float32)
+    tl.store(out + row * width + column, y.to(out.dtype.element_ty), mask=inside)
+
+
+def _tiles(tokens: int) -> dict[str, int]:
+    rows = min(triton.next_power_of_2(tokens), _MOST_ROWS)
+    return {"ROWS": rows, "num_warps": 1 if rows < 8 else 4}
 
 
 def shift_and_norm(
     q: Tensor,
-    z: tuple[Tensor, Tensor],
-    mix: tuple[Tensor, Tensor],
-    states: tuple[Tensor, Tensor],
+    z: list[Tensor],
+    mix: list[Tensor],
+    states: list[Tensor | None],
     weights: tuple[Tensor, Tensor],
     num_heads: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of one token a row, as ``token_shift`` and ``HeadRMSNorm`` give them.
+    """Queries, keys and values, as ``token_shift`` and ``HeadRMSNorm`` give them.
 
     Args:
-        q: (B, 1, hidden), projected.
-        z: of keys and values, (B, 1, hidden), projected and not shifted.
-        mix: of keys and values, (B, 1, H), the logits of the token shift.
-        states: (B, 1, H, D), the z before; they become these z, in place.
+        q: (B, T, hidden), projected.
+        z: of keys and values, (B, T, hidden), projected and not shifted.
+        mix: of keys and values, (B, T, H), the logits of the token shift.
+        states: (B, 1, H, D), contiguous, the z before; None at the start of the sequence. Where T = 1
+            they become these z, in place.
         weights: of the norms of queries and keys, (D,) or (H * D,).
 
     Returns:
-        q, k, v: (B, H, 1, D) in the dtype of q and z.
+        q, k, v: (B, H, T, D) in the dtype of q and z.
     """
-    batch, _, hidden = q.shape
+    batch, tokens, hidden = q.shape
     head_dim = hidden // num_heads
-    q, z, mix = q.contiguous(), [x.contiguous() for x in z], [x.contiguous() for x in mix]
-    out = [x.new_empty((batch, num_heads, 1, head_dim)) for x in (q, *z)]
+    q, z = q.contiguous(), [x.contiguous() for x in z]
+    if mix[0].stride() != mix[1].stride() or mix[0].stride(-1) != 1:
+        mix = [x.contiguous() for x in mix]
+    out = [x.new_empty((batch, num_heads, tokens, head_dim)) for x in (q, *z)]
+    tiles = _tiles(tokens)
     with on_device_of(q):
-        _shift_norm_kernel[(batch * num_heads,)](
+        _shift_norm_kernel[(batch * num_heads * triton.cdiv(tokens, tiles["ROWS"]),)](
             q,
             *z,
             *mix,
@@ -115,37 +186,57 @@ def shift_and_norm(
             *weights,
             *out,
             num_heads,
+            tokens,
+            *mix[0].stride()[:2],
             eps,
             D=head_dim,
             BLOCK_D=triton.next_power_of_2(head_dim),
             OWN_WEIGHTS=weights[0].numel() > head_dim,
-            num_warps=1,
+            STATE=states[0] is not None,
+            **tiles,
         )
     return tuple(out)
 
 
 def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``HeadRMSNorm`` with its gate, of one token a row.
+    """``HeadRMSNorm`` with its gate.
 
     Args:
-        x: (B, H, 1, D). gate: (B, 1, H * D). weight: (H * D,).
+        x: (B, H, T, D). gate: (B, T, H * D). weight: (H * D,).
 
     Returns:
-        (B, 1, H * D) in the dtype of x.
+        (B, T, H * D) in the dtype of x.
     """
-    batch, heads, _, head_dim = x.shape
-    x, gate = x.contiguous(), gate.contiguous()
-    out = torch.empty((batch, 1, heads * head_dim), dtype=x.dtype, device=x.device)
+    batch, heads, tokens, head_dim = x.shape
+    x, gate = x if x.stride(-1) == 1 else x.contiguous(), gate.contiguous()
+    out = torch.empty((batch, tokens, heads * head_dim), dtype=x.dtype, device=x.device)
+    tiles = _tiles(tokens)
     with on_device_of(x):
-        _norm_gate_kernel[(batch * heads,)](
+        _norm_gate_kernel[(batch * heads * triton.cdiv(tokens, tiles["ROWS"]),)](
             x,
             gate,
             weight,
             out,
+            *x.stride()[:3],
             heads,
+            tokens,
             eps,
             D=head_dim,
             BLOCK_D=triton.next_power_of_2(head_dim),
-            num_warps=1,
+            **tiles,
         )
+    return out
+
+
+def silu_and_multiply(gate_up: Tensor) -> Tensor:
+    """(..., 2 W), the gate first, -> (..., W): ``silu(gate) * up``."""
+    gate_up = gate_up.contiguous()
+    width = gate_up.shape[-1] // 2
+    out = gate_up.new_empty((*gate_up.shape[:-1], width))
+    rows, block = out.numel() // width, min(triton.next_power_of_2(width), 1024)
+    if rows:
+        with on_device_of(out):
+            _silu_kernel[(rows * triton.cdiv(width, block),)](
+                gate_up, out, rows, width, BLOCK=block, num_warps=4
+            )
     return out

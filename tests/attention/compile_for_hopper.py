@@ -17,7 +17,8 @@ from triton.backends.compiler import GPUTarget
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from acp_repro.attention import PagedKVCache
-from acp_repro.attention.triton import backward, decode, forward, hopper, tiles, write_kvcache
+from acp_repro.attention.triton import backward, decode, forward, hopper, tiles, write_blocks, write_kvcache
+from acp_repro.model import step_kernels
 
 # The package gives the functions of these names, and the launches stand in the modules.
 backward, forward = (sys.modules[f.__module__] for f in (backward, forward))
@@ -80,9 +81,19 @@ def compile_all(portable: bool = False) -> Iterator[tuple[str, object]]:
         compiled.clear()
 
 
+def small_operations(empty, tokens: int, head_dim: int) -> None:
+    """Those around the attention: at the start of a text, and after it."""
+    rows, mix = empty(BATCH, tokens, HEADS * head_dim), empty(BATCH, tokens, HEADS)
+    weight = empty(HEADS * head_dim)
+    for state in (None, empty(BATCH, 1, HEADS, head_dim)):
+        step_kernels.shift_and_norm(rows, [rows] * 2, [mix] * 2, [state] * 2, (weight, weight), HEADS, 1e-5)
+    step_kernels.norm_and_gate(empty(BATCH, HEADS, tokens, head_dim), rows, weight, 1e-5)
+    step_kernels.silu_and_multiply(empty(BATCH, tokens, 6 * head_dim))
+
+
 def compile_decoding() -> Iterator[tuple[str, object]]:
-    """(name, kernel) of the decoding kernels: one token pruned, one exact, some tokens with padding and
-    shared heads of keys, and heads whose size is no power of two."""
+    """(name, kernel) of decoding, of writing to its cache and of what stands around it: one token pruned,
+    one exact, some tokens with padding and shared heads of keys, and heads whose size is no power of two."""
     compiled = collect_launches()
     sys.modules[decode.__module__].num_splits = lambda *_: 64  # as on a GPU, for some rows
     for head_dim, tokens, group, pruned, padded in (
@@ -109,6 +120,8 @@ def compile_decoding() -> Iterator[tuple[str, object]]:
         gates = empty(BATCH, HEADS, tokens, dtype=torch.float32)
         new = [empty(BATCH, kv_heads, tokens, head_dim) for _ in "kv"]
         write_kvcache(cache, *new, gates)
+        write_blocks(cache, *new, gates.double())
+        small_operations(empty, tokens, head_dim)
         q = empty(BATCH, HEADS, tokens, head_dim)
         decode(q, cache, start, threshold, seq_start, head_dim**-0.5)
         yield from compiled

@@ -59,7 +59,7 @@ def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch, cap
 
 def test_the_authors_model_must_be_there_and_alone(run, monkeypatch):
     with pytest.raises(SuiteError, match="--official: forgetting_transformer.* cannot be imported"):
-        training_steps.measure(run, 301, CPU, repeats=1, steps=1, official=True)
+        list(training_steps.measure(run, 301, CPU, repeats=1, steps=1, official=True))
     monkeypatch.setattr(training_steps, "world_size", lambda: 2)
     with pytest.raises(SuiteError, match="compared on one rank"):
         training_steps._official(run, run.model_config(301), CPU)

@@ -1,4 +1,4 @@
-"""The fused kernels of a decoding step against the modules that they stand for."""
+"""The fused kernels of inference against the modules that they stand for."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(3, 16), (2, 20), (4, 64)])
+@pytest.mark.parametrize(("tokens", "held"), [(1, True), (1, False), (5, True), (40, False)])
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_the_kernels_are_the_modules(heads, head_dim, share, dtype):
+def test_the_kernels_are_the_modules(heads, head_dim, tokens, held, share, dtype):
+    torch.manual_seed(0)
     hidden = heads * head_dim
-    q, z_k, z_v, gate, x = (torch.randn(2, 1, hidden, device=DEVICE, dtype=dtype) for _ in range(5))
-    mix = [torch.randn(2, 1, heads, device=DEVICE, dtype=dtype) for _ in "kv"]
+    q, z_k, z_v, gate, x = (torch.randn(2, tokens, hidden, device=DEVICE, dtype=dtype) for _ in range(5))
+    mix = list(torch.randn(2, tokens, 2 * heads + 3, device=DEVICE, dtype=dtype).split(heads, -1)[:2])
     states = [torch.randn(2, 1, heads, head_dim, device=DEVICE, dtype=dtype) for _ in "kv"]
+    states = [state.clone() if held else None for state in states]
+    first = [None if state is None else state.clone() for state in states]
     norms = [HeadRMSNorm(heads, head_dim, QK_NORM_EPS, share).to(DEVICE, dtype) for _ in "qk"]
     output_norm = HeadRMSNorm(heads, head_dim, 1e-6).to(DEVICE, dtype)
     for norm in (*norms, output_norm):
@@ -33,10 +37,10 @@ def test_the_kernels_are_the_modules(heads, head_dim, share, dtype):
     def split(y):
         return y.unflatten(-1, (heads, head_dim))
 
-    k, v = (token_shift(split(z), m, s) for z, m, s in zip((z_k, z_v), mix, states, strict=True))
+    k, v = (token_shift(split(z), m, s) for z, m, s in zip((z_k, z_v), mix, first, strict=True))
     right = [y.transpose(1, 2) for y in (norms[0](split(q)), norms[1](k), v)]
     found = kernels.shift_and_norm(
-        q, (z_k, z_v), mix, states, [norm.weight for norm in norms], heads, QK_NORM_EPS
+        q, [z_k, z_v], mix, states, [norm.weight for norm in norms], heads, QK_NORM_EPS
     )
     # A float32 result that differs in its last bit may round to the other bfloat16; the interpreter cuts off
     # where a GPU rounds, keys twice: less than 2^-7 each time.
@@ -45,9 +49,23 @@ def test_the_kernels_are_the_modules(heads, head_dim, share, dtype):
         budget = 2.0**-10 if DEVICE == "cuda" else 2 * 2.0**-7
     for a, b in zip(found, right, strict=True):
         assert a.dtype == dtype and a.shape == b.shape and relative_error(a, b) < budget
-    assert torch.equal(states[0], split(z_k)) and torch.equal(states[1], split(z_v))
+    if held:  # one token becomes the state
+        for state, z, before in zip(states, (z_k, z_v), first, strict=True):
+            assert torch.equal(state, split(z) if tokens == 1 else before)
     gated = kernels.norm_and_gate(split(x).transpose(1, 2), gate, output_norm.weight, 1e-6)
     assert relative_error(gated, output_norm(split(x), split(gate)).flatten(2)) < budget
+
+
+@pytest.mark.parametrize("width", [24, 1500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_product_of_swiglu_is_its_modules(width, dtype):
+    torch.manual_seed(0)
+    gate, up = torch.randn(2, 3, 2 * width, device=DEVICE, dtype=dtype).chunk(2, -1)
+    found = kernels.silu_and_multiply(torch.cat((gate, up), -1))
+    budget = 1e-6
+    if dtype == torch.bfloat16:
+        budget = 2.0**-10 if DEVICE == "cuda" else 2 * 2.0**-7
+    assert relative_error(found, torch.nn.functional.silu(gate) * up) < budget
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -67,5 +85,5 @@ def test_a_model_that_takes_them_gives_the_same_logits(share, monkeypatch):
     cache = FoXCache(2, max_length=100)
     model(ids[:, :80], cache=cache, seq_start=seq_start)
     found = torch.cat([model(ids[:, t : t + 1], cache=cache) for t in range(80, 90)], 1)
-    assert len(calls) == 2 * 10
+    assert len(calls) == 2 * 10  # and the padded prompt goes without
     assert relative_error(found, model(ids, seq_start=seq_start)[:, 80:]) < 2e-5

@@ -5,10 +5,11 @@ them from its custom operator.
 """
 
 from .backward import backward
-from .decode import decode, write_kvcache
+from .decode import decode
 from .forward import forward
 from .gates import cumulative_log_fgate, log_fgate_grad
 from .norms import largest_norms
+from .paged_write import write_blocks, write_kvcache
 from .search import find_boundary
 from .tiles import block_sizes
 
@@ -21,5 +22,6 @@ __all__ = [
     "forward",
     "largest_norms",
     "log_fgate_grad",
+    "write_blocks",
     "write_kvcache",
 ]

@@ -49,8 +49,8 @@ class Steps(NamedTuple):
 
 def measure(
     run: FoXRun, vocab_size: int, device: torch.device, *, repeats: int, steps: int, official: bool
-) -> list[dict[str, Any]]:
-    """One record for each implementation, with ACP and exact; every rank calls it.
+) -> Iterator[dict[str, Any]]:
+    """One record for each implementation, with ACP and exact, as they come; every rank takes them all.
 
     Each rank takes ``micro_batch_tokens`` a step, whatever the number of ranks. ``repeats`` medians of
     ``steps`` steps, the methods in turn. Memory is the peak of a rank, weights and optimiser included.
@@ -63,13 +63,11 @@ def measure(
     """
     tolerance = run.log_pruning_tolerance or LOG_PRUNING_TOLERANCE
     config = dataclasses.replace(run.model_config(vocab_size), log_pruning_tolerance=tolerance)
-    records = []
     for make in (_ours, _official) if official else (_ours,):
         torch.manual_seed(run.seed)  # the same weights on every rank
-        records += _measure(make(run, config, device), run, config, device, tolerance, repeats, steps)
+        yield from _measure(make(run, config, device), run, config, device, tolerance, repeats, steps)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return records
 
 
 def _measure(
