@@ -20,6 +20,7 @@ _PROGRAMS_PER_PROCESSOR = 32
 _MOST_SPLITS = 64
 # Blocks for which a program of its own is worth its start.
 _LEAST_BLOCKS = 2
+_WARPS, _STAGES = 4, 3
 # Blocks whose decay is looked at together while the boundary moves on.
 _STEP = 32
 _SIZES = ["batch_heads", "kv_heads", "max_blocks"]
@@ -284,8 +285,8 @@ def decode(
             STEP=_STEP,
             HAS_THRESHOLD=threshold is not None,
             HAS_START=seq_start is not None,
-            num_warps=4,
-            num_stages=3 if q.dtype.itemsize == 2 and head_dim <= 128 else 2,
+            num_warps=_WARPS,
+            num_stages=_STAGES if q.dtype.itemsize == 2 and head_dim <= 128 else 2,
         )
         _combine_kernel[(batch * heads * tokens,)](
             part,
