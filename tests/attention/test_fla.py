@@ -78,3 +78,39 @@ def test_the_installed_fla_agrees():
         assert out.shape == x.shape and layer.f_proj.weight.grad.abs().sum() > 0
     finally:
         ours.restore()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="run make test-gpu where a GPU is")
+@pytest.mark.parametrize("packed", [False, True])
+def test_on_a_gpu_both_kernels_are_the_equations(packed):
+    """Outputs and every gradient in bfloat16, against the equations in float64; ours no worse than theirs."""
+    fla = pytest.importorskip("fla.ops.forgetting_attn", reason="pip install flash-linear-attention")
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 700, heads, 64, device="cuda").bfloat16() for heads in (6, 2, 2))
+    g = torch.nn.functional.logsigmoid(torch.randn(1, 700, 6, device="cuda") + 2)
+    upstream = torch.randn_like(q)
+    bounds = torch.tensor([0, 300, 700], dtype=torch.int32, device="cuda") if packed else None
+
+    def run(call, dtype=None):
+        given = [x.detach().to(dtype or x.dtype).requires_grad_() for x in (q, k, v, g)]
+        out = call(*given)
+        return [out, *torch.autograd.grad(out, given, upstream.to(out.dtype))]
+
+    def equations(q, k, v, g):
+        parts = [slice(0, 300), slice(300, 700)] if packed else [slice(None)]
+        heads_first = [
+            x.transpose(1, 2) for x in (q, k.repeat_interleave(3, 2), v.repeat_interleave(3, 2), g)
+        ]
+        outs = [reference(*(x[:, :, part] for x in heads_first), sm_scale=64**-0.5)[0] for part in parts]
+        return torch.cat(outs, 2).transpose(1, 2)
+
+    right = run(equations, torch.float64)
+    errors = {}
+    for name, call in (("ours", ours.parallel_forgetting_attn), ("theirs", fla.parallel_forgetting_attn)):
+        found = run(lambda *x, call=call: call(*x, cu_seqlens=bounds))
+        errors[name] = [
+            ((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, right, strict=True)
+        ]
+    assert all(a < max(1.5 * b, 5e-3) for a, b in zip(errors["ours"], errors["theirs"], strict=True)), errors
+    assert max(errors["theirs"]) < 0.05, errors  # the same function
