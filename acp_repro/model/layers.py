@@ -279,8 +279,8 @@ class ForgettingAttentionLayer(nn.Module):
             position = torch.arange(x.shape[1], device=x.device) + (0 if cache is None else cache.length)
             padding = position < seq_start[:, None]
         q = self._heads(self.q_proj(x))
-        k = self._project_kv(self.k_proj, x, mixes, cache, "k_shift", padding)
-        v = self._project_kv(self.v_proj, x, mixes, cache, "v_shift", padding)
+        k = self._project_kv(self.k_proj, x, mixes[:1], cache, "k_shift", padding)
+        v = self._project_kv(self.v_proj, x, mixes[-1:], cache, "v_shift", padding)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -336,7 +336,7 @@ class ForgettingAttentionLayer(nn.Module):
         self,
         proj: nn.Module,
         x: Tensor,
-        mixes: list[Tensor],
+        mix: list[Tensor],
         cache: LayerCache | None,
         state: str,
         padding: Tensor | None,
@@ -344,7 +344,7 @@ class ForgettingAttentionLayer(nn.Module):
         if not isinstance(proj, ShiftedLinear):
             return self._heads(proj(x))
         previous = None if cache is None else cache.shift_state(state)
-        y, z = proj(x, previous, padding, mixes.pop(0))
+        y, z = proj(x, previous, padding, *mix)
         if cache is not None:
             cache.keep_shift_state(state, z)
         return y

@@ -20,7 +20,8 @@ _PROGRAMS_PER_PROCESSOR = 32
 _MOST_SPLITS = 64
 # Blocks for which a program of its own is worth its start.
 _LEAST_BLOCKS = 2
-_WARPS, _STAGES = 4, 3
+_WARPS = 4
+_STAGE_BYTES = 96 << 10
 # Blocks whose decay is looked at together while the boundary moves on.
 _STEP = 32
 _SIZES = ["batch_heads", "kv_heads", "max_blocks"]
@@ -286,7 +287,7 @@ def decode(
             HAS_THRESHOLD=threshold is not None,
             HAS_START=seq_start is not None,
             num_warps=_WARPS,
-            num_stages=_STAGES if q.dtype.itemsize == 2 and head_dim <= 128 else 2,
+            num_stages=_num_stages(cache),
         )
         _combine_kernel[(batch * heads * tokens,)](
             part,
@@ -303,6 +304,12 @@ def decode(
     if rows is not out:
         out.copy_(rows)
     return out
+
+
+def _num_stages(cache: PagedKVCache) -> int:
+    """Blocks that are on their way while one is read: as many as any GPU's shared memory holds."""
+    block_bytes = 2 * cache.block_size * padded_head_dim(cache.k.shape[-1]) * cache.k.element_size()
+    return max(2, min(4, _STAGE_BYTES // block_bytes))
 
 
 def num_splits(batch_heads: int, max_blocks: int, device: torch.device) -> int:
