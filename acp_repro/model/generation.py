@@ -16,8 +16,8 @@ from .cache import FoXCache
 from .config import FoXConfig
 from .decode_step import DecodeStep
 
-# Tokens of all rows that a prefill takes at once: 1 GiB of the 125M model's activations in bfloat16.
-PREFILL_TOKENS = 2**17
+# Tokens of all rows that a prefill takes at once: half a GiB of the 125M model's activations in bfloat16.
+PREFILL_TOKENS = 2**16
 
 
 class LanguageModel(Protocol):

@@ -15,7 +15,7 @@ from .blocks import BLOCK_SIZE, BlockPool, running_sum
 # Tokens that are attended as a decoding step; longer chunks as a prefill over what is held.
 DECODE_TOKENS = 8
 # Of past keys and values that a prefill holds densely at once.
-_PAST_BYTES = 2**30
+_PAST_BYTES = 2**29
 
 
 class WholeCache(Protocol):
