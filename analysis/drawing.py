@@ -66,7 +66,8 @@ def find(suite_name: str, item_name: str) -> Found:
     if not rules.can_be_drawn(suite, item):
         raise SuiteError(rules.why_not(suite, item))
     runs = item.runs(suite)
-    records = {quantity: read_records(suite, quantity, runs) for quantity in item.quantities}
+    kinds = [suite.paper.quantity(name) for name in item.quantities]
+    records = {kind.name: read_records(suite, kind.name, item.runs_with(suite, kind)) for kind in kinds}
     return Found(suite, item, tuple(runs), records)
 
 

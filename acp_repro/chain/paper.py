@@ -166,7 +166,7 @@ class Item:
         name: ``figure2``, ``table4``; the target of Make, the stem of the files and of the module.
         title: for the report and ``make help``.
         quantities: the records that it is drawn from ...
-        runs: ... of these runs of the suite, all of which must have them.
+        runs: ... of these runs of the suite, which must all have those that are about them.
         needs: in words, which runs a suite must have.
         claims: what the paper says of it.
         paper_model: (size, longest context in tokens) in the paper, where scale matters.
@@ -187,6 +187,12 @@ class Item:
     extra: bool = False
     missing: str = ""
     aliases: tuple[str, ...] = ()
+
+    def runs_with(self, suite: Suite, quantity: Quantity) -> list[Run]:
+        """Those of its runs that a quantity is about, for not every model of a table need be timed; all of
+        them where it is about none."""
+        runs, about = self.runs(suite), set(quantity.runs(suite))
+        return [run for run in runs if run in about] or runs
 
     @property
     def is_table(self) -> bool:

@@ -70,7 +70,7 @@ def records_of(suite: Suite, items: Iterable[Item]) -> list[tuple[Run | None, Qu
     pairs: dict[tuple[Run | None, Quantity], None] = {}
     for item in items:
         for quantity in map(suite.paper.quantity, item.quantities):
-            runs = [None] if quantity.command else item.runs(suite)
+            runs = [None] if quantity.command else item.runs_with(suite, quantity)
             pairs |= dict.fromkeys((run, quantity) for run in runs)
     return list(pairs)
 

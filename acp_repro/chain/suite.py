@@ -11,7 +11,7 @@ import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import SuiteError
+from .errors import SuiteError, UnknownName
 from .paper import Suite
 from .registry import find_paper
 from .run import Run, Strict, WeightsConfig
@@ -28,6 +28,7 @@ class SuiteFile(Strict):
     Attributes:
         leave_out: items that `make all` does not make from this suite, for they cost more than it is for.
         published: its records are part of the project, and speak in REPRODUCTION.md.
+        not_run: names of runs of the grid that nobody has trained, and nothing asks for: they are gaps.
     """
 
     description: str
@@ -35,6 +36,7 @@ class SuiteFile(Strict):
     weights: WeightsConfig | None = None
     leave_out: list[str] = field(default_factory=list)
     published: bool = False
+    not_run: list[str] = field(default_factory=list)
 
 
 def suite_path(name: str) -> Path:
@@ -76,6 +78,11 @@ def load_suite(name: str) -> Suite:
             if any(run.name == other.name for other in runs):
                 raise SuiteError(f"{path}: grid[{index}]: makes the run {run.name} a second time")
             runs.append(run)
+    names = {run.name for run in runs}
+    for name in file.not_run:
+        if name not in names:
+            raise SuiteError(f"{path}: not_run: {UnknownName.among('the grid has no such run', name, names)}")
+    runs = [run for run in runs if run.name not in file.not_run]
     suite = paper.suite(path.stem, paper, file, tuple(runs))
     try:
         for name in file.leave_out:

@@ -284,6 +284,7 @@ def books(
     characters: int = 16_000,
     most_each: int = 8,
     least: int = 3,
+    files: list[str] | None = None,
 ) -> LabelledSet:
     """Excerpts of whole books; the class is the author, or another field. A book is in one split.
 
@@ -292,13 +293,16 @@ def books(
         characters: of an excerpt.
         most_each: excerpts of one book, spread evenly.
         least: an author needs as many books.
+        files: names in the folder; None: all that lie there.
     """
     place = Path(path or ".").expanduser()
-    files = sorted(place.glob("*.jsonl*")) if place.is_dir() else [place]
-    if path is None or not files:
+    shards = sorted(place.glob("*.jsonl*")) if place.is_dir() else [place]
+    if files is not None:
+        shards = [place / name for name in files]
+    if path is None or not shards:
         raise DataError(f"path: {path} holds no JSON lines")
     found: dict[str, list[tuple[str, list[str]]]] = {}
-    for file in files:
+    for file in shards:
         for record in _json_lines(_one_file(str(file)), file.name, "id", "text", label):
             text, step = record["text"], max(characters, len(record["text"]) // most_each)
             pieces = [text[at : at + characters] for at in range(0, len(text) - characters + 1, step)]

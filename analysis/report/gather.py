@@ -97,7 +97,7 @@ def entry(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], models:
     runs = item.runs(suite)
     files, unmeasured = [], {}
     for quantity in map(suite.paper.quantity, item.quantities):
-        for run, path in record_paths(suite, quantity, runs):
+        for run, path in record_paths(suite, quantity, item.runs_with(suite, quantity)):
             if path.is_file():
                 files.append(path)
             else:

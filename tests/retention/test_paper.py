@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from acp_repro import measure
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records
-from acp_repro.chain.rules import can_be_drawn
+from acp_repro.chain.rules import can_be_drawn, make_rules
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.retention import simulations
 from acp_repro.papers.retention.paper import PAPER
@@ -104,6 +104,20 @@ def test_runs_of_a_suite(here):
     assert {r.budget for r in here.of_table(0.3)} == {1.0, 0.3}
 
 
+def test_gaps_are_asked_for_nowhere(here):
+    """What was not run, or not timed, is in no rule of Make; the rest is."""
+    gap, untimed = "toy-mini-random-50-input", "toy-mini-h2o-30-input"
+    words = f"not_run: [{gap}]\ntimed: [toy-mini-dense, toy-mini-ar-30-input]\ngrid:"
+    Path("experiments/gaps.yaml").write_text(YAML.replace("grid:", words, 1))
+    suite = load_suite("gaps")
+    rules = make_rules(suite)
+    assert gap not in rules and gap in make_rules(here)
+    assert f"{untimed}/score.csv" in rules and f"{untimed}/speed.csv" not in rules
+    assert [run.name for run in suite.timed()] == ["toy-mini-dense", "toy-mini-ar-30-input"]
+    timed = PAPER.item("table3").runs_with(suite, PAPER.quantity("speed"))
+    assert [run.name for run in timed] == ["toy-mini-ar-30-input"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -122,6 +136,12 @@ def test_runs_of_a_suite(here):
         ("open_share: 0.3", "open_share: 0.9", "hard_share: with open_share it must not exceed 1"),
         ("hidden_size: 16", "hidden_size: 17", "must be a multiple of num_attention_heads"),
         ("batch_examples: 2", "batch_examples: 0", "speed_batch_examples: must be positive"),
+        ("grid:", "timed: [tay]\ngrid:", "timed: 'tay' is no name under datasets and none of a run"),
+        (
+            "grid:",
+            "not_run: [toy-mini-den]\ngrid:",
+            "not_run: the grid has no such run; did you mean toy-mini-dense",
+        ),
     ],
 )
 def test_a_wrong_suite_is_one_line(here, old, new, words):
@@ -222,7 +242,7 @@ def test_answers_in_the_text_and_their_scores(here):
         assert row.example.text[row.offsets[first][0] : row.offsets[last][1]].strip() == "tanh"
         assert row.offsets[0] == (0, 0)  # [CLS]
     long = dataclasses.replace(texts.labelled.splits["train"][0], question="what " * 100)
-    assert len(texts._encode(long).ids) == run.dataset.max_tokens
+    assert len(texts._encode([long])[0].ids) == run.dataset.max_tokens
     assert normalized("The  tanh, unit!") == ["tanh", "unit"]
     assert SCORES["exact_match"]([("a tanh",)], ["Tanh."]) == 100
     assert SCORES["f1"]([("tanh unit", "no")], ["tanh"]) == pytest.approx(200 / 3)

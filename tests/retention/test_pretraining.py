@@ -130,8 +130,9 @@ def test_masks(here):
     task = PAPER.load_task()(here.run("words-mini-mlm"))
     tokenizer, seen, kinds = task.tokenizer, [], []
     for index in range(120):
-        ids, labels = task.batch(index)
-        assert ids.shape == labels.shape == (4, 12)
+        ids, told_ids, places = task.batch(index)
+        labels = torch.full_like(ids, -100).view(-1).index_copy(0, places, told_ids).view_as(ids)
+        assert ids.shape == (4, 12)
         assert (ids[:, 0] == tokenizer.cls_token_id).all() and (ids[:, -1] == tokenizer.sep_token_id).all()
         told = labels >= 0
         assert (told.sum(1) == 2).all() and not told[:, [0, -1]].any()  # 15 % of 10
@@ -149,11 +150,21 @@ def test_masks(here):
 def test_blocks_compile_whole(here):
     task = PAPER.load_task()(here.run("words-mini-mlm"))
     model = task.build().eval()
-    ids, labels = task.batch(0)
-    expected = task.loss(model, ids, labels)
+    batch = task.batch(0)
+    expected = task.loss(model, *batch)
     for block in task.blocks(model):
         block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False, backend="aot_eager")
-    torch.testing.assert_close(task.loss(model, ids, labels), expected)
+    torch.testing.assert_close(task.loss(model, *batch), expected)
+
+
+def test_the_loss_of_masked_tokens_alone_is_that_of_transformers(here):
+    task = PAPER.load_task()(here.run("words-mini-mlm"))
+    model = task.build().eval()
+    ids, labels = task.masked("train", [0, 1, 2], np.random.default_rng(0))
+    places = (labels.flatten() >= 0).nonzero()[:, 0]
+    ours = task.loss(model, ids, labels.flatten()[places], places)
+    expected = model(input_ids=ids, labels=labels).loss  # and the hook is gone
+    torch.testing.assert_close(ours, expected)
 
 
 def test_another_pretraining_makes_other_runs(here):

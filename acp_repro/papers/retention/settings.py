@@ -188,6 +188,8 @@ class MeasureConfig(Strict):
         budgets: at which dense models are pruned at inference only.
         speed_lengths_tokens: lengths of full batches for the times.
         speed_batch_examples: their examples; Table 4 has 32.
+        speed_batch_tokens: as many examples as hold so many tokens, instead: a GPU that is not full tells
+            how fast its host is.
         timing_repeats: of each time; the median counts.
     """
 
@@ -195,10 +197,13 @@ class MeasureConfig(Strict):
     budgets: list[float] = field(default_factory=lambda: [0.5, 0.3])
     speed_lengths_tokens: list[int] = field(default_factory=lambda: [512])
     speed_batch_examples: int = 32
+    speed_batch_tokens: int | None = None
     timing_repeats: int = 5
 
     def __post_init__(self):
         positive(self, "examples", "speed_batch_examples", "timing_repeats")
+        if self.speed_batch_tokens is not None:
+            positive(self, "speed_batch_tokens")
         if not all(0 < budget < 1 for budget in self.budgets):
             raise ValueError(f"budgets: each must be in (0, 1), got {self.budgets}")
 
@@ -241,7 +246,10 @@ class GridConfig(Strict):
 class File(SuiteFile):
     """The keys at the top of a suite file of Adaptive Retention.
 
-    ``retention`` holds settings of ``RetentionConfig`` for all runs, but for what the grid says.
+    Attributes:
+        retention: settings of ``RetentionConfig`` for all runs, but for what the grid says.
+        timed: tasks whose models are timed, or runs by name; None: all. How fast a model is depends little
+            on the task that it learnt.
     """
 
     datasets: dict[str, DatasetConfig]
@@ -249,5 +257,6 @@ class File(SuiteFile):
     grid: list[GridConfig]
     pretraining: dict[str, PretrainingConfig] = field(default_factory=dict)
     retention: dict[str, Any] = field(default_factory=dict)
+    timed: list[str] | None = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)

@@ -235,6 +235,10 @@ class RetentionSuite(Suite):
                     f"backbones.{run.backbone_name}.pretrained_on: the grid has no run {run.start.name}; "
                     f"add {{{entry}}}"
                 )
+        known = {*self.file.datasets, *(run.name for run in self.runs)}
+        for name in self.file.timed or ():
+            if name not in known:
+                raise ValueError(f"timed: {name!r} is no name under datasets and none of a run")
 
     def needs(self, run: Run) -> list[Run]:
         """Its start, and of ToP the dense model of the same task and seed that it is distilled from."""
@@ -293,5 +297,6 @@ class RetentionSuite(Suite):
         return run.dataset_name, run.backbone_name, run.budget, run.gates
 
     def timed(self) -> list[RetentionRun]:
-        """One seed of every method, but for the sweeps."""
-        return first_seeds(self.select(*METHODS))
+        """One seed of every method, but for the sweeps, of what the file says is timed."""
+        runs, chosen = first_seeds(self.select(*METHODS)), self.file.timed
+        return [run for run in runs if chosen is None or {run.name, run.dataset_name} & set(chosen)]

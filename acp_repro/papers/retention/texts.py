@@ -31,7 +31,8 @@ class Encoded:
     """One example as ids, [CLS] question [SEP] text [SEP], cut to the dataset's length.
 
     Attributes:
-        offsets: (start, end) characters of the text that each token stands for; (0, 0) outside of the text.
+        offsets: of extractive questions, (start, end) characters of the text that each token stands for;
+            (0, 0) outside of the text.
         span: first and last token of the answer; (0, 0) where it was cut off; None for classes.
     """
 
@@ -62,28 +63,49 @@ class Texts:
             load_tokenizer(source) if source else train_tokenizer(self.labelled, backbone.vocab_size)
         )
         self._encoded: dict[str, list[Encoded]] = {}
+        # Before its first use: how texts were cut last is part of its words from then on.
+        tokenizer = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+        self._identity = hashlib.sha256((self.labelled.identity + tokenizer).encode()).hexdigest()
 
     def encoded(self, split: str) -> list[Encoded]:
         if split not in self._encoded:
-            self._encoded[split] = [self._encode(example) for example in self.labelled.splits[split]]
+            self._encoded[split] = self._encode(self.labelled.splits[split])
         return self._encoded[split]
 
-    def _encode(self, example: Example) -> Encoded:
-        limit = {"truncation": self._truncation(example.question), "max_length": self.dataset.max_tokens}
-        pair = (example.question, example.text) if example.question else (example.text,)
-        out = self.tokenizer(*pair, return_offsets_mapping=True, **limit)
-        part = 1 if example.question else 0
-        inside = [p == part for p in out.sequence_ids()]
-        offsets = [tuple(o) if i else (0, 0) for o, i in zip(out["offset_mapping"], inside, strict=True)]
-        span = None if example.answer is None else _span(example.answer, offsets)
-        return Encoded(out["input_ids"], example, offsets, span)
+    def _encode(self, examples: Sequence[Example]) -> list[Encoded]:
+        """All at once for each way to cut: the tokeniser then takes all cores."""
+        alike: dict[str | bool, list[int]] = {}
+        for place, kind in enumerate(self._truncations(examples)):
+            alike.setdefault(kind, []).append(place)
+        found: dict[int, Encoded] = {}
+        for kind, places in alike.items():
+            chosen = [examples[place] for place in places]
+            found |= zip(places, self._encode_alike(chosen, kind), strict=True)
+        return [found[place] for place in range(len(examples))]
 
-    def _truncation(self, question: str) -> str | bool:
+    def _encode_alike(self, examples: Sequence[Example], truncation: str | bool) -> Iterator[Encoded]:
+        asks, extractive = bool(examples[0].question), self.labelled.is_extractive
+        texts = [example.text for example in examples]
+        given = ([example.question for example in examples], texts) if asks else (texts,)
+        limit = {"truncation": truncation, "max_length": self.dataset.max_tokens}
+        out = self.tokenizer(*given, return_offsets_mapping=extractive, **limit)
+        for row, example in enumerate(examples):
+            offsets, span = [], None
+            if extractive:
+                inside = [part == int(asks) for part in out.sequence_ids(row)]
+                both = zip(out["offset_mapping"][row], inside, strict=True)
+                offsets = [tuple(offset) if i else (0, 0) for offset, i in both]
+                span = _span(example.answer, offsets)
+            yield Encoded(out["input_ids"][row], example, offsets, span)
+
+    def _truncations(self, examples: Sequence[Example]) -> list[str | bool]:
         """Cuts the text alone, unless the question takes more than half of the length."""
-        if not question:
-            return True
-        asked = len(self.tokenizer(question, add_special_tokens=False)["input_ids"])
-        return "only_second" if asked <= self.dataset.max_tokens // 2 else "longest_first"
+        asking = [example.question for example in examples if example.question]
+        if not asking:
+            return [True] * len(examples)
+        ids = iter(self.tokenizer(asking, add_special_tokens=False)["input_ids"])
+        kinds = [len(next(ids)) <= self.dataset.max_tokens // 2 if e.question else None for e in examples]
+        return [{None: True, True: "only_second", False: "longest_first"}[kind] for kind in kinds]
 
     def tensors(self, rows: Sequence[Encoded]) -> tuple[Tensor, ...]:
         """(input_ids, attention_mask, labels), or with first and last tokens for labels; filled up to the
@@ -112,11 +134,9 @@ class Texts:
 
     def describe(self) -> dict[str, Any]:
         sizes = {split: len(examples) for split, examples in self.labelled.splits.items()}
-        tokenizer = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-        identity = hashlib.sha256((self.labelled.identity + tokenizer).encode()).hexdigest()
         return {
             "corpus": self.dataset.reader,
-            "hash": identity,
+            "hash": self._identity,
             "examples": sizes,
             "classes": list(self.labelled.classes),
         }
@@ -131,7 +151,7 @@ def inputs_of(tensors: tuple[Tensor, ...], device: torch.device) -> dict[str, Te
 _LABELS = {0: (), 1: ("labels",), 2: ("start_positions", "end_positions")}
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=8)
 def texts_of(run: RetentionRun) -> Texts:
     """The texts of a run; runs of one dataset and backbone share them in a process."""
     return _texts(_Key(run.dataset, run.backbone, run.start and run.start.model_folder))
@@ -151,7 +171,7 @@ class _Key:
         return hash(self._text)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=8)
 def _texts(key: _Key) -> Texts:
     return Texts(key.dataset, key.backbone, key.start)
 

@@ -35,14 +35,17 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
 
 
 def _at(trained: TrainedRetention, length: int) -> dict[str, Any]:
-    rows = trained.measure.speed_batch_examples
+    settings = trained.measure
+    rows = settings.speed_batch_examples
+    if settings.speed_batch_tokens is not None:
+        rows = max(1, settings.speed_batch_tokens // length)
     generator = torch.Generator().manual_seed(0)
     low = len(trained.texts.tokenizer.all_special_ids)
     ids = torch.randint(low, len(trained.texts.tokenizer), (rows, length), generator=generator)
     ids = ids.to(trained.device)
     gates = getattr(trained.model, "retention", None)
     config = gates.config if gates is not None else RetentionConfig(1.0, method="dense")
-    record = {"length_tokens": length, "batch_examples": rows, "repeats": trained.measure.timing_repeats}
+    record = {"length_tokens": length, "batch_examples": rows, "repeats": settings.timing_repeats}
     return (
         record
         | _inference(trained, ids)
@@ -83,7 +86,8 @@ def _training(trained: TrainedRetention, ids: Tensor) -> dict[str, Any]:
     gates = getattr(model, "retention", None)
     if gates is not None:
         gates.configure(open_steps=0, hard_from_step=None)
-    ids = ids[: run.dataset.micro_batch_examples or run.dataset.batch_examples]
+    if trained.measure.speed_batch_tokens is None:
+        ids = ids[: run.dataset.micro_batch_examples or run.dataset.batch_examples]
     labels = {"labels": torch.zeros(len(ids), dtype=torch.long, device=ids.device)}
     if trained.texts.labelled.is_extractive:
         labels = {"start_positions": labels["labels"], "end_positions": labels["labels"]}
