@@ -8,8 +8,6 @@ import importlib.util
 import torch
 from torch import Tensor, nn
 
-from acp_repro.common.new_kernels import new_kernels
-
 from .budget import compact, take
 
 _CHUNK = 128
@@ -96,7 +94,7 @@ class RetentionScorer(nn.Module):
                 tokens mean nothing.
         """
         parts = nn.functional.linear(hidden, torch.cat([self.w.weight, self.u.weight]))  # both in one product
-        if _has_kernel(parts):
+        if has_kernels(parts):
             from .kernel import scan
 
             return scan(parts, kept, self.decay, self.v.weight.view(-1), self.v.bias)
@@ -113,13 +111,11 @@ class RetentionScorer(nn.Module):
             return nn.functional.linear(activity, wide(self.v.weight), wide(self.v.bias)).squeeze(-1)
 
 
-def _has_kernel(parts: Tensor) -> bool:
-    """Whether the scan is one kernel: at inference on a GPU, eagerly, and if asked for."""
-    if not parts.is_cuda or parts.dtype == torch.float64 or torch.compiler.is_compiling():
+def has_kernels(x: Tensor) -> bool:
+    """Whether Triton's kernels take ``x``: on a GPU, eagerly, where no gradient is wanted."""
+    if not x.is_cuda or x.dtype == torch.float64 or torch.compiler.is_compiling():
         return False
-    if not new_kernels():
-        return False
-    return not (torch.is_grad_enabled() and parts.requires_grad) and _has_triton()
+    return not (torch.is_grad_enabled() and x.requires_grad) and _has_triton()
 
 
 @functools.cache
