@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import gates as _gates
+from . import key_bias
 from .budget import check_protected, keep_top
 from .encoders import attention_received
 from .methods import Seen
@@ -56,6 +58,7 @@ class Pass(Removal):
         self.moved = False  # whether tokens have left their places
         self.slots: Tensor | None = None  # (B, T): where they went, if they left them once
         self.held: Tensor | None = None  # states of what was dropped, for dropped="last"
+        self.biased = False  # whether ``mask`` is a bias on the keys
         self.terms: list[Tensor] = []
         self.violations: list[Tensor] = []
 
@@ -126,11 +129,17 @@ class Pass(Removal):
         if size:
             self.hidden = self._in_groups(block, size)
         else:
-            self.hidden = self.encoder.run(block, self.hidden, self.mask, self.kwargs)
+            with self._attention():
+                self.hidden = self.encoder.run(block, self.hidden, self.mask, self.kwargs)
         if self.c is not None:
             self.hidden = self.hidden * self.c[..., None].to(self.hidden.dtype)
         if gate is not None:
             self._gate(gate, block, *before)
+
+    def _attention(self) -> contextlib.AbstractContextManager:
+        """What blocks attend by: their own, but where ``mask`` is a bias on the keys."""
+        biased = self.biased and self.r.model_config._attn_implementation == "sdpa"
+        return key_bias.used_by(self.r.model_config) if biased else contextlib.nullcontext()
 
     def _group_size(self) -> int:
         """Examples of a group up to the first gate; 0 for all at once."""
@@ -277,7 +286,7 @@ class Pass(Removal):
     def _soften(self, z: Tensor) -> None:
         self.hidden = self.hidden * z[..., None].to(self.hidden.dtype)
         if self.config.gate_keys:
-            self.mask = self._block_mask(torch.log(self.c.clamp(min=1e-6)))
+            self.mask, self.biased = self._block_mask(torch.log(self.c.clamp(min=1e-6))), True
 
     def _record(self, index, scores, kept, z, budget, counted) -> None:
         batch, length = self.shape[:2]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import key_bias
 from .budget import compact, flat_rows, take, top_indices
 from .scorer import has_kernels
 
@@ -155,6 +156,8 @@ class Removal:
         implementation = self.r.model_config._attn_implementation
         if implementation not in ("sdpa", "eager"):
             raise ValueError(f"gate_keys: needs attn_implementation sdpa or eager, not {implementation}")
+        if implementation == "sdpa":
+            return bias.masked_fill(~self.valid, key_bias.CLOSED)[:, None, None]
         bias = bias.masked_fill(~self.valid, torch.finfo(torch.float32).min).to(self._attention_dtype())
         length = bias.shape[1]
         return bias[:, None, None].expand(-1, 1, length, length)
