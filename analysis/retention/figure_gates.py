@@ -23,7 +23,7 @@ def draw(records: pd.DataFrame) -> Figure:
     tasks = list(dict.fromkeys(records["dataset"]))
     columns = min(_COLUMNS, len(tasks))
     rows = -(-len(tasks) // columns)
-    size = (max(style.COLUMN_INCHES, style.PAGE_INCHES * columns / _COLUMNS), 2.0 * rows + 0.5)
+    size = (max(style.COLUMN_INCHES, style.PAGE_INCHES * columns / _COLUMNS), 2.0 * rows + 0.6)
     figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     for ax, task in itertools.zip_longest(axes.flat, tasks):
         if task is None:
@@ -46,7 +46,7 @@ def draw(records: pd.DataFrame) -> Figure:
     for ax in axes[-1]:
         ax.set_xlabel("tokens kept (%)")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(2, columns), fontsize=6.5)
     return figure
 
 

@@ -43,6 +43,29 @@ def test_the_kernel_is_equation_3(length, decay):
             torch.testing.assert_close(scores[row][there].double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 33, 100, 1100])
+@pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
+def test_the_kernels_have_the_gradient_of_equation_3(length, decay, monkeypatch):
+    device = on_a_device()
+    torch.manual_seed(length)
+    gate = RetentionScorer(8, 20, decay, initial_logit=0.3).to(device)
+    hidden = torch.randn(3, length, 8, device=device)
+    kept = torch.rand(3, length, device=device) < 0.6
+    kept[:, 0] = True
+    wanted = torch.randn(3, length, device=device)
+    for mask in (None, kept):
+        found = []
+        for kernels, dtype in ((True, torch.float32), (False, torch.float64)):
+            monkeypatch.setattr(scorer, "has_kernels", lambda *_, kernels=kernels, **__: kernels)
+            one, given = copy.deepcopy(gate).to(dtype), hidden.to(dtype, copy=True).requires_grad_()
+            scores = one(given, mask)
+            scores = scores if mask is None else torch.where(mask, scores, 0.0)
+            (scores * wanted).sum().backward()
+            found.append([given.grad, *(p.grad for p in one.parameters())])
+        for ours, exact in zip(*found, strict=True):
+            torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-5 * exact.abs().max().item())
+
+
 def on_a_device():
     """Where Triton's kernels run: on a GPU, or on the CPU in Triton's interpreter."""
     pytest.importorskip("triton", reason="pip install triton")
@@ -118,7 +141,7 @@ def test_a_pass_with_kernels_is_one_without(kind, monkeypatch):
             found = []
             for kernels in (False, True):
                 for module in (removal, scorer):
-                    monkeypatch.setattr(module, "has_kernels", lambda x, kernels=kernels: kernels)
+                    monkeypatch.setattr(module, "has_kernels", lambda *_, kernels=kernels, **__: kernels)
                 with short.retention.recorded() as records:
                     found.append((answers(short(**given)), records))
             (plain, ours), (fast, theirs) = found
