@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import gates as _gates
+from . import key_bias
 from .budget import check_protected, keep_top
 from .encoders import attention_received
 from .methods import Seen
-from .removal import Call, GateRecord, Removal, joined
+from .removal import Call, GateRecord, Removal
 
-# Before the first gate all tokens are there, so that part sets the peak of memory: at inference it goes
-# through the blocks in groups of examples of so many tokens, which still fill a GPU; in so many groups at
-# most, for each has a gate's small kernels of its own.
+# Before the first gate all tokens are there, so a block's inner states would set the peak of memory: at
+# inference examples go through it in groups of so many tokens, which still fill a GPU, and in so many groups.
 GROUP_TOKENS, MOST_GROUPS = 8192, 8
 
 
@@ -29,9 +29,6 @@ class Pass(Removal):
     Args:
         retention: the ``Retention`` whose gates stand between the blocks.
     """
-
-    # What has a row for each example, beside ``mask``.
-    _ROWS = ("hidden", "valid", "protected", "ids", "positions", "held", "all_valid", "all_protected")
 
     def __init__(self, retention: nn.Module, layers: nn.ModuleList, hidden: Tensor, mask: Any, kwargs: dict):
         self.r, self.config, self.encoder = retention, retention.config, retention.encoder
@@ -59,7 +56,9 @@ class Pass(Removal):
         self.c: Tensor | None = None  # (B, T): product of the z so far, where tokens stay in place
         self.expected: Tensor | None = None  # the same of p
         self.moved = False  # whether tokens have left their places
+        self.slots: Tensor | None = None  # (B, T): where they went, if they left them once
         self.held: Tensor | None = None  # states of what was dropped, for dropped="last"
+        self.biased = False  # whether ``mask`` is a bias on the keys
         self.terms: list[Tensor] = []
         self.violations: list[Tensor] = []
 
@@ -70,6 +69,7 @@ class Pass(Removal):
             ValueError: an example is all padding, or protects more than its budget.
         """
         self.more = call.protects_more or self.encoder.windowed
+        self.protects_first = self.is_full and not self.more  # and it stays the first
         if call.is_full and not self.more:
             lengths, needs = [self.length] * self.shape[0], [min(1, self.length)] * self.shape[0]
         elif self._may_look():
@@ -112,26 +112,34 @@ class Pass(Removal):
 
     def run(self) -> Tensor:
         gate_at = {place: index for index, place in enumerate(self.r.places)}
-        done = 0
         if 0 in gate_at:
             self._gate(gate_at[0], self.layers[0], self.hidden, self.valid)
-        elif size := self._group_size():
-            done = self.r.places[0]
-            self._in_groups(size, done)
-        for number in range(done + 1, len(self.layers) + 1):
-            self._block(number, gate_at.get(number))
+        size = 0 if 0 in gate_at else self._group_size()
+        for number in range(1, len(self.layers) + 1):
+            self._block(number, gate_at.get(number), size)
+            size = 0 if number in gate_at else size
         self._settle()
         return self._in_place()
 
-    def _block(self, number: int, gate: int | None) -> None:
+    def _block(self, number: int, gate: int | None, size: int) -> None:
+        """A block, ``size`` examples at a time (0: all at once), and the gate after it."""
         block = self.layers[number - 1]
         looks_back = gate is not None and self.r.gates[gate].needs_attention
         before = (self.hidden, self.valid) if looks_back else (None, None)
-        self.hidden = self.encoder.run(block, self.hidden, self.mask, self.kwargs)
+        if size:
+            self.hidden = self._in_groups(block, size)
+        else:
+            with self._attention():
+                self.hidden = self.encoder.run(block, self.hidden, self.mask, self.kwargs)
         if self.c is not None:
             self.hidden = self.hidden * self.c[..., None].to(self.hidden.dtype)
         if gate is not None:
             self._gate(gate, block, *before)
+
+    def _attention(self) -> contextlib.AbstractContextManager:
+        """What blocks attend by: their own, but where ``mask`` is a bias on the keys."""
+        biased = self.biased and self.r.model_config._attn_implementation == "sdpa"
+        return key_bias.used_by(self.r.model_config) if biased else contextlib.nullcontext()
 
     def _group_size(self) -> int:
         """Examples of a group up to the first gate; 0 for all at once."""
@@ -140,42 +148,18 @@ class Pass(Removal):
         plain = self.phase == "hard" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         tensors = any(isinstance(value, Tensor) for value in self.kwargs.values())
         gathers = self.config.removal == "gather" and not self.encoder.windowed
-        known = self.host_budgets is not None and self.config.selection == "top_m"
-        return size if plain and gathers and known and not tensors and size < batch else 0
+        return size if plain and gathers and not tensors and size < batch else 0
 
-    def _in_groups(self, size: int, last: int) -> None:
-        """The blocks up to place ``last`` and its gate, group after group of ``size`` examples."""
-        batch, records, parts = self.shape[0], self.r._records, []
-        mine: list[list[GateRecord]] = []
-        try:
-            for first in range(0, batch, size):
-                self.r._records = None if records is None else []
-                part = self._rows(slice(first, first + size))
-                for number in range(1, last + 1):
-                    part._block(number, 0 if number == last else None)
-                parts.append(part)
-                mine.append(self.r._records)
-        finally:
-            self.r._records = records
-        if records is not None:
-            records += [joined(of_gate) for of_gate in zip(*mine, strict=True)]
-        for name in self._ROWS:
-            values = [getattr(part, name) for part in parts]
-            setattr(self, name, None if values[0] is None else torch.cat(values))
-        self.moved, self.is_full = parts[0].moved, parts[0].is_full
-        if self.moved:
-            self.mask = self._block_mask(None)
-
-    def _rows(self, rows: slice) -> Pass:
-        """The same pass of some examples; sizes stay those of all."""
-        part = copy.copy(self)
-        for name in self._ROWS:
-            if getattr(self, name) is not None:
-                setattr(part, name, getattr(self, name)[rows])
-        part.shape = part.hidden.shape
-        if isinstance(self.mask, Tensor) and self.mask.shape[0] > 1:
-            part.mask = self.mask[rows]
-        return part
+    def _in_groups(self, block: nn.Module, size: int) -> Tensor:
+        """The block's output, group after group of ``size`` examples: its inner states are those of one."""
+        out, sliced = None, isinstance(self.mask, Tensor) and self.mask.shape[0] > 1
+        for first in range(0, self.shape[0], size):
+            rows = slice(first, first + size)
+            mask = self.mask[rows] if sliced else self.mask
+            part = self.encoder.run(block, self.hidden[rows], mask, self.kwargs)
+            out = part.new_empty(self.shape) if out is None else out
+            out[rows] = part
+        return out
 
     # ---- one gate ------------------------------------------------------------------------------
 
@@ -197,16 +181,20 @@ class Pass(Removal):
         valid = None if self.is_full else self.valid
         seen = Seen(self.hidden, self.valid, received, self.ids, self.positions, self.is_full)
         scores = gate(seen)
-        self._note_nan(index, scores, valid)
+        by_index = self._gathers_by_index()
+        ranking = gate.ranking(scores, seen) if by_index else None
+        in_kernel = by_index and self._selects_in_kernel(ranking)
+        if not in_kernel or ranking is not scores:  # the kernel looks for them itself
+            self._note_nan(index, scores, valid)
         counted = None
         if config.is_learned and (self.r.training or self.r._records is not None):
             counted = torch.where(self._free(), _gates.counted(config, scores), self.valid.to(scores.dtype))
         if self.r.training and config.is_learned:
             self._count(counted, self._budget(index), gate.extra_loss(scores, self._free()))
-        if self._gathers_by_index():
+        if by_index:
             if config.dropped == "last":
                 self._hold()
-            self._remove_by_index(index, gate.ranking(scores, seen), scores, counted)
+            self._remove_by_index(index, ranking, scores, counted, in_kernel)
             return
         budget = self._budget(index)
         kept = self._chosen(gate, scores, seen, budget)
@@ -298,7 +286,7 @@ class Pass(Removal):
     def _soften(self, z: Tensor) -> None:
         self.hidden = self.hidden * z[..., None].to(self.hidden.dtype)
         if self.config.gate_keys:
-            self.mask = self._block_mask(torch.log(self.c.clamp(min=1e-6)))
+            self.mask, self.biased = self._block_mask(torch.log(self.c.clamp(min=1e-6))), True
 
     def _record(self, index, scores, kept, z, budget, counted) -> None:
         batch, length = self.shape[:2]

@@ -1,7 +1,9 @@
-"""The scan of Eq. 3 in one Triton kernel: running summary, tanh and the product with v, for inference.
+"""The scan of Eq. 3 in two Triton kernels: running summary, tanh and the product with v; two more go back.
 
 PyTorch takes some twenty kernels for it; at 512 tokens their launches alone were a sixth of a pruned batch's
-time. One program an example, chunk after chunk, so that sums have a fixed order.
+time. Every chunk of every example has a program of its own, so that few long texts fill a GPU too: first what
+each chunk adds to the summary, then the scores, for which a chunk sums what those before it have left. Sums
+have a fixed order.
 """
 
 from __future__ import annotations
@@ -14,17 +16,27 @@ import triton.language as tl
 from torch import Tensor
 
 _CHUNK = 32
+_CHUNKS_AT_ONCE = 32
 _NEVER = -1e4  # log2 of a decay of 0: 2^(0 * that) is 1, 2^(1 * that) is 0
 
 
-@triton.jit(do_not_specialize=["length"])
-def _scan_kernel(
+@triton.jit
+def _counts(kept, i, inside, ALL: tl.constexpr):
+    """How often a token decays the summary: once if it is kept."""
+    counts = inside.to(tl.float32)
+    if not ALL:
+        counts *= tl.load(kept + i, mask=inside, other=0).to(tl.float32)
+    return counts
+
+
+@triton.jit(do_not_specialize=["length", "chunks"])
+def _ends_kernel(
     parts,
     kept,
-    v,
-    bias,
-    scores,
+    ends,
+    totals,
     length,
+    chunks,
     log2_decay,
     gain,
     WIDTH: tl.constexpr,
@@ -32,39 +44,194 @@ def _scan_kernel(
     CHUNK: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    example = tl.program_id(0).to(tl.int64)
-    parts += example * length * 2 * WIDTH
-    kept += example * length
-    scores += example * length
+    chunk, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    w = tl.arange(0, PADDED)
+    i = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = i < length
+    counts = _counts(kept + example * length, i, inside, ALL)
+    at = parts + (example * length + i[:, None]) * 2 * WIDTH + WIDTH + w[None, :]
+    there = inside[:, None] & (w < WIDTH)[None, :]
+    x = gain * tl.load(at, mask=there, other=0.0).to(tl.float32) * counts[:, None]
+    total = tl.sum(counts, 0)
+    left = tl.exp2((total - tl.cumsum(counts, 0)) * log2_decay)
+    place = example * chunks + chunk
+    tl.store(ends + place * PADDED + w, tl.sum(left[:, None] * x, 0))
+    tl.store(totals + place, total)
+
+
+@triton.jit
+def _carried(ends, totals, first, last, w, log2_decay, PADDED: tl.constexpr, AT_ONCE: tl.constexpr):
+    """The summary after chunk ``last - 1``: what each of the chunks from ``first`` on has left of its own."""
+    carry = tl.zeros([PADDED], dtype=tl.float32)
+    for at in range(first, last, AT_ONCE):
+        c = at + tl.arange(0, AT_ONCE)
+        there = c < last
+        counted = tl.load(totals + c, mask=there, other=0.0)
+        end = tl.load(ends + c[:, None] * PADDED + w[None, :], mask=there[:, None], other=0.0)
+        all_of_them = tl.sum(counted, 0)
+        left = tl.exp2((all_of_them - tl.cumsum(counted, 0)) * log2_decay)
+        carry = tl.exp2(all_of_them * log2_decay) * carry + tl.sum(left[:, None] * end, 0)
+    return carry
+
+
+@triton.jit
+def _decayed(counts, log2_decay, CHUNK: tl.constexpr):
+    """(CHUNK, CHUNK): what is left of a token's share (column) when a later one (row) is scored."""
+    upto = tl.cumsum(counts, 0)
+    steps = (upto - counts)[:, None] - upto[None, :]
+    row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    return tl.where(row > column, tl.exp2(tl.maximum(steps, 0.0) * log2_decay), 0.0)
+
+
+@triton.jit
+def _activity(
+    parts,
+    ends,
+    totals,
+    example,
+    chunk,
+    chunks,
+    length,
+    i,
+    there,
+    counts,
+    w,
+    log2_decay,
+    gain,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """(CHUNK, PADDED): tanh(W h + U m) of a chunk's tokens."""
+    of_example = example * chunks
+    carry = _carried(
+        ends + of_example * PADDED, totals + of_example, 0, chunk, w, log2_decay, PADDED, AT_ONCE
+    )
+    at = parts + (example * length + i[:, None]) * 2 * WIDTH + w[None, :]
+    local_part = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    global_part = tl.load(at + WIDTH, mask=there, other=0.0).to(tl.float32)
+    x = gain * global_part * counts[:, None]
+    summary = tl.dot(_decayed(counts, log2_decay, CHUNK), x, input_precision="ieee")
+    before = tl.cumsum(counts, 0) - counts  # how often the summary was decayed before a token
+    summary += tl.exp2(before * log2_decay)[:, None] * carry[None, :]
+    return 2 * tl.sigmoid(2 * (local_part + summary)) - 1
+
+
+@triton.jit(do_not_specialize=["length", "chunks"])
+def _scores_kernel(
+    parts,
+    kept,
+    ends,
+    totals,
+    v,
+    bias,
+    scores,
+    length,
+    chunks,
+    log2_decay,
+    gain,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    chunk, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
     w = tl.arange(0, PADDED)
     has_w = w < WIDTH
+    i = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = i < length
+    there = inside[:, None] & has_w[None, :]
+    counts = _counts(kept + example * length, i, inside, ALL)
+    activity = _activity(
+        parts, ends, totals, example, chunk, chunks, length, i, there, counts, w, log2_decay, gain,
+        WIDTH, PADDED, CHUNK, AT_ONCE,
+    )  # fmt: skip
     weight = tl.load(v + w, mask=has_w, other=0.0).to(tl.float32)
-    offset = tl.load(bias).to(tl.float32)
-    carry = tl.zeros([PADDED], dtype=tl.float32)
-    row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-    for first in range(0, length, CHUNK):
-        i = first + tl.arange(0, CHUNK)
-        inside = i < length
-        there = inside[:, None] & has_w[None, :]
-        at = parts + i[:, None].to(tl.int64) * 2 * WIDTH + w[None, :]
-        local_part = tl.load(at, mask=there, other=0.0).to(tl.float32)
-        global_part = tl.load(at + WIDTH, mask=there, other=0.0).to(tl.float32)
-        counts = inside.to(tl.float32)
-        if not ALL:
-            counts *= tl.load(kept + i, mask=inside, other=0).to(tl.float32)
-        # How often the summary was decayed up to a token: once for each that is kept.
-        upto = tl.cumsum(counts, 0)
-        before = upto - counts
-        x = gain * global_part * counts[:, None]
-        steps = before[:, None] - upto[None, :]
-        decayed = tl.where(row > column, tl.exp2(tl.maximum(steps, 0.0) * log2_decay), 0.0)
-        summary = tl.dot(decayed, x, input_precision="ieee")
-        summary += tl.exp2(before * log2_decay)[:, None] * carry[None, :]
-        activity = 2 * tl.sigmoid(2 * (local_part + summary)) - 1  # tanh
-        tl.store(scores + i, tl.sum(activity * weight[None, :], 1) + offset, mask=inside)
-        total = tl.sum(counts, 0)
-        left = tl.exp2((total - upto) * log2_decay)
-        carry = tl.exp2(total * log2_decay) * carry + tl.sum(left[:, None] * x, 0)
+    score = tl.sum(activity * weight[None, :], 1) + tl.load(bias).to(tl.float32)
+    tl.store(scores + example * length + i, score, mask=inside)
+
+
+@triton.jit(do_not_specialize=["length", "chunks"])
+def _inner_gradient_kernel(
+    parts,
+    kept,
+    ends,
+    totals,
+    v,
+    grad_scores,
+    inner,
+    starts,
+    grad_v,
+    length,
+    chunks,
+    log2_decay,
+    gain,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    """The gradient before tanh, and what each chunk's asks of all tokens before it."""
+    chunk, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    w = tl.arange(0, PADDED)
+    has_w = w < WIDTH
+    i = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = i < length
+    there = inside[:, None] & has_w[None, :]
+    counts = _counts(kept + example * length, i, inside, ALL)
+    activity = _activity(
+        parts, ends, totals, example, chunk, chunks, length, i, there, counts, w, log2_decay, gain,
+        WIDTH, PADDED, CHUNK, AT_ONCE,
+    )  # fmt: skip
+    weight = tl.load(v + w, mask=has_w, other=0.0).to(tl.float32)
+    grad = tl.load(grad_scores + example * length + i, mask=inside, other=0.0)
+    before_tanh = grad[:, None] * weight[None, :] * (1 - activity * activity)
+    at = (example * length + i[:, None]) * WIDTH + w[None, :]
+    tl.store(inner + at, before_tanh, mask=there)
+    place = (example * chunks + chunk) * PADDED
+    tl.store(grad_v + place + w, tl.sum(grad[:, None] * activity, 0))
+    before = tl.cumsum(counts, 0) - counts
+    tl.store(starts + place + w, tl.sum(tl.exp2(before * log2_decay)[:, None] * before_tanh, 0))
+
+
+@triton.jit(do_not_specialize=["length", "chunks"])
+def _outer_gradient_kernel(
+    kept,
+    totals,
+    inner,
+    starts,
+    grad_parts,
+    length,
+    chunks,
+    log2_decay,
+    gain,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    """The gradient of both parts: a token's share is asked for by every later one."""
+    chunk, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    w = tl.arange(0, PADDED)
+    i = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = i < length
+    there = inside[:, None] & (w < WIDTH)[None, :]
+    counts = _counts(kept + example * length, i, inside, ALL)
+    # What the chunks after this one ask for, from the last one on.
+    asked = tl.zeros([PADDED], dtype=tl.float32)
+    for back in range(1, chunks - chunk):
+        place = example * chunks + chunks - back
+        asked = tl.exp2(tl.load(totals + place) * log2_decay) * asked + tl.load(starts + place * PADDED + w)
+    before_tanh = tl.load(inner + (example * length + i[:, None]) * WIDTH + w[None, :], mask=there, other=0.0)
+    grad = tl.dot(tl.trans(_decayed(counts, log2_decay, CHUNK)), before_tanh, input_precision="ieee")
+    left = tl.exp2((tl.sum(counts, 0) - tl.cumsum(counts, 0)) * log2_decay)
+    grad = gain * counts[:, None] * (grad + left[:, None] * asked[None, :])
+    at = grad_parts + (example * length + i[:, None]) * 2 * WIDTH + w[None, :]
+    tl.store(at, before_tanh, mask=there)
+    tl.store(at + WIDTH, grad, mask=there)
 
 
 def scan(parts: Tensor, kept: Tensor | None, decay: float, v: Tensor, bias: Tensor) -> Tensor:
@@ -75,22 +242,48 @@ def scan(parts: Tensor, kept: Tensor | None, decay: float, v: Tensor, bias: Tens
         kept: (B, T) bool, what the summary runs over; None for all.
         v: (W,), bias: (1,).
     """
-    batch, length, twice = parts.shape
-    width = twice // 2
-    scores = torch.empty(batch, length, device=parts.device, dtype=torch.float32)
-    with torch.cuda.device_of(parts):
-        _scan_kernel[(batch,)](
-            parts,
-            scores if kept is None else kept.contiguous().view(torch.uint8),
-            v,
-            bias,
-            scores,
-            length,
-            math.log2(decay) if decay > 0 else _NEVER,
-            1 - decay,
-            WIDTH=width,
-            PADDED=max(16, triton.next_power_of_2(width)),
-            CHUNK=_CHUNK,
-            ALL=kept is None,
-        )
-    return scores
+    return _Scan.apply(parts, kept, decay, v, bias)
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, parts, kept, decay, v, bias):
+        batch, length, twice = parts.shape
+        width = twice // 2
+        chunks, padded = triton.cdiv(length, _CHUNK), max(16, triton.next_power_of_2(width))
+        scores = torch.empty(batch, length, device=parts.device, dtype=torch.float32)
+        ends = scores.new_empty(batch * chunks * (padded + 1))  # and in the same memory the tokens counted
+        ctx.numbers = (length, chunks, math.log2(decay) if decay > 0 else _NEVER, 1 - decay)
+        ctx.sizes = {"WIDTH": width, "PADDED": padded, "CHUNK": _CHUNK, "ALL": kept is None}
+        kept = scores if kept is None else kept.contiguous().view(torch.uint8)
+        totals = ends[batch * chunks * padded :]
+        with torch.cuda.device_of(parts):
+            if chunks > 1:
+                _ends_kernel[(chunks, batch)](parts, kept, ends, totals, *ctx.numbers, **ctx.sizes)
+            _scores_kernel[(chunks, batch)](
+                parts, kept, ends, totals, v, bias, scores, *ctx.numbers, AT_ONCE=_CHUNKS_AT_ONCE, **ctx.sizes
+            )
+        # Scores themselves stand in for a mask that is not there, and must not be kept for its sake.
+        ctx.save_for_backward(parts, None if ctx.sizes["ALL"] else kept, ends, v, bias)
+        return scores
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_scores):
+        parts, kept, ends, v, bias = ctx.saved_tensors
+        (length, chunks, *_), (batch, _, twice) = ctx.numbers, parts.shape
+        padded = ctx.sizes["PADDED"]
+        grad_scores = grad_scores.contiguous().float()
+        kept = grad_scores if kept is None else kept
+        inner = grad_scores.new_empty(batch, length, twice // 2)
+        starts, grad_v = grad_scores.new_empty(2, batch * chunks, padded)
+        grad_parts, totals = torch.empty_like(parts), ends[batch * chunks * padded :]
+        grid = (chunks, batch)
+        with torch.cuda.device_of(parts):
+            _inner_gradient_kernel[grid](
+                parts, kept, ends, totals, v, grad_scores, inner, starts, grad_v,
+                *ctx.numbers, AT_ONCE=_CHUNKS_AT_ONCE, **ctx.sizes,
+            )  # fmt: skip
+            _outer_gradient_kernel[grid](kept, totals, inner, starts, grad_parts, *ctx.numbers, **ctx.sizes)
+        grad_v = grad_v.sum(0)[: v.numel()].to(v.dtype)
+        return grad_parts, None, None, grad_v, grad_scores.sum().view(1).to(bias.dtype)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from . import key_bias
 from .budget import compact, flat_rows, take, top_indices
+from .scorer import has_kernels
+
+LONGEST = 16_384  # tokens of a row that one program of ``select_kernel`` holds
 
 
 @dataclass
@@ -62,7 +65,13 @@ class Removal:
         held: (B, T, D), states of what was dropped, for ``dropped="last"``.
     """
 
-    def _remove_by_index(self, index: int, ranking: Tensor, scores: Tensor, counted: Tensor | None) -> None:
+    def _selects_in_kernel(self, ranking: Tensor) -> bool:
+        """Whether one Triton kernel chooses the tokens; it holds a whole row of scores."""
+        return has_kernels(ranking.detach()) and ranking.shape[1] <= LONGEST
+
+    def _remove_by_index(
+        self, index: int, ranking: Tensor, scores: Tensor, counted: Tensor | None, in_kernel: bool
+    ) -> None:
         """Gathers the tokens of the best ranking; their number is the largest budget of the batch."""
         length = self.valid.shape[1]
         if self.host_budgets is None:  # nothing is read, so as if every example were as long as the batch
@@ -72,14 +81,25 @@ class Removal:
             width, same = max(self.host_budgets[index]), len(set(self.host_budgets[index])) == 1
         budget = None if same else self._budget(index)
         candidates = None if self.is_full else self.valid
-        indices, valid = top_indices(ranking, candidates, self.protected, budget, width)
+        rows = slots = None
+        if in_kernel:
+            from .select_kernel import select
+
+            protected = None if self.protects_first else self.protected
+            chosen = select(ranking.detach(), candidates, protected, budget, width)
+            indices, rows, slots = chosen.indices, chosen.rows, chosen.slots
+            valid = None if same else torch.arange(width, device=rows.device) < budget[:, None]
+            self.r._suspects.append((self.r.places[index], chosen.is_nan.any()))
+        else:
+            indices, valid = top_indices(ranking, candidates, self.protected, budget, width)
         if self.r._records is not None:
-            chosen = torch.ones_like(indices, dtype=torch.bool) if valid is None else valid
-            at = torch.where(chosen, indices, length)
+            real = torch.ones_like(indices, dtype=torch.bool) if valid is None else valid
+            at = torch.where(real, indices, length)
             kept = nn.functional.pad(torch.zeros_like(self.valid), (0, 1)).scatter(1, at, True)[:, :length]
             self._record(index, scores, kept, kept.float(), self._budget(index), counted)
         if width < length:
-            self._gather(indices, valid)
+            self.slots = None if self.moved else slots
+            self._gather(indices, valid, rows)
 
     def _remove(self, kept: Tensor) -> None:
         """Gathers the kept tokens of each example into shorter tensors."""
@@ -94,11 +114,17 @@ class Removal:
             width = min(width, kept.shape[1])
         self._gather(*compact(kept, width))
 
-    def _gather(self, indices: Tensor, valid: Tensor | None) -> None:
-        """Leaves the tokens at ``indices`` (B, M); ``valid`` says which are none of filling, None: all."""
+    def _gather(self, indices: Tensor, valid: Tensor | None, rows: Tensor | None = None) -> None:
+        """Leaves the tokens at ``indices`` (B, M); ``valid`` says which are none of filling, None: all.
+
+        ``rows`` are the same as rows of all examples together, where they are known."""
         self.is_full = valid is None
         valid = torch.ones_like(indices, dtype=torch.bool) if valid is None else valid
-        self.hidden = take(self.hidden, indices)
+        if rows is None:
+            self.hidden = take(self.hidden, indices)
+        else:
+            width = self.hidden.shape[-1]
+            self.hidden = self.hidden.reshape(-1, width).index_select(0, rows).view(*indices.shape, width)
         self.positions = take(self.positions, indices) if self.moved else indices
         if len(self.r.places) > 1 or self.encoder.windowed:  # a later gate, or the window, will ask
             self.protected = take(self.protected, indices) & valid
@@ -130,6 +156,8 @@ class Removal:
         implementation = self.r.model_config._attn_implementation
         if implementation not in ("sdpa", "eager"):
             raise ValueError(f"gate_keys: needs attn_implementation sdpa or eager, not {implementation}")
+        if implementation == "sdpa":
+            return bias.masked_fill(~self.valid, key_bias.CLOSED)[:, None, None]
         bias = bias.masked_fill(~self.valid, torch.finfo(torch.float32).min).to(self._attention_dtype())
         length = bias.shape[1]
         return bias[:, None, None].expand(-1, 1, length, length)
@@ -150,6 +178,10 @@ class Removal:
     def _spread(self, onto: Tensor | None) -> Tensor:
         """The states that are left, at their original places; others as in ``onto``, or 0."""
         batch, length, width = self.shape
+        if onto is None and self.slots is not None and has_kernels(self.hidden):
+            from .select_kernel import place
+
+            return place(self.hidden, self.slots)
         rows = flat_rows(self.positions, length)
         if not self.is_full:  # filling goes to a row past the end, which is cut off
             rows = torch.where(self.valid.view(-1), rows, batch * length)
@@ -164,13 +196,3 @@ class Removal:
         if self.c is not None and self.held is not None:
             return self.hidden + (1 - self.c[..., None]).to(self.hidden.dtype) * self.held
         return self.hidden
-
-
-def joined(records: Sequence[GateRecord]) -> GateRecord:
-    """One record of the groups of a batch."""
-    first = records[0]
-    joined = {
-        name: None if getattr(first, name) is None else torch.cat([getattr(r, name) for r in records])
-        for name in ("scores", "kept", "z", "budget", "counted")
-    }
-    return GateRecord(first.place, **joined)

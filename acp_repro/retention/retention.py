@@ -130,8 +130,10 @@ class Retention(nn.Module):
             yield
         finally:
             self._call = None
-        if self._suspects and not torch.cuda.is_current_stream_capturing():
-            self.raise_suspects()
+        if self._suspects:
+            on_gpu = self._suspects[0][1].is_cuda
+            if not (on_gpu and torch.cuda.is_current_stream_capturing()):
+                self.raise_suspects()
 
     def raise_suspects(self) -> None:
         """Raises:

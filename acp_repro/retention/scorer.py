@@ -94,7 +94,7 @@ class RetentionScorer(nn.Module):
                 tokens mean nothing.
         """
         parts = nn.functional.linear(hidden, torch.cat([self.w.weight, self.u.weight]))  # both in one product
-        if _has_kernel(parts):
+        if has_kernels(parts, gradient=True):
             from .kernel import scan
 
             return scan(parts, kept, self.decay, self.v.weight.view(-1), self.v.bias)
@@ -111,11 +111,12 @@ class RetentionScorer(nn.Module):
             return nn.functional.linear(activity, wide(self.v.weight), wide(self.v.bias)).squeeze(-1)
 
 
-def _has_kernel(parts: Tensor) -> bool:
-    """Whether the scan is one kernel: at inference on a GPU, eagerly."""
-    if not parts.is_cuda or parts.dtype == torch.float64 or torch.compiler.is_compiling():
+def has_kernels(x: Tensor, gradient: bool = False) -> bool:
+    """Whether Triton's kernels take ``x``: on a GPU, eagerly, and where no gradient is wanted that they have
+    not (``gradient``: they have one)."""
+    if not x.is_cuda or x.dtype == torch.float64 or torch.compiler.is_compiling():
         return False
-    return not (torch.is_grad_enabled() and parts.requires_grad) and _has_triton()
+    return (gradient or not (torch.is_grad_enabled() and x.requires_grad)) and _has_triton()
 
 
 @functools.cache

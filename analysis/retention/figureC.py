@@ -7,6 +7,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from .. import drawing, style
+from . import models
 
 
 def bounds(records: pd.DataFrame) -> pd.DataFrame:
@@ -23,23 +24,29 @@ def bounds(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """Left: tokens counted, open and allowed, of each run; right: lambda A against the gap.
+    """Left: tokens counted, open and allowed, a row a task, budget and place; right: lambda A and the gap.
 
     Args:
-        records: ``slackness`` records.
+        records: ``slackness`` records; seeds of one setting share a row.
     """
     table = bounds(records)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.6), layout="constrained")
-    at = range(len(table))
-    for (name, label), colour in zip(
-        (("counted_tokens", "sum p"), ("open_tokens", "sum P(z > 0)"), ("budget_tokens", "M")),
+    key = ["dataset", "budget", "gates"]
+    rows = list(dict.fromkeys(table[key].itertuples(index=False, name=None)))
+    at = [rows.index(row) for row in table[key].itertuples(index=False, name=None)]
+    length = table["budget_tokens"] / table["budget"]
+    height = max(2.6, 0.17 * len(rows) + 0.9)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, height), layout="constrained")
+    for (name, label, mark), colour in zip(
+        (("counted_tokens", "sum p", "o"), ("open_tokens", "sum P(z > 0)", "o"), ("budget_tokens", "M", "|")),
         style.SIZES,
         strict=False,
     ):
-        left.plot(at, table[name], "o" if name != "budget_tokens" else "_", ms=5, color=colour, label=label)
-    left.set_xticks(list(at), [r.replace("-", "-\n", 2) for r in table["run"]], rotation=90, fontsize=5)
-    left.set(ylabel="tokens of an example")
-    left.legend()
+        left.plot(100 * table[name] / length, at, mark, ms=4 if mark == "o" else 8, color=colour, label=label)
+    words = [f"{task} {100 * budget:g} %, {models.PLACES[gates]}" for task, budget, gates in rows]
+    left.set_yticks(range(len(rows)), words, fontsize=6.5)
+    left.invert_yaxis()
+    left.set(xlabel="tokens (% of an example)", xlim=(0, None))
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=3, columnspacing=1, handletextpad=0.2)
     right.scatter(table["gap_nats"], table["weighted_slack_nats"], s=14, color=style.SIZES[0])
     ends = [*table["gap_nats"], *table["weighted_slack_nats"], 0]
     right.plot([min(ends), max(ends)], [min(ends), max(ends)], color=style.PAPER)
@@ -50,10 +57,10 @@ def draw(records: pd.DataFrame) -> Figure:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["slackness"]
     caption = f"""**Figure C.** Left: the tokens that trained gates stand for, by the paper's count (sum of
-p) and by the share of gates that are open, against the budget M. Right: slack A times lambda against the
-gap that bounds it (Appendices C and G), for a feasible loss in place of the unknown least one; under the
-grey line the bound holds. A model
-whose training ends at hard masks minimises another loss than the soft one, so the bound need not hold there.
+p) and by the share of gates that are open, against the budget M, in percent of an example's tokens, a mark
+a seed. Right: slack A times lambda against the gap that bounds it (Appendices C and G), for a feasible loss
+in place of the unknown least one; under the grey line the bound holds. A model whose training ends at hard
+masks minimises another loss than the soft one, so the bound need not hold there.
 {style.provenance(records)}"""
     return draw(records), caption
 

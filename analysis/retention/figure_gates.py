@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
@@ -9,23 +11,27 @@ from matplotlib.figure import Figure
 from .. import drawing, style
 from . import models
 
+_COLUMNS = 3
+
 
 def draw(records: pd.DataFrame) -> Figure:
-    """A panel a task: the first score against the tokens kept, a line a pruning and place of the gate.
+    """A panel a task: its first score against the tokens kept, a line a pruning and place of the gate.
 
     Args:
         records: ``pruned_dense`` records; points are means over seeds.
     """
     tasks = list(dict.fromkeys(records["dataset"]))
-    figure, axes = plt.subplots(
-        1,
-        len(tasks),
-        figsize=(max(style.COLUMN_INCHES, 2.4 * len(tasks)), 2.4),
-        layout="constrained",
-        squeeze=False,
-    )
-    for ax, task in zip(axes[0], tasks, strict=True):
-        table = records[(records["dataset"] == task) & (records["metric"] == records["metric"].iloc[0])]
+    columns = min(_COLUMNS, len(tasks))
+    rows = -(-len(tasks) // columns)
+    size = (max(style.COLUMN_INCHES, style.PAGE_INCHES * columns / _COLUMNS), 2.0 * rows + 0.6)
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for ax, task in itertools.zip_longest(axes.flat, tasks):
+        if task is None:
+            ax.axis("off")
+            continue
+        table = records[records["dataset"] == task]
+        metric = table["metric"].iloc[0]
+        table = table[table["metric"] == metric]
         dense = table[table["pruning"] == "none"]["score_percent"].mean()
         pruned = table[table["pruning"] != "none"]
         means = models.means(pruned, ["pruning", "pruning_gates", "pruning_budget"], "score_percent")
@@ -36,9 +42,11 @@ def draw(records: pd.DataFrame) -> Figure:
                 x, y = [*(100 * line["pruning_budget"]), 100], [*line["mean"], dense]
                 label = f"{models.METHODS[pruning]}, {models.PLACES[gates]}"
                 ax.plot(x, y, dash, marker="o", ms=3, color=colour, label=label)
-        ax.set(xlabel="tokens kept (%)", title=task)
-    axes[0][0].set_ylabel("test score (%)")
-    axes[0][-1].legend(fontsize=6)
+        ax.set(title=task, ylabel=f"test {metric.replace('_', ' ')} (%)")
+    for ax in axes[-1]:
+        ax.set_xlabel("tokens kept (%)")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(2, columns), fontsize=6.5)
     return figure
 
 

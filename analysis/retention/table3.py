@@ -29,17 +29,18 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
     rows = []
     printed = models.PUBLISHED.table.query("item == 'table3'").set_index(["method", "quantity"])["low"]
     order = list(models.METHODS)
+    scored = [_column(row) for row in values.itertuples()]
     groups = values.groupby(["budget", "method", "gates"], sort=False)
     for (budget, method, gates), of_row in sorted(groups, key=lambda g: (-g[0][0], order.index(g[0][1]))):
-        first = of_row.iloc[0]
-        memory = first["peak_memory_bytes"]
+        # Not every task's models are timed.
+        known = of_row.dropna(subset=["throughput_ratio"])
+        timed = (known if len(known) else of_row).iloc[0]
+        ratio, memory = timed["throughput_ratio"], timed["peak_memory_bytes"]
         cells = {
             "": f"{models.row_name(method, gates)}, {100 * budget:g} %",
-            **{
-                f"{r.dataset} {r.metric.replace('_', ' ')}": f"{r.mean:.1f}"
-                for r in of_row.rename(columns={"mean": "mean"}).itertuples()
-            },
-            "throughput": "–" if pd.isna(first["throughput_ratio"]) else f"{first['throughput_ratio']:.2f}x",
+            **dict.fromkeys(scored, "–"),
+            **{_column(r): f"{r.mean:.1f}" for r in of_row.itertuples()},
+            "throughput": "–" if pd.isna(ratio) else f"{ratio:.2f}x",
             "memory": "–" if pd.isna(memory) else f"{memory / 2**20:,.0f} MiB",
         }
         name = models.METHODS[method]
@@ -51,6 +52,10 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
         cells["memory, paper"] = f"{printed[name, 'memory']:.1f} GB" if at_30 else "–"
         rows.append(cells)
     return drawing.Table(pd.DataFrame(rows).fillna("–"), values)
+
+
+def _column(row) -> str:
+    return f"{row.dataset} {row.metric.replace('_', ' ')}"
 
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:

@@ -198,6 +198,28 @@ def test_the_violation_is_sum_p_minus_m():
             torch.testing.assert_close(gated.retention._violations[0][index], violation.mean())
 
 
+@pytest.mark.parametrize("kind", ["DistilBert", "Bert"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gates_on_keys_are_a_bias_of_attention(kind, dtype):
+    """Fused attention with one more entry a key against eager attention, whose scores get log z added."""
+    none = {"dropout": 0.0, "attention_dropout": 0.0, "hidden_dropout_prob": 0.0, "seq_classif_dropout": 0.0}
+    model = build(kind, attention_probs_dropout_prob=0.0, **none)
+    inputs, found = batch() | labels_for("SequenceClassification", batch()), {}
+    for implementation, kind_of_float in (("eager", torch.float64), ("eager", dtype), ("sdpa", dtype)):
+        gated = retained(model, gates="input", gate_keys=True, initial_logit=0.5).to(kind_of_float).train()
+        gated.config._attn_implementation = implementation
+        torch.manual_seed(3)
+        noise = torch.rand(4, 24, dtype=torch.float64)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "rand_like", lambda x, noise=noise: noise.to(x.dtype))
+            gated(**inputs).loss.backward()
+        assert gated.config._attn_implementation == implementation
+        gradients = torch.cat([p.grad.double().flatten() for p in gated.parameters() if p.grad is not None])
+        found[implementation, kind_of_float] = gradients
+    exact, eager, ours = found.values()
+    assert (ours - exact).norm() <= 1.2 * (eager - exact).norm() + 1e-6 * exact.norm()
+
+
 def test_gradients_of_a_whole_model_are_those_of_finite_differences():
     model = build(dtype=torch.float64, dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0)
     inputs = batch() | labels_for("SequenceClassification", batch())

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from acp_repro.retention import RetentionConfig, RetentionScorer, encoders, forward, retain
+from acp_repro.retention import RetentionConfig, RetentionScorer, encoders, forward, removal, retain, scorer
+from acp_repro.retention.budget import top_indices
 from acp_repro.retention.scorer import running_summary_loop
 
 from .models import answers, batch, build
@@ -18,14 +19,13 @@ def retained(model, budget=0.4, **settings):
     return retain(copy.deepcopy(model), RetentionConfig(budget, over_budget="keep", **settings)).eval()
 
 
-@pytest.mark.parametrize("length", [1, 33, 100])
+@pytest.mark.parametrize("length", [1, 33, 100, 1100])
 @pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
 @torch.no_grad()
 def test_the_kernel_is_equation_3(length, decay):
-    pytest.importorskip("triton", reason="pip install triton")
+    device = on_a_device()
     from acp_repro.retention.kernel import scan
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"  # there in Triton's interpreter
     torch.manual_seed(length)
     scorer = RetentionScorer(8, 20, decay, initial_logit=0.3).to(device)  # a width that is no power of 2
     hidden = torch.randn(3, length, 8, device=device)
@@ -41,6 +41,115 @@ def test_the_kernel_is_equation_3(length, decay):
             m = torch.nn.functional.pad(running_summary_loop(exact.u(h), decay)[:, :-1], (0, 0, 1, 0))
             expected = exact.v(torch.tanh(exact.w(h) + m))[0, :, 0]
             torch.testing.assert_close(scores[row][there].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 33, 100, 1100])
+@pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
+def test_the_kernels_have_the_gradient_of_equation_3(length, decay, monkeypatch):
+    device = on_a_device()
+    torch.manual_seed(length)
+    gate = RetentionScorer(8, 20, decay, initial_logit=0.3).to(device)
+    hidden = torch.randn(3, length, 8, device=device)
+    kept = torch.rand(3, length, device=device) < 0.6
+    kept[:, 0] = True
+    wanted = torch.randn(3, length, device=device)
+    for mask in (None, kept):
+        found = []
+        for kernels, dtype in ((True, torch.float32), (False, torch.float64)):
+            monkeypatch.setattr(scorer, "has_kernels", lambda *_, kernels=kernels, **__: kernels)
+            one, given = copy.deepcopy(gate).to(dtype), hidden.to(dtype, copy=True).requires_grad_()
+            scores = one(given, mask)
+            scores = scores if mask is None else torch.where(mask, scores, 0.0)
+            (scores * wanted).sum().backward()
+            found.append([given.grad, *(p.grad for p in one.parameters())])
+        for ours, exact in zip(*found, strict=True):
+            torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-5 * exact.abs().max().item())
+
+
+def on_a_device():
+    """Where Triton's kernels run: on a GPU, or on the CPU in Triton's interpreter."""
+    pytest.importorskip("triton", reason="pip install triton")
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 64, 129, 300])
+def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
+    device = on_a_device()
+    from acp_repro.retention.select_kernel import place, select
+
+    torch.manual_seed(length)
+    scores = torch.randn(5, length).mul(4).round().div(4)  # many tie
+    scores[1] = scores[1].sign() * 0.0  # 0 and -0 are equal
+    scores[2, length // 2] = torch.inf
+    scores[3, : length // 3] = -torch.inf
+    scores = scores.to(device)
+    some = (torch.rand(5, length) < 0.7).to(device)
+    some[:, 0] = True
+    first = torch.zeros_like(some)
+    first[:, 0] = True
+    more = first | ((torch.rand(5, length) < 0.1).to(device) & some)
+    for candidates, protected in ((None, None), (some, first), (some, more)):
+        most = torch.full((5,), length) if candidates is None else some.sum(1).cpu()
+        needed = torch.ones(5) if protected is None else protected.sum(1).cpu()
+        for share in (0.0, 0.3, 1.0):
+            budget = torch.maximum((most * share).long(), needed.long()).to(device)
+            for width, given in ((int(budget.max()), budget), (int(budget.min()), None)):
+                found = select(scores, candidates, protected, given, width)
+                expected, valid = top_indices(
+                    scores, candidates, first if protected is None else protected, given, width
+                )
+                assert torch.equal(found.indices, expected)
+                start = torch.arange(5, device=device)[:, None] * length
+                assert torch.equal(found.rows.view(5, width), expected + start)
+                assert not found.is_nan.any()
+                states = torch.randn(5, width, 20, device=device)
+                at = torch.where(
+                    torch.ones_like(expected, dtype=torch.bool) if valid is None else valid, expected, length
+                )
+                back = torch.zeros(5, length + 1, 20, device=device)
+                back.scatter_(1, at[..., None].expand(-1, -1, 20), states)
+                assert torch.equal(place(states, found.slots), back[:, :length])
+
+
+def test_the_kernel_of_top_m_sees_a_nan():
+    device = on_a_device()
+    from acp_repro.retention.select_kernel import select
+
+    scores, candidates = torch.randn(3, 20), torch.ones(3, 20, dtype=torch.bool)
+    scores[1, 4] = scores[2, 5] = torch.nan
+    candidates[2, 5] = False
+    scores, candidates = scores.to(device), candidates.to(device)
+    assert select(scores, candidates, None, None, 6).is_nan.tolist() == [False, True, False]
+    assert select(scores, None, None, None, 6).is_nan.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_pass_with_kernels_is_one_without(kind, monkeypatch):
+    device = on_a_device()
+    model, inputs = build(kind).to(device), batch(rows=5)
+    for settings in (
+        {"gates": "input"},
+        {"gates": (2,), "method": "h2o"},
+        {"gates": "input", "method": "random"},
+        {"schedule": "geometric"},
+        {"gates": "input", "dropped": "last"},
+    ):
+        short = retained(model, **settings)
+        for given in (inputs, {"input_ids": inputs["input_ids"]}):
+            given = {name: x.to(device) for name, x in given.items()}
+            found = []
+            for kernels in (False, True):
+                for module in (removal, scorer):
+                    monkeypatch.setattr(module, "has_kernels", lambda *_, kernels=kernels, **__: kernels)
+                with short.retention.recorded() as records:
+                    found.append((answers(short(**given)), records))
+            (plain, ours), (fast, theirs) = found
+            torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5)
+            assert all(torch.equal(a.kept, b.kept) for a, b in zip(ours, theirs, strict=True))
+    short.retention.gates[0].scorer.w.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="the scores of the gate at place 0 are NaN"):
+        short(**given)
 
 
 @pytest.mark.gpu
