@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..decay import LOG_FGATE_FLOOR
 from ..kvcache import PagedKVCache
+from .launch import launch
 from .tiles import LOG2E, empty_rows_like, on_device_of, padded_head_dim, product
 
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
@@ -266,7 +267,9 @@ def decode(
     part = torch.empty((*parts, shape["BLOCK_D"]), dtype=torch.float32, device=q.device)
     level, total = (torch.empty(parts, dtype=torch.float32, device=q.device) for _ in range(2))
     with on_device_of(q):
-        _split_kernel[(parts[0] * parts[1],)](
+        launch(
+            _split_kernel,
+            (parts[0] * parts[1],),
             q,
             cache.k,
             cache.v,
@@ -289,7 +292,9 @@ def decode(
             num_warps=4,
             num_stages=3 if q.dtype.itemsize == 2 and head_dim <= 128 else 2,
         )
-        _combine_kernel[(batch * heads * tokens,)](
+        launch(
+            _combine_kernel,
+            (batch * heads * tokens,),
             part,
             level,
             total,
@@ -382,7 +387,9 @@ def write_kvcache(cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) 
     k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
     batch, kv_heads, tokens, head_dim = k.shape
     with on_device_of(k):
-        _write_kernel[(batch * kv_heads,)](
+        launch(
+            _write_kernel,
+            (batch * kv_heads,),
             k,
             v,
             log_fgate,

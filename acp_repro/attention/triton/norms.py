@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import launch
 from .tiles import addressable, load_rows, on_device_of, padded_head_dim
 
 _ROWS = 128
@@ -39,7 +40,9 @@ def largest_norms(x: Tensor) -> Tensor:
     squares = torch.zeros(batch, heads, dtype=torch.int32, device=x.device)
     tiles = triton.cdiv(length, _ROWS)
     with on_device_of(x):
-        _norm_kernel[(tiles * batch * heads,)](
+        launch(
+            _norm_kernel,
+            (tiles * batch * heads,),
             x,
             squares,
             heads,
