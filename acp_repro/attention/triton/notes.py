@@ -161,9 +161,10 @@ class Notes(TorchDispatchMode):
         made = [x for x in results if x is not None]
         if any(x.data_ptr() % ALIGNMENT for x in self.allocated):
             raise LookupError("memory that PyTorch allocated is not aligned")
-        if not all(any(x is y for y in self.allocated) for x in made):
+        whole = [_layout(x) for x in made]
+        if not all(whole.count(one) == 1 and one in map(_layout, self.allocated) for one in whole):
             raise LookupError("it returns what it did not allocate")
-        pieces = [x for x in self.allocated if not any(x is y for y in made)]
+        pieces = [x for x in self.allocated if _layout(x) not in whole]
         table = _Table(self.inputs, [*made, *pieces])
         for one in self.launches:
             table.add(*one)
@@ -172,6 +173,11 @@ class Notes(TorchDispatchMode):
             for x in results
         ]
         return Plan(layouts, pieces, *table.finish(), self.kernels)
+
+
+def _layout(x: Tensor) -> tuple:
+    """What makes a tensor the whole of an allocation; PyTorch may show one as different objects."""
+    return x.untyped_storage().data_ptr(), x.data_ptr(), x.shape, x.stride(), x.dtype
 
 
 def _makes_views(function) -> bool:
