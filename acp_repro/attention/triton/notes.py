@@ -63,7 +63,7 @@ class Plan:
 
     refused = None
 
-    def __init__(self, results, pieces, views, maps, constants, launches, kernels):
+    def __init__(self, results, pieces, views, maps, constants, launches, kernels, compiled):
         self.results = results  # (shape, strides or None if contiguous, dtype); or None for None
         self.offsets: list[int] = []
         size = 0
@@ -76,6 +76,7 @@ class Plan:
         self.constants = constants
         self.launches = launches  # (launcher, choice of its arguments, choice of its last if that is a list)
         self.kernels = kernels
+        self.compiled = compiled  # kept, since one that is dropped may take its function off the GPU
 
     def __call__(self, given: list[int], device: torch.device) -> tuple[Tensor | None, ...]:
         """The pass on inputs at these addresses, on the current stream of the device, which is current."""
@@ -117,6 +118,7 @@ class Notes(TorchDispatchMode):
         self.allocated: list[Tensor] = []  # kept to the end, so that no address comes twice
         self.launches: list[tuple[Callable, tuple, list]] = []
         self.kernels: list = []
+        self.compiled: list = []
         self.refused: str | None = None
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -139,6 +141,7 @@ class Notes(TorchDispatchMode):
     def add(self, kernel, compiled, grid, arguments, constants) -> None:
         """Notes one launch."""
         self.kernels.append(kernel)
+        self.compiled.append(compiled)
         try:
             self.launches.append(trace(kernel, compiled, grid, arguments, constants))
         # A Triton of another make fails here in a way of its own, and its own way of launching is there.
@@ -172,7 +175,7 @@ class Notes(TorchDispatchMode):
             None if x is None else (x.shape, None if x.is_contiguous() else x.stride(), x.dtype)
             for x in results
         ]
-        return Plan(layouts, pieces, *table.finish(), self.kernels)
+        return Plan(layouts, pieces, *table.finish(), self.kernels, self.compiled)
 
 
 def _layout(x: Tensor) -> tuple:
