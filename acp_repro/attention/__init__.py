@@ -165,7 +165,7 @@ def forgetting_attention(
     elif implementation == "reference":
         out, start_index = _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale)
     else:
-        out, _, _, start_index = attend(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation)
+        out, start_index = attend(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation)
     out = out if head_first else out.transpose(1, 2)
     return (out, start_index) if return_start_index else out
 

@@ -125,6 +125,12 @@ def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tens
     rule = f"adaptive_threshold must be None, a number <= 0, 'auto', or a tensor broadcastable to \
 ({batch}, {heads})"
     if isinstance(adaptive_threshold, Tensor):
+        if (
+            adaptive_threshold.dtype == torch.float32
+            and adaptive_threshold.shape == (batch, heads)
+            and adaptive_threshold.device == device
+        ):
+            return adaptive_threshold.detach().contiguous()
         if not adaptive_threshold.is_floating_point():
             raise TypeError(f"{rule}; got dtype {adaptive_threshold.dtype}")
         try:

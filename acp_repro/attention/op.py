@@ -2,11 +2,14 @@
 
 `torch.compile` sees two opaque operators with known output shapes, so no graph breaks, and the running
 sum and the boundary are found once and shared by both passes. :func:`attend` calls them, and also under
-the transforms of `torch.func`.
+the transforms of `torch.func`. Where nobody has to see an operator it calls what is inside: the
+dispatcher's way through an operator written in Python costs the host half a millisecond.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.util
 from types import ModuleType
@@ -14,6 +17,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from . import boundary as boundary_module
 from .checks import check_values
@@ -26,6 +30,9 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 def implementation_module(name: str) -> ModuleType:
     """``blockwise`` or ``triton``; imported when first used, so that neither needs the other's libraries."""
     return importlib.import_module(f".{name}", __package__)
+
+
+_module = functools.cache(implementation_module)
 
 
 def _num_query_blocks(q: Tensor, implementation: str) -> int:
@@ -49,16 +56,33 @@ def forgetting_attention_op(
     Returns:
         out like q; the implementation's saved row sums; c (B, H, Tk) float64; boundary (B, H, M) int32.
     """
+    return _forward(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation)
+
+
+def _forward(
+    q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, for_backward=True
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """What the operator does; without ``for_backward`` the second and third may be None."""
     check_values(log_fgate, threshold, seq_start)
-    module = implementation_module(implementation)
+    module = _module(implementation)
     block_q, block_k = module.block_sizes(q.shape[-1], q.dtype)
     with _as_given(q):
-        return _forward(implementation, q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k)
+        if hasattr(module, "forward_pass"):
+            return module.forward_pass(
+                q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k, for_backward
+            )
+        c, boundary = running_sum_and_boundary(
+            implementation, log_fgate, threshold, q.shape[2], block_q, block_k, seq_start
+        )
+        out, lse = module.forward(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k)
+        return out, lse, c, boundary
 
 
-def _as_given(q: Tensor):
+def _as_given(q: Tensor) -> contextlib.AbstractContextManager:
     """No autocast inside: the products are taken in the dtypes that the implementation chose."""
-    return torch.autocast(q.device.type, enabled=False)
+    if torch.is_autocast_enabled(q.device.type):
+        return torch.autocast(q.device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def running_sum_and_boundary(
@@ -84,15 +108,6 @@ def running_sum_and_boundary(
     else:
         boundary = search(c, threshold, seqlen_q, block_q, block_k, seq_start)
     return c, boundary
-
-
-def _forward(name, q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k):
-    c, boundary = running_sum_and_boundary(
-        name, log_fgate, threshold, q.shape[2], block_q, block_k, seq_start
-    )
-    module = implementation_module(name)
-    out, lse = module.forward(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k)
-    return out, lse, c, boundary
 
 
 @forgetting_attention_op.register_fake
@@ -123,13 +138,22 @@ def forgetting_attention_backward_op(
     implementation: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of :func:`forgetting_attention_op` with respect to q, k, v and log_fgate."""
-    module = implementation_module(implementation)
-    block_q, block_k = module.block_sizes(q.shape[-1], q.dtype)
+    return _gradients(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, implementation)
+
+
+def _gradients(
+    dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, implementation
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the backward operator does."""
+    module = _module(implementation)
+    grid = module.block_sizes(q.shape[-1], q.dtype)
     with _as_given(q):
-        dq, dk, dv, dc = module.backward(
-            dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k
-        )
-        return dq, dk, dv, getattr(module, "log_fgate_grad", log_fgate_grad)(dc, log_fgate)
+        if hasattr(module, "backward_pass"):
+            return module.backward_pass(
+                dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, *grid
+            )
+        dq, dk, dv, dc = module.backward(dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, *grid)
+        return dq, dk, dv, log_fgate_grad(dc, log_fgate)
 
 
 @forgetting_attention_backward_op.register_fake
@@ -142,15 +166,48 @@ def _(dout, q, k, v, log_fgate, *_):
     )
 
 
-def attend(*arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """:func:`forgetting_attention_op`, also under ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap``.
+def attend(*arguments) -> tuple[Tensor, Tensor]:
+    """out and boundary of :func:`forgetting_attention_op`, also under ``torch.func.grad``, ``vjp``,
+    ``jacrev`` and ``vmap``.
 
     Raises:
         NotImplementedError: for forward-mode derivatives (``torch.func.jvp``, ``jacfwd``); at the
             backward pass for second derivatives. The operators have no formula for these, and
             torch would give a tangent of zero without a word.
     """
-    return _call(forgetting_attention_op, _Attend, arguments)
+    if not _is_plain(arguments[:6]):
+        out, _, _, boundary = _call(forgetting_attention_op, _Attend, arguments)
+    elif _wants_gradients(arguments[:4]):
+        out, boundary = _AttendPlainly.apply(*arguments)
+    else:
+        out, _, _, boundary = _forward(*arguments, for_backward=False)
+    return out, boundary
+
+
+def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether nobody has to see an operator: PyTorch runs eagerly, transforms nothing, shows operators to
+    no mode (such as those of FakeTensor, of ``make_fx`` or of selective checkpoints), and these are tensors
+    of its own."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (
+        forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_tracing()
+        or any(
+            # `torch.set_default_device` is such a mode too, and looks at no operator with inputs.
+            not isinstance(torch._C._get_function_stack_at(n), DeviceContext)
+            for n in range(torch._C._len_torch_function_stack())
+        )
+    ) and all(type(x) in _OWN_TENSORS for x in tensors)
+
+
+_OWN_TENSORS = (Tensor, torch.nn.Parameter, type(None))
+
+
+def _wants_gradients(tensors: tuple[Tensor, ...]) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _call(operator, transformable: type[torch.autograd.Function], arguments: tuple):
@@ -179,8 +236,12 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, dout, *_):
     q, k, v, log_fgate, out, lse, c, boundary, seq_start = ctx.saved_tensors
-    arguments = (dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, ctx.sm_scale, ctx.implementation)
-    grads = _call(forgetting_attention_backward_op, _AttendBackward, arguments)
+    tensors = (dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start)
+    arguments = (*tensors, ctx.sm_scale, ctx.implementation)
+    if _is_plain(tensors) and not _wants_gradients(tensors[:5]):
+        grads = _gradients(*arguments)
+    else:
+        grads = _call(forgetting_attention_backward_op, _AttendBackward, arguments)
     return (*grads, None, None, None, None)
 
 
@@ -190,6 +251,25 @@ def _refuse_second_derivatives(ctx, *_):
 
 forgetting_attention_op.register_autograd(_backward, setup_context=_setup_context)
 forgetting_attention_backward_op.register_autograd(_refuse_second_derivatives)
+
+
+class _AttendPlainly(torch.autograd.Function):
+    """The two passes without the operators around them. Under a backward pass that is to be differentiated
+    again the backward operator stands, which refuses that."""
+
+    # No `setup_context`: with one, PyTorch looks up the signature of `forward` in each call.
+    @staticmethod
+    def forward(ctx, *arguments):
+        outputs = _forward(*arguments)
+        _setup_context(ctx, arguments, outputs)
+        out, _, _, boundary = outputs
+        ctx.mark_non_differentiable(boundary)
+        ctx.set_materialize_grads(False)
+        return out, boundary
+
+    @staticmethod
+    def backward(ctx, dout, _):
+        return (None,) * 8 if dout is None else _backward(ctx, dout)
 
 
 class _Attend(torch.autograd.Function):
@@ -256,9 +336,14 @@ _fold_into_batch(forgetting_attention_backward_op)
 @torch.library.custom_op("acp_repro::largest_norms", mutates_args=())
 def largest_norms_op(x: Tensor) -> Tensor:
     """(B, H, T, D) on a GPU -> (B, H) float32, ``max_i ||x_i||``; no gradient."""
-    return implementation_module("triton").largest_norms(x)
+    return _module("triton").largest_norms(x)
 
 
 @largest_norms_op.register_fake
 def _(x):
     return x.new_empty(x.shape[:2], dtype=torch.float32)
+
+
+def largest_norms(x: Tensor) -> Tensor:
+    """:func:`largest_norms_op`, which is called where somebody has to see it."""
+    return _module("triton").largest_norms(x) if _is_plain((x,)) else largest_norms_op(x)

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from .op import HAS_TRITON, largest_norms_op
+from .op import HAS_TRITON, largest_norms
 
 DEFAULT_LOG_PRUNING_TOLERANCE = -10.0
 
@@ -120,13 +120,14 @@ def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) 
     head_dim = q.shape[-1]
     sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
     norms = [_largest_norms(x.detach()) for x in (q, k)]
-    norms[1] = norms[1].repeat_interleave(q.shape[1] // k.shape[1], 1)
+    if q.shape[1] != k.shape[1]:
+        norms[1] = norms[1].repeat_interleave(q.shape[1] // k.shape[1], 1)
     return norms[0] * norms[1] * (abs(sm_scale) * _dot_margin(head_dim) ** 3)
 
 
 def _largest_norms(x: Tensor) -> Tensor:
     """(B, H, T, D) -> (B, H) float32, the norm of each head's longest row."""
     if x.is_cuda and HAS_TRITON and x.dtype.itemsize <= 4:
-        return largest_norms_op(x)  # torch's own reduction takes six times as long there
+        return largest_norms(x)  # torch's own reduction takes six times as long there
     accumulate = torch.promote_types(x.dtype, torch.float32)
     return torch.linalg.vector_norm(x, dim=-1, dtype=accumulate).amax(-1).float()

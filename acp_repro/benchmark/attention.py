@@ -7,6 +7,7 @@ share of blocks that are left: what pruning would cost if it were as fast a bloc
 from __future__ import annotations
 
 import math
+import time
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -178,6 +179,31 @@ def _median_ms(call, repeats: int, device: torch.device) -> float:
     return median(start.elapsed_time(end) for start, end in events)
 
 
+def host_ms(
+    call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool, repeats: int
+) -> tuple[float | None, float | None]:
+    """Median milliseconds until the host has a call behind it, while the GPU is still at work: of forward
+    without gradients, and of forward + backward. None on a CPU, which is host and device in one."""
+    if problem.q.device.type != "cuda":
+        return None, None
+    leaves = [x.detach().requires_grad_() for x in problem.inputs]
+
+    def forward() -> None:
+        with torch.no_grad():
+            call(*leaves, threshold)
+
+    def both() -> None:
+        torch.autograd.grad(call(*leaves, threshold), leaves if gated else leaves[:3], problem.dout)
+
+    def once(one) -> float:
+        torch.cuda.synchronize(problem.q.device)  # so that no full queue of launches holds the host up
+        begin = time.perf_counter()
+        one()
+        return (time.perf_counter() - begin) * 1e3
+
+    return tuple(median([once(one) for _ in range(4 + repeats)][4:]) for one in (forward, both))
+
+
 def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
     """Yields one record, or one line of text on why there is none, for each method of a rival."""
     batch, heads, length, head_dim = problem.q.shape
@@ -195,6 +221,7 @@ def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
             yield f"{name}, {method}: {wrong}"
             continue
         times = time_call(call, problem, threshold, gated, repeats)
+        host = host_ms(call, problem, threshold, gated, repeats)
         search = None
         if name == "ours" and method.startswith("acp"):
             search = _median_ms(lambda m=method: problem.search(m), repeats, problem.q.device)
@@ -214,5 +241,7 @@ def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
             "nominal_forward_tflop": forward,
             "nominal_forward_backward_tflop": forward + backward,
             "gate_gradient_error": gate_error,
+            "forward_host_ms": host[0],
+            "forward_backward_host_ms": host[1],
         }
         yield record

@@ -6,15 +6,28 @@ LEGEND = """Medians in ms. f: forward, f+b: forward + backward, boundary search 
 attention without gates x (1 - pruned share). TFLOP/s of f+b: effective, of the blocks that are computed;
 nominal, as if none were pruned (the triangle of 2 + 5 products). dgate: error of the gate gradient.
 Skipping pays: time with ACP over that of the blocks it leaves, exact x (1 - pruned share). Search: boundary
-search and running sum of the gates, over forward + backward ("auto": also the norms of q and k)."""
+search and running sum of the gates, over forward + backward ("auto": also the norms of q and k). Host: until
+the host has a call behind it, the GPU still at work; f without gradients."""
 
 
 def table(records: list[dict]) -> str:
     """One line a record; the limit where cuDNN was timed."""
-    columns = "{:<10} {:<20}{:>9}{:>10}{:>8}{:>10}{:>10}{:>8}{:>11}{:>9}{:>8}"
+    columns = "{:<10} {:<20}{:>9}{:>10}{:>8}{:>10}{:>10}{:>8}{:>11}{:>9}{:>8}{:>8}{:>10}"
     lines = [
         columns.format(
-            "", "", "f", "f+b", "pruned", "limit f", "limit f+b", "ratio", "effective", "nominal", "dgate"
+            "",
+            "",
+            "f",
+            "f+b",
+            "pruned",
+            "limit f",
+            "limit f+b",
+            "ratio",
+            "effective",
+            "nominal",
+            "dgate",
+            "host f",
+            "host f+b",
         )
     ]
     cudnn = next((r for r in records if r["implementation"] == "cudnn"), None)
@@ -36,6 +49,10 @@ def table(records: list[dict]) -> str:
                 f"{nominal * left:.4g}",
                 f"{nominal:.4g}",
                 f"{100 * gate:.1f} %" if gate is not None else "",
+                *(
+                    "" if r[k] is None else f"{r[k]:.3f}"
+                    for k in ("forward_host_ms", "forward_backward_host_ms")
+                ),
             )
         )
     return "\n".join(lines + [x for r in records for x in _how_skipping_pays(r, records)])

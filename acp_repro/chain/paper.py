@@ -97,6 +97,8 @@ class Quantity:
         large: thousands of rows that share one provenance, so written gzipped.
         options: keywords of ``measure`` that the command can give.
         command: what makes it, for a quantity of a suite as a whole that no run stands behind.
+        later: columns that records of earlier versions lack and that nothing drawn from them needs; read as
+            missing there.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Quantity:
     large: bool = False
     options: tuple[str, ...] = ()
     command: str = ""
+    later: tuple[str, ...] = ()
 
     def path(self, suite: str, run: str = NO_RUN) -> Path:
         """``results/SUITE/RUN/QUANTITY.csv``, or ``.csv.gz``."""

@@ -139,7 +139,8 @@ def _join(suite: Suite, kind: Quantity, paths: list[Path]) -> pandas.DataFrame:
     columns, frames = list(suite.paper.columns(kind)), []
     for path in paths:
         frame = pandas.read_csv(path, dtype={"size": str, "commit": str})
-        if list(frame.columns) != columns:
+        lacking = set(kind.later) - set(frame.columns)
+        if list(frame.columns) != [name for name in columns if name not in lacking]:
             raise RecordError(
                 f"{path}: not the columns of this version; delete it and run `{kind.command_for(suite.name)}`"
             )

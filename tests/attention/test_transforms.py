@@ -183,3 +183,32 @@ def test_the_grid_of_auto_is_that_of_what_it_takes():
         pruning_grid("cuda", 64, torch.float32)
     name = choose_implementation(torch.device("cpu"))
     assert pruning_grid(name, 64, torch.float32) == pruning_grid("reference", 64, torch.float32)
+
+
+def test_those_who_look_at_operators_see_this_one(inputs):
+    """An eager call goes past the operator, but for modes, which selective checkpoints are made of too."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Names(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    one = [x[0] for x in inputs]
+    call = calls("blockwise")
+    expected = gradients("blockwise", one)
+    with Names() as names:
+        actual = gradients("blockwise", one)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    for name in ("forgetting_attention", "forgetting_attention_backward"):
+        assert f"acp_repro.{name}.default" in names.seen
+    assert any(
+        "acp_repro.forgetting_attention" in str(node.target) for node in make_fx(call)(*one).graph.nodes
+    )
+    with torch.utils._device.DeviceContext(torch.device(DEVICE)):
+        assert torch.equal(call(*one), call(*one))

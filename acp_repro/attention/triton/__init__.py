@@ -10,16 +10,19 @@ from .forward import forward
 from .gates import cumulative_log_fgate, log_fgate_grad
 from .norms import largest_norms
 from .paged_write import write_blocks, write_kvcache
+from .passes import backward_pass, forward_pass
 from .search import find_boundary
 from .tiles import block_sizes
 
 __all__ = [
     "backward",
+    "backward_pass",
     "block_sizes",
     "cumulative_log_fgate",
     "decode",
     "find_boundary",
     "forward",
+    "forward_pass",
     "largest_norms",
     "log_fgate_grad",
     "write_blocks",

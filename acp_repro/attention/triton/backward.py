@@ -24,6 +24,7 @@ from triton.errors import TritonError
 
 from .differences import decay_terms
 from .key_side import key_side_kernel
+from .launch import launch
 from .query_side import query_side_kernel
 from .tiles import (
     GROUP,
@@ -62,14 +63,25 @@ def backward(
         dq, dk, dv like q, k, v, and dc (B, H, Tk) float32, the gradient with respect to c: row sums
         minus column sums of dS.
     """
-    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    dq, dk, dv, dc = backward_shares(
+        dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k
+    )
+    return dq, sum_of_shares(dk, k), sum_of_shares(dv, v), dc
+
+
+def backward_shares(
+    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`backward`, but that dk and dv come as their shares where query heads share keys: (B, H, Tk, D)
+    float32, what each query head adds. So far it only allocates and launches, see :mod:`.launch`."""
+    dq = torch.empty_like(q)
+    if q.shape[1] == k.shape[1]:
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
+    else:
+        shape = (k.shape[0], q.shape[1], *k.shape[2:])
+        dk, dv = (torch.empty(shape, dtype=torch.float32, device=k.device) for _ in "kv")
     dc = torch.empty(c.shape, dtype=torch.float32, device=q.device)
     grads = [empty_rows_like(x) for x in (dq, dk, dv)]
-    heads, kv_heads = q.shape[1], k.shape[1]
-    if heads != kv_heads:
-        # The key side writes each query head's share, and a sum in a fixed order follows.
-        shape = (k.shape[0], heads, *k.shape[2:])
-        grads[1:] = torch.empty((2, *shape), dtype=torch.float32, device=q.device)
     boundary = None if boundary is None else boundary.contiguous()
     dout, q, k, v, out = (addressable(x) for x in (dout, q, k, v, out))
     given = (
@@ -89,15 +101,20 @@ def backward(
         dc,
     )
     with on_device_of(q):
-        launch = faster_launch(dout, q, k, v, block_q, block_k)
-        if launch is None or not _launched(launch, given):
+        faster = faster_launch(dout, q, k, v, block_q, block_k)
+        if faster is None or not _launched(faster, given):
             launch_backward(*given, tiles_for(q, block_q, block_k))
-    if heads != kv_heads:
-        grads[1:] = (x.unflatten(1, (kv_heads, -1)).sum(2) for x in grads[1:])
     for wanted, grad in zip((dq, dk, dv), grads, strict=True):
         if wanted is not grad:
             wanted.copy_(grad)
     return dq, dk, dv, dc
+
+
+def sum_of_shares(shares: Tensor, like: Tensor) -> Tensor:
+    """The gradient of ``like`` (B, Hkv, Tk, D) from its shares (B, H, Tk, D), summed in a fixed order."""
+    if shares.shape[1] == like.shape[1]:
+        return shares
+    return torch.empty_like(like).copy_(shares.unflatten(1, (like.shape[1], -1)).sum(2))
 
 
 # Why the kernels of another module are not called again, once this Triton could not compile them.
@@ -112,8 +129,7 @@ def faster_launch(
     The one place where a path is chosen. :func:`.hopper.why_not` tells why there is none for an input;
     ``ACP_REPRO_PORTABLE=1`` in the environment keeps every input to the kernels of this module.
     """
-    portable = os.environ.get("ACP_REPRO_PORTABLE") == "1" or _why_portable is not None
-    if portable or not can_stream(q, k, v, dout):
+    if is_portable() or not can_stream(q, k, v, dout):
         return None
     try:
         from . import hopper
@@ -122,11 +138,16 @@ def faster_launch(
     return None if hopper.why_not(q, k, block_q, block_k) else hopper.launch_backward
 
 
-def _launched(launch: Callable, given: tuple) -> bool:
-    """Whether ``launch`` ran: Gluon is experimental, and a Triton of another version may refuse it."""
+def is_portable() -> bool:
+    """Whether every input is kept to the kernels of this module."""
+    return os.environ.get("ACP_REPRO_PORTABLE") == "1" or _why_portable is not None
+
+
+def _launched(faster: Callable, given: tuple) -> bool:
+    """Whether ``faster`` ran: Gluon is experimental, and a Triton of another version may refuse it."""
     global _why_portable
     try:
-        launch(*given)
+        faster(*given)
     except TritonError as error:
         _why_portable = f"Triton {triton.__version__} does not compile the Hopper kernels: {error}"
         warnings.warn(f"{_why_portable}\nThe portable ones, which are slower, run instead.", stacklevel=2)
@@ -182,7 +203,9 @@ def launch_backward(
     row_sums = torch.empty_like(lse)
     terms = decay_terms(c, seq_start, query.columns)
     with on_device_of(q):
-        query_side_kernel[(row_tiles * batch * heads,)](
+        launch(
+            query_side_kernel,
+            (row_tiles * batch * heads,),
             q,
             streamed(k, query.columns, descriptors),
             streamed(v, query.columns, descriptors),
@@ -217,7 +240,9 @@ def launch_backward(
             **common,
             **query.options(q.device),
         )
-        key_side_kernel[(triton.cdiv(seqlen_k, key.columns) * batch * heads,)](
+        launch(
+            key_side_kernel,
+            (triton.cdiv(seqlen_k, key.columns) * batch * heads,),
             streamed(q, key.rows, descriptors),
             k,
             v,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kvcache import PagedKVCache
+from .launch import launch
 from .tiles import LOG2E, empty_rows_like, on_device_of, padded_head_dim, product
 
 # Programs for each multiprocessor: more even out heads of different lengths, fewer mean fewer parts.
@@ -266,7 +267,9 @@ def decode(
     part = torch.empty((*parts, shape["BLOCK_D"]), dtype=torch.float32, device=q.device)
     level, total = (torch.empty(parts, dtype=torch.float32, device=q.device) for _ in range(2))
     with on_device_of(q):
-        _split_kernel[(parts[0] * parts[1],)](
+        launch(
+            _split_kernel,
+            (parts[0] * parts[1],),
             q,
             cache.k,
             cache.v,
@@ -289,7 +292,9 @@ def decode(
             num_warps=_WARPS,
             num_stages=_num_stages(cache),
         )
-        _combine_kernel[(batch * heads * tokens,)](
+        launch(
+            _combine_kernel,
+            (batch * heads * tokens,),
             part,
             level,
             total,

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import launch
 from .tiles import COUNTS, LOG2E, on_device_of
 
 _BLOCK = 512
@@ -87,7 +88,9 @@ def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int) -> DecayTerms:
     tail = torch.empty(c.numel() + 2 * tile, dtype=torch.float32, device=c.device)
     chunks = triton.cdiv(seqlen_k, _BLOCK)
     with on_device_of(c):
-        _decay_kernel[(batch * heads * chunks,)](
+        launch(
+            _decay_kernel,
+            (batch * heads * chunks,),
             c,
             seq_start,
             pairs,

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .differences import decay_terms, load_pair, unpack
+from .launch import launch
 from .tiles import (
     COUNTS,
     GROUP,
@@ -293,7 +294,9 @@ def launch_forward(
     if descriptors is None:
         descriptors = can_stream(k, v)
     with on_device_of(q):
-        _forward_kernel[(row_tiles * batch * heads,)](
+        launch(
+            _forward_kernel,
+            (row_tiles * batch * heads,),
             q,
             streamed(k, tile.columns, descriptors),
             streamed(v, tile.columns, descriptors),

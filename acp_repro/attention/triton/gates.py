@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..decay import LOG_FGATE_FLOOR
+from .launch import launch
 from .tiles import on_device_of
 
 _BLOCK = 2048
@@ -56,8 +57,16 @@ def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
     batch, heads, length = log_fgate.shape
     if c.numel():
         with on_device_of(c):
-            _sum_kernel[(batch * heads,)](
-                log_fgate, c, *log_fgate.stride(), heads, length, BLOCK=_BLOCK, num_warps=8
+            launch(
+                _sum_kernel,
+                (batch * heads,),
+                log_fgate,
+                c,
+                *log_fgate.stride(),
+                heads,
+                length,
+                BLOCK=_BLOCK,
+                num_warps=8,
             )
     return c
 
@@ -68,7 +77,9 @@ def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
     batch, heads, length = log_fgate.shape
     if grad.numel():
         with on_device_of(grad):
-            _adjoint_kernel[(batch * heads,)](
+            launch(
+                _adjoint_kernel,
+                (batch * heads,),
                 dc.contiguous(),
                 log_fgate,
                 grad,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import launch, ready
 from .tiles import addressable, load_rows, on_device_of, padded_head_dim
 
 _ROWS = 128
@@ -34,12 +35,19 @@ def largest_norms(x: Tensor) -> Tensor:
     Returns:
         (B, H) float32.
     """
+    squares = torch.zeros(x.shape[:2], dtype=torch.int32, device=x.device)
+    _find_squares(addressable(x), squares, ())
+    return squares.view(torch.float32).sqrt()
+
+
+@ready
+def _find_squares(x: Tensor, squares: Tensor, constants: tuple) -> tuple:
     batch, heads, length, head_dim = x.shape
-    x = addressable(x)
-    squares = torch.zeros(batch, heads, dtype=torch.int32, device=x.device)
     tiles = triton.cdiv(length, _ROWS)
     with on_device_of(x):
-        _norm_kernel[(tiles * batch * heads,)](
+        launch(
+            _norm_kernel,
+            (tiles * batch * heads,),
             x,
             squares,
             heads,
@@ -51,4 +59,4 @@ def largest_norms(x: Tensor) -> Tensor:
             BLOCK_D=padded_head_dim(head_dim),
             num_warps=4,
         )
-    return squares.view(torch.float32).sqrt()
+    return ()

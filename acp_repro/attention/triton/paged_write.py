@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..decay import LOG_FGATE_FLOOR
 from ..kvcache import PagedKVCache
+from .launch import launch
 from .tiles import on_device_of, padded_head_dim
 
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
@@ -77,7 +78,9 @@ def write_kvcache(cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) 
     k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
     batch, kv_heads, tokens, head_dim = k.shape
     with on_device_of(k):
-        _write_kernel[(batch * kv_heads,)](
+        launch(
+            _write_kernel,
+            (batch * kv_heads,),
             k,
             v,
             log_fgate,
@@ -159,7 +162,9 @@ def write_blocks(cache: PagedKVCache, k: Tensor, v: Tensor, c: Tensor) -> None:
     batch, kv_heads, tokens, head_dim = k.shape
     columns = triton.cdiv(tokens, cache.block_size) + 1  # the first new token may stand in a block's middle
     with on_device_of(k):
-        _write_blocks_kernel[(batch * kv_heads * columns,)](
+        launch(
+            _write_blocks_kernel,
+            (batch * kv_heads * columns,),
             k,
             v,
             c.contiguous(),

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import launch
 from .tiles import on_device_of
 
 _ROWS = 128
@@ -88,10 +89,14 @@ def find_boundary(
         return boundary
     c = c.contiguous()
     if threshold is not None:
-        threshold = threshold.expand(batch, heads).contiguous()
+        if threshold.shape != (batch, heads):
+            threshold = threshold.expand(batch, heads)
+        threshold = threshold.contiguous()
     grid = (batch * heads * triton.cdiv(blocks, _ROWS),)
     with on_device_of(c):
-        _search_kernel[grid](
+        launch(
+            _search_kernel,
+            grid,
             c,
             threshold,
             seq_start,

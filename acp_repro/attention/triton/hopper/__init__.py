@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..differences import decay_terms
+from ..launch import launch
 from ..tiles import GROUP, LOG2E, strides_of
 from .key_side import key_side_kernel
 from .query_side import query_side_kernel
@@ -75,7 +76,9 @@ def launch_backward(
         "HAS_START": seq_start is not None,
         **_OPTIONS,
     }
-    query_side_kernel[grid](
+    launch(
+        query_side_kernel,
+        grid,
         *described,
         tail,
         out,
@@ -94,7 +97,9 @@ def launch_backward(
         sm_scale,
         **common,
     )
-    key_side_kernel[grid](
+    launch(
+        key_side_kernel,
+        grid,
         *described,
         numbers_of(queries),
         numbers_of(levels),
