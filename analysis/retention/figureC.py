@@ -44,8 +44,7 @@ def draw(records: pd.DataFrame) -> Figure:
         left.plot(100 * table[name] / length, at, mark, ms=4 if mark == "o" else 8, color=colour, label=label)
     words = [f"{task} {100 * budget:g} %, {models.PLACES[gates]}" for task, budget, gates in rows]
     left.set_yticks(range(len(rows)), words, fontsize=6.5)
-    left.invert_yaxis()
-    left.set(xlabel="tokens (% of an example)", xlim=(0, None))
+    left.set(xlabel="tokens (% of an example)", xlim=(0, None), ylim=(len(rows) - 0.4, -0.6))
     left.legend(loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=3, columnspacing=1, handletextpad=0.2)
     right.scatter(table["gap_nats"], table["weighted_slack_nats"], s=14, color=style.SIZES[0])
     ends = [*table["gap_nats"], *table["weighted_slack_nats"], 0]

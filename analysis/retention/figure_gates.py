@@ -46,7 +46,8 @@ def draw(records: pd.DataFrame) -> Figure:
     for ax in axes[-1]:
         ax.set_xlabel("tokens kept (%)")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=max(2, columns), fontsize=6.5)
+    columns = max(2, columns)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=6.5, handlelength=3)
     return figure
 
 
