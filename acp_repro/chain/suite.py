@@ -7,6 +7,7 @@ multiplied out here, so paired runs differ in one key. Nothing here needs torch.
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,8 @@ class SuiteFile(Strict):
     Attributes:
         leave_out: items that `make all` does not make from this suite, for they cost more than it is for.
         published: its records are part of the project, and speak in REPRODUCTION.md.
-        not_run: names of runs of the grid that nobody has trained, and nothing asks for: they are gaps.
+        not_run: names of runs of the grid, or patterns such as ``"*-seed1"``, that nobody has trained and
+            nothing asks for: they are gaps.
     """
 
     description: str
@@ -79,10 +81,13 @@ def load_suite(name: str) -> Suite:
                 raise SuiteError(f"{path}: grid[{index}]: makes the run {run.name} a second time")
             runs.append(run)
     names = {run.name for run in runs}
-    for name in file.not_run:
-        if name not in names:
-            raise SuiteError(f"{path}: not_run: {UnknownName.among('the grid has no such run', name, names)}")
-    runs = [run for run in runs if run.name not in file.not_run]
+    gaps: set[str] = set()
+    for pattern in file.not_run:
+        if not (found := fnmatch.filter(names, pattern)):
+            unknown = UnknownName.among("the grid has no such run", pattern, names)
+            raise SuiteError(f"{path}: not_run: {unknown}")
+        gaps.update(found)
+    runs = [run for run in runs if run.name not in gaps]
     suite = paper.suite(path.stem, paper, file, tuple(runs))
     try:
         for name in file.leave_out:

@@ -49,6 +49,7 @@ def draw(records: pd.DataFrame) -> Figure:
     right.scatter(table["gap_nats"], table["weighted_slack_nats"], s=14, color=style.SIZES[0])
     ends = [*table["gap_nats"], *table["weighted_slack_nats"], 0]
     right.plot([min(ends), max(ends)], [min(ends), max(ends)], color=style.PAPER)
+    right.locator_params(axis="x", nbins=5)
     right.set(xlabel="loss with top-M less loss with soft gates (nats)", ylabel="$\\lambda A$ (nats)")
     return figure
 
