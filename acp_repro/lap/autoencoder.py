@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from . import checkpoint
 from .decoder import Decoding, decode_teacher
 from .encoder import Encoded, encode_masked, encode_removed
+from .fused import fuse
 from .gates import compression_loss, expected_lengths, soft_lengths
 from .memory import Memory
 from .settings import PruningConfig, PruningError
@@ -64,6 +65,7 @@ class PruningAutoencoder(nn.Module):
 
     def __init__(self, t5: nn.Module, pruning: PruningConfig, tokenizer: TextTokenizer | None = None):
         super().__init__()
+        fuse(t5)
         self.t5, self.pruning, self.tokenizer = t5, pruning, tokenizer
         config = t5.config
         if config.eos_token_id is None or config.pad_token_id is None:

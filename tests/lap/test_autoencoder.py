@@ -1,5 +1,6 @@
 """The encoder with masks and with tokens removed, both decoders, files, and bad input."""
 
+import copy
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from acp_repro.lap import PruningAutoencoder, PruningConfig, PruningError, draw_noise
 from acp_repro.lap.decoder import Decoding, decode_teacher
+from acp_repro.lap.fused import fuse
 from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer, transformers, with_settings, without_element_0
 
 
@@ -23,6 +25,26 @@ def test_all_gates_open_is_plain_t5():
             assert encoded.kept.sum() == built.num_gates * real.sum()
             found = decode_teacher(built.t5, encoded.hidden, encoded.memory_mask, built.shifted(ids), None)
             torch.testing.assert_close(found[real], plain[real], rtol=1e-5, atol=1e-5)
+
+
+def test_fused_operations_are_those_of_t5():
+    config = transformers.T5Config(
+        **{"vocab_size": 50, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0, **SHAPE},
+        pad_token_id=0,
+        decoder_start_token_id=0,
+    )
+    plain = transformers.T5ForConditionalGeneration(config)
+    for weight in plain.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    fused = copy.deepcopy(plain)
+    fuse(fused)
+    assert [type(x).__name__ for x in fused.modules()].count("FusedNorm") > 4
+    assert list(fused.state_dict()) == list(plain.state_dict())
+    ids = torch.randint(2, 50, (2, 9))
+    for t5 in (plain, fused):
+        t5(input_ids=ids, labels=ids).loss.backward()
+    for a, b in zip(fused.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_a_closed_gate_is_the_text_without_the_token():

@@ -107,7 +107,7 @@ def test_runs_of_a_suite(here):
 def test_gaps_are_asked_for_nowhere(here):
     """What was not run, or not timed, is in no rule of Make; the rest is."""
     gap, untimed = "toy-mini-random-50-input", "toy-mini-h2o-30-input"
-    words = f"not_run: ['*-random-5?-input']\ntimed: [toy-mini-dense, toy-mini-ar-30-input]\ngrid:"
+    words = "not_run: ['*-random-5?-input']\ntimed: [toy-mini-dense, toy-mini-ar-30-input]\ngrid:"
     Path("experiments/gaps.yaml").write_text(YAML.replace("grid:", words, 1))
     suite = load_suite("gaps")
     rules = make_rules(suite)
