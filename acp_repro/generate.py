@@ -95,7 +95,9 @@ def main(arguments: list[str] | None = None) -> None:
         )
     seed = options.seed if options.seed is not None else torch.seed() % 2**31
     try:
-        model = load_pretrained(checkpoint.folder, device=device)
+        usual = "bfloat16" if device.type == "cuda" else "float32"
+        dtype = getattr(torch, options.dtype or usual)
+        model = load_pretrained(checkpoint.folder, device=device, dtype=dtype)
         prompt = [tokenizer.bos_id, *map(int, tokenizer.encode(options.prompt))]
         if max(prompt) >= model.config.vocab_size:
             raise UsageError(
@@ -189,6 +191,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--seed", type=int, metavar="N", help="default: another one each time, which is printed")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of weights and cache (default: bfloat16 on a GPU, float32 on a CPU)",
+    )
     options = parser.parse_args(arguments)
     if options.top_p == 0:
         parser.error("argument --top-p: must be above 0")

@@ -10,7 +10,7 @@ from acp_repro.model import FoXConfig
 from acp_repro.model.pretrained import MODEL_TYPE, config_from_official, config_to_official
 
 # The authors' files carry these ids, which their training never used and GPT-2 gives to "!" and '"'.
-_MEANINGLESS_IDS = (0, 1)
+MEANINGLESS_IDS = (0, 1)
 _GPT2_END_OF_TEXT = 50256
 
 
@@ -47,7 +47,7 @@ class ForgettingTransformerConfig(PreTrainedConfig):
         for name, default in fields.items():
             setattr(self, name, kwargs.pop(name, default))
         fox = self.to_fox()
-        if (bos_token_id, eos_token_id) == _MEANINGLESS_IDS:
+        if (bos_token_id, eos_token_id) == MEANINGLESS_IDS:
             bos_token_id = eos_token_id = _GPT2_END_OF_TEXT if fox.vocab_size > _GPT2_END_OF_TEXT else None
         self.use_cache = use_cache
         self.bos_token_id, self.eos_token_id, self.pad_token_id = bos_token_id, eos_token_id, pad_token_id

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from acp_repro.model import FoXModel
 from acp_repro.model.layers import Linear
 
-from .configuration import ForgettingTransformerConfig
+from .configuration import MEANINGLESS_IDS, ForgettingTransformerConfig
 from .past import ForgettingTransformerCache
 
 _MOST_LISTED = 10
@@ -61,6 +61,9 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
             more = len(problems) - _MOST_LISTED
             shown = problems[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
             raise ValueError(f"{pretrained_model_name_or_path} does not fit its config: {'; '.join(shown)}")
+        told = model.generation_config
+        if (told.bos_token_id, told.eos_token_id) == MEANINGLESS_IDS:  # read from config.json as it stands
+            told.bos_token_id, told.eos_token_id = model.config.bos_token_id, model.config.eos_token_id
         return (model, info) if with_info else model
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -158,6 +161,10 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
                     "the cached rows end with padding, so nothing can follow them: pad on the left "
                     "(tokenizer.padding_side = 'left')"
                 )
+        if mask is not None and held and not bool(mask[:, held:].all()):
+            raise ValueError(
+                "attention_mask has zeros after the cached tokens, where no row may have padding"
+            )
         if mask is None or held:  # the cache remembers the padding
             return None
         if mask.shape != input_ids.shape:

@@ -74,7 +74,8 @@ class ForgettingTransformerCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes what row ``beam_idx[i]`` was."""
-        if self.fox.length:
+        kept = torch.equal(beam_idx.cpu(), torch.arange(max(self.batch_size, 0)))
+        if self.fox.length and not kept:
             self.fox = self.fox.select_rows(beam_idx)
 
     batch_select_indices = reorder_cache

@@ -7,6 +7,7 @@ with the logarithm of the longest length allowed. Under any other threshold bloc
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -47,7 +48,12 @@ class FoXCache:
     """
 
     def __init__(self, num_layers: int, max_length: int | None = None):
+        if max_length is not None and max_length < 1:
+            raise ValueError(f"max_length must be at least 1, or None for any length, got {max_length}")
         self.max_length = max_length
+        self._model: weakref.ref | None = None
+        self._in_call = False  # between begin and count; after a call that failed too
+        self.touched = False  # a layer has written since begin
         self.length = 0
         self.evicted_at = 0
         self.recording = False
@@ -80,10 +86,11 @@ class FoXCache:
         """Changes when storage moves."""
         return tuple(layer.pool.version for layer in self.layers if layer.pool is not None)
 
-    def begin(self, input_ids: Tensor, seq_start: Tensor | None) -> Tensor | None:
+    def begin(self, input_ids: Tensor, seq_start: Tensor | None, model: object = None) -> Tensor | None:
         """Make room for the tokens of a call, and count them.
 
         Args:
+            model: who calls; a cache goes on with the model that began it.
             input_ids: (B, T). seq_start: (B,) int64, the first real token of left-padded rows, given with a
                 cache's first tokens and remembered.
 
@@ -91,10 +98,20 @@ class FoXCache:
             (B,) seq_start of all calls, or None: no row is padded.
 
         Raises:
-            ValueError: more tokens than ``max_length``, another batch, or ``seq_start`` given again.
+            ValueError: more tokens than ``max_length``, another batch or model, ``seq_start`` given again,
+                or a call before this one failed when layers had written already.
         """
         batch, tokens = input_ids.shape
         self._check_length(tokens)
+        if self._model is not None and model is not None and self._model() is not model:
+            raise ValueError(
+                "another model began this cache: continue with that one, or start a new FoXCache"
+            )
+        if self._in_call:
+            if self.touched:
+                raise ValueError("a call that failed left this cache half written: start a new FoXCache")
+            if self.seqlens is not None:
+                self.seqlens.fill_(self.tokens_in_table)
         if seq_start is not None:
             if self.length:
                 raise ValueError("seq_start is given with a cache's first tokens, and remembered")
@@ -109,14 +126,15 @@ class FoXCache:
             )
         if self.length and tokens <= DECODE_TOKENS:
             self.reserve(tokens)
-        else:
-            self.seqlens.fill_(self.tokens_in_table)  # also after a call that failed half-way
+        self._model = self._model or (None if model is None else weakref.ref(model))
+        self._in_call, self.touched = True, False
         self.seqlens.add_(tokens)
         return self.seq_start
 
     def count(self, tokens: int) -> None:
         """``tokens`` more are held: the call that added them is over."""
         self.length += tokens
+        self._in_call = self.touched = False
 
     def reserve(self, tokens: int) -> None:
         """Room for ``tokens`` more in every layer; waits for the device once in ``BLOCK_SIZE`` tokens.
@@ -136,7 +154,8 @@ class FoXCache:
     def _check_length(self, tokens: int) -> None:
         if self.max_length is not None and self.length + tokens > self.max_length:
             raise ValueError(
-                f"{self.length + tokens} tokens are more than the cache's max_length {self.max_length}"
+                f"{self.length + tokens} tokens are more than the cache's max_length {self.max_length}: start "
+                "with a cache that is given the longest length, or None"
             )
 
     def _drop_columns(self) -> None:
@@ -191,7 +210,8 @@ class FoXCache:
             rows: (B',) integer indices into the batch; may repeat.
         """
         copy = FoXCache(0, self.max_length)
-        for name in ("length", "evicted_at", "recording", "dropped_columns", "latest_start"):
+        copy._in_call, copy.touched = self._in_call, self.touched
+        for name in ("length", "evicted_at", "recording", "dropped_columns", "latest_start", "_model"):
             setattr(copy, name, getattr(self, name))
         if self.seqlens is not None:
             rows = rows.to(self.seqlens.device)
@@ -200,6 +220,10 @@ class FoXCache:
             setattr(copy, name, None if held is None else held.index_select(0, rows))
         copy.layers = [layer.select_rows(rows, copy) for layer in self.layers]
         return copy
+
+    def __deepcopy__(self, memo: dict) -> FoXCache:
+        """Prompts are filled once and copied; the layers of the copy must know the copy."""
+        return self.select_rows(torch.arange(max(self.batch_size, 0)))
 
     def memory(self) -> MemoryUse:
         """What is held now, in bytes; waits for the device."""

@@ -82,8 +82,9 @@ class FoXModel(nn.Module):
                     f"cache has {len(cache.layers)} layers, the model has {len(self.layers)}:"
                     " make it with FoXCache(config.num_hidden_layers)"
                 )
-            seq_start = cache.begin(input_ids, seq_start)
-        x = self.embeddings(input_ids)
+        x = self.embeddings(input_ids)  # before the cache counts: an id out of range is an error here
+        if cache is not None:
+            seq_start = cache.begin(input_ids, seq_start, self)
         recompute = self.gradient_checkpointing and cache is None and torch.is_grad_enabled()
         for index, block in enumerate(self.layers):
             if recompute:
@@ -200,6 +201,7 @@ class FoXForCausalLM(Pretrained, nn.Module):
         top_k: int | None = None,
         top_p: float | None = None,
         stop_ids: tuple[int, ...] = (),
+        seq_start: Tensor | None = None,
     ) -> Tensor:
         """Continue each row of ``input_ids``; see :func:`acp_repro.model.generation.generate`."""
         return generate(
@@ -211,6 +213,7 @@ class FoXForCausalLM(Pretrained, nn.Module):
             top_k=top_k,
             top_p=top_p,
             stop_ids=stop_ids,
+            seq_start=seq_start,
         )
 
     @staticmethod

@@ -29,7 +29,9 @@ class LanguageModel(Protocol):
 
     def lm_head(self, hidden: Tensor) -> Tensor: ...
 
-    def __call__(self, input_ids: Tensor, cache: FoXCache, *, return_hidden: bool) -> Tensor: ...
+    def __call__(
+        self, input_ids: Tensor, cache: FoXCache, *, return_hidden: bool, seq_start: Tensor | None = None
+    ) -> Tensor: ...
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
@@ -108,6 +110,7 @@ def stream_tokens(
     top_p: float | None = None,
     stop_ids: tuple[int, ...] = (),
     generator: torch.Generator | None = None,
+    seq_start: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """The tokens that continue ``input_ids``, each as soon as it is chosen.
 
@@ -116,6 +119,7 @@ def stream_tokens(
         max_new_tokens: end after this many.
         temperature, top_k, top_p, generator: see :func:`choose_tokens`.
         stop_ids: end when every row has had one of these; a row that had one repeats it until then.
+        seq_start: (B,) int64, the first real token of rows that are padded on the left to one length.
 
     Yields:
         (B,) int64 on the model's device; a stopping token is yielded too.
@@ -128,11 +132,18 @@ def stream_tokens(
         raise ValueError(f"max_new_tokens must be 0 or more, got {max_new_tokens}")
     check_sampling(temperature, top_k, top_p)
     model.check_input_ids(input_ids)
+    if seq_start is not None:
+        if seq_start.shape != input_ids.shape[:1] or bool((seq_start < 0).any()):
+            raise ValueError(f"seq_start must be (batch,) numbers of at least 0, got {seq_start.tolist()}")
+        if bool((seq_start >= input_ids.shape[1]).any()):
+            raise ValueError(f"seq_start leaves a row of {input_ids.shape[1]} tokens without a real one")
     choose = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-    return _stream(model, input_ids, max_new_tokens, tuple(stop_ids), choose)
+    return _stream(model, input_ids, max_new_tokens, tuple(stop_ids), choose, seq_start)
 
 
-def prefill(model: LanguageModel, input_ids: Tensor, cache: FoXCache) -> Tensor:
+def prefill(
+    model: LanguageModel, input_ids: Tensor, cache: FoXCache, seq_start: Tensor | None = None
+) -> Tensor:
     """Fill an empty cache with a prompt; the logits (B, vocab) float32 of what follows it.
 
     A long prompt goes in chunks, so that what one layer computes with takes less memory than the cache.
@@ -140,19 +151,20 @@ def prefill(model: LanguageModel, input_ids: Tensor, cache: FoXCache) -> Tensor:
     # Whole blocks of the pruning grid, of which a chunk's first row prunes as in one go.
     chunk = max(PREFILL_TOKENS // input_ids.shape[0] // 128, 1) * 128
     for part in input_ids.split(chunk, dim=1):
-        hidden = model(part, cache=cache, return_hidden=True)
+        hidden = model(part, cache=cache, return_hidden=True, seq_start=seq_start)
+        seq_start = None  # the cache remembers it
     return model.lm_head(hidden[:, -1]).float()
 
 
 @torch.no_grad()
-def _stream(model, input_ids, max_new_tokens, stop_ids, choose) -> Iterator[Tensor]:
+def _stream(model, input_ids, max_new_tokens, stop_ids, choose, seq_start) -> Iterator[Tensor]:
     # The last token is answered, never fed. No text gets longer, so delta is fixed and keys can be evicted.
     longest = input_ids.shape[1] + max(max_new_tokens, 1) - 1
     cache = FoXCache(model.config.num_hidden_layers, max_length=longest)
     step, stopped, tokens = DecodeStep(model, cache), None, None
     stops = torch.tensor(stop_ids, dtype=torch.int64, device=input_ids.device)
     for _ in range(max_new_tokens):
-        logits = prefill(model, input_ids, cache) if tokens is None else step(tokens)
+        logits = prefill(model, input_ids, cache, seq_start) if tokens is None else step(tokens)
         chosen = choose_tokens(logits, **choose)
         tokens = chosen if stopped is None else torch.where(stopped, tokens, chosen)
         yield tokens
@@ -172,6 +184,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     stop_ids: tuple[int, ...] = (),
+    seq_start: Tensor | None = None,
 ) -> Tensor:
     """The prompt and what :func:`stream_tokens` adds to it, whose arguments these are.
 
@@ -187,5 +200,6 @@ def generate(
         top_p=top_p,
         stop_ids=stop_ids,
         generator=generator,
+        seq_start=seq_start,
     )
     return torch.cat((input_ids.long(), *(tokens[:, None] for tokens in new)), dim=1)

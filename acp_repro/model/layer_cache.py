@@ -24,6 +24,7 @@ class WholeCache(Protocol):
     length: int
     max_length: int | None
     evicted_at: int
+    touched: bool
     latest_start: int
     recording: bool
     seqlens: Tensor | None
@@ -124,6 +125,7 @@ class LayerCache:
         if torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, log_fgate)):
             raise RuntimeError("a FoXCache holds no gradients: call the model under torch.no_grad()")
         self._check(k)
+        self.parent.touched = True
         if self.length and k.shape[2] <= DECODE_TOKENS:
             return self._decode(core, q, k, v, log_fgate, threshold)
         return self._prefill(core, q, k, v, log_fgate, threshold)

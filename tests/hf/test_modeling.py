@@ -231,3 +231,24 @@ def test_the_authors_checkpoint(official_pro):
         torch.testing.assert_close(parameter.grad, ours_named[name].grad, rtol=1e-3, atol=1e-6)
     greedy = theirs.generate(ids[:, :64], max_new_tokens=32, do_sample=False)
     assert torch.equal(greedy, ours.generate(ids[:, :64], 32))
+
+
+def test_ids_that_mean_nothing_end_no_text(tmp_path):
+    """The authors' config.json has 0 and 1 for both ends; transformers takes generation's from the file."""
+    saved(tmp_path, "pro")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bos_token_id": 0, "eos_token_id": 1}))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    told = model.generation_config
+    assert (told.bos_token_id, told.eos_token_id) == (model.config.bos_token_id, model.config.eos_token_id)
+    assert told.eos_token_id != 1
+
+
+@torch.no_grad()
+def test_padding_after_cached_tokens_is_refused(both, ids):
+    _, model = both
+    past = model(ids[:, :20]).past_key_values
+    mask = torch.ones(2, 21, dtype=torch.long)
+    mask[0, -1] = 0
+    with pytest.raises(ValueError, match="zeros after the cached tokens"):
+        model(ids[:, 20:21], attention_mask=mask, past_key_values=past)

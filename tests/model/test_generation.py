@@ -153,3 +153,17 @@ def test_wrong_arguments_are_named_at_the_call(arguments, message):
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     with pytest.raises(ValueError, match=message):
         stream_tokens(model, torch.zeros(1, 1, dtype=torch.int64), 1, **arguments)
+
+
+@torch.no_grad()
+def test_rows_of_different_lengths_go_on_as_alone(small_model, small_ids, monkeypatch):
+    """Padded on the left, and in chunks of which the first holds nothing of one row."""
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", 1)  # chunks of 128 tokens
+    prompt = small_ids[:, :150].clone()
+    start = torch.tensor([0, 139])
+    found = small_model.generate(prompt, 5, seq_start=start)
+    for row in range(2):
+        alone = small_model.generate(prompt[row : row + 1, int(start[row]) :], 5)
+        assert found[row, 150:].tolist() == alone[0, -5:].tolist()
+    with pytest.raises(ValueError, match="a row of 150 tokens without a real one"):
+        small_model.generate(prompt, 5, seq_start=start + 11)

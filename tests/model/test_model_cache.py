@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 
@@ -151,3 +152,39 @@ def test_wrong_arguments_of_generate_are_named(arguments, message):
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     with pytest.raises(ValueError, match=message):
         model.generate(torch.zeros(1, 1, dtype=torch.int64), **arguments)
+
+
+@torch.no_grad()
+def test_a_call_that_failed_leaves_a_right_cache_or_a_clear_error(small_model, small_ids, monkeypatch):
+    cache = FoXCache(2, max_length=60)
+    small_model(small_ids[:, :20], cache=cache)
+    with pytest.raises(IndexError):
+        small_model(small_ids[:, 20:21] * 0 + 10**6, cache=cache)  # no such token: nothing was written
+    after = small_model(small_ids[:, 20:21], cache=cache)
+    torch.testing.assert_close(after, small_model(small_ids[:, :21])[:, 20:], rtol=1e-4, atol=1e-4)
+
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("no more")
+
+    for tokens in (1, 12):  # a step, and a chunk of a prefill, that end in the second layer
+        cache = FoXCache(2, max_length=60)
+        small_model(small_ids[:, :20], cache=cache)
+        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+            patch.setattr(cache.layers[1].pool, "write", no_memory)
+            small_model(small_ids[:, 20 : 20 + tokens], cache=cache)
+        with pytest.raises(ValueError, match="half written: start a new FoXCache"):
+            small_model(small_ids[:, 20 : 20 + tokens], cache=cache)
+
+
+@torch.no_grad()
+def test_a_cache_goes_on_with_its_model(small_model, small_ids):
+    cache = FoXCache(2)
+    small_model(small_ids[:, :20], cache=cache)
+    with pytest.raises(ValueError, match="another model began this cache"):
+        copy.deepcopy(small_model)(small_ids[:, 20:21], cache=cache)
+    twin = copy.deepcopy(cache)
+    del cache
+    found = small_model(small_ids[:, 20:30], cache=twin)
+    torch.testing.assert_close(found, small_model(small_ids[:, :30])[:, 20:], rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="max_length must be at least 1"):
+        FoXCache(2, max_length=-5)
