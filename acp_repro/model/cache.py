@@ -154,8 +154,8 @@ class FoXCache:
     def _check_length(self, tokens: int) -> None:
         if self.max_length is not None and self.length + tokens > self.max_length:
             raise ValueError(
-                f"{self.length + tokens} tokens are more than the cache's max_length {self.max_length}: start "
-                "with a cache that is given the longest length, or None"
+                f"{self.length + tokens} tokens are more than the cache's max_length {self.max_length}: "
+                "start with a cache that is given the longest length, or None"
             )
 
     def _drop_columns(self) -> None:

@@ -76,12 +76,11 @@ class FoXModel(nn.Module):
             ValueError: if the cache was made for another number of layers, or cannot take these tokens
                 (see ``FoXCache.begin``).
         """
-        if cache is not None:
-            if len(cache.layers) != len(self.layers):
-                raise ValueError(
-                    f"cache has {len(cache.layers)} layers, the model has {len(self.layers)}:"
-                    " make it with FoXCache(config.num_hidden_layers)"
-                )
+        if cache is not None and len(cache.layers) != len(self.layers):
+            raise ValueError(
+                f"cache has {len(cache.layers)} layers, the model has {len(self.layers)}:"
+                " make it with FoXCache(config.num_hidden_layers)"
+            )
         x = self.embeddings(input_ids)  # before the cache counts: an id out of range is an error here
         if cache is not None:
             seq_start = cache.begin(input_ids, seq_start, self)

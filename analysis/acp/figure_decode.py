@@ -29,8 +29,9 @@ def draw(records: pd.DataFrame) -> Figure:
         ax.set_title(f"{SCOPES[scope].capitalize()} (ms a step)")
     models = records[records["scope"] == "model"]
     unit, size = ("GiB", 2**30) if models["kept_bytes"].max() >= 2**30 else ("MiB", 2**20)
-    _bars(axes[2], models.assign(kept=models["kept_bytes"] / size), "kept", None)
-    axes[2].set_title(f"Keys and values kept ({unit})")
+    held = models.assign(kept=models["kept_bytes"] / size, allocated=models["allocated_bytes"] / size)
+    _bars(axes[2], held, "kept", "allocated")
+    axes[2].set_title(f"Keys, values, decays ({unit})")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure
@@ -64,11 +65,11 @@ def _bars(ax, records: pd.DataFrame, value: str, bound: str | None) -> None:
                 ends,
                 color="black",
                 linewidth=1.2,
-                label="reading once" if n == 0 else None,
+                label="reading once; allocated" if n == 0 else None,
             )
     ax.set_xticks(range(len(groups)), [f"{b} x {style.length_label(n)}" for b, n in groups], rotation=30)
     ax.set_xlabel("batch x prompt")
-    ax.set_ylim(0)
+    ax.set_yscale("log")
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
@@ -77,7 +78,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**A decoding step.** One token for every row after a prompt of random tokens,
 gates "{first["gates"]}", {first["heads"]} heads of {first["head_dim"]}; attention alone, and a model of
 random weights. Lines: reading once what the step needs (kept keys and values, and a model's weights).
-Right: keys, values and decays that the cache holds for each head. {style.provenance(records)}"""
+Right: what the cache holds for each head, and, the line, what it has allocated. Logarithmic axes.
+{style.provenance(records)}"""
     return draw(records), caption
 
 

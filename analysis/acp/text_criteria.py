@@ -7,9 +7,13 @@ import pandas as pd
 from acp_repro.papers.acp.claims import SHARE_POINTS, SPARSE_PERCENT
 from acp_repro.papers.acp.plan.cost import attention_share_of_flops
 
+from .. import style
 from ..verdict import Status, Verdict, in_range
 from . import models, statistics
 from .criteria import TOO_COARSE, in_order, listed
+
+# Where Appendix F's gain is "most obvious": a long prefill and a large batch.
+LONG_TOKENS, LARGE_BATCH = 2**14, 16
 
 
 def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:
@@ -63,3 +67,61 @@ def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verd
     lengths = decay.groupby(["run", "layer", "head"])["position"].nunique()
     percent = 100 * len(attention_weights) / (lengths * (lengths + 1) / 2).sum()
     return Verdict.of(bool(percent < SPARSE_PERCENT), f"{percent:.2g} % of the entries")
+
+
+def cache_shrinks(decode_time: pd.DataFrame) -> Verdict:
+    """Met if the cache of a whole model holds less with ACP in every row."""
+    kept = _decoding(decode_time, "model", "kept_bytes") / 2**30
+    ours = _in_words(kept, lambda row: f"{row.acp:.2f} of {row.exact:.2f} GiB")
+    return Verdict.of(bool((kept["acp"] < kept["exact"]).all()), ours)
+
+
+def decoding_attention_sped_up(decode_time: pd.DataFrame) -> Verdict:
+    """Met if long prompts and large batches save attention the paper's share of its time."""
+    times = _decoding(decode_time, "attention", "step_ms").reset_index()
+    times = times[(times["length_tokens"] >= LONG_TOKENS) & (times["batch"] >= LARGE_BATCH)]
+    if times.empty:
+        return Verdict(Status.UNDECIDED, f"no prompt of {LONG_TOKENS:,} tokens for {LARGE_BATCH} rows")
+    times = times.set_index(["batch", "length_tokens"])
+    low, high = models.PUBLISHED.range("decoding", "attention_time_reduction")
+    saved = 100 * (1 - times["acp"] / times["exact"])
+    return in_range(saved, low, high, _in_words(times, _saved))
+
+
+def decoding_gains_grow(decode_time: pd.DataFrame) -> Verdict:
+    """Met if the share saved grows with the prompt and with the batch, where the other stays."""
+    times = _decoding(decode_time, "attention", "step_ms")
+    saved = (1 - times["acp"] / times["exact"]).rename("saved").reset_index()
+    pairs = [
+        (small.saved, large.saved)
+        for small in saved.itertuples()
+        for large in saved.itertuples()
+        if (large.batch, large.length_tokens) != (small.batch, small.length_tokens)
+        and (large.batch == small.batch) + (large.length_tokens == small.length_tokens) == 1
+        and large.batch >= small.batch
+        and large.length_tokens >= small.length_tokens
+    ]
+    met = all(large > 0.9 * small for small, large in pairs) if pairs else None
+    return Verdict.of(met, _in_words(times, _saved))
+
+
+def decoding_not_faster(decode_time: pd.DataFrame) -> Verdict:
+    """Met if no whole step is clearly faster with ACP."""
+    times = _decoding(decode_time, "model", "step_ms")
+    ours = _in_words(times, lambda row: f"{row.exact / row.acp:.2f} times as fast")
+    return Verdict.of(bool((times["exact"] < 1.1 * times["acp"]).all()), ours)
+
+
+def _decoding(decode_time: pd.DataFrame, scope: str, value: str) -> pd.DataFrame:
+    """``value`` of our implementation with and without ACP, a row a batch and length."""
+    ours = decode_time[(decode_time["scope"] == scope) & (decode_time["implementation"] != "official")]
+    return ours.pivot(index=["batch", "length_tokens"], columns="method", values=value)
+
+
+def _saved(row) -> str:
+    return f"{100 * (1 - row.acp / row.exact):.0f} % less"
+
+
+def _in_words(table: pd.DataFrame, words) -> str:
+    lengths = [(row, f"{row.Index[0]} x {style.length_label(row.Index[1])}") for row in table.itertuples()]
+    return "; ".join(f"{where}: {words(row)}" for row, where in lengths)
