@@ -30,12 +30,14 @@ class Suite:
     Attributes:
         name: the file's name without its suffix.
         file: the file as the dataclass ``paper.file``.
+        runs: of its grid, without ``not_run``, which the file names as gaps.
     """
 
     name: str
     paper: Paper
     file: Any
     runs: tuple[Run, ...]
+    not_run: tuple[Run, ...] = ()
 
     @property
     def description(self) -> str:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from acp_repro import measure
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records
-from acp_repro.chain.rules import can_be_drawn, make_rules
+from acp_repro.chain.rules import can_be_drawn, make_rules, why_not
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.retention import simulations
 from acp_repro.papers.retention.paper import PAPER
@@ -116,6 +116,16 @@ def test_gaps_are_asked_for_nowhere(here):
     assert [run.name for run in suite.timed()] == ["toy-mini-dense", "toy-mini-ar-30-input"]
     timed = PAPER.item("table3").runs_with(suite, PAPER.quantity("speed"))
     assert [run.name for run in timed] == ["toy-mini-ar-30-input"]
+
+
+def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):
+    words = "not_run: ['*-arthreshold-*', '*-arjoint-*']\ngrid:"
+    Path("experiments/gaps.yaml").write_text(YAML.replace("grid:", words, 1))
+    suite = load_suite("gaps")
+    expected = "table3: not_run in experiments/gaps.yaml names what it needs: an ablation"
+    assert why_not(suite, PAPER.item("table3")) == expected
+    expected = "table6: the grid of experiments/gaps.yaml has no run of Adaptive Retention in an encoder of 12"
+    assert why_not(suite, PAPER.item("table6")).startswith(expected)
 
 
 @pytest.mark.parametrize(
