@@ -455,6 +455,8 @@ def test_bad_input():
         retain(gated, RetentionConfig(0.5))
     with pytest.raises(ValueError, match="these gates cannot become"):
         gated.retention.configure(method="h2o")
+    with pytest.raises(ValueError, match="these gates cannot become {'budget': 0.5}"):
+        retained(model, 1.0).retention.configure(budget=0.5)
     with pytest.raises(ValueError, match="the encoder has 3 blocks"):
         retain(build(), RetentionConfig(0.5, gates=(5,)))
 

@@ -124,7 +124,9 @@ def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):
     suite = load_suite("gaps")
     expected = "table3: not_run in experiments/gaps.yaml names what it needs: an ablation"
     assert why_not(suite, PAPER.item("table3")) == expected
-    expected = "table6: the grid of experiments/gaps.yaml has no run of Adaptive Retention in an encoder of 12"
+    expected = (
+        "table6: the grid of experiments/gaps.yaml has no run of Adaptive Retention in an encoder of 12"
+    )
     assert why_not(suite, PAPER.item("table6")).startswith(expected)
 
 
