@@ -24,7 +24,7 @@ from acp_repro.chain.suite import load_suite
 from acp_repro.papers.retention import simulations
 from acp_repro.papers.retention.paper import PAPER
 from acp_repro.papers.retention.task import load_model
-from acp_repro.papers.retention.texts import Texts
+from acp_repro.papers.retention.texts import TextError, Texts
 from acp_repro.papers.retention.trained import SCORES, normalized
 from acp_repro.retention import show
 from acp_repro.training.loop import train
@@ -268,6 +268,17 @@ def test_a_question_is_never_dropped(here):
     assert (config.protect, config.sep_token_id) == ("question", task.texts.tokenizer.sep_token_id)
     plain = PAPER.load_task()(here.run("toy-mini-ar-30-input")).build().retention.config
     assert (plain.protect, plain.sep_token_id) == ("auto", None)
+
+
+def test_longformer_answers_questions_with_a_fresh_tokeniser(here):
+    text = YAML.replace("{num_hidden_layers", "{model_type: longformer, num_hidden_layers")
+    Path("experiments/long.yaml").write_text(text)
+    run = load_suite("long").run("asked-mini-ar-50-afterblocks")
+    train(PAPER, run, device=CPU, report=str, stop_after=2)
+    texts = PAPER.load_task()(run).texts
+    told = dataclasses.replace(texts.labelled.splits["train"][0], question="what [SEP] units?")
+    with pytest.raises(TextError, match=r"qasper: Longformer needs a question, and no \[SEP\] inside it"):
+        texts._encode([told])
 
 
 def test_batches_hold_every_example_once_an_epoch(here):
