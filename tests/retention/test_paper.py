@@ -209,6 +209,7 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
         assert item.path("mini").stat().st_size > 100
     text = Path("figures/mini/table2.md").read_text()
     assert "| Full Transformer |" in text and "GPT-3.5 (zero-shot) (quoted)" in text and "82.7" in text
+    assert "calls threshold" in Path("figures/mini/figure2.md").read_text()
     report = gather("mini")
     found = {j.claim.check: j for e in report.entries if e.made for j in e.judgements}
     assert found["budget_holds"].status == "met"
