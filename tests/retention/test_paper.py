@@ -16,7 +16,7 @@ pytest.importorskip("sklearn", reason="pip install -e '.[retention]'")
 import torch
 from safetensors.torch import load_file
 
-from acp_repro import measure
+from acp_repro import measure, plan
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.rules import can_be_drawn, make_rules, why_not
@@ -116,6 +116,19 @@ def test_gaps_are_asked_for_nowhere(here):
     assert [run.name for run in suite.timed()] == ["toy-mini-dense", "toy-mini-ar-30-input"]
     timed = PAPER.item("table3").runs_with(suite, PAPER.quantity("speed"))
     assert [run.name for run in timed] == ["toy-mini-ar-30-input"]
+
+
+def test_a_plan_counts_runs_and_steps(here, capsys):
+    words = "not_run: ['*-arthreshold-*', '*-arjoint-*']\ngrid:"
+    Path("experiments/gaps.yaml").write_text(YAML.replace("grid:", words, 1))
+    suite = load_suite("gaps")
+    assert plan.main(["--suite", "gaps"]) == 0
+    text = capsys.readouterr().out
+    steps = [PAPER.load_task()(run).steps for run in suite.runs if run.method != "top"]
+    assert f"toy-mini-dense  {steps[0]}".split() in [line.split() for line in text.splitlines()]
+    assert f"{len(suite.runs)} runs (2 more of the grid are not_run):" in text
+    assert "FLOPs, memory and hours of runs of paper retention are not estimated." in text
+    assert plan.main(["--suite", "gaps", "--check"]) == 2
 
 
 def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):

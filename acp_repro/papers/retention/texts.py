@@ -17,7 +17,7 @@ from acp_repro.data import BPETokenizer
 from acp_repro.data.labelled import Example, LabelledSet, read_labelled
 
 from .settings import BackboneConfig, DatasetConfig
-from .suite import RetentionRun
+from .suite import PretrainingRun, RetentionRun
 
 SPECIAL = PAD, CLS, SEP, UNK, MASK = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
@@ -190,6 +190,24 @@ class _Key:
 @functools.lru_cache(maxsize=8)
 def _texts(key: _Key) -> Texts:
     return Texts(key.dataset, key.backbone, key.start)
+
+
+def tuning_steps(dataset: DatasetConfig, examples: int) -> int:
+    """Optimiser steps of fine-tuning on so many examples."""
+    return max(1, dataset.epochs * examples // dataset.batch_examples)
+
+
+def steps_of(run: RetentionRun | PretrainingRun) -> int:
+    """The optimiser steps of a run; reads its labelled set, and encodes nothing."""
+    if isinstance(run, PretrainingRun):
+        return run.pretraining.steps
+    examples = _training_examples(_Key(run.dataset, run.backbone, None))
+    return tuning_steps(run.dataset, min(examples, run.dataset.max_examples or examples))
+
+
+@functools.lru_cache
+def _training_examples(key: _Key) -> int:
+    return len(_labelled(key.dataset).splits["train"])
 
 
 def _labelled(dataset: DatasetConfig) -> LabelledSet:
