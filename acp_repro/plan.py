@@ -33,6 +33,8 @@ _GPUS = "a100, h100, h200, l40s, b200, 4090"  # names that model.flops.peak_flop
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     suite = load_suite(options.suite)
+    if suite.paper.steps:
+        return _print_steps(suite, options)
     if not suite.paper.plan:
         raise SuiteError(f"suite {suite.name}: there is no plan for runs of paper {suite.paper.name}")
     assumptions = Assumptions(
@@ -64,6 +66,22 @@ def main(arguments: list[str] | None = None) -> int:
             writer.writeheader()
             writer.writerows(rows)
         print(f"csv: {options.csv.resolve()}")
+    return 0
+
+
+def _print_steps(suite: Suite, options: argparse.Namespace) -> int:
+    """Runs and steps of a paper that has no formula for what they cost."""
+    if options.check:
+        raise SuiteError(f"--check: paper {suite.paper.name} has no predictions to check")
+    steps_of = suite.paper.load_steps()
+    steps = [steps_of(run) for run in suite.runs]
+    _print(
+        f"{suite.name}: {suite.description}",
+        [{"run": run.name, "steps": f"{n:,}"} for run, n in zip(suite.runs, steps, strict=True)],
+    )
+    gaps = f" ({len(suite.not_run)} more of the grid are not_run)" if suite.not_run else ""
+    print(f"{len(steps)} runs{gaps}: {sum(steps):,} steps")
+    print(f"FLOPs, memory and hours of runs of paper {suite.paper.name} are not estimated.")
     return 0
 
 

@@ -30,12 +30,14 @@ class Suite:
     Attributes:
         name: the file's name without its suffix.
         file: the file as the dataclass ``paper.file``.
+        runs: of its grid, without ``not_run``, which the file names as gaps.
     """
 
     name: str
     paper: Paper
     file: Any
     runs: tuple[Run, ...]
+    not_run: tuple[Run, ...] = ()
 
     @property
     def description(self) -> str:
@@ -235,6 +237,8 @@ class Paper:
         analysis: the package of its items' modules, of ``criteria`` and, to describe its models in the
             report, of ``models`` (see ``analysis.report.gather``).
         plan: ``MODULE`` with ``cost_of(run, ...)``, for the plan command; empty for none.
+        steps: ``MODULE:NAME`` of a function that gives a run's optimiser steps, which is the plan of a paper
+            without one; empty for none.
         claims: what it says besides its figures and tables, in its own order.
     """
 
@@ -251,6 +255,7 @@ class Paper:
     task: str
     analysis: str
     plan: str = ""
+    steps: str = ""
     claims: tuple[Claim, ...] = ()
 
     @functools.cached_property
@@ -279,12 +284,21 @@ class Paper:
 
     def load_task(self) -> Callable[[Run], Any]:
         """What makes the task of a run; imports torch."""
-        module, _, name = self.task.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return _named(self.task)
+
+    def load_steps(self) -> Callable[[Run], int]:
+        """What counts the steps of a run."""
+        return _named(self.steps)
 
     def module_of(self, item: Item) -> str:
         """The module that draws an item."""
         return f"{self.analysis}.{item.name}"
+
+
+def _named(place: str) -> Any:
+    """What ``MODULE:NAME`` names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _find(known: dict[str, Any], name: str, what: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,7 +63,10 @@ def why_not(suite: Suite, item: Item) -> str:
     """Why an item cannot be drawn from a suite, as the words of an error."""
     if item.missing:
         return f"{item.name} cannot be made yet: {item.missing}"
-    return f"{item.name}: the grid of experiments/{suite.name}.yaml has no run of {item.needs}"
+    file = f"experiments/{suite.name}.yaml"
+    if suite.not_run and item.runs(dataclasses.replace(suite, runs=suite.runs + suite.not_run)):
+        return f"{item.name}: not_run in {file} names what it needs: {item.needs}"
+    return f"{item.name}: the grid of {file} has no run of {item.needs}"
 
 
 def records_of(suite: Suite, items: Iterable[Item]) -> list[tuple[Run | None, Quantity]]:

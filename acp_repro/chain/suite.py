@@ -87,8 +87,9 @@ def load_suite(name: str) -> Suite:
             unknown = UnknownName.among("the grid has no such run", pattern, names)
             raise SuiteError(f"{path}: not_run: {unknown}")
         gaps.update(found)
-    runs = [run for run in runs if run.name not in gaps]
-    suite = paper.suite(path.stem, paper, file, tuple(runs))
+    there = tuple(run for run in runs if run.name not in gaps)
+    not_run = tuple(run for run in runs if run.name in gaps)
+    suite = paper.suite(path.stem, paper, file, there, not_run)
     try:
         for name in file.leave_out:
             paper.item(name)

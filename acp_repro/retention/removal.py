@@ -97,14 +97,14 @@ class Removal:
             at = torch.where(real, indices, length)
             kept = nn.functional.pad(torch.zeros_like(self.valid), (0, 1)).scatter(1, at, True)[:, :length]
             self._record(index, scores, kept, kept.float(), self._budget(index), counted)
-        if width < length:
+        if width < length or not same:  # one example may keep all its tokens where others do not
             self.slots = None if self.moved else slots
             self._gather(indices, valid, rows)
 
     def _remove(self, kept: Tensor) -> None:
         """Gathers the kept tokens of each example into shorter tensors."""
         width = int(kept.sum(1).max())
-        if width == self.valid.shape[1]:
+        if width == self.valid.shape[1] and bool((kept == self.valid).all()):
             return
         if self.encoder.windowed:
             window = max(self.r.model_config.attention_window)

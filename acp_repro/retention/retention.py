@@ -32,6 +32,7 @@ class Retention(nn.Module):
         super().__init__()
         self.config, self.encoder, self.model_config = config, encoder, model_config
         self.output_class = encoder.output_class
+        self.num_layers = num_layers
         self.all_places = config.places(num_layers)
         self.places = active_gates(config, self.all_places)
         hidden_size = model_config.hidden_size
@@ -56,7 +57,7 @@ class Retention(nn.Module):
             ValueError: a value that cannot be, or gates would stand elsewhere or be others.
         """
         config = dataclasses.replace(self.config, **changes)
-        places = active_gates(config, config.places(max(self.all_places, default=0)))
+        places = active_gates(config, config.places(self.num_layers))
         fixed = ("method", "scorer_width", "ranks")
         if places != self.places or any(getattr(config, n) != getattr(self.config, n) for n in fixed):
             raise ValueError(f"these gates cannot become {changes}; call retain on the dense model")

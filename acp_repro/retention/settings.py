@@ -145,6 +145,9 @@ class RetentionConfig:
             if isinstance(value, bool) or not isinstance(value, int | float) or not ok(value):
                 raise ValueError(f"{name}: must be {words}, got {value!r}")
 
+        def whole(least: int) -> Any:
+            return lambda x: math.isfinite(x) and x == int(x) >= least
+
         number("budget", lambda x: 0 < x <= 1, "a share in (0, 1]")
         number("summary_decay", lambda x: 0 <= x <= 1, "in [0, 1]")
         number("temperature", lambda x: 0 < x < math.inf, "positive")
@@ -153,14 +156,21 @@ class RetentionConfig:
         number("initial_multiplier", math.isfinite, "finite")
         number("initial_logit", math.isfinite, "finite")
         for name in ("scorer_width", "ranks"):
-            number(name, lambda x: x == int(x) >= 1, "a whole number of at least 1")
+            number(name, whole(1), "a whole number of at least 1")
         for name in ("bottleneck_weight", "distillation_weight", "augmentation"):
             number(name, lambda x: 0 <= x < math.inf, "finite and not negative")
-        number("open_steps", lambda x: x == int(x) >= 0, "a whole number of at least 0")
+        number("open_steps", whole(0), "a whole number of at least 0")
         if self.hard_from_step is not None:
-            number("hard_from_step", lambda x: x == int(x) >= 0, "a whole number of at least 0, or None")
-        low, high = self.stretch if len(self.stretch) == 2 else (0, 0)
-        if not low < 0 < 1 < high:
+            number("hard_from_step", whole(0), "a whole number of at least 0, or None")
+        number("seed", whole(0), "a whole number of at least 0")
+        if self.sep_token_id is not None:
+            number("sep_token_id", whole(0), "a token's number, or None")
+        for name in ("gate_keys", "straight_through"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: must be true or false, got {getattr(self, name)!r}")
+        ends = self.stretch if isinstance(self.stretch, tuple) else ()
+        numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in ends)
+        if len(ends) != 2 or not numbers or not ends[0] < 0 < 1 < ends[1]:
             raise ValueError(
                 f"stretch: must be (gamma, zeta) with gamma < 0 and zeta > 1, got {self.stretch}"
             )
@@ -175,9 +185,10 @@ class RetentionConfig:
                     f"gates: must be after_blocks, input, output or a list of places, got {gates!r}"
                 )
         elif (
-            not gates
-            or list(gates) != sorted(set(gates))
+            not isinstance(gates, tuple)
+            or not gates
             or any(isinstance(g, bool) or not isinstance(g, int) or g < 0 for g in gates)
+            or list(gates) != sorted(set(gates))
         ):
             raise ValueError(f"gates: places are whole numbers that rise (0 is the input), got {gates!r}")
 
@@ -189,7 +200,8 @@ class RetentionConfig:
         if isinstance(self.profile, str) and self.profile not in PROFILES:
             raise ValueError(f"profile: must be one of {', '.join(PROFILES)} or shares, got {self.profile!r}")
         shares = self.shares_of_profile
-        if not shares or not all(0 < share <= 1 for share in shares):
+        known = isinstance(shares, tuple) and all(isinstance(x, int | float) for x in shares)
+        if not shares or not known or not all(0 < share <= 1 for share in shares):
             raise ValueError(f"profile: shares are in (0, 1], got {self.profile!r}")
         if any(later > before for before, later in itertools.pairwise(shares)):
             raise ValueError(

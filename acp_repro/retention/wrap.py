@@ -96,6 +96,7 @@ def retained_class(base: type) -> type:
         if not retention.places:
             return base.forward(self, *args, **kwargs)
         given = dict(zip(names, args, strict=False)) | kwargs
+        _check_asked(self, given)
         with retention.during(_describe(self, given, protected_mask)):
             output = base.forward(self, *args, **kwargs)
         if self.training and retention.penalty is not None:
@@ -124,20 +125,33 @@ def _retained_stack(base: type) -> type:
         retention = self.retention
         if not retention.places:
             return base.forward(self, hidden_states, attention_mask, *args, **kwargs)
-        if kwargs.get("output_attentions") or kwargs.get("output_hidden_states"):
-            raise ValueError(
-                "a pruned encoder has no attentions or hidden states of one shape; use retention.recorded()"
-            )
         padding = kwargs.pop("padding_len", 0)
         as_tuple = kwargs.pop("return_dict", True) is False
         for name in ("output_attentions", "output_hidden_states"):
-            kwargs.pop(name, None)
+            kwargs.pop(name, None)  # hooks of transformers collect them
         layers = retention.encoder.layers_of(self)
         hidden = retention.run(layers, hidden_states, attention_mask, kwargs)
         hidden = hidden[:, : hidden.shape[1] - padding]
         return (hidden,) if as_tuple else retention.output_class(last_hidden_state=hidden)
 
     return type(f"{_PREFIX}{base.__name__}", (base,), {"forward": forward})
+
+
+def _check_asked(model: nn.Module, given: dict[str, Any]) -> None:
+    """Raises:
+    ValueError: states or attentions of all blocks are asked for, by argument or by the model's config, and
+        tokens leave on the way. Longformer's encoder collects them itself, so not in training either.
+    """
+    retention = model.retention
+    for name in ("output_hidden_states", "output_attentions"):
+        asked = given.get(name)
+        if not (getattr(model.config, name, False) if asked is None else asked):
+            continue
+        if retention.encoder.windowed or (retention.phase == "hard" and retention.config.removal == "gather"):
+            raise ValueError(
+                f"{name}: a pruned encoder has no attentions or hidden states of one shape; use "
+                "retention.recorded()"
+            )
 
 
 def _describe(model: nn.Module, given: dict[str, Any], protected_mask: Tensor | None) -> Call:

@@ -50,7 +50,8 @@ def draw(records: pd.DataFrame) -> Figure:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["score"]
     caption = f"""**Figure 2.** Test score of Adaptive Retention against the relaxation's three settings,
-one moved at a time, one training run a point; a cross marks the paper's default.
+one moved at a time, one training run a point; a cross marks the paper's default. The stretch, gamma and
+zeta of Eq. 6, is what the paper's figure calls threshold.
 {style.provenance(records)}"""
     return draw(records), caption
 

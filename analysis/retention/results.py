@@ -61,10 +61,20 @@ def _cell(row: pd.Series) -> str:
     return f"{row['mean']:.1f}{spread}"
 
 
+def _seeds(table: pd.DataFrame) -> str:
+    """What the cells of measured rows are of, in words."""
+    counts = table[table["source"] == "measured"]["count"]
+    if (counts == 1).all():
+        return "one seed"
+    alone = "; one seed where none is" if (counts == 1).any() else ""
+    return f"mean and standard deviation over seeds (their number in brackets{alone})"
+
+
 def make(found: drawing.Found, percent: int) -> tuple[drawing.Table, str]:
     records = found.records["score"]
+    table = tabulate(records, found.item.name)
     caption = f"""**{found.item.label}.** Scores in percent on the test split at {percent} % of the tokens,
-mean and standard deviation over seeds (their number in brackets). Columns that end in "paper" and rows that
+{_seeds(table.values)}. Columns that end in "paper" and rows that
 end in "quoted" are the paper's, never run here; a dash is a gap. The paper's dense row falls with the
 budget, though dense has none; here it is one row. {style.provenance(records)}"""
-    return tabulate(records, found.item.name), caption
+    return table, caption

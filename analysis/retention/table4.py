@@ -18,7 +18,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     key = ["dataset", "backbone", "method", "budget", "gates", "length_tokens"]
     values = one_each(records[[*key, *_USED]], key, "table4").copy()
     tokens = values["batch_examples"] * values["length_tokens"]
-    values["seconds_per_1k_tokens"] = values["batch_ms"] / tokens
+    values["ms_per_1k_tokens"] = 1e3 * values["batch_ms"] / tokens
     values["throughput_ratio"] = values["dense_batch_ms"] / values["batch_ms"]
     values["scorer_share"] = values["scorer_ms"] / values["batch_ms"]
     values["memory_saved"] = 1 - values["peak_memory_bytes"] / values["dense_peak_memory_bytes"]
@@ -29,8 +29,8 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
         {
             "": [_name(row) for row in values.itertuples()],
             "tokens": [f"{n:,}" for n in values["length_tokens"]],
-            "s per batch": [f"{ms / 1e3:.4f}" for ms in values["batch_ms"]],
-            "s per 1k tokens": [f"{s:.4f}" for s in values["seconds_per_1k_tokens"]],
+            "ms per batch": [f"{ms:.1f}" for ms in values["batch_ms"]],
+            "ms per 1k tokens": [f"{ms:.3f}" for ms in values["ms_per_1k_tokens"]],
             "throughput": [f"{x:.2f}x" for x in values["throughput_ratio"]],
             "scorer": [f"{100 * x:.1f} %" for x in values["scorer_share"]],
             "memory saved": ["–" if pd.isna(x) else f"{100 * x:.0f} %" for x in values["memory_saved"]],
@@ -45,8 +45,8 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
         {
             "": [f"{name} (quoted, 30 %)" for name in paper.index],
             "tokens": "–",
-            "s per batch": [f"{x:.2f}" for x in paper["batch_seconds"]],
-            "s per 1k tokens": [f"{x:.2f}" for x in paper["seconds_per_1k_tokens"]],
+            "ms per batch": [f"{1e3 * x:.0f}" for x in paper["batch_seconds"]],
+            "ms per 1k tokens": [f"{1e3 * x:.0f}" for x in paper["seconds_per_1k_tokens"]],
             "throughput": [f"{x:.2f}x" for x in paper["throughput"]],
             "scorer": "–",
             "memory saved": "–",
@@ -80,10 +80,16 @@ def _name(row) -> str:
     return f"{row.dataset}: {models.row_name(row.method, row.gates)}{budget}"
 
 
+def _batches(records: pd.DataFrame) -> str:
+    """ "256 examples of 512 tokens, 32 of 4,096"."""
+    sizes = records[["batch_examples", "length_tokens"]].drop_duplicates().sort_values("length_tokens")
+    (rows, length), *more = sizes.itertuples(index=False, name=None)
+    return ", ".join([f"{rows} examples of {length:,} tokens", *(f"{n} of {m:,}" for n, m in more)])
+
+
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["speed"]
-    rows = ", ".join(str(n) for n in records["batch_examples"].unique())
-    caption = f"""**Table 4.** Time of inference on a batch of {rows} examples of equal length, the median
+    caption = f"""**Table 4.** Time of inference on a batch of {_batches(records)}, the median
 of repeats; throughput against the same encoder without gates, timed in turns; the scorer's share of the
 time; peak memory saved, weights aside (a dash: not measured, as on a CPU); time and memory of a training pass
 with soft gates, forward and backward, against one of the dense model. The paper's rows are of another

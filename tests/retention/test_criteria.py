@@ -33,7 +33,42 @@ def test_an_error_is_of_examples_and_of_seeds():
         ([78.5, 78.5], "undecided"),
         ([90.0, 90.0], "not met"),
         ([60.0, 88.0], "undecided"),
+        ([76.2], "undecided"),  # 1.3 standard errors off, and one seed
+        ([83.8], "undecided"),
+        ([70.0], "met"),
+        ([86.0], "not met"),
     ],
 )
 def test_what_is_within_the_error_cannot_be_told(other, status):
     assert criteria.beats_h2o(scores(ar=[80.0, 80.0], h2o=other)).status.value == status
+
+
+@pytest.mark.parametrize(("other", "status"), [([82.9], "undecided"), ([90.0], "not met"), ([70.0], "met")])
+def test_every_comparison_of_one_seed_wants_two_standard_errors(other, status):
+    table = scores(ar=[80.0, 80.0], dense=[s / 0.95 for s in other], random=other, ar_fixed=other)
+    table.loc[table["method"] == "dense", "budget"] = 1.0
+    for check in (criteria.keeps_dense_score, criteria.beats_random, criteria.ablations_lose):
+        assert check(table).status.value == status
+
+
+def speeds(**of_tasks):
+    """Speed of Adaptive Retention by task: milliseconds at 512, 1,024, ... tokens, where dense takes 10."""
+    rows = [
+        {"dataset": task, "length_tokens": 512 * 2**i, "batch_ms": ms, "dense_batch_ms": 10.0}
+        for task, values in of_tasks.items()
+        for i, ms in enumerate(values)
+    ]
+    return pd.DataFrame(rows).assign(method="ar", backbone="b", budget=0.3, gates="input")
+
+
+@pytest.mark.parametrize(
+    ("times", "status"),
+    [
+        ({"long": [5.0, 4.0], "short": [5.0]}, "met"),
+        ({"long": [4.0, 5.0], "short": [5.0]}, "not met"),
+        ({"short": [5.0]}, "undecided"),
+    ],
+)
+def test_tasks_of_one_length_do_not_decide_over_lengths(times, status):
+    verdict = criteria.saves_more_when_longer(speeds(**times))
+    assert verdict.status.value == status and "short, 30 %: 2.00x at 512" in verdict.ours

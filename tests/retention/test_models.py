@@ -455,8 +455,44 @@ def test_bad_input():
         retain(gated, RetentionConfig(0.5))
     with pytest.raises(ValueError, match="these gates cannot become"):
         gated.retention.configure(method="h2o")
+    with pytest.raises(ValueError, match="these gates cannot become {'budget': 0.5}"):
+        retained(model, 1.0).retention.configure(budget=0.5)
     with pytest.raises(ValueError, match="the encoder has 3 blocks"):
         retain(build(), RetentionConfig(0.5, gates=(5,)))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_states_of_all_blocks_are_given_where_no_token_leaves(kind, name):
+    """By argument and by config alike."""
+    inputs = batch()
+    for by_config in (False, True):
+        for budget, training, settings in (
+            (0.4, False, {}),
+            (0.4, True, {"method": "h2o"}),
+            (0.4, True, {}),
+            (0.4, False, {"removal": "mask"}),
+            (1.0, False, {}),
+        ):
+            model = build(kind)
+            if kind != "Longformer":
+                model.set_attn_implementation("eager")
+            gated = retained(model, budget, **settings).train(training)
+            setattr(gated.config, name, by_config)
+            asked = {} if by_config else {name: True}
+            hard = not training or "method" in settings
+            if budget < 1 and (kind == "Longformer" or (hard and "removal" not in settings)):
+                with pytest.raises(ValueError, match=f"{name}: a pruned encoder has no attentions"):
+                    gated(**inputs, **asked)
+                continue
+            found = getattr(gated(**inputs, **asked), name.removeprefix("output_"))
+            if name == "output_hidden_states":
+                assert [x.shape for x in found] == [(4, 24, 32)] * 4
+            elif kind != "Longformer":
+                assert [x.shape for x in found] == [(4, 4, 24, 24)] * 3
+            if by_config:
+                asked = {name: False}
+                assert getattr(gated(**inputs, **asked), name.removeprefix("output_")) is None
 
 
 def test_an_encoder_that_is_not_known_can_be_registered():

@@ -16,15 +16,15 @@ pytest.importorskip("sklearn", reason="pip install -e '.[retention]'")
 import torch
 from safetensors.torch import load_file
 
-from acp_repro import measure
+from acp_repro import measure, plan
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records
-from acp_repro.chain.rules import can_be_drawn, make_rules
+from acp_repro.chain.rules import can_be_drawn, make_rules, why_not
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.retention import simulations
 from acp_repro.papers.retention.paper import PAPER
 from acp_repro.papers.retention.task import load_model
-from acp_repro.papers.retention.texts import Texts
+from acp_repro.papers.retention.texts import TextError, Texts
 from acp_repro.papers.retention.trained import SCORES, normalized
 from acp_repro.retention import show
 from acp_repro.training.loop import train
@@ -118,6 +118,31 @@ def test_gaps_are_asked_for_nowhere(here):
     assert [run.name for run in timed] == ["toy-mini-ar-30-input"]
 
 
+def test_a_plan_counts_runs_and_steps(here, capsys):
+    words = "not_run: ['*-arthreshold-*', '*-arjoint-*']\ngrid:"
+    Path("experiments/gaps.yaml").write_text(YAML.replace("grid:", words, 1))
+    suite = load_suite("gaps")
+    assert plan.main(["--suite", "gaps"]) == 0
+    text = capsys.readouterr().out
+    steps = [PAPER.load_task()(run).steps for run in suite.runs if run.method != "top"]
+    assert f"toy-mini-dense  {steps[0]}".split() in [line.split() for line in text.splitlines()]
+    assert f"{len(suite.runs)} runs (2 more of the grid are not_run):" in text
+    assert "FLOPs, memory and hours of runs of paper retention are not estimated." in text
+    assert plan.main(["--suite", "gaps", "--check"]) == 2
+
+
+def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):
+    words = "not_run: ['*-arthreshold-*', '*-arjoint-*']\ngrid:"
+    Path("experiments/gaps.yaml").write_text(YAML.replace("grid:", words, 1))
+    suite = load_suite("gaps")
+    expected = "table3: not_run in experiments/gaps.yaml names what it needs: an ablation"
+    assert why_not(suite, PAPER.item("table3")) == expected
+    expected = (
+        "table6: the grid of experiments/gaps.yaml has no run of Adaptive Retention in an encoder of 12"
+    )
+    assert why_not(suite, PAPER.item("table6")).startswith(expected)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -197,6 +222,7 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
         assert item.path("mini").stat().st_size > 100
     text = Path("figures/mini/table2.md").read_text()
     assert "| Full Transformer |" in text and "GPT-3.5 (zero-shot) (quoted)" in text and "82.7" in text
+    assert "calls threshold" in Path("figures/mini/figure2.md").read_text()
     report = gather("mini")
     found = {j.claim.check: j for e in report.entries if e.made for j in e.judgements}
     assert found["budget_holds"].status == "met"
@@ -256,6 +282,17 @@ def test_a_question_is_never_dropped(here):
     assert (config.protect, config.sep_token_id) == ("question", task.texts.tokenizer.sep_token_id)
     plain = PAPER.load_task()(here.run("toy-mini-ar-30-input")).build().retention.config
     assert (plain.protect, plain.sep_token_id) == ("auto", None)
+
+
+def test_longformer_answers_questions_with_a_fresh_tokeniser(here):
+    text = YAML.replace("{num_hidden_layers", "{model_type: longformer, num_hidden_layers")
+    Path("experiments/long.yaml").write_text(text)
+    run = load_suite("long").run("asked-mini-ar-50-afterblocks")
+    train(PAPER, run, device=CPU, report=str, stop_after=2)
+    texts = PAPER.load_task()(run).texts
+    told = dataclasses.replace(texts.labelled.splits["train"][0], question="what [SEP] units?")
+    with pytest.raises(TextError, match=r"qasper: Longformer needs a question, and no \[SEP\] inside it"):
+        texts._encode([told])
 
 
 def test_batches_hold_every_example_once_an_epoch(here):

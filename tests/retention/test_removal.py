@@ -10,7 +10,7 @@ from acp_repro.retention import RetentionConfig, RetentionScorer, encoders, forw
 from acp_repro.retention.budget import top_indices
 from acp_repro.retention.scorer import running_summary_loop
 
-from .models import answers, batch, build
+from .models import CONFIGS, answers, batch, build
 
 KINDS = ("DistilBert", "Bert")
 
@@ -230,6 +230,48 @@ def test_the_whole_pass_is_one_graph(gates):
             torch.compiler.reset()
             compiled = torch.compile(short, backend="eager", fullgraph=True)
             torch.testing.assert_close(compiled(**given).logits, short(**given).logits)
+
+
+@pytest.mark.parametrize("head", ["TokenClassification", "QuestionAnswering"])
+@pytest.mark.parametrize("gates", ["input", "after_blocks"])
+@torch.no_grad()
+def test_compiled_passes_drop_what_eager_ones_drop(head, gates):
+    """The host does not know how many tokens are protected there, so no budget either."""
+    model, inputs = build(head=head), batch()
+    further = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
+    further[:, 3] = True
+    for settings in ({}, {"schedule": "geometric"}, {"dropped": "last"}):
+        short = retained(model, gates=gates, sep_token_id=2, **settings)
+        for given in (inputs, {"input_ids": inputs["input_ids"]}):
+            given = given | ({} if head == "QuestionAnswering" else {"protected_mask": further})
+            torch.compiler.reset()
+            compiled = torch.compile(short, backend="eager", fullgraph=True)
+            expected = answers(short(**given))
+            torch.testing.assert_close(answers(compiled(**given)), expected)
+            dense = {name: x for name, x in given.items() if name != "protected_mask"}
+            assert (expected - answers(model(**dense))).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("settings", [{}, {"schedule": "geometric"}, {"selection": "threshold"}])
+@torch.no_grad()
+def test_an_example_that_keeps_all_its_tokens_leaves_the_others_pruned(kind, settings):
+    model, inputs = build(kind, "TokenClassification"), batch()
+    further = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
+    further[0] = True
+    given = inputs | {"protected_mask": further}
+    short = retained(model, gates="input", **settings)
+    if "selection" in settings:  # some are above the threshold and some are not
+        short.retention.gates[0].scorer.v.bias.zero_()
+    masked = copy.deepcopy(short)
+    masked.retention.configure(removal="mask")
+    found, there = short(**given).logits, inputs["attention_mask"] > 0
+    torch.testing.assert_close(found, masked(**given).logits, rtol=1e-4, atol=1e-5)
+    alone = torch.cat([short(**{name: x[i : i + 1] for name, x in given.items()}).logits for i in range(4)])
+    torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
+    dense = model(**inputs).logits
+    torch.testing.assert_close(found[0], dense[0], rtol=1e-4, atol=1e-5)
+    assert (found - dense)[there].abs().max() > 1e-3
 
 
 @torch.no_grad()

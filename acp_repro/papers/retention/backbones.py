@@ -50,6 +50,8 @@ def fresh(auto: type, backbone: BackboneConfig, tokenizer, max_tokens: int, **la
             "dropout": backbone.dropout,
             "attention_dropout": backbone.dropout,
         }
+    if backbone.model_type == "longformer":
+        sizes["sep_token_id"] = tokenizer.sep_token_id  # its head for questions looks for it
     config = transformers.AutoConfig.for_model(
         backbone.model_type,
         vocab_size=len(tokenizer),

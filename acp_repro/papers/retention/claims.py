@@ -8,7 +8,7 @@ KEPT_OF_DENSE = 0.95
 PLATEAU_POINTS = 2.0
 _ERROR = (
     "by more than one standard error of the difference (of the test examples, and of seeds where there are "
-    "several); within it, it cannot be told"
+    "several), two where a side has one seed; within that, it cannot be told"
 )
 SLOPE_WITHIN = 0.05
 
@@ -130,7 +130,7 @@ COST = (
     Claim(
         "Attention over M tokens costs M² instead of T²",
         "Appendix I: O(M² d) against O(T² d)",
-        "no slower than dense at any length, and faster the longer the text",
+        "on every task with at least two lengths: never slower than dense, and faster the longer the text",
         ("speed",),
         "saves_more_when_longer",
     ),

@@ -187,5 +187,6 @@ PAPER = Paper(
     quantities=QUANTITIES,
     items=ITEMS,
     task=f"{__package__}.task:task_of",
+    steps=f"{__package__}.texts:steps_of",
     analysis="analysis.retention",
 )

@@ -21,7 +21,7 @@ from acp_repro.training.task import Task
 from .backbones import fresh, published, start_from
 from .steps import linear, quiet, save_pretrained, seed_step
 from .suite import PretrainingRun, RetentionRun
-from .texts import Texts, inputs_of, texts_of
+from .texts import Texts, inputs_of, texts_of, tuning_steps
 from .trained import TrainedRetention
 
 
@@ -51,7 +51,7 @@ class RetentionTask(Task):
         batch = run.dataset.batch_examples
         self._rows = run.dataset.micro_batch_examples or batch
         self.micro_batches = batch // self._rows
-        self.steps = max(1, run.dataset.epochs * len(self._train) // batch)
+        self.steps = tuning_steps(run.dataset, len(self._train))
         self.step_tokens = round(batch * float(np.mean([len(row.ids) for row in self._train])))
 
     def build(self) -> nn.Module:

@@ -17,7 +17,7 @@ from acp_repro.data import BPETokenizer
 from acp_repro.data.labelled import Example, LabelledSet, read_labelled
 
 from .settings import BackboneConfig, DatasetConfig
-from .suite import RetentionRun
+from .suite import PretrainingRun, RetentionRun
 
 SPECIAL = PAD, CLS, SEP, UNK, MASK = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
@@ -62,6 +62,10 @@ class Texts:
         self.tokenizer = (
             load_tokenizer(source) if source else train_tokenizer(self.labelled, backbone.vocab_size)
         )
+        self._separators = 1  # between a question and its text
+        if backbone.model_type == "longformer" and not backbone.pretrained:
+            self._separators = 2  # its head for questions looks for three in all
+            self.tokenizer.backend_tokenizer.post_processor = _template(self.tokenizer.backend_tokenizer, 2)
         self._encoded: dict[str, list[Encoded]] = {}
         # Before its first use: how texts were cut last is part of its words from then on.
         tokenizer = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
@@ -96,7 +100,18 @@ class Texts:
                 both = zip(out["offset_mapping"][row], inside, strict=True)
                 offsets = [tuple(offset) if i else (0, 0) for offset, i in both]
                 span = _span(example.answer, offsets)
+                self._check_separators(out["input_ids"][row], example)
             yield Encoded(out["input_ids"][row], example, offsets, span)
+
+    def _check_separators(self, ids: list[int], example: Example) -> None:
+        """Raises:
+        TextError: Longformer's head would not find the question's end.
+        """
+        if self._separators == 2 and ids.count(self.tokenizer.sep_token_id) != 3:
+            raise TextError(
+                f"{self.dataset.reader}: Longformer needs a question, and no {SEP} inside it or its text; "
+                f"not so in {example.text[:40]!r}"
+            )
 
     def _truncations(self, examples: Sequence[Example]) -> list[str | bool]:
         """Cuts the text alone, unless the question takes more than half of the length."""
@@ -162,7 +177,8 @@ class _Key:
 
     def __init__(self, dataset: DatasetConfig, backbone: BackboneConfig, start: Path | None):
         self.dataset, self.backbone, self.start = dataset, backbone, start
-        self._text = repr((dataset, backbone.pretrained, backbone.vocab_size, start))
+        kind = backbone.pretrained, backbone.model_type, backbone.vocab_size
+        self._text = repr((dataset, kind, start))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Key) and other._text == self._text
@@ -174,6 +190,24 @@ class _Key:
 @functools.lru_cache(maxsize=8)
 def _texts(key: _Key) -> Texts:
     return Texts(key.dataset, key.backbone, key.start)
+
+
+def tuning_steps(dataset: DatasetConfig, examples: int) -> int:
+    """Optimiser steps of fine-tuning on so many examples."""
+    return max(1, dataset.epochs * examples // dataset.batch_examples)
+
+
+def steps_of(run: RetentionRun | PretrainingRun) -> int:
+    """The optimiser steps of a run; reads its labelled set, and encodes nothing."""
+    if isinstance(run, PretrainingRun):
+        return run.pretraining.steps
+    examples = _training_examples(_Key(run.dataset, run.backbone, None))
+    return tuning_steps(run.dataset, min(examples, run.dataset.max_examples or examples))
+
+
+@functools.lru_cache
+def _training_examples(key: _Key) -> int:
+    return len(_labelled(key.dataset).splits["train"])
 
 
 def _labelled(dataset: DatasetConfig) -> LabelledSet:
@@ -226,17 +260,23 @@ def bert_tokenizer(tokenizer: BPETokenizer):
 def as_berts(bpe):
     """A byte-pair tokeniser of the library `tokenizers` as one of transformers, with BERT's special tokens,
     which are added where it has none."""
-    import tokenizers as t
     from transformers import PreTrainedTokenizerFast
 
     bpe.add_special_tokens([token for token in SPECIAL if bpe.token_to_id(token) is None])
-    bpe.post_processor = t.processors.TemplateProcessing(
-        single=f"{CLS} $A {SEP}",
-        pair=f"{CLS} $A {SEP} $B {SEP}",
-        special_tokens=[(CLS, bpe.token_to_id(CLS)), (SEP, bpe.token_to_id(SEP))],
-    )
+    bpe.post_processor = _template(bpe)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe, pad_token=PAD, cls_token=CLS, sep_token=SEP, unk_token=UNK, mask_token=MASK
+    )
+
+
+def _template(bpe, separators: int = 1):
+    """How special tokens stand around a text, and around a question and its text, with so many between."""
+    import tokenizers as t
+
+    return t.processors.TemplateProcessing(
+        single=f"{CLS} $A {SEP}",
+        pair=f"{CLS} $A {' '.join([SEP] * separators)} $B {SEP}",
+        special_tokens=[(CLS, bpe.token_to_id(CLS)), (SEP, bpe.token_to_id(SEP))],
     )
 
 

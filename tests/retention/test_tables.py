@@ -1,0 +1,34 @@
+"""What tables of Adaptive Retention print."""
+
+import pandas as pd
+import pytest
+
+from analysis.retention import results, table4
+
+
+def test_times_of_short_batches_keep_their_digits():
+    same = {"dataset": "d", "backbone": "b", "method": "ar", "budget": 0.3, "gates": "input"}
+    records = pd.DataFrame(
+        [
+            {"batch_examples": 256, "length_tokens": 512, "batch_ms": 10.3},
+            {"batch_examples": 32, "length_tokens": 4096, "batch_ms": 11.8},
+        ]
+    ).assign(**same, **{name: 20.0 for name in table4._USED[2:]})
+    shown = table4.tabulate(records).shown
+    assert shown["ms per 1k tokens"][0] == "0.079" and shown["ms per batch"][0] == "10.3"
+    quoted = shown[shown[""] == "Adaptive Retention (quoted, 30 %)"]
+    assert quoted["ms per 1k tokens"].item() == "540"
+    assert table4._batches(records) == "256 examples of 512 tokens, 32 of 4,096"
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ([1, 1], "one seed"),
+        ([2, 2], "mean and standard deviation over seeds (their number in brackets)"),
+        ([1, 3], "mean and standard deviation over seeds (their number in brackets; one seed where none is)"),
+    ],
+)
+def test_one_seed_has_no_deviation(counts, words):
+    table = pd.DataFrame({"source": ["measured", "measured", "paper"], "count": [*counts, None]})
+    assert results._seeds(table) == words
