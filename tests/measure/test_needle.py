@@ -229,7 +229,7 @@ class Copier:
     def check_input_ids(self, input_ids):
         pass
 
-    def __call__(self, input_ids, cache=None, *, return_hidden):
+    def __call__(self, input_ids, cache=None, *, return_hidden, seq_start=None):
         assert return_hidden
         self.calls += 1
         continues = cache is not None and input_ids.shape[1] == 1
