@@ -1,9 +1,26 @@
 """Without a GPU the Triton kernels run in Triton's interpreter, which must be asked for before
-Triton is imported."""
+Triton is imported. And the one fixture that tests of several rooms read."""
 
 import os
+from pathlib import Path
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+REPO_ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def official_pro() -> Path:
+    """Folder of the random-weight model of the authors' code, with its answers."""
+    folder = REPO_ROOT.parent / "shared" / "fixtures" / "official_pro"
+    if not (folder / "expected.safetensors").is_file():
+        pytest.skip(
+            "the recorded answers of the official model are not part of this repository: put"
+            " official_pro/ (config.json, model.safetensors, expected.safetensors) in"
+            " ../shared/fixtures beside the clone to run this test"
+        )
+    return folder

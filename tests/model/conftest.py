@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from model_helpers import SMALL, with_strong_gates
 
 from acp_repro.model import FoXConfig, FoXForCausalLM
-
-REPO_ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="session")
-def official_pro() -> Path:
-    """Folder of the random-weight model of the authors' code, with its answers."""
-    folder = REPO_ROOT.parent / "shared" / "fixtures" / "official_pro"
-    if not (folder / "expected.safetensors").is_file():
-        pytest.skip(
-            "the recorded answers of the official model are not part of this repository: put"
-            " official_pro/ (config.json, model.safetensors, expected.safetensors) in"
-            " ../shared/fixtures beside the clone to run this test"
-        )
-    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -278,7 +278,7 @@ def trace(kernel, compiled, grid, arguments, constants) -> tuple[Callable, tuple
     given = tuple(bound.arguments.values())
     launcher = compiled.run
     if launcher.global_scratch_size or launcher.profile_scratch_size:
-        raise NotImplementedError("the kernel needs scratch memory")
+        raise RuntimeError("the kernel needs scratch memory")
     seen: list[tuple] = []
 
     def see(*all_arguments):
