@@ -19,8 +19,8 @@ from acp_repro.data import BPETokenizer, ByteTokenizer
 from acp_repro.hf.conversion import byte_characters
 from acp_repro.hf.tokenization import escape, unescape
 from acp_repro.model import load_pretrained
+from tests.conftest import REPO_ROOT
 
-from .conftest import ROOT
 from .tiny import saved
 
 TEXT = 'It was "dark"\n\tand stormy; ½ of the rän fell — 雨 🦊 \\ /'
@@ -34,7 +34,7 @@ def same_bits(a, b):
 
 
 def test_there_and_back(tmp_path):
-    source = ROOT / "pretrained" / "pro-3m-4k-acp"  # bfloat16
+    source = REPO_ROOT / "pretrained" / "pro-3m-4k-acp"  # bfloat16
     there, back = tmp_path / "there", tmp_path / "back"
     assert main([str(source), str(there), "--to", "transformers"]) == 0
     assert main([str(there), str(back), "--to", "official"]) == 0
@@ -129,7 +129,7 @@ def test_an_unknown_model_type_is_refused(tmp_path, capsys):
 def test_lm_eval_scores_it(tmp_path):
     huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="pip install 'acp_repro[eval]'")
     instance = pytest.importorskip("lm_eval.api.instance", reason="pip install -e '.[eval]'").Instance
-    main([str(ROOT / "pretrained" / "pro-3m-4k-acp"), str(tmp_path), "--to", "transformers"])
+    main([str(REPO_ROOT / "pretrained" / "pro-3m-4k-acp"), str(tmp_path), "--to", "transformers"])
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     lm = huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2)
