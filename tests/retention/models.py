@@ -1,7 +1,11 @@
 """Tiny encoders with random weights, of every kind that is known."""
 
+import copy
+
 import pytest
 import torch
+
+from acp_repro.retention import RetentionConfig, retain
 
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[retention]'")
 
@@ -15,6 +19,7 @@ CONFIGS = {
     "Roberta": lambda: transformers.RobertaConfig(**SIZES, **SMALL),
     "Longformer": lambda: transformers.LongformerConfig(attention_window=8, sep_token_id=2, **SIZES, **SMALL),
 }
+METHODS = ("adaptive", "random", "h2o", "top", "infor_coef")
 HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
 
 
@@ -54,3 +59,8 @@ def answers(output):
     """All logits of a head."""
     names = [n for n in ("logits", "start_logits", "end_logits") if getattr(output, n, None) is not None]
     return torch.stack([getattr(output, name).flatten() for name in names])
+
+
+def retained(model, budget=0.4, **settings):
+    settings = {"sep_token_id": 2, "over_budget": "keep", **settings}
+    return retain(copy.deepcopy(model), RetentionConfig(budget, **settings)).eval()

@@ -1,0 +1,223 @@
+"""Gates inside encoders of transformers: how they are trained."""
+
+import copy
+
+import pytest
+import torch
+
+from acp_repro.retention import RetentionConfig, from_pretrained, retain
+
+from .models import CONFIGS, HEADS, METHODS, batch, build, labels_for, retained, transformers
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_training_reaches_every_weight_and_adds_the_penalty(kind, head):
+    model, inputs = build(kind, head), batch()
+    labels = labels_for(head, inputs)
+    for method in METHODS:
+        gated = retained(model, method=method, initial_multiplier=2.0, gates="input").train()
+        gated.dropout = torch.nn.Identity()
+        loss = gated(**inputs, **labels).loss
+        loss.backward()
+        missing = {n for n, p in gated.named_parameters() if p.grad is None}
+        assert not {n for n in missing if "retention" in n}
+        violation = gated.retention._violations
+        if method in ("random", "h2o"):
+            assert gated.retention.penalty is None and not violation
+            continue
+        assert torch.isfinite(gated.retention.penalty)
+        if method == "adaptive":
+            torch.testing.assert_close(gated.retention.penalty, (2.0 * violation[0]).sum())
+        before = gated.retention.multiplier.clone()
+        found = gated.retention.ascend()
+        torch.testing.assert_close(gated.retention.multiplier, (before + 0.01 * found).clamp(min=0))
+        gated.eval()
+        plain = gated(**inputs, **labels).loss
+        gated.retention.multiplier.fill_(100.0)
+        assert gated(**inputs, **labels).loss == plain  # no penalty outside of training
+
+
+def test_the_violation_is_sum_p_minus_m():
+    model, inputs = build(), batch()
+    for unit, schedule in (("count", "constant"), ("share", "constant"), ("share", "geometric")):
+        gated = retained(model, unit=unit, schedule=schedule).train()
+        with gated.retention.recorded() as records:
+            gated(**inputs, **labels_for("SequenceClassification", inputs))
+        lengths, product = inputs["attention_mask"].sum(1), 1.0
+        for index, record in enumerate(records):
+            product = product * record.counted
+            p = torch.sigmoid(record.scores)[:, 1:]
+            torch.testing.assert_close(record.counted[:, 1:], p.nan_to_num(0.0))
+            assert (record.counted[:, 0] == 1).all()  # [CLS] counts whole
+            violation = product.sum(1) - record.budget
+            violation = violation / lengths if unit == "share" else violation
+            torch.testing.assert_close(gated.retention._violations[0][index], violation.mean())
+
+
+@pytest.mark.parametrize("kind", ["DistilBert", "Bert"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gates_on_keys_are_a_bias_of_attention(kind, dtype):
+    """Fused attention with one more entry a key against eager attention, whose scores get log z added."""
+    none = {"dropout": 0.0, "attention_dropout": 0.0, "hidden_dropout_prob": 0.0, "seq_classif_dropout": 0.0}
+    model = build(kind, attention_probs_dropout_prob=0.0, **none)
+    inputs, found = batch() | labels_for("SequenceClassification", batch()), {}
+    for implementation, kind_of_float in (("eager", torch.float64), ("eager", dtype), ("sdpa", dtype)):
+        gated = retained(model, gates="input", gate_keys=True, initial_logit=0.5).to(kind_of_float).train()
+        gated.config._attn_implementation = implementation
+        torch.manual_seed(3)
+        noise = torch.rand(4, 24, dtype=torch.float64)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "rand_like", lambda x, noise=noise: noise.to(x.dtype))
+            gated(**inputs).loss.backward()
+        assert gated.config._attn_implementation == implementation
+        gradients = torch.cat([p.grad.double().flatten() for p in gated.parameters() if p.grad is not None])
+        found[implementation, kind_of_float] = gradients
+    exact, eager, ours = found.values()
+    assert (ours - exact).norm() <= 1.2 * (eager - exact).norm() + 1e-6 * exact.norm()
+
+
+def test_gradients_of_a_whole_model_are_those_of_finite_differences():
+    model = build(dtype=torch.float64, dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0)
+    inputs = batch() | labels_for("SequenceClassification", batch())
+    for settings in (
+        {"gates": "input"},
+        {"schedule": "geometric", "gate_keys": True},
+        {"method": "infor_coef"},
+    ):
+        gated = retained(model, initial_multiplier=1.0, initial_logit=0.5, **settings).double().train()
+
+        def loss(gated=gated):
+            torch.manual_seed(3)  # the same noise
+            return gated(**inputs).loss
+
+        loss().backward()
+        weights = [p for n, p in gated.named_parameters() if "retention" in n]
+        torch.manual_seed(5)
+        direction = [torch.randn_like(w) for w in weights]
+        slope = sum((d * w.grad).sum() for d, w in zip(direction, weights, strict=True))
+        step, ends = 1e-6, []
+        for sign in (1, -2, 1):
+            with torch.no_grad():
+                for w, d in zip(weights, direction, strict=True):
+                    w += sign * step * d
+                ends.append(loss())
+        torch.testing.assert_close((ends[0] - ends[1]) / (2 * step), slope, rtol=1e-5, atol=1e-9)
+
+
+def test_phases_of_training():
+    model, inputs = build(), batch()
+    gated = retained(model, open_steps=2, hard_from_step=4, gates="input").train()
+    for step, phase in enumerate(("open", "open", "soft", "soft", "straight")):
+        gated.retention.step = step
+        assert gated.retention.phase == phase
+        with gated.retention.recorded() as (records):
+            gated(**inputs, **labels_for("SequenceClassification", inputs)).loss.backward()
+        z, kept = records[0].z, records[0].kept
+        valid = inputs["attention_mask"] > 0
+        if phase == "open":
+            assert (z[valid] == 1).all()
+        if phase == "soft":
+            assert ((z > 0) & (z < 1))[valid].any()
+        if phase == "straight":
+            assert torch.equal(z > 0.5, kept) and kept.sum() == records[0].budget.sum()
+    # The hard forward pass of training is the one of inference.
+    for module in gated.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    gated.config.dropout = 0.0
+    trained = gated(**inputs).logits
+    torch.testing.assert_close(gated.eval()(**inputs).logits, trained)
+
+
+def test_only_equality_opens_gates_that_closed_unasked():
+    model, inputs = build(), batch()
+    inputs |= labels_for("SequenceClassification", inputs)
+    found = {}
+    for constraint, start in (("at_most", 2.0), ("at_most", -4.0), ("equal", -4.0)):
+        torch.manual_seed(0)
+        gated = retained(
+            model, gates="input", constraint=constraint, multiplier_step=0.1, initial_logit=start
+        ).train()
+        optimizer = torch.optim.SGD([p for n, p in gated.named_parameters() if "retention" in n], 0.05)
+        history = []
+        for _ in range(200):
+            optimizer.zero_grad()
+            gated(**inputs).loss.backward()
+            optimizer.step()
+            history.append((gated.retention.ascend().item(), gated.retention.multiplier.item()))
+        found[constraint, start] = history
+    violations, multipliers = zip(*found["at_most", 2.0], strict=True)
+    assert violations[0] > 0.4 and min(violations) <= 0 < max(multipliers) and min(multipliers) >= 0
+    violations, multipliers = zip(*found["at_most", -4.0], strict=True)
+    assert max(violations) < -0.2 and set(multipliers) == {0.0}
+    violations, multipliers = zip(*found["equal", -4.0], strict=True)
+    assert min(multipliers) < 0 < max(violations)
+
+
+def test_ablations():
+    model, inputs = build(), batch()
+    labels = labels_for("SequenceClassification", inputs)
+    fixed = retained(model, multiplier="fixed", initial_multiplier=0.7).train()
+    fixed(**inputs, **labels).loss.backward()
+    fixed.retention.ascend()
+    assert fixed.retention.multiplier == torch.tensor([0.7])
+    joint = retained(model, multiplier="joint", initial_multiplier=0.7).train()
+    joint(**inputs, **labels).loss.backward()
+    violation = joint.retention._violations[0]
+    # Descent on the loss is ascent on lambda, by the violation.
+    torch.testing.assert_close(joint.retention.multiplier.grad, -violation)
+    torch.testing.assert_close(joint.retention.penalty, (0.7 * violation).sum())
+    plain = retained(model, relaxation="sigmoid").train()
+    with plain.retention.recorded() as records:
+        plain(**inputs)
+    torch.testing.assert_close(records[0].z[:, 1:], records[0].counted[:, 1:])  # no noise
+    by_threshold = retained(model, selection="threshold", threshold=0.9)
+    with by_threshold.retention.recorded() as records:
+        by_threshold(**inputs)
+    expected = (torch.sigmoid(records[0].scores) > 0.9) & (inputs["attention_mask"] > 0)
+    assert torch.equal(records[0].kept[:, 1:], expected[:, 1:]) and records[0].kept[:, 0].all()
+
+
+def test_top_is_distilled_from_its_teacher():
+    model, inputs = build(), batch()
+    teacher = copy.deepcopy(model)
+    labels = labels_for("SequenceClassification", inputs)
+    gated = retain(copy.deepcopy(model), RetentionConfig(0.4, method="top"), teacher=teacher).train()
+    assert not any(p.requires_grad for p in teacher.parameters())
+    assert not any("teacher" in name for name in gated.state_dict())
+    torch.manual_seed(0)
+    with_teacher = gated(**inputs, **labels).loss
+    gated.retention.configure(distillation_weight=0.0)
+    torch.manual_seed(0)
+    assert with_teacher > gated(**inputs, **labels).loss
+
+
+def test_transformers_trainer_does_the_ascent(tmp_path):
+    pytest.importorskip("accelerate", reason="pip install -e '.[retention]'")
+    from acp_repro.retention import RetentionCallback
+
+    inputs = batch(rows=6)
+    rows = [
+        {"input_ids": inputs["input_ids"][i], "attention_mask": inputs["attention_mask"][i], "labels": i % 3}
+        for i in range(6)
+    ]
+    gated = retained(build(), 0.3, gates="input", open_steps=1, over_budget="error")
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=5,
+        per_device_train_batch_size=3,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        save_steps=5,
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(gated, arguments, train_dataset=rows, callbacks=[RetentionCallback()])
+    trainer.train()
+    assert gated.retention.step == 4
+    assert gated.retention.multiplier.item() > 0
+    assert trainer.state.log_history[3]["retention_multiplier"][0] > 0
+    again = from_pretrained(tmp_path / "checkpoint-5")
+    assert again.retention.multiplier == gated.retention.multiplier
