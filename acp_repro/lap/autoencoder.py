@@ -153,7 +153,12 @@ class PruningAutoencoder(nn.Module):
         return "soft" if kind == "hard_concrete" else kind
 
     def forward(
-        self, input_ids: Tensor, noise: Tensor | None = None, mask: str | None = None, window: bool = True
+        self,
+        input_ids: Tensor,
+        noise: Tensor | None = None,
+        mask: str | None = None,
+        window: bool = True,
+        blind: bool = False,
     ) -> Losses:
         """Both losses of a batch, teacher forced.
 
@@ -162,10 +167,11 @@ class PruningAutoencoder(nn.Module):
             noise: (S, B, T) from ``gates.draw_noise``, for training.
             mask: see ``encoder.encode_masked``; default: the settings' in training, ``removed`` else.
             window: False lets the decoder see all tokens before.
+            blind: gates drop at random, as often as their bias and the noise have it.
         """
         mask = mask or (self._training_mask if self.training else "removed")
         real = input_ids != self.t5.config.pad_token_id
-        encoded = self.encode_tokens(input_ids, mask, noise)
+        encoded = self.encode_tokens(input_ids, mask, noise, blind)
         logits = decode_teacher(
             self.t5,
             encoded.hidden,
@@ -185,7 +191,9 @@ class PruningAutoencoder(nn.Module):
         counts = torch.cat([real.sum(-1)[None], kept.sum(-1)])
         return Losses(cross_entropy, compression_loss(lengths), lengths, counts, right)
 
-    def encode_tokens(self, input_ids: Tensor, mask: str, noise: Tensor | None = None) -> Encoded:
+    def encode_tokens(
+        self, input_ids: Tensor, mask: str, noise: Tensor | None = None, blind: bool = False
+    ) -> Encoded:
         """``encoder.encode_masked`` on (B, T) token ids."""
         config = self.t5.config
         real = input_ids != config.pad_token_id
@@ -199,6 +207,7 @@ class PruningAutoencoder(nn.Module):
             noise=noise,
             # The loss is a mean over tokens, so a nat of one token is this much of it.
             credit_limit=self.pruning.credit_nats / real.sum(),
+            blind=blind,
         )
 
     def shifted(self, input_ids: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from .blocks import attend, decoder_block, heads
 from .encoder import relative_bias
 
 
@@ -47,14 +48,7 @@ def decode_teacher(
     scores = bias.masked_fill(~seen, -math.inf)
     cross = memory_mask[:, None, None, :].to(hidden.dtype)
     for block in stack.block:
-        hidden = block(
-            hidden,
-            attention_mask=None,
-            position_bias=scores,
-            encoder_hidden_states=memory,
-            encoder_attention_mask=None,
-            encoder_decoder_position_bias=cross,
-        )[0]
+        hidden = decoder_block(block, hidden, scores, memory, cross)
     return logits_of(t5, stack.dropout(stack.final_layer_norm(hidden)))
 
 
@@ -73,7 +67,7 @@ class Decoding:
         for block in t5.decoder.block:
             attention = block.layer[1].EncDecAttention
             self._memory.append(
-                (_heads(attention, attention.k(memory)), _heads(attention, attention.v(memory)))
+                (heads(attention, attention.k(memory)), heads(attention, attention.v(memory)))
             )
         self._past: list[tuple[Tensor, Tensor] | None] = [None] * len(self._memory)
 
@@ -86,16 +80,16 @@ class Decoding:
             attention = block.layer[0].SelfAttention
             normed = block.layer[0].layer_norm(hidden)
             keys, values = self._remember(
-                index, _heads(attention, attention.k(normed)), _heads(attention, attention.v(normed))
+                index, heads(attention, attention.k(normed)), heads(attention, attention.v(normed))
             )
             if bias is None:
                 length = keys.shape[2]
                 place = torch.arange(length, device=tokens.device)
                 bias = relative_bias(attention, place[-1:], place)
-            hidden = hidden + _attend(attention, normed, keys, values, bias)
+            hidden = hidden + attend(attention, normed, keys, values, bias)
             cross = block.layer[1].EncDecAttention
             normed = block.layer[1].layer_norm(hidden)
-            hidden = hidden + _attend(cross, normed, *self._memory[index], self._mask)
+            hidden = hidden + attend(cross, normed, *self._memory[index], self._mask)
             hidden = block.layer[2](hidden)
         return logits_of(self._t5, stack.final_layer_norm(hidden))[:, 0]
 
@@ -112,15 +106,3 @@ class Decoding:
             keys, values = keys[:, :, -self._window - 1 :], values[:, :, -self._window - 1 :]
         self._past[layer] = keys, values
         return keys, values
-
-
-def _heads(attention: nn.Module, projected: Tensor) -> Tensor:
-    """(B, T, H * d) -> (B, H, T, d)."""
-    return projected.unflatten(-1, (attention.n_heads, attention.key_value_proj_dim)).transpose(1, 2)
-
-
-def _attend(attention: nn.Module, hidden: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """T5's attention, which does not scale its scores."""
-    query = _heads(attention, attention.q(hidden))
-    weights = torch.softmax(query @ keys.transpose(2, 3) + bias, -1)
-    return attention.o((weights @ values).transpose(1, 2).flatten(2))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .blocks import encoder_block
 from .gates import log_gates, open_probability, pair_mask, straight_through
 from .settings import PruningConfig
 
@@ -82,6 +83,7 @@ def encode_masked(
     mask: str = "removed",
     noise: Tensor | None = None,
     credit_limit: Tensor | None = None,
+    blind: bool = False,
 ) -> Encoded:
     """The encoder on whole texts, with masks.
 
@@ -94,6 +96,7 @@ def encode_masked(
             ``removed``: tokens are removed as at evaluation; ``none``: plain T5 but for element 0.
         noise: (S, B, T) or None.
         credit_limit: a scalar; see ``gates.straight_through``. None for no bound.
+        blind: gates do not look at their tokens, as if E[0] were 0.
     """
     gated = config.gated_blocks(len(stack.block))
     hidden = stack.dropout(stack.embed_tokens(input_ids))
@@ -105,12 +108,13 @@ def encode_masked(
     for index, block in enumerate(stack.block):
         if index in gated:
             hidden = clear_signal(hidden)
-        hidden = block(hidden, attention_mask=None, position_bias=scores)[0]
+        hidden = encoder_block(block, hidden, scores)
         if index not in gated:
             continue
         gate_noise = None if noise is None else noise[len(log_gate)]
-        gate = log_gates(hidden[..., 0], config, gate_noise).masked_fill(eos | ~real, 0.0)
-        probability.append(open_probability(hidden[..., 0], config).masked_fill(eos | ~real, 1.0))
+        signal = torch.zeros_like(hidden[..., 0]) if blind else hidden[..., 0]
+        gate = log_gates(signal, config, gate_noise).masked_fill(eos | ~real, 0.0)
+        probability.append(open_probability(signal, config).masked_fill(eos | ~real, 1.0))
         hidden = clear_signal(hidden)
         inside = alive & (gate > config.log_threshold)
         if mask != "none":
@@ -161,7 +165,7 @@ def encode_removed(
     for index, block in enumerate(stack.block):
         if index in gated:
             hidden = clear_signal(hidden)
-        hidden = block(hidden, attention_mask=None, position_bias=scores)[0]
+        hidden = encoder_block(block, hidden, scores)
         if index not in gated:
             continue
         inside = positions >= 0

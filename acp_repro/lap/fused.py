@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 
 class FusedNorm(nn.Module):
-    """``T5LayerNorm``: x / sqrt(mean(x^2) + eps) * weight, in float32, returned in the weight's dtype.
+    """``T5LayerNorm``: x / sqrt(mean(x^2) + eps) * weight, in float32, returned in the weight's dtype or
+    autocast's.
 
     Args:
         norm: whose weight it takes, under the same name.
@@ -24,9 +25,11 @@ class FusedNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., D) -> the same shape."""
-        weight = self.weight.float()
+        weight, dtype = self.weight.float(), self.weight.dtype
+        if torch.is_autocast_enabled(hidden.device.type):  # cast once, not by each product that reads it
+            dtype = torch.get_autocast_dtype(hidden.device.type)
         with torch.autocast(hidden.device.type, enabled=False):
-            return F.rms_norm(hidden.float(), weight.shape, weight, self.eps).to(self.weight.dtype)
+            return F.rms_norm(hidden.float(), weight.shape, weight, self.eps).to(dtype)
 
 
 def fuse(t5: nn.Module) -> None:

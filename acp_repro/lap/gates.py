@@ -6,6 +6,7 @@ token's row and column, off the diagonal, and adds up over the gates.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -27,15 +28,16 @@ def log_gates(signal: Tensor, config: PruningConfig, noise: Tensor | None = None
         noise: (...), drawn by :func:`draw_noise`; None for evaluation.
 
     Returns:
-        (...) float32; LOG_REMOVED where a hard concrete gate is 0.
+        (...) float32; -inf where a hard concrete gate is 0. A finite number in its place is a mask that a
+        model learns to see through: scores of T5 have no scale, so they grow past it (docs/lab-notebook.md).
     """
     signal = signal.float()
     if config.training_mask == "hard_concrete":
-        signal = signal + config.beta
+        signal = _limited(signal, config) + config.beta
         gate = torch.sigmoid(signal if noise is None else (signal + noise) / config.tau)
         low, high = STRETCHED
         gate = (gate * (high - low) + low).clamp(0.0, 1.0)
-        return torch.where(gate > 0, gate.clamp_min(SMALLEST).log(), LOG_REMOVED)
+        return torch.where(gate > 0, gate.clamp_min(SMALLEST).log(), -math.inf)
     if config.gate == "article":
         return F.logsigmoid(signal / config.tau + config.beta)
     return F.logsigmoid((signal + config.beta + (0.0 if noise is None else noise)) / config.tau)
@@ -44,7 +46,11 @@ def log_gates(signal: Tensor, config: PruningConfig, noise: Tensor | None = None
 def open_probability(signal: Tensor, config: PruningConfig) -> Tensor:
     """How likely a hard concrete gate is not 0 in training, (...) in 0 to 1."""
     low, high = STRETCHED
-    return torch.sigmoid(signal.float() + config.beta - config.tau * math.log(-low / high))
+    return torch.sigmoid(_limited(signal.float(), config) + config.beta - config.tau * math.log(-low / high))
+
+
+def _limited(signal: Tensor, config: PruningConfig) -> Tensor:
+    return signal if config.signal_limit is None else signal / (1 + signal.abs() / config.signal_limit)
 
 
 def draw_noise(
@@ -137,7 +143,9 @@ def expected_lengths(probability: Tensor, real: Tensor) -> Tensor:
     Returns:
         (S + 1, B); the first row is the length without padding.
     """
-    lengths = (probability.cumprod(0) * real).sum(-1)
+    # Not cumprod: its backward pass makes the host wait, which a CUDA graph does not bear.
+    inside = torch.stack(list(itertools.accumulate(probability.unbind(0), torch.mul)))
+    lengths = (inside * real).sum(-1)
     return torch.cat([real.sum(-1, dtype=lengths.dtype)[None], lengths])
 
 

@@ -12,7 +12,7 @@ from acp_repro.common.errors import UsageError
 GATES = ("published", "article")
 NOISES = ("gumbel", "logistic", "none")
 TRAINING_MASKS = ("soft", "straight_through", "hard_concrete")
-LOG_REMOVED = -60.0  # stands for log 0: e^-60 is nothing beside a kept token
+LOG_REMOVED = -60.0  # for log 0 in a straight-through mask, whose gradient a mask of -inf would not have
 
 
 class PruningError(UsageError):
@@ -30,6 +30,8 @@ class PruningConfig:
             0.58), ``logistic`` (symmetric: as often up as down), or ``none``.
         beta, tau: bias and temperature of the gate. 5 and 0.1 start saturated: logsigmoid(50) has no
             gradient.
+        signal_limit: with hard concrete gates, E[0] is bounded to this by E[0] / (1 + |E[0]| / limit), whose
+            slope falls slowly; without a limit a gate that opens wide has no gradient left to shut it again.
         gate_every: the encoder blocks 0, n, 2n ... end in a gate.
         threshold: at evaluation a token is removed where its log gate is not above this.
         training_mask: what training adds to attention scores. ``soft``: the log gates, as in the article.
@@ -48,6 +50,7 @@ class PruningConfig:
     noise: str = "gumbel"
     beta: float = 5.0
     tau: float = 0.1
+    signal_limit: float | None = None
     gate_every: int = 2
     threshold: float = -1.0
     training_mask: str = "soft"
@@ -70,6 +73,10 @@ class PruningConfig:
             )
         if not math.isfinite(self.beta):
             raise PruningError(f"beta: must be a number, got {self.beta}")
+        if self.signal_limit is not None and not self.signal_limit > 0:
+            raise PruningError(f"signal_limit: must be positive, got {self.signal_limit}")
+        if self.signal_limit is not None and self.training_mask != "hard_concrete":
+            raise PruningError("signal_limit: only for training_mask: hard_concrete")
         if not self.threshold < 0:
             raise PruningError(
                 f"threshold: log gates are negative, so is their threshold; got {self.threshold}"
@@ -85,7 +92,7 @@ class PruningConfig:
     @property
     def log_threshold(self) -> float:
         """A token stays where its log gate is above this; a hard concrete gate removes where it is 0."""
-        return LOG_REMOVED / 2 if self.training_mask == "hard_concrete" else self.threshold
+        return -math.inf if self.training_mask == "hard_concrete" else self.threshold
 
     def gated_blocks(self, num_blocks: int) -> tuple[int, ...]:
         """The encoder blocks that end in a gate, counted from 0."""

@@ -107,7 +107,7 @@ def train(
         wrapped = parallelize(model, task.blocks(model), run.parallel_mode(world_size()), device)
         if compiles(run, device):
             compile_blocks(task.blocks(model))
-        optimizer = make_optimizer(model, run.training, task.learning_rate(0))
+        optimizer = make_optimizer(model, run.training, task.learning_rate(0), task.rates(model))
 
         checkpoints = folder / "checkpoints"
         first_step = load_checkpoint(checkpoints, model, optimizer, report) or 0

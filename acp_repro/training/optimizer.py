@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +11,32 @@ from torch import Tensor, nn
 from ..chain.run import TrainerConfig
 
 
-def make_optimizer(model: nn.Module, config: TrainerConfig, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW, fused; weight decay on matrices only, so on no norm and no bias."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=learning_rate,
+def make_optimizer(
+    model: nn.Module, config: TrainerConfig, learning_rate: float, rates: Mapping[Tensor, float] | None = None
+) -> torch.optim.AdamW:
+    """AdamW, fused; weight decay on matrices only, so on no norm and no bias.
+
+    Args:
+        rates: of weights whose learning rate is this multiple of the others'.
+    """
+    rates = rates or {}
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for parameter in model.parameters():
+        decay = config.weight_decay if parameter.dim() >= 2 else 0.0
+        groups.setdefault((decay, rates.get(parameter, 1.0)), []).append(parameter)
+    optimizer = torch.optim.AdamW(
+        [{"params": group, "weight_decay": decay, "rate": rate} for (decay, rate), group in groups.items()],
         betas=(config.beta1, config.beta2),
         fused=True,
     )
+    set_learning_rate(optimizer, learning_rate)
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.AdamW, learning_rate: float) -> None:
+    """Of all weights, each group times its own ``rate``."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["rate"]
 
 
 def stop_updates_unless_finite(optimizer: torch.optim.AdamW, *values: Tensor) -> None:

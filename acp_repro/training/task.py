@@ -56,6 +56,10 @@ class Task(ABC):
     def learning_rate(self, step: int) -> float:
         """Of the step that comes after ``step`` others."""
 
+    def rates(self, model: nn.Module) -> Mapping[Tensor, float]:
+        """Weights whose learning rate is a multiple of the others', and which."""
+        return {}
+
     def before_step(self, model: nn.Module, step: int) -> None:
         """Called on every rank before the step that comes after ``step`` others.
 

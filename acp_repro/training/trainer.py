@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from .checkpoint import latest_checkpoint, save_checkpoint
 from .distributed import gather, on_rank_zero, rank, world_size
+from .optimizer import set_learning_rate
 from .prefetch import Prefetcher
 from .run_folder import TrainingError
 from .step import train_step
@@ -98,8 +99,7 @@ class Trainer:
     def _step(self, step: int, watch: bool) -> None:
         """Launches one step, and reads what is due."""
         learning_rate = self.task.learning_rate(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
         self.task.before_step(self.model, step)
         try:
             batches = self._watched(self.data) if watch else self.data

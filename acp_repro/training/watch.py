@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..common import files
+from .graphs import without_graphs
 
 
 class RunLog:
@@ -214,8 +215,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def eager(device: torch.device, dtype: str) -> Iterator[None]:
-    """Without torch.compile, even where blocks were compiled, under the dtype's autocast."""
+    """Without torch.compile and CUDA graphs, even where there are some, under the dtype's autocast."""
     with (
+        without_graphs(),
         torch.compiler.set_stance("force_eager"),
         torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16"),
     ):

@@ -1,5 +1,6 @@
 """The paper's chain on a suite of seconds: batches, training, resume, every quantity, figure and claim."""
 
+import contextlib
 import csv
 import dataclasses
 import importlib
@@ -18,7 +19,10 @@ from acp_repro.papers.lap.paper import PAPER
 from acp_repro.papers.lap.sentences import stdlib_sentences
 from acp_repro.papers.lap.task import PruningTask
 from acp_repro.papers.lap.texts import Batches, TextsError, load_texts
+from acp_repro.training.graphs import without_graphs
 from acp_repro.training.loop import train
+from acp_repro.training.optimizer import make_optimizer
+from acp_repro.training.run_folder import TrainingError
 
 YAML = """
 description: a test
@@ -110,6 +114,62 @@ def test_batches_hold_each_text_once_an_epoch():
         Batches(rows[:3], 5, 0, seed=1)
 
 
+def test_texts_are_cut_while_lengths_grow(suite):
+    rows = [[*range(3, 3 + 4 * i), 1] for i in range(1, 21)]
+    whole, cut = Batches(rows, 20, 0, seed=1)(0), Batches(rows, 20, 0, seed=1)(0, most=10)
+    assert cut.shape == (20, 10) and whole.shape == (20, 81)
+    starts = set()
+    for row, before in zip(cut.tolist(), whole.tolist(), strict=True):
+        row, before = [i for i in row if i], [i for i in before if i]
+        assert len(row) == min(10, len(before)) and row[-1] == 1
+        assert row[:-1] == [*range(row[0], row[0] + len(row) - 1)] and set(row) <= set(before)
+        starts.add(row[0])
+    assert len(starts) > 5 and min(starts) < 20 < max(starts)  # from anywhere in the text
+    training = dataclasses.replace(suite.runs[0].training, length_warmup_steps=8)
+    task = PruningTask(dataclasses.replace(suite.runs[0], training=training))
+    assert [task._most_tokens(i) for i in (0, 4, 7, 8)] == [16, 32, 44, None]
+
+
+def test_runs_begin_from_the_run_without_gates(work, monkeypatch):
+    start = "start: {steps: 3, learning_rate: 1e-2, length_warmup_steps: 2}\ngrid:"
+    (work / "experiments/from.yaml").write_text(YAML.replace("grid:", start))
+    monkeypatch.chdir(work)
+    found = load_suite("from")
+    first, run = found.run("ungated"), found.run("exact-1")
+    assert (first.training.steps, run.training.steps, first.start) == (3, 12, None)
+    assert found.needs(run) == [first] == [run.start] and found.needs(first) == []
+    with pytest.raises(TrainingError, match="train them with .*--run ungated"):
+        PruningTask(run).build()
+    train_run(first)
+    trainee = PruningTask(run).build()
+    assert trainee.model.pruning == run.pruning_config() and trainee.training
+    before = weights(first)
+    assert all(torch.equal(t, before[n]) for n, t in trainee.model.t5.state_dict().items() if n in before)
+    train_run(run)
+    assert any(not torch.equal(t, before[n]) for n, t in weights(run).items())
+    (work / "experiments/from.yaml").write_text(
+        YAML.replace("grid:", start).replace("  - {compression: [null]}\n", "")
+    )
+    with pytest.raises(SuiteError, match=r"start: the grid has no run ungated; add {compression: \[null\]}"):
+        load_suite("from")
+
+
+def test_rates_go_by_the_size_of_weights(suite):
+    training = dataclasses.replace(suite.runs[0].training, rates_by_size=True)
+    task = PruningTask(dataclasses.replace(suite.runs[0], training=training))
+    torch.manual_seed(0)
+    trainee = task.build()
+    rates = task.rates(trainee)
+    assert rates[trainee.model.t5.shared.weight] == pytest.approx(1, rel=0.1)
+    attention = trainee.model.t5.encoder.block[0].layer[0].SelfAttention
+    assert rates[attention.q.weight] == pytest.approx((32 * 8) ** -0.5, rel=0.2)
+    optimizer = make_optimizer(trainee, training, 0.5, rates)
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(trainee.parameters()))
+    for group in optimizer.param_groups:
+        assert {rates[p] for p in group["params"]} == {group["rate"]} == {group["lr"] / 0.5}
+    assert PruningTask(suite.runs[0]).rates(trainee) == {}
+
+
 def test_sides_of_labels_and_splits(suite):
     texts = load_texts(suite.file.data)
     assert {t.label for t in texts.train} == {0, 1, None}  # three stars are on neither side
@@ -185,6 +245,50 @@ def test_lambda_begins_once_the_model_copies(suite):
     with torch.no_grad():  # looking does not count
         task.loss(trainee, *batch)
         assert trainee.steps_with_lambda == 2
+
+
+def test_gates_first_drop_at_random_and_cost_nothing(suite):
+    training = dataclasses.replace(suite.runs[0].training, blind_steps=2, lambda_ramp_steps=0)
+    pruning = dataclasses.replace(suite.runs[0].pruning, hard_concrete_signal_limit=6.0)
+    task = PruningTask(dataclasses.replace(suite.runs[0], training=training, pruning=pruning))
+    trainee = task.build().train()
+    batch = task.batch(0)
+    signal = trainee.model.t5.encoder.block[0].layer[-1].DenseReluDense.wo.weight
+
+    def loss_and_slope(steps):
+        trainee.steps_with_lambda.fill_(steps)
+        trainee.zero_grad()
+        loss = task.loss(trainee, *batch)
+        loss.backward()
+        return loss.item(), float(signal.grad[0].abs().max())
+
+    open_gates, blind, priced = (loss_and_slope(steps) for steps in (0, 1, 3))
+    assert blind[0] != open_gates[0] and open_gates[1] == blind[1] == 0 < priced[1]
+    found = trainee.model(*batch)
+    wanted = found.cross_entropy + suite.runs[0].compression * found.compression
+    assert priced[0] == pytest.approx(wanted.item(), rel=1e-5)
+    assert trainee.model(*batch, blind=True).cross_entropy.item() == pytest.approx(blind[0], rel=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("blind_steps", [0, 5])
+@pytest.mark.parametrize("name", ["exact-1", "straight-1", "soft-1", "ungated"])
+def test_a_graph_gives_the_gradients_of_the_step(suite, name, blind_steps):
+    run = suite.run(name)
+    training = dataclasses.replace(run.training, blind_steps=blind_steps)
+    task = PruningTask(dataclasses.replace(run, training=training))
+    torch.manual_seed(0)
+    trainee = task.build().cuda().train()
+    batch = [x.cuda() for x in task.batch(0)]
+    found = []
+    for context in (without_graphs, contextlib.nullcontext):
+        trainee.steps_with_lambda.fill_(2)
+        trainee.zero_grad()
+        with context():
+            loss = task.loss(trainee, *batch)
+            loss.backward()
+        found.append((loss.detach(), [p.grad.clone() for p in trainee.parameters() if p.grad is not None]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5)
 
 
 def test_bfloat16_goes_through(suite):

@@ -1,5 +1,6 @@
 """Gates, masks and the compression loss against the article's formulas, written out."""
 
+import dataclasses
 import math
 
 import pytest
@@ -17,7 +18,6 @@ from acp_repro.lap import (
     soft_lengths,
     straight_through,
 )
-from acp_repro.lap.settings import LOG_REMOVED
 
 SIGNAL = torch.tensor([-2.0, -0.3, 0.0, 1.5])
 
@@ -38,7 +38,7 @@ def test_hard_concrete_gates_are_cut_and_their_price_is_how_often_they_are_open(
     signal = torch.tensor([-3.0, -1.0, 0.0, 0.5, 4.0])
     wanted = (torch.sigmoid(signal + 0.3) * 1.2 - 0.1).clamp(0, 1)
     found = log_gates(signal, config)
-    assert (found[wanted == 0] == LOG_REMOVED).all() and (wanted == 0).sum() == 1
+    assert (found[wanted == 0] == -math.inf).all() and (wanted == 0).sum() == 1
     torch.testing.assert_close(found[wanted > 0].exp(), wanted[wanted > 0])
     many = signal[:, None].expand(-1, 100_000)
     noise = draw_noise(many.shape, config, torch.Generator().manual_seed(0))
@@ -141,3 +141,18 @@ def test_settings_that_cannot_be_are_refused(settings, words):
 
 def test_the_published_gates_stand_after_blocks_0_2_4_6():
     assert PruningConfig().gated_blocks(8) == (0, 2, 4, 6)
+
+
+def test_a_limited_signal_keeps_a_slope():
+    config = PruningConfig(training_mask="hard_concrete", noise="logistic", beta=1.0, signal_limit=6.0)
+    signal = torch.tensor([-1e3, -1.0, 0.0, 1.0, 1e3], requires_grad=True)
+    probability = open_probability(signal, config)
+    probability.sum().backward()
+    free = open_probability(torch.tensor([-1e3, 0.0, 1e3]), dataclasses.replace(config, signal_limit=None))
+    assert probability[2] == free[1] and 0 < probability[0] < 0.1 and 0.999 < probability[4] < 1
+    assert (probability.diff() > 0).all() and (signal.grad > 1e-10).all()
+    assert log_gates(signal, config)[0] == -math.inf and log_gates(signal, config)[4] > -0.01
+    with pytest.raises(PruningError, match="signal_limit: only for"):
+        PruningConfig(signal_limit=6.0)
+    with pytest.raises(PruningError, match="signal_limit: must be positive"):
+        dataclasses.replace(config, signal_limit=0.0)

@@ -70,7 +70,7 @@ def test_the_blocks_after_a_gate_see_what_is_left(monkeypatch):
     real, eos = ids != built.t5.config.pad_token_id, ids == built.t5.config.eos_token_id
     lengths = []
     for block in built.t5.encoder.block:
-        block.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
+        block.layer[1].register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
     with torch.no_grad():
         found = encode_removed(built.t5.encoder, ids, real, eos, built.pruning)
     gates = built.encode_tokens(ids, "removed").kept.sum(-1).amax(-1).tolist()

@@ -9,6 +9,8 @@ from acp_repro.chain.run import Strict, TrainerConfig, positive
 from acp_repro.chain.suite import SuiteFile
 from acp_repro.lap.settings import GATES, TRAINING_MASKS, PruningConfig
 
+SHORTEST_CUT = 16
+
 
 @dataclass(frozen=True)
 class TextsConfig(Strict):
@@ -94,6 +96,7 @@ class PruningSettings(Strict):
     tau: float = 0.1
     hard_concrete_beta: float = 2.0
     hard_concrete_tau: float = 2 / 3
+    hard_concrete_signal_limit: float | None = None
     gate_every: int = 2
     threshold: float = -1.0
     credit_nats: float = 10.0
@@ -107,9 +110,9 @@ class PruningSettings(Strict):
     def config(self, gate: str, training_mask: str) -> PruningConfig:
         """The model's settings at a point of the grid."""
         settings = dataclasses.asdict(self)
-        beta, tau = settings.pop("hard_concrete_beta"), settings.pop("hard_concrete_tau")
+        own = {n: settings.pop(f"hard_concrete_{n}") for n in ("beta", "tau", "signal_limit")}
         if training_mask == "hard_concrete":
-            settings |= {"beta": beta, "tau": tau, "noise": "logistic"}
+            settings |= {**own, "noise": "logistic"}
         if gate == "article":
             settings["noise"] = "none"
         return PruningConfig(gate=gate, training_mask=training_mask, **settings)
@@ -126,7 +129,15 @@ class TrainingConfig(TrainerConfig):
         lambda_from_step: lambda is 0 before this step, or ...
         lambda_below_nats: ... if it is not null, until the running mean of the cross-entropy has been below
             this; until then gates do not act either.
+        blind_steps: once gates act, they drop tokens at random for so many steps, as often as beta has it,
+            and cost nothing. The decoder learns to do without any one of them; before that each seems worth
+            more than it is, and all gates open wide.
         lambda_ramp_steps: lambda rises from 0 over so many steps.
+        length_warmup_steps: texts are cut, anywhere, to a length that grows from SHORTEST_CUT tokens to
+            max_length over so many steps: copying is learnt sooner from short texts.
+        rates_by_size: each weight's learning rate is multiplied by its own root mean square at the start,
+            to two digits; Adafactor, T5's optimiser, does so at every step. T5's embeddings begin
+            at 1 and its queries, of Flan-T5-small's shape, at 1/181, and AdamW moves all by as much.
     """
 
     steps: int
@@ -136,21 +147,49 @@ class TrainingConfig(TrainerConfig):
     decay_share: float = 0.0
     lambda_from_step: int = 500
     lambda_below_nats: float | None = None
+    blind_steps: int = 0
     lambda_ramp_steps: int = 0
     weight_decay: float = 0.0
     beta2: float = 0.999
+    length_warmup_steps: int = 0
+    rates_by_size: bool = False
     compile: bool = False  # texts differ in length, so every batch would be compiled
 
     def __post_init__(self):
         super().__post_init__()
         positive(self, "steps", "batch_texts", "learning_rate")
-        for name in ("warmup_steps", "lambda_from_step", "lambda_ramp_steps", "decay_share"):
+        for name in (
+            "warmup_steps",
+            "lambda_from_step",
+            "blind_steps",
+            "lambda_ramp_steps",
+            "length_warmup_steps",
+            "decay_share",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
         if self.decay_share > 1:
             raise ValueError(f"decay_share: must be a share, got {self.decay_share}")
         if self.compile:
             raise ValueError("compile: must be false; texts differ in length")
+
+
+@dataclass(frozen=True)
+class StartConfig(Strict):
+    """Training of the run without gates, where the others begin from its weights, as the article's begin from
+    Flan-T5-small's; what is not given is as in ``training``."""
+
+    steps: int
+    batch_texts: int | None = None
+    learning_rate: float | None = None
+    warmup_steps: int | None = None
+    decay_share: float | None = None
+    length_warmup_steps: int | None = None
+
+    def training(self, other: TrainingConfig) -> TrainingConfig:
+        """``other`` with what is given here."""
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return dataclasses.replace(other, **given)
 
 
 @dataclass(frozen=True)
@@ -205,6 +244,7 @@ class File(SuiteFile):
     training: TrainingConfig
     grid: list[GridConfig]
     data: TextsConfig = field(default_factory=TextsConfig)
+    start: StartConfig | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     pruning: PruningSettings = field(default_factory=PruningSettings)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
@@ -214,3 +254,10 @@ class File(SuiteFile):
             raise ValueError(
                 "data.vocabulary: a model from scratch needs one, and weights bring their own tokeniser"
             )
+        if self.start is not None:
+            if self.model.weights is not None:
+                raise ValueError("start: model.weights already says where the runs begin")
+            try:
+                self.start.training(self.training)
+            except ValueError as error:
+                raise ValueError(f"start.{error}") from None

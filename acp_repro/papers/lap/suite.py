@@ -27,6 +27,7 @@ class PruningRun(Run):
     data: TextsConfig
     model: ModelConfig
     pruning: PruningSettings
+    start: PruningRun | None = None  # whose weights it begins from
 
     @property
     def name(self) -> str:
@@ -49,6 +50,10 @@ class PruningRun(Run):
             "seed": self.seed,
         }
 
+    def as_dict(self) -> dict[str, Any]:
+        resolved = super().as_dict()
+        return resolved | {"start": None if self.start is None else self.start.as_dict()}
+
     def pruning_config(self) -> PruningConfig:
         """What the model gets."""
         if self.compression is None:
@@ -60,10 +65,16 @@ def make_run(
     file: File, suite: str, where: str, *, compression: float | None, gate: str, training_mask: str, seed: int
 ) -> PruningRun:
     """A point of the grid as a run."""
+    start, training = None, file.training
+    if compression is None:
+        gate, training_mask = "published", "soft"  # of no gates: one run, however the grid writes it
+        training = training if file.start is None else file.start.training(training)
+    elif file.start is not None:
+        start = make_run(file, suite, where, compression=None, gate="", training_mask="", seed=seed)
     return PruningRun(
         suite=suite,
         seed=seed,
-        training=file.training,
+        training=training,
         weights=file.weights,
         compression=compression,
         gate=gate,
@@ -71,6 +82,7 @@ def make_run(
         data=file.data,
         model=file.model,
         pruning=file.pruning,
+        start=start,
     )
 
 
@@ -84,6 +96,12 @@ class PruningSuite(Suite):
             _ = self.main_run
         except SuiteError as error:
             raise ValueError(f"measure.main_run: {error}") from None
+        for run in self.gated:
+            if run.start is not None and run.start.name not in (other.name for other in self.runs):
+                raise ValueError(f"start: the grid has no run {run.start.name}; add {{compression: [null]}}")
+
+    def needs(self, run: Run) -> list[Run]:
+        return [] if run.start is None else [self.run(run.start.name)]
 
     @property
     def main_run(self) -> PruningRun:

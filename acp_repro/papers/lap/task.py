@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
 
 from acp_repro.chain.paper import Suite
 from acp_repro.lap import PruningAutoencoder, draw_noise
 from acp_repro.lap.autoencoder import pad
-from acp_repro.training.run_folder import TrainingError, text_hash
+from acp_repro.training.graphs import GraphedLoss
+from acp_repro.training.run_folder import TrainingError, check_done, text_hash
 from acp_repro.training.task import Task, Trained
 
-from .settings import TrainingConfig
+from .settings import SHORTEST_CUT, TrainingConfig
 from .suite import PruningRun
 from .texts import Batches, TextsError, encode, load_texts, make_tokenizer
 from .trained import TrainedPruning
 
 RUNNING_MEAN = 0.95  # of the cross-entropy, a step
+SMALLEST_SIZE = 1e-3  # of a weight, for its learning rate
+GRAPHED_LENGTHS = 32  # on a GPU texts are padded to multiples of so many tokens: few graphs
 
 
 class Trainee(nn.Module):
@@ -36,6 +41,7 @@ class Trainee(nn.Module):
         super().__init__()
         self.model, self.compression = model, compression
         self._config = config
+        self._graphed: dict[str, GraphedLoss] = {}
         # float64, so that steps count exactly
         self.register_buffer("running_nats", torch.tensor(float("inf"), dtype=torch.float64))
         self.register_buffer("steps", torch.tensor(0.0, dtype=torch.float64))
@@ -50,21 +56,54 @@ class Trainee(nn.Module):
 
     def forward(self, input_ids: Tensor, noise: Tensor) -> Tensor:
         """The loss, a scalar; one call in training counts as a step."""
-        waits = self._config.lambda_below_nats is not None
-        begun = bool(self.steps_with_lambda > 0)
-        mask = "none" if self.compression is None or (waits and not begun) else None
-        found = self.model(input_ids, noise if noise.numel() else None, mask)
-        loss = found.cross_entropy
-        if self.compression is not None:
-            loss = loss + self.compression * self._share() * found.compression
-        if self.training and torch.is_grad_enabled():
-            self._count(found.cross_entropy.detach())
+        losses = self._stage()
+        if not (self.training and torch.is_grad_enabled()):
+            return losses(input_ids, noise, self._price())[0]
+        if input_ids.is_cuda and not isinstance(next(self.parameters()), DTensor):
+            losses, input_ids, noise = self._as_graph(losses, input_ids, noise)
+        loss, cross_entropy = losses(input_ids, noise, self._price())
+        self._count(cross_entropy.detach())
         return loss
 
-    def _share(self) -> Tensor:
-        """The part of lambda that counts now, 0 to 1."""
+    def _stage(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Of token ids, noise and price: the loss, and the cross-entropy alone."""
+        if self.compression is None:
+            return self._ungated
+        config = self._config
+        if config.lambda_below_nats is None and not config.blind_steps:
+            return self._gated
+        steps = int(self.steps_with_lambda)
+        if not steps and config.lambda_below_nats is not None:
+            return self._ungated
+        return self._blind if steps <= config.blind_steps and config.blind_steps else self._gated
+
+    def _gated(self, input_ids: Tensor, noise: Tensor, price: Tensor, **options) -> tuple[Tensor, Tensor]:
+        found = self.model(input_ids, noise if noise.numel() else None, **options)
+        return found.cross_entropy + price * found.compression, found.cross_entropy
+
+    def _ungated(self, input_ids: Tensor, noise: Tensor, price: Tensor) -> tuple[Tensor, Tensor]:
+        return self._gated(input_ids, noise, price, mask="none")
+
+    def _blind(self, input_ids: Tensor, noise: Tensor, price: Tensor) -> tuple[Tensor, Tensor]:
+        return self._gated(input_ids, noise, price, blind=True)
+
+    def _as_graph(
+        self, losses: Callable[..., tuple[Tensor, Tensor]], input_ids: Tensor, noise: Tensor
+    ) -> tuple[GraphedLoss, Tensor, Tensor]:
+        """``losses`` as graphs of few lengths, and its arguments padded to one of these."""
+        more = -input_ids.shape[1] % GRAPHED_LENGTHS
+        input_ids = F.pad(input_ids, (0, more), value=self.model.t5.config.pad_token_id)
+        noise = F.pad(noise, (0, more)) if noise.numel() else noise
+        stage = losses.__name__
+        if stage not in self._graphed:  # those of the stage before are not needed any more
+            self._graphed = {stage: GraphedLoss(losses, self.model)}
+        return self._graphed[stage], input_ids, noise
+
+    def _price(self) -> Tensor:
+        """Lambda as it counts now, a scalar."""
         ramp = max(1, self._config.lambda_ramp_steps)
-        return (self.steps_with_lambda / ramp).clamp(max=1.0).float()
+        done = self.steps_with_lambda - self._config.blind_steps
+        return (self.compression or 0.0) * (done / ramp).clamp(0.0, 1.0).float()
 
     def _count(self, cross_entropy: Tensor) -> None:
         before = torch.where(torch.isinf(self.running_nats), cross_entropy, self.running_nats)
@@ -119,20 +158,32 @@ class PruningTask(Task):
         return rows if most is None else rows[:most]
 
     def build(self) -> Trainee:
-        model = self._start
-        if model is None:
-            config = self.run.pruning_config()
+        config, start = self.run.pruning_config(), self.run.start
+        if start is not None:
+            check_done(start)
+            model = PruningAutoencoder.from_pretrained(start.model_folder).train()
+            model = PruningAutoencoder(model.t5, config, self.tokenizer)
+        elif self._start is not None:
+            model = self._start
+        else:
             model = PruningAutoencoder.from_scratch(config, self.tokenizer, **self.run.model.shape)
         return Trainee(model, self.run.training, self.run.compression)
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
         """Token ids (B, T) int64, and noise (S, B, T) float32 of the gates, or an empty tensor."""
-        input_ids = self._batches(index)
+        input_ids = self._batches(index, self._most_tokens(index))
         config = self.run.pruning_config()
         gates = len(config.gated_blocks(self._num_blocks))
         generator = torch.Generator().manual_seed(self.run.seed * 1_000_003 + index)
         noise = draw_noise((gates, *input_ids.shape), config, generator)
         return input_ids, torch.empty(0) if noise is None else noise
+
+    def _most_tokens(self, index: int) -> int | None:
+        """What the texts of a batch are cut to."""
+        steps, most = self.run.training.length_warmup_steps, self.run.pruning.max_length
+        if index >= steps:
+            return None
+        return SHORTEST_CUT + (most - SHORTEST_CUT) * index // steps
 
     @property
     def _num_blocks(self) -> int:
@@ -148,6 +199,13 @@ class PruningTask(Task):
         tail = config.decay_share * config.steps
         done = max(0.0, step - (config.steps - tail)) / tail if tail else 0.0
         return rate * (1 - 0.9 * done)
+
+    def rates(self, model: nn.Module) -> dict[Tensor, float]:
+        """See ``TrainingConfig.rates_by_size``."""
+        if not self.run.training.rates_by_size:
+            return {}
+        sizes = {p: float(p.detach().float().square().mean().sqrt()) for p in model.parameters()}
+        return {p: float(f"{max(size, SMALLEST_SIZE):.1e}") for p, size in sizes.items()}
 
     def watch(self, model: nn.Module, input_ids: Tensor, noise: Tensor) -> dict[str, Any]:
         """Accuracy and ratios on held-out text, with tokens removed and with the soft mask."""

@@ -148,10 +148,19 @@ class Batches:
         self._per_epoch = len(rows) // size
         self._epoch = functools.lru_cache(maxsize=2)(self._shuffled)
 
-    def __call__(self, index: int) -> Tensor:
-        """(size, T) int64, padded at the end."""
+    def __call__(self, index: int, most: int | None = None) -> Tensor:
+        """(size, T) int64, padded at the end.
+
+        Args:
+            most: longer rows are cut at a random place to so many tokens, with their last, EOS.
+        """
         epoch, place = divmod(index, self._per_epoch)
-        return pad([self._rows[i] for i in self._epoch(epoch)[place]], self._pad)
+        rows = [self._rows[i] for i in self._epoch(epoch)[place]]
+        if most is not None:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + index)
+            shares = torch.rand(len(rows), generator=generator).tolist()
+            rows = [_cut(row, most, share) for row, share in zip(rows, shares, strict=True)]
+        return pad(rows, self._pad)
 
     def _shuffled(self, epoch: int) -> list[list[int]]:
         """Groups of texts are sorted by length and cut, and the batches shuffled again."""
@@ -163,3 +172,11 @@ class Batches:
             whole = len(group) // self._size * self._size
             batches += [group[i : i + self._size] for i in range(0, whole, self._size)]
         return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+def _cut(row: list[int], most: int, share: float) -> list[int]:
+    """At most ``most`` tokens in a row and the last one, from a place that ``share`` of 0 to 1 gives."""
+    if len(row) <= most:
+        return row
+    start = int(share * (len(row) - most + 1))
+    return [*row[start : start + most - 1], row[-1]]
