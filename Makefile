@@ -57,8 +57,8 @@ check: $(INSTALLED) ## ruff
 notebooks: $(INSTALLED) ## run the notebooks and store them with their pictures
 	$(BIN)/python notebooks/refresh.py
 
-TRAIN := $(DO) acp_repro.train $(if $(NPROC),--nproc $(NPROC))
-train: $(INSTALLED) ## train every run of SUITE, or RUN=name; NPROC=4 takes four GPUs
+TRAIN := $(DO) acp_repro.train$(if $(NPROC), --nproc $(NPROC))$(if $(JOBS), --jobs $(JOBS))
+train: $(INSTALLED) ## train every run of SUITE, or RUN=name; NPROC=4: four GPUs a run; JOBS=4: four runs at once
 	$(TRAIN) --suite $(SUITE) $(if $(RUN),--run $(RUN))
 
 plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h100, NPROC=4, CHECK=1

@@ -3,7 +3,7 @@
 Stopped at any time, the same command goes on from the last checkpoint; what is done is not done again.
 On several GPUs of one machine: ``--nproc N``; on several machines: ``torchrun ... -m -- acp_repro.train
 --suite S --run NAME`` (without ``--`` torchrun takes ``--run`` for an option of its own). On a CPU each run
-takes one core, and several runs go side by side.
+takes one core, and several runs go side by side; on GPUs ``--jobs N`` does that, one run a GPU or several.
 """
 
 from __future__ import annotations
@@ -36,17 +36,30 @@ def main(arguments: list[str] | None = None) -> int:
         state.write_stamps(suite)
 
     if options.nproc is not None:
+        if options.jobs is not None:
+            raise UsageError("--nproc shares each run among GPUs, --jobs puts runs side by side: one of them")
         return _launch(options, [run.name for run in runs])
 
     from .training.side_by_side import train_side_by_side
 
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks == 1 and choose_device(options.device).type == "cpu":
+    device = choose_device(options.device)
+    if ranks == 1 and (device.type == "cpu" or options.jobs is not None):
+        devices = _in_turn(device)
         for group in in_order(suite, runs):
-            train_side_by_side(suite, group, options.jobs, options.watch_every, options.tensorboard)
+            train_side_by_side(suite, group, devices, options.jobs, options.watch_every, options.tensorboard)
         return 0
     ordered = [run for group in in_order(suite, runs) for run in group]
     return _train_one_by_one(suite, ordered, options)
+
+
+def _in_turn(device) -> list:
+    """The ``torch.device``, or every GPU of this machine where no one of them was named."""
+    import torch
+
+    if device.type != "cuda" or device.index is not None:
+        return [device]
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
 def _launch(options: argparse.Namespace, names: list[str]) -> int:
@@ -145,7 +158,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--for", dest="items", nargs="+", metavar="ITEM", help="also the runs of these figures or tables")
     add("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun one GPU a rank)")
     add("--nproc", type=positive, metavar="N", help="GPUs of this machine that share each run")
-    add("--jobs", type=positive, metavar="N", help="on a CPU: runs side by side (default: one a core)")
+    add(
+        "--jobs",
+        type=positive,
+        metavar="N",
+        help="runs side by side (default: on a CPU one a core, on a GPU one after the other); several on one "
+        "GPU are faster where models are small, and their times say nothing then",
+    )
     add(
         "--watch-every",
         type=positive,

@@ -191,6 +191,29 @@ def test_more_ranks_than_the_machine_has(work, capsys):
     assert ("no GPU here" in error or f"this machine has {gpus} GPUs" in error) and error.count("\n") == 1
 
 
+def test_gpus_are_taken_in_turn_or_as_named(work, monkeypatch, capsys):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    named = [str(device) for device in train._in_turn(torch.device("cuda"))]
+    assert named == ["cuda:0", "cuda:1", "cuda:2"]
+    assert train._in_turn(torch.device("cuda:1")) == [torch.device("cuda:1")]
+    assert train._in_turn(torch.device("cpu")) == [torch.device("cpu")]
+    assert train.main(["--suite", "mini", "--nproc", "2", "--jobs", "2"]) == 2
+    assert "one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_runs_side_by_side_end_as_those_one_after_the_other(work, device):
+    names = {"together": "2", "alone": "1"}
+    for name, jobs in names.items():
+        write_suite(work, name=name)
+        assert train.main(["--suite", name, "--device", device, "--jobs", jobs]) == 0
+    for run in (RUN, EXACT):
+        weights = [(work / "runs" / name / run / "model/model.safetensors").read_bytes() for name in names]
+        assert weights[0] == weights[1]
+
+
 def test_ranks_that_cannot_share_a_step_are_refused_in_one_line(work):
     ranks = start("acp_repro.train", "--suite", "mini", "--run", EXACT, "--nproc", "3", "--device", "cpu")
     _, error = ranks.communicate(timeout=120)

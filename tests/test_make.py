@@ -142,6 +142,7 @@ def test_a_measure_that_fails_costs_no_record(clone):
 def test_several_gpus_and_the_plan(clone):
     output = would_do("train", "SUITE=paper", "RUN=pro-760m-16k-acp", "NPROC=4")
     assert "acp_repro.train --nproc 4 --suite paper --run pro-760m-16k-acp" in output
+    assert "acp_repro.train --jobs 6 --suite paper" in would_do("train", "SUITE=paper", "JOBS=6")
     assert "acp_repro.plan --suite paper --gpu a100 --nproc 8" in " ".join(
         would_do("plan", "SUITE=paper", "GPU=a100", "NPROC=8").split()
     )

@@ -1,4 +1,8 @@
-"""Several small runs on a CPU at once, one thread each: a small model gains little from a second core."""
+"""Several runs at once, each in a process of its own.
+
+On a CPU each has one thread: a small model gains little from a second core. On GPUs they go to one after the
+other of them, and share one where there are more runs than GPUs: a small model leaves most of it idle.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +22,38 @@ from .loop import train
 
 
 def train_side_by_side(
-    suite: Suite, runs: list[Run], jobs: int | None, watch_every: int | None, tensorboard: bool
+    suite: Suite,
+    runs: list[Run],
+    devices: list[torch.device],
+    jobs: int | None,
+    watch_every: int | None,
+    tensorboard: bool,
 ) -> int:
-    """Trains ``runs`` on the CPU, ``jobs`` at a time (default: one a core); returns the exit code.
+    """Trains ``runs``, ``jobs`` at a time; returns the exit code.
 
-    Each run has one thread whatever ``jobs`` is, so its bits do not depend on what runs beside it.
+    A process goes on with the next run, so what a paper keeps of its data is read once for each of them. On
+    a CPU each run has one thread whatever ``jobs`` is, so its bits do not depend on what runs beside it.
+
+    Args:
+        devices: the CPU, or GPUs that the processes take in turn.
+        jobs: default: one a core, or one a GPU.
 
     Raises:
         UserError: the first error of any run, once those under way have stopped at a checkpoint or ended.
     """
-    jobs = min(jobs or usable_cores(), len(runs))
+    on_cpu = devices[0].type == "cpu"
+    jobs = min(jobs or (usable_cores() if on_cpu else len(devices)), len(runs))
     if jobs <= 1:
-        torch.set_num_threads(1)
+        if on_cpu:
+            torch.set_num_threads(1)
         for run in runs:
-            train(
-                suite.paper, run, device=torch.device("cpu"), watch_every=watch_every, tensorboard=tensorboard
-            )
+            train(suite.paper, run, device=devices[0], watch_every=watch_every, tensorboard=tensorboard)
         return 0
     context = multiprocessing.get_context("spawn")
-    lines, lock = context.SimpleQueue(), context.RLock()
+    places, lock = context.SimpleQueue(), context.RLock()
     for line in range(jobs):
-        lines.put(line)
-    pool = ProcessPoolExecutor(jobs, context, _begin, (lines, lock))
+        places.put((line, str(devices[line % len(devices)])))
+    pool = ProcessPoolExecutor(jobs, context, _begin, (places, lock))
     try:
         tasks = [pool.submit(_train, suite.name, run.name, watch_every, tensorboard) for run in runs]
         done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
@@ -59,15 +73,18 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_line = 0
+_line, _device = 0, torch.device("cpu")
 
 
-def _begin(lines, lock) -> None:
-    global _line
+def _begin(places, lock) -> None:
+    global _line, _device
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     torch.set_num_threads(1)
     tqdm.set_lock(lock)
-    _line = lines.get()
+    _line, device = places.get()
+    _device = torch.device(device)
+    if _device.type == "cuda":
+        torch.cuda.set_device(_device)
 
 
 def _train(suite_name: str, run_name: str, watch_every: int | None, tensorboard: bool) -> None:
@@ -77,7 +94,7 @@ def _train(suite_name: str, run_name: str, watch_every: int | None, tensorboard:
         train(
             suite.paper,
             run,
-            device=torch.device("cpu"),
+            device=_device,
             report=tqdm.write,
             watch_every=watch_every,
             tensorboard=tensorboard,
