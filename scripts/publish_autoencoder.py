@@ -17,7 +17,7 @@ from acp_repro.chain.command import command, run_command
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.lap.suite import PruningRun, PruningSuite
-from acp_repro.training.run_folder import check_done
+from acp_repro.training.run_folder import TrainingError, check_done
 
 LARGEST_BYTES = 4_000_000  # what a clone should have to download
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -68,11 +68,11 @@ def publish(suite: PruningSuite, run: PruningRun, folder: Path) -> Path:
 
     Raises:
         RecordError: its reconstruction is not measured.
-        ValueError: the weights are larger than :data:`LARGEST_BYTES`.
+        TrainingError: the weights are larger than :data:`LARGEST_BYTES`.
     """
     size = (run.model_folder / "model.safetensors").stat().st_size
     if size > LARGEST_BYTES:
-        raise ValueError(f"{run.model_folder}: {size:,} bytes of weights, more than {LARGEST_BYTES:,}")
+        raise TrainingError(f"{run.model_folder}: {size:,} bytes of weights, more than {LARGEST_BYTES:,}")
     parameters = json.loads((run.folder / "run.json").read_text())["parameters"]
     folder = folder / f"lap-{parameters / 1e6:.1f}m"
     card = _card(suite, run, folder.name, parameters)

@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import importlib
 import json
+import math
 
 import pytest
 import torch
@@ -245,6 +246,22 @@ def test_lambda_begins_once_the_model_copies(suite):
     with torch.no_grad():  # looking does not count
         task.loss(trainee, *batch)
         assert trainee.steps_with_lambda == 2
+
+
+def test_lambda_falls_with_the_quality(suite):
+    run = suite.runs[0]
+    falling = dataclasses.replace(run.training, lambda_ramp_steps=0, lambda_zero_at_nats=0.4)
+    task = PruningTask(dataclasses.replace(run, training=falling))
+    trainee = task.build().train()
+    batch = task.batch(0)
+    found = trainee.model(*batch)
+    for nats, share in ((0.1, 0.75), (0.3, 0.25), (0.5, 0.0), (math.inf, 0.0)):
+        trainee.running_nats.fill_(nats)
+        trainee.steps_with_lambda.fill_(5)
+        wanted = found.cross_entropy + share * run.compression * found.compression
+        assert task.loss(trainee, *batch).item() == pytest.approx(wanted.item(), rel=1e-5)
+    with pytest.raises(ValueError, match="lambda_zero_at_nats: must be positive"):
+        dataclasses.replace(run.training, lambda_zero_at_nats=0.0)
 
 
 def test_gates_first_drop_at_random_and_cost_nothing(suite):

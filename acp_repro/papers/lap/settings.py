@@ -133,11 +133,9 @@ class TrainingConfig(TrainerConfig):
             and cost nothing. The decoder learns to do without any one of them; before that each seems worth
             more than it is, and all gates open wide.
         lambda_ramp_steps: lambda rises from 0 over so many steps.
-        length_warmup_steps: texts are cut, anywhere, to a length that grows from SHORTEST_CUT tokens to
-            max_length over so many steps: copying is learnt sooner from short texts.
-        rates_by_size: each weight's learning rate is multiplied by its own root mean square at the start,
-            to two digits; Adafactor, T5's optimiser, does so at every step. T5's embeddings begin
-            at 1 and its queries, of Flan-T5-small's shape, at 1/181, and AdamW moves all by as much.
+        lambda_zero_at_nats: lambda falls in a straight line with the running mean of the cross-entropy, and
+            is 0 from so many nats on; null: it does not fall. One that is large enough to shut gates then
+            shuts as many as this quality bears, where a constant one shuts none or all.
     """
 
     steps: int
@@ -149,6 +147,7 @@ class TrainingConfig(TrainerConfig):
     lambda_below_nats: float | None = None
     blind_steps: int = 0
     lambda_ramp_steps: int = 0
+    lambda_zero_at_nats: float | None = None
     weight_decay: float = 0.0
     beta2: float = 0.999
     length_warmup_steps: int = 0
@@ -168,6 +167,8 @@ class TrainingConfig(TrainerConfig):
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
+        if self.lambda_zero_at_nats is not None:
+            positive(self, "lambda_zero_at_nats")
         if self.decay_share > 1:
             raise ValueError(f"decay_share: must be a share, got {self.decay_share}")
         if self.compile:

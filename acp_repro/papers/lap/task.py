@@ -103,7 +103,10 @@ class Trainee(nn.Module):
         """Lambda as it counts now, a scalar."""
         ramp = max(1, self._config.lambda_ramp_steps)
         done = self.steps_with_lambda - self._config.blind_steps
-        return (self.compression or 0.0) * (done / ramp).clamp(0.0, 1.0).float()
+        price = (self.compression or 0.0) * (done / ramp).clamp(0.0, 1.0)
+        if self._config.lambda_zero_at_nats is not None:
+            price = price * (1 - self.running_nats / self._config.lambda_zero_at_nats).clamp(min=0.0)
+        return price.float()
 
     def _count(self, cross_entropy: Tensor) -> None:
         before = torch.where(torch.isinf(self.running_nats), cross_entropy, self.running_nats)
