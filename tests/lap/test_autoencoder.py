@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from acp_repro.lap import PruningAutoencoder, PruningConfig, PruningError, draw_noise
+from acp_repro.lap import PruningAutoencoder, PruningConfig, draw_noise
 from acp_repro.lap.decoder import Decoding, decode_teacher
 from acp_repro.lap.fused import fuse
 from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer, transformers, with_settings, without_element_0
@@ -266,32 +266,17 @@ def test_it_begins_from_any_t5(tmp_path, tied):
         assert torch.equal(again(ids).cross_entropy, built.eval()(ids).cross_entropy)
 
 
-def test_bad_input_is_refused_in_words(tmp_path):
-    built = model(max_length=8)
-    with pytest.raises(PruningError, match="text 2 of 2 is empty"):
-        built.encode(["a cat", ""])
-    with pytest.raises(
-        PruningError, match=r"text 1 of 1 has \d+ tokens with its EOS, and the model's maximum is 8"
-    ):
-        built.encode([TEXTS[2]])
-    with pytest.raises(PruningError, match="give a list of texts"):
-        built.encode("a cat")
-    with pytest.raises(PruningError, match="at least one"):
-        built.encode([])
-    with pytest.raises(PruningError, match="holds no config.json"):
-        PruningAutoencoder.from_pretrained(tmp_path)
-    built.t5.save_pretrained(tmp_path)
-    with pytest.raises(PruningError, match="a checkpoint of t5 without pruning"):
-        PruningAutoencoder.from_pretrained(tmp_path)
-    with pytest.raises(PruningError, match="no T5 with model.safetensors"):
-        PruningAutoencoder.from_t5(tmp_path / "none", PruningConfig())
-    built.save_pretrained(tmp_path / "wide")
-    model(shape={"d_model": 16, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 3}).save_pretrained(
-        tmp_path / "narrow"
-    )
-    (tmp_path / "wide/model.safetensors").write_bytes((tmp_path / "narrow/model.safetensors").read_bytes())
-    with pytest.raises(PruningError):
-        PruningAutoencoder.from_pretrained(tmp_path / "wide")
+def test_using_a_model_in_training_draws_no_dropout():
+    """And leaves each of its modules in the mode that it was in."""
+    built = model(shape={**SHAPE, "dropout_rate": 0.5}, beta=1e4).train()
+    built.t5.decoder.eval()
+    memory = built.encode(TEXTS)
+    wanted = built.decode(memory, 8)
+    assert torch.equal(built.encode(TEXTS).vectors, memory.vectors)
+    assert all(built.decode(memory, 8) == wanted for _ in range(3))
+    built.t5.decoder.train()
+    assert all(built.decode(memory, 8) == wanted for _ in range(3))
+    assert all(module.training for module in built.modules())
 
 
 def test_special_tokens_in_a_text_are_text():
