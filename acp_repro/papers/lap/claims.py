@@ -48,16 +48,16 @@ SCORES = (
     Claim(
         "What soft masks suppress may be removed",
         _GRADUALLY,
-        "in every run with soft masks, by either reading of the gate, accuracy with tokens removed is "
-        f"within {GAP} of that with the soft mask",
+        "in every run with soft masks, by either reading of the gate, accuracy with tokens removed is at "
+        f"most {GAP} below that with the soft mask",
         ("reconstruction",),
         "soft_gap",
     ),
     Claim(
         "What hard concrete gates close may be removed",
         _GRADUALLY,
-        f"in every run with hard concrete gates, accuracy with tokens removed is within {GAP} of that with "
-        "the soft mask",
+        f"in every run with hard concrete gates, accuracy with tokens removed is at most {GAP} below that "
+        "with the soft mask; both are alike by construction, for a closed gate is a mask of minus infinity",
         ("reconstruction",),
         "hard_concrete_gap",
     ),
