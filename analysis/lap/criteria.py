@@ -147,11 +147,20 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
     return Verdict.of(found[True] < found[False], ours)
 
 
-def removal_is_faster(removal_time: pd.DataFrame) -> Verdict:
-    """Met if removal is faster and smaller wherever few tokens are kept."""
+def encoder_saves(removal_time: pd.DataFrame) -> Verdict:
+    """Met if the encoder with removal is faster and smaller wherever few tokens are kept."""
+    return _saves(removal_time, "encoder_ms", "encoder_peak_bytes")
+
+
+def decoder_saves(removal_time: pd.DataFrame) -> Verdict:
+    """Met if the decoder with removal is faster and smaller wherever few tokens are kept."""
+    return _saves(removal_time, "decoder_ms", "decoder_peak_bytes", "memory_bytes")
+
+
+def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
     worst = {}
-    for column, title in PANELS.items():
-        table = relative(removal_time, column)
+    for column in columns:
+        table, title = relative(removal_time, column), PANELS[column]
         worst[title] = table.loc[table["kept_ratio"] <= FASTER_BELOW, "relative"].max()
     ours = ", ".join(f"{title} at most {value:.2f} of that with masks" for title, value in worst.items())
     if any(pd.isna(value) for value in worst.values()):

@@ -138,3 +138,37 @@ def test_eos_is_spread_wider():
     assert status(criteria.eos_is_global, attribution(at4=NEAR, eos=EVEN)) == "met"
     assert status(criteria.eos_is_global, attribution(at4=EVEN, eos=FAR)) == "not met"
     assert status(criteria.eos_is_global, attribution(eos=EVEN)) == "undecided"
+
+
+def times(**of_removal):
+    """``removal_time`` records at kept shares of 1 and 0.5, where masks take 10 of everything."""
+    columns = ("encoder_ms", "decoder_ms", "encoder_peak_bytes", "decoder_peak_bytes", "memory_bytes")
+    rows = []
+    for kept in (1.0, 0.5):
+        common = {"run": "a", "length_tokens": 32, "kept_ratio": kept}
+        rows.append({**common, "method": "masked", **dict.fromkeys(columns, 10.0)})
+        removed = dict.fromkeys(columns, 11.0 if kept == 1 else 5.0) | (of_removal if kept < 1 else {})
+        rows.append({**common, "method": "removed", **removed})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("removal", "encoder", "decoder"),
+    [
+        ({}, "met", "met"),
+        ({"encoder_ms": 10.5}, "not met", "met"),
+        ({"encoder_peak_bytes": 10.0}, "not met", "met"),
+        ({"decoder_ms": 10.0}, "met", "not met"),
+        ({"decoder_peak_bytes": 12.0}, "met", "not met"),
+        ({"memory_bytes": 10.0}, "met", "not met"),
+        ({"kept_ratio": 0.6}, "undecided", "undecided"),
+    ],
+)
+def test_encoder_and_decoder_save_apart(removal, encoder, decoder):
+    table = times(**removal)
+    if "kept_ratio" in removal:
+        table.loc[table["kept_ratio"] < 1, "kept_ratio"] = removal["kept_ratio"]
+    assert (status(criteria.encoder_saves, table), status(criteria.decoder_saves, table)) == (
+        encoder,
+        decoder,
+    )
