@@ -98,8 +98,14 @@ class PruningAutoencoder(nn.Module):
 
         Args:
             shape: keys of ``transformers.T5Config``, such as ``d_model``.
+
+        Raises:
+            PruningError: T5 has no such key.
         """
         transformers = checkpoint.need_transformers()
+        known = transformers.T5Config()
+        if unknown := [name for name in shape if not hasattr(known, name)]:
+            raise PruningError(f"T5Config has no {', '.join(unknown)}")
         config = transformers.T5Config(
             vocab_size=tokenizer.vocab_size,
             pad_token_id=tokenizer.pad_id,

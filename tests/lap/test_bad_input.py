@@ -90,6 +90,12 @@ def test_weights_that_are_no_t5_are_not_made_up(tmp_path, capfd):
         )
 
 
+def test_a_shape_that_t5_does_not_know_is_refused():
+    """T5Config takes any key and goes on with its own."""
+    with pytest.raises(PruningError, match="T5Config has no d_modell"):
+        PruningAutoencoder.from_scratch(PruningConfig(), tokenizer(), d_modell=16)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
