@@ -56,7 +56,7 @@ class PruningAutoencoder(nn.Module):
     """A ``T5ForConditionalGeneration`` with gates in its encoder and a short-sighted decoder.
 
     Args:
-        t5: of transformers.
+        t5: of transformers; its norms and GELUs become PyTorch's own, in place (``fused.fuse``).
         pruning: how it prunes.
         tokenizer: None for a model that sees token ids alone.
 
@@ -153,6 +153,7 @@ class PruningAutoencoder(nn.Module):
 
     @property
     def num_gates(self) -> int:
+        """S, the gates of the encoder."""
         return len(self.pruning.gated_blocks(len(self.t5.encoder.block)))
 
     @property
@@ -316,6 +317,7 @@ class PruningAutoencoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self.t5.device
 
 
