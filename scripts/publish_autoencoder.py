@@ -44,8 +44,9 @@ look at. It was trained from scratch on short sentences, so text of other kinds 
 | whole texts, written freely | {exact:.1%} |
 | retrain | `{command}`, then `python scripts/publish_autoencoder.py --suite {suite} --run {run}` |
 
-Scores are of {texts} sentences that were held out; `make table_scores SUITE={suite}` makes them again. The
-sentences are under Python's licence, the weights under that of the project.
+Scores are of {texts} sentences that were held out. `make table_scores SUITE={suite}` trains the suite's
+models anew and scores those. The sentences are under Python's licence, the weights under that of the
+project.
 """
 
 

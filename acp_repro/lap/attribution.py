@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .autoencoder import PruningAutoencoder, pad
+from .autoencoder import PruningAutoencoder, evaluating, pad
 from .decoder import decode_teacher
 from .memory import Memory
 from .settings import PruningError
@@ -94,11 +94,8 @@ def _log_probabilities(model: PruningAutoencoder, vectors: Tensor, mask: Tensor,
     then the memory is one vector of zeros."""
     count, empty = len(mask), (mask <= OUT).all(1)
     memory = torch.where(empty[:, None, None], torch.zeros_like(vectors), vectors.expand(count, -1, -1))
-    logits = decode_teacher(
-        model.t5,
-        memory,
-        mask.masked_fill(empty[:, None], 0.0),
-        model.shifted(target).expand(count, -1),
-        model.pruning.decoder_window,
-    )
+    inputs = model.shifted(target).expand(count, -1)
+    mask = mask.masked_fill(empty[:, None], 0.0)
+    with evaluating(model):
+        logits = decode_teacher(model.t5, memory, mask, inputs, model.pruning.decoder_window)
     return logits.float().log_softmax(-1).gather(2, target.expand(count, -1)[..., None])[..., 0]

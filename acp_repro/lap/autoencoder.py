@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import checkpoint
-from .decoder import Decoding, decode_teacher
+from .decoder import decode_teacher, write_greedily
 from .encoder import Encoded, encode_masked, encode_removed
 from .fused import fuse
 from .gates import compression_loss, expected_lengths, soft_lengths
@@ -55,12 +56,13 @@ class PruningAutoencoder(nn.Module):
     """A ``T5ForConditionalGeneration`` with gates in its encoder and a short-sighted decoder.
 
     Args:
-        t5: of transformers.
+        t5: of transformers; its norms and GELUs become PyTorch's own, in place (``fused.fuse``).
         pruning: how it prunes.
         tokenizer: None for a model that sees token ids alone.
 
     Raises:
-        PruningError: the tokeniser has more ids than the model, or other ids for ``<pad>`` and ``</s>``.
+        PruningError: the tokeniser has more ids than the model, or other ids for ``<pad>`` and ``</s>``; or
+            the T5's config lacks one of the ids that T5 needs.
     """
 
     def __init__(self, t5: nn.Module, pruning: PruningConfig, tokenizer: TextTokenizer | None = None):
@@ -68,8 +70,9 @@ class PruningAutoencoder(nn.Module):
         fuse(t5)
         self.t5, self.pruning, self.tokenizer = t5, pruning, tokenizer
         config = t5.config
-        if config.eos_token_id is None or config.pad_token_id is None:
-            raise PruningError("the T5's config.json must name pad_token_id and eos_token_id")
+        wanted = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+        if lacking := [name for name in wanted if getattr(config, name, None) is None]:
+            raise PruningError(f"the T5's config.json must name {', '.join(lacking)}")
         if tokenizer is None:
             return
         if tokenizer.vocab_size > config.vocab_size:
@@ -95,8 +98,14 @@ class PruningAutoencoder(nn.Module):
 
         Args:
             shape: keys of ``transformers.T5Config``, such as ``d_model``.
+
+        Raises:
+            PruningError: T5 has no such key.
         """
         transformers = checkpoint.need_transformers()
+        known = transformers.T5Config()
+        if unknown := [name for name in shape if not hasattr(known, name)]:
+            raise PruningError(f"T5Config has no {', '.join(unknown)}")
         config = transformers.T5Config(
             vocab_size=tokenizer.vocab_size,
             pad_token_id=tokenizer.pad_id,
@@ -116,7 +125,7 @@ class PruningAutoencoder(nn.Module):
             options: of ``T5ForConditionalGeneration.from_pretrained``.
 
         Raises:
-            PruningError: there is no such T5, or it has no ``tokenizer.json``.
+            PruningError: there is no such T5, it is another model, or it has no ``tokenizer.json``.
         """
         t5, tokenizer = checkpoint.read_t5(name_or_folder, **options)
         return cls(t5, pruning, tokenizer)
@@ -144,6 +153,7 @@ class PruningAutoencoder(nn.Module):
 
     @property
     def num_gates(self) -> int:
+        """S, the gates of the encoder."""
         return len(self.pruning.gated_blocks(len(self.t5.encoder.block)))
 
     @property
@@ -221,12 +231,13 @@ class PruningAutoencoder(nn.Module):
         """(B, T) int64 on the model's device: each text with its EOS, padded at the end.
 
         Raises:
-            PruningError: a text is empty or too long, or the model has no tokeniser.
+            PruningError: a text is empty, too long or no text, or the model has no tokeniser.
         """
         if self.tokenizer is None:
             raise PruningError("this model has no tokenizer.json; give token ids to encode_ids")
         if isinstance(texts, str):
             raise PruningError("give a list of texts, not one text")
+        texts = list(texts)
         if not texts:
             raise PruningError("give at least one text")
         rows = self.tokenizer.encode_all(texts)
@@ -252,19 +263,17 @@ class PruningAutoencoder(nn.Module):
 
     @torch.no_grad()
     def encode_ids(self, input_ids: Tensor) -> Memory:
-        """:meth:`encode` of (B, T) token ids with EOS and padding; dropped tokens are really removed."""
+        """:meth:`encode` of (B, T) token ids with EOS and padding; dropped tokens are really removed.
+
+        Raises:
+            PruningError: a text has no EOS; without it, all of a text may be dropped.
+        """
         config = self.t5.config
-        real = input_ids != config.pad_token_id
-        if not real.any(1).all():
-            raise PruningError("a text without tokens; each needs its EOS at least")
-        training = self.training
-        self.eval()
-        try:
-            found = encode_removed(
-                self.t5.encoder, input_ids, real, input_ids == config.eos_token_id, self.pruning
-            )
-        finally:
-            self.train(training)
+        real, eos = input_ids != config.pad_token_id, input_ids == config.eos_token_id
+        if not eos.any(1).all():
+            raise PruningError(f"a text without its EOS, id {config.eos_token_id}; each needs it at least")
+        with evaluating(self):
+            found = encode_removed(self.t5.encoder, input_ids, real, eos, self.pruning)
         tokens = []
         if self.tokenizer is not None:
             for row, places in zip(input_ids.tolist(), found.positions.tolist(), strict=True):
@@ -285,6 +294,9 @@ class PruningAutoencoder(nn.Module):
 
         Args:
             max_length: most tokens of a text; default: the model's maximum.
+
+        Raises:
+            PruningError: the model has no tokeniser.
         """
         if self.tokenizer is None:
             raise PruningError("this model has no tokenizer.json; take decode_ids")
@@ -293,31 +305,32 @@ class PruningAutoencoder(nn.Module):
 
     @torch.no_grad()
     def decode_ids(self, vectors: Tensor, mask: Tensor, max_length: int | None = None) -> list[list[int]]:
-        """Token ids of each text, without EOS; texts that are done take no more work."""
-        config = self.t5.config
+        """Token ids of each text, without EOS; texts that are done take no more work.
+
+        Args:
+            vectors, mask: of a :class:`Memory`: (B, M, D), and (B, M) added to the scores.
+            max_length: see :meth:`decode`.
+        """
         most = self.pruning.max_length if max_length is None else max_length
-        state = Decoding(self.t5, vectors, mask, self.pruning.decoder_window)
-        rows: list[list[int]] = [[] for _ in range(len(vectors))]
-        going = list(range(len(vectors)))
-        tokens = torch.full((len(vectors),), config.decoder_start_token_id, device=vectors.device)
-        for _ in range(most):
-            tokens = state.step(tokens).argmax(-1)
-            ended = [token == config.eos_token_id for token in tokens.tolist()]
-            for row, token, end in zip(going, tokens.tolist(), ended, strict=True):
-                if not end:
-                    rows[row].append(token)
-            if any(ended):
-                left = torch.tensor([not end for end in ended], device=tokens.device)
-                going = [row for row, end in zip(going, ended, strict=True) if not end]
-                if not going:
-                    break
-                state.keep(left)
-                tokens = tokens[left]
-        return rows
+        with evaluating(self):
+            return write_greedily(self.t5, vectors, mask, self.pruning.decoder_window, most)
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self.t5.device
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """``model`` in evaluation mode, without dropout; then each of its modules as it was before."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:

@@ -44,23 +44,22 @@ def read_t5(name_or_folder: str | Path, **options: Any) -> tuple[nn.Module, Text
         options: of ``T5ForConditionalGeneration.from_pretrained``.
 
     Raises:
-        PruningError: there is no such T5, or it has no ``tokenizer.json``.
+        PruningError: there is no such T5, it is another model, or it has no ``tokenizer.json``.
     """
     transformers = need_transformers()
     try:
-        with _no_bars(transformers):
-            t5 = transformers.T5ForConditionalGeneration.from_pretrained(
-                name_or_folder, use_safetensors=True, **options
-            )
+        t5, found = _load(name_or_folder, **options)
         path = Path(name_or_folder) / TOKENIZER_FILE
         if not path.is_file():
             path = Path(transformers.utils.cached_file(str(name_or_folder), TOKENIZER_FILE))
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise PruningError(
-            f"{name_or_folder}: no T5 with model.safetensors and {TOKENIZER_FILE} ({reason}); without "
-            "network give a folder that has them, or train from scratch"
+            f"{name_or_folder}: no T5 with model.safetensors and {TOKENIZER_FILE} ({_first_line(error)}); "
+            "without network give a folder that has them, or train from scratch"
         ) from error
+    # Not the unexpected ones: a published T5 may hold weights that no T5 reads.
+    if wrong := _names(found, "missing_keys", "mismatched_keys"):
+        raise PruningError(f"{name_or_folder}: not the weights of a T5, these lack or do not fit: {wrong}")
     return t5, _read_tokenizer(path)
 
 
@@ -77,7 +76,7 @@ def write(
         state: the T5's weights by name, on the CPU.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with _no_bars(need_transformers()):
+    with _quiet(need_transformers()):
         t5.save_pretrained(folder, state_dict=dict(state))
     config = json.loads((folder / "config.json").read_text())
     # transformers reads from this key alone whether the head scales.
@@ -95,21 +94,50 @@ def read(folder: Path) -> tuple[nn.Module, PruningConfig, TextTokenizer | None]:
         PruningError: no such folder, or a checkpoint of another model.
     """
     config = _read_config(folder)
-    transformers = need_transformers()
     try:
-        with _no_bars(transformers):
-            t5, found = transformers.T5ForConditionalGeneration.from_pretrained(
-                folder, use_safetensors=True, output_loading_info=True
-            )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise PruningError(f"{folder}: {str(error).strip().splitlines()[0]}") from error
-    wrong = [*found["missing_keys"], *found["unexpected_keys"]]
-    wrong += [str(key) for key in found.get("mismatched_keys", ())]
-    if wrong:
-        raise PruningError(f"{folder}: model.safetensors is not of this config.json: {', '.join(wrong[:3])}")
+        pruning = PruningConfig.from_dict(config[CONFIG_KEY])
+    except PruningError as error:
+        raise PruningError(f"{folder}/config.json: {error}") from None
+    try:
+        t5, found = _load(folder)
+    except (OSError, ValueError) as error:
+        raise PruningError(f"{folder}: {_first_line(error)}") from error
+    if wrong := _names(found, "missing_keys", "unexpected_keys", "mismatched_keys"):
+        raise PruningError(f"{folder}: model.safetensors is not of this config.json: {wrong}")
     path = folder / TOKENIZER_FILE
-    tokenizer = _read_tokenizer(path) if path.is_file() else None
-    return t5, PruningConfig.from_dict(config[CONFIG_KEY]), tokenizer
+    return t5, pruning, _read_tokenizer(path) if path.is_file() else None
+
+
+def _load(name_or_folder: str | Path, **options: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """A T5, and which weights its file lacks, has too many, or has of another shape.
+
+    Raises:
+        OSError, ValueError: there is no such T5, or its file cannot be read.
+    """
+    transformers = need_transformers()
+    from safetensors import SafetensorError
+
+    # transformers makes up what lacks or does not fit, and says so in a long table; here it is an error.
+    options = {"use_safetensors": True, "ignore_mismatched_sizes": True, **options}
+    try:
+        with _quiet(transformers):
+            return transformers.T5ForConditionalGeneration.from_pretrained(
+                name_or_folder, output_loading_info=True, **options
+            )
+    except SafetensorError as error:
+        raise ValueError(f"model.safetensors cannot be read: {error}") from error
+
+
+def _names(found: Mapping[str, Any], *kinds: str) -> str:
+    """The first three weights of some kinds; empty where there is none."""
+    keys = (key for kind in kinds for key in found[kind])
+    # Of a weight of another shape also both shapes are told.
+    names = sorted(key if isinstance(key, str) else key[0] for key in keys)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -119,6 +147,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise PruningError(f"{folder}: holds no config.json; give the folder of a trained model") from None
     except (OSError, ValueError) as error:
         raise PruningError(f"{folder}/config.json: cannot be read ({error})") from error
+    if not isinstance(config, dict):
+        raise PruningError(f"{folder}/config.json: not the settings of a model")
     if CONFIG_KEY not in config:
         raise PruningError(
             f"{folder}: a checkpoint of {config.get('model_type', 'another model')} without pruning; "
@@ -128,17 +158,23 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_tokenizer(path: Path) -> TextTokenizer:
-    return TextTokenizer(path.read_text(encoding="utf-8"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PruningError(f"{path}: cannot be read ({error})") from error
+    return TextTokenizer(text, str(path))
 
 
 @contextlib.contextmanager
-def _no_bars(transformers: ModuleType) -> Iterator[None]:
-    """Without progress bars for files that are read in a moment."""
+def _quiet(transformers: ModuleType) -> Iterator[None]:
+    """Without progress bars for files that are read in a moment, and without warnings."""
     logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _lines(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text may have other breaks of Unicode
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read ({error})") from None
     if not any(map(str.strip, lines)):

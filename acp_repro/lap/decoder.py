@@ -1,7 +1,7 @@
 """T5's decoder over a memory, where each layer sees the last N tokens ("Architecture").
 
 :func:`decode_teacher` runs whole texts at once; :class:`Decoding` goes token by token with a cache of N + 1
-keys a layer, and gives the same logits.
+keys a layer, and gives the same logits; :func:`write_greedily` writes texts with it.
 """
 
 from __future__ import annotations
@@ -106,3 +106,32 @@ class Decoding:
             keys, values = keys[:, :, -self._window - 1 :], values[:, :, -self._window - 1 :]
         self._past[layer] = keys, values
         return keys, values
+
+
+def write_greedily(
+    t5: nn.Module, memory: Tensor, memory_mask: Tensor, window: int | None, most: int
+) -> list[list[int]]:
+    """Token ids of each text, without EOS, each the likeliest after those before it.
+
+    Args:
+        memory, memory_mask, window: see :class:`Decoding`.
+        most: tokens of a text; one that reaches EOS before takes no more work.
+    """
+    state = Decoding(t5, memory, memory_mask, window)
+    rows: list[list[int]] = [[] for _ in range(len(memory))]
+    going = list(range(len(memory)))
+    tokens = torch.full((len(memory),), t5.config.decoder_start_token_id, device=memory.device)
+    for _ in range(most):
+        tokens = state.step(tokens).argmax(-1)
+        ended = [token == t5.config.eos_token_id for token in tokens.tolist()]
+        for row, token, end in zip(going, tokens.tolist(), ended, strict=True):
+            if not end:
+                rows[row].append(token)
+        if any(ended):
+            left = torch.tensor([not end for end in ended], device=tokens.device)
+            going = [row for row, end in zip(going, ended, strict=True) if not end]
+            if not going:
+                break
+            state.keep(left)
+            tokens = tokens[left]
+    return rows

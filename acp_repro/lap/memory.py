@@ -18,7 +18,7 @@ class Memory:
         input_ids: (B, T) int64, the whole texts, EOS included, padded.
         lengths: (B,) int64, tokens of the whole texts, EOS included.
         dropped_by: (B, T) int64, the gate that dropped a token, counted from 0; -1 for kept ones.
-        tokens: of each text, the kept tokens as words.
+        tokens: of each text, the kept tokens as words; an empty list where the model has no tokeniser.
         gates: the number of gates.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from acp_repro.common.errors import UsageError
@@ -12,6 +13,7 @@ from acp_repro.common.errors import UsageError
 GATES = ("published", "article")
 NOISES = ("gumbel", "logistic", "none")
 TRAINING_MASKS = ("soft", "straight_through", "hard_concrete")
+_KINDS = {"str": (str, "a word"), "float": (Real, "a number"), "int": (Integral, "a whole number")}
 LOG_REMOVED = -60.0  # for log 0 in a straight-through mask, whose gradient a mask of -inf would not have
 
 
@@ -59,6 +61,7 @@ class PruningConfig:
     max_length: int = 512
 
     def __post_init__(self):
+        self._check_types()
         for name, known in (("gate", GATES), ("noise", NOISES), ("training_mask", TRAINING_MASKS)):
             if getattr(self, name) not in known:
                 raise PruningError(f"{name}: must be {' or '.join(known)}, got {getattr(self, name)!r}")
@@ -89,6 +92,16 @@ class PruningConfig:
         if self.decoder_window is not None and self.decoder_window < 0:
             raise PruningError(f"decoder_window: must not be negative, got {self.decoder_window}")
 
+    def _check_types(self) -> None:
+        """Of a caller, or of a checkpoint's JSON."""
+        for field in dataclasses.fields(self):
+            value, (kind, *optional) = getattr(self, field.name), str(field.type).split(" | ")
+            if value is None and optional:
+                continue
+            known, words = _KINDS[kind]
+            if isinstance(value, bool) or not isinstance(value, known):
+                raise PruningError(f"{field.name}: must be {words}, got {value!r}")
+
     @property
     def log_threshold(self) -> float:
         """A token stays where its log gate is above this; a hard concrete gate removes where it is 0."""
@@ -103,8 +116,10 @@ class PruningConfig:
         """From what :func:`dataclasses.asdict` gave.
 
         Raises:
-            PruningError: a key of another version.
+            PruningError: a key of another version, or a value that cannot be.
         """
+        if not isinstance(settings, dict):
+            raise PruningError(f"pruning settings of another version: {settings!r}")
         unknown = set(settings) - {field.name for field in dataclasses.fields(cls)}
         if unknown:
             raise PruningError(f"pruning settings of another version: unknown {', '.join(sorted(unknown))}")

@@ -52,12 +52,21 @@ class TextTokenizer:
         return cls(tokenizer.to_str())
 
     def encode(self, text: str) -> list[int]:
-        """Ids without EOS."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        """Ids without EOS; see :meth:`encode_all`."""
+        return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text without EOS."""
-        return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        """Ids of each text without EOS.
+
+        Raises:
+            PruningError: one of them is no text.
+        """
+        texts = list(texts)
+        try:
+            found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        except TypeError:
+            raise PruningError(_why_no_text(texts)) from None
+        return [text.ids for text in found]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens."""
@@ -79,3 +88,17 @@ class TextTokenizer:
 
     def save(self, folder: Path) -> None:
         (folder / TOKENIZER_FILE).write_text(self.json_text, encoding="utf-8")
+
+
+def _why_no_text(texts: list) -> str:
+    """Which of the texts the tokeniser cannot take, in words."""
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str):
+            return f"text {number} of {len(texts)} must be a string, got {type(text).__name__}"
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return (
+                f"text {number} of {len(texts)} has no character at place {error.start + 1}, but a stray byte"
+            )
+    return "texts must be strings"

@@ -61,8 +61,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["reconstruction"]
     wide = records.pivot(index="run", columns="decoding", values="token_accuracy")
     gaps = "; ".join(f"{run}: {row.soft - row.removed:+.3f}" for run, row in wide.iterrows())
-    caption = f"""**Accuracy against compression.** A hollow point is the model as the soft mask and the
-article's $L(S)/L$ have it, the full point the same weights with tokens really removed. Accuracy lost by
+    caption = f"""**Accuracy against compression.** A hollow point is the model under the soft mask, at
+{models.SOFT_RATIO}; the full point is the same weights with tokens really removed. Accuracy lost by
 removal: {gaps}. {style.provenance(records)}"""
     return draw(records), caption
 

@@ -52,8 +52,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     run = found.runs[0]
     name = models.name_of(run.compression, run.training_mask)
     caption = f"""**Training dynamics.** Held-out teacher-forced accuracy and the share of tokens kept, of run
-{run.name} ({name}). Full lines: tokens really removed. Dashed: the soft mask, and the article's length
-$L(S)/L$. Below, the share that each gate keeps of what reaches it. {style.provenance(records)}"""
+{run.name} ({name}). Full lines: tokens really removed. Dashed: the soft mask, and {models.SOFT_RATIO}.
+Below, the share that each gate keeps of what reaches it. {style.provenance(records)}"""
     return draw(records), caption
 
 

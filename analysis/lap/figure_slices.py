@@ -40,11 +40,12 @@ def draw(records: pd.DataFrame) -> Figure:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["attribution"]
     table = slices.positive(records)
+    share = slices.near(table, OWN_WINDOW)
+    near = "no vector but EOS has any" if share is None else f"{100 * share:.0f} % of that of all but EOS"
     texts = records.groupby("run")["text"].nunique().sum()
     caption = f"""**Slices.** Where the positive SHAP values of a kept vector lie, by distance from the token
 that it was; {texts} held-out texts, and of what is written those tokens that stand at their place. Within
-{OWN_WINDOW} tokens (grey):
-{100 * slices.near(table, OWN_WINDOW):.0f} % of the attribution of vectors other than EOS.
+{OWN_WINDOW} tokens (grey): {near}.
 {style.provenance(records)}"""
     return draw(records), caption
 

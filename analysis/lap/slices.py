@@ -31,9 +31,12 @@ def by_distance(table: pd.DataFrame) -> pd.DataFrame:
     return sums
 
 
-def near(table: pd.DataFrame, window: int) -> float:
-    """Share of the attribution of vectors, EOS apart, within ``window`` tokens of their origin."""
-    others = table[~table["is_eos"]]
+def near(table: pd.DataFrame, window: int) -> float | None:
+    """Share of the attribution of vectors, EOS apart, within ``window`` tokens of their origin; None where
+    no other vector has any."""
+    others = table[~table["is_eos"].astype(bool)]
+    if others.empty:
+        return None
     return float(others.loc[others["distance"].abs() <= window, "positive"].sum() / others["positive"].sum())
 
 

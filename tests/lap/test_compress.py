@@ -1,5 +1,7 @@
 """The command that shows what a model keeps of a text."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
@@ -39,13 +41,19 @@ def test_run_folders_and_files(folder, tmp_path, capsys):
     (tmp_path / "texts.txt").write_text(f"{TEXTS[0]}\n\n{TEXTS[1]}\n")
     assert main([str(tmp_path), "--file", str(tmp_path / "texts.txt")]) == 0
     assert capsys.readouterr().out.count("written") == 2
+    (tmp_path / "texts.txt").write_bytes("a cat\u2028sat\r\na mat\x0c\r\n".encode())
+    assert main([str(tmp_path), "--file", str(tmp_path / "texts.txt")]) == 0
+    assert capsys.readouterr().out.count("written") == 2
 
 
-def test_what_cannot_be_is_one_line(folder, tmp_path, capsys):
+def test_what_cannot_be_is_one_line(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
     for arguments, words in (
         (["nowhere", "--text", "a"], "holds no config.json"),
         ([folder, "--text", ""], "text 1 of 1 is empty"),
         ([folder, "--text", "a " * 80], "the model's maximum is 64"),
+        ([folder, "--text", "a \udcff"], "text 1 of 1 has no character at place 3"),
+        (["pretrained/pro-3m-4k-acp", "--text", "a"], "a checkpoint of forgetting_transformer-project_fox"),
         ([folder, "--file", str(tmp_path / "none.txt")], "none.txt: cannot be read"),
         ([folder, "--text", "a", "--device", "tpu"], "--device tpu"),
     ):

@@ -132,6 +132,10 @@ def test_the_credit_of_a_token_is_bounded():
         ({"training_mask": "hard_concrete"}, "training_mask: hard_concrete needs gate: published"),
         ({"credit_nats": 0.0}, "credit_nats: must be positive"),
         ({"beta": math.inf}, "beta: must be a number"),
+        ({"tau": "0.1"}, "tau: must be a number, got '0.1'"),
+        ({"gate_every": 1.5}, "gate_every: must be a whole number, got 1.5"),
+        ({"max_length": None}, "max_length: must be a whole number, got None"),
+        ({"beta": True}, "beta: must be a number, got True"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, words):

@@ -1,12 +1,14 @@
 """What removal saves is measured on what really runs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
 from acp_repro.papers.lap.measure.peak import largest_sum, peak_bytes
-from acp_repro.papers.lap.measure.removal_time import held_bytes
+from acp_repro.papers.lap.measure.removal_time import SHARES, held_bytes, measure
 from tests.lap.tiny import TEXTS, model
 
 CPU = torch.device("cpu")
@@ -77,3 +79,24 @@ def test_the_blocks_after_a_gate_see_what_is_left(monkeypatch):
     del lengths[len(built.t5.encoder.block) :]  # of the second encoding
     assert lengths == [ids.shape[1], gates[0], gates[0], gates[1]]  # gates follow blocks 0 and 2
     assert found.hidden.shape[1] == gates[1] < gates[0] < ids.shape[1]
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_each_kept_share_is_measured_once(alike):
+    """Also of gates that close all at once, where no bias keeps a half."""
+    built = model()
+    if alike:
+        with torch.no_grad():
+            for block in built.t5.encoder.block:
+                block.layer[0].SelfAttention.o.weight[0] = block.layer[-1].DenseReluDense.wo.weight[0] = 0
+    trained = SimpleNamespace(
+        model=built,
+        device=CPU,
+        task=SimpleNamespace(tokenizer=built.tokenizer),
+        measure=SimpleNamespace(timed_lengths=[16, 24], timed_texts=2, timing_repeats=1),
+        heldout_rows=lambda _: built.token_ids([TEXTS[2]]).tolist(),
+    )
+    rows = measure(trained)
+    keys = [(row["method"], row["length_tokens"], row["kept_ratio"]) for row in rows]
+    assert len(set(keys)) == len(keys) == 4 * (1 if alike else len(SHARES))
+    assert (min(row["kept_ratio"] for row in rows) == 1.0) == alike

@@ -40,7 +40,7 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str], list[bool]] = {}
     for (token, place), stays in zip(seen, kept, strict=True):
         keys = [
-            ("kind", kind_of(shown[token])),
+            ("kind", kind_of(shown[token], first=place == 0)),
             ("frequency", str(bands[token])),
             ("place", str(min(PLACES, int(place * PLACES) + 1))),
         ]
@@ -58,14 +58,18 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     ]
 
 
-def kind_of(word: str) -> str:
-    """``word start``, ``word inside``, ``number`` or ``punctuation``."""
+def kind_of(word: str, first: bool) -> str:
+    """``word start``, ``word inside``, ``number`` or ``punctuation``.
+
+    Args:
+        first: whether it begins the text, where a word has no space before it.
+    """
     bare = word.strip()
     if bare and all(c in _PUNCTUATION for c in bare):
         return "punctuation"
     if bare and bare.isdecimal():
         return "number"
-    return "word start" if word.startswith(" ") else "word inside"
+    return "word start" if first or word.startswith(" ") else "word inside"
 
 
 def _bands(seen: list[int], frequency: Counter) -> dict[int, int]:

@@ -22,8 +22,9 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     ``removed``: the true tokens before, and a memory from which tokens were really removed;
     ``free``: its own tokens, and that same memory.
 
-    Accuracy of ``free`` is by position. Of soft and removed, ``kept_ratio`` is the article's L(S) / L and
-    the share of tokens left; the mean over texts.
+    Accuracy of ``free`` is by position. ``kept_ratio`` is a mean over texts: of ``soft`` of the article's
+    L(S) / L, with hard concrete gates of the share of tokens that is expected to stay; of the others of the
+    share that is left.
     """
     rows = trained.heldout_rows(trained.measure.scored_texts)
     written: dict[str, list[list[int]]] = {"soft": [], "removed": [], "free": []}

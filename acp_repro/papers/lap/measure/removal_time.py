@@ -29,7 +29,8 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     """Records of the encoder and of decoding, each with masks and with removal, at several kept shares.
 
     Held-out texts are joined to texts of each length. The share is set by the gate's bias: a lower one
-    drops more of the same texts; ``kept_ratio`` is what came of it. Decoding is of 16 tokens, batched and
+    drops more of the same texts; ``kept_ratio`` is what came of it. Where two shares come to the same, as
+    with gates that tell no token from another, it is measured once. Decoding is of 16 tokens, batched and
     cached; the memory of masks is the whole text's. Times are medians. ``encoder_peak_bytes`` and
     ``decoder_peak_bytes`` are the most that either holds at once beside weights and inputs, measured;
     ``memory_bytes`` is what the decoder holds of the texts from step to step, computed: vectors, and keys
@@ -37,10 +38,12 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     """
     rows = []
     for length in trained.measure.timed_lengths:
-        input_ids = _texts(trained, length)
+        input_ids, seen = _texts(trained, length), set()
         for share in SHARES:
             model = _with_share(trained.model, input_ids, share)
-            rows += _compare(trained, model, input_ids)
+            if (kept := _kept(model, input_ids)) not in seen:
+                rows += _compare(trained, model, input_ids)
+            seen.add(kept)
     return rows
 
 
@@ -66,9 +69,12 @@ def _with_share(model: PruningAutoencoder, input_ids: Tensor, share: float) -> P
         return biased(high)
     for _ in range(30):
         middle = (low + high) / 2
-        kept = float(biased(middle).encode_ids(input_ids).kept_ratio.mean())
-        low, high = (middle, high) if kept < share else (low, middle)
+        low, high = (middle, high) if _kept(biased(middle), input_ids) < share else (low, middle)
     return biased(high)
+
+
+def _kept(model: PruningAutoencoder, input_ids: Tensor) -> float:
+    return float(model.encode_ids(input_ids).kept_ratio.mean())
 
 
 def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tensor) -> list[dict[str, Any]]:

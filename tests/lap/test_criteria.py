@@ -1,0 +1,174 @@
+"""What the criteria find in records, on both sides of each bound."""
+
+import pandas as pd
+import pytest
+
+from analysis.lap import criteria, slices
+
+RUN = {"gate": "published", "training_mask": "hard_concrete", "compression": 1.0, "seed": 42}
+SCORE = {"kept_ratio": 0.5, "token_accuracy": 0.9, "bleu": 0.7, "rouge_l": 0.8, "exact_match": 0.4}
+
+
+def scores(**of_runs):
+    """``reconstruction`` records: of each run what differs from RUN and SCORE, ``soft`` of its soft mask."""
+    rows = []
+    for name, given in of_runs.items():
+        record = {**RUN, **SCORE, **given, "run": name}
+        soft = record.pop("soft", {})
+        rows += [{**record, "decoding": decoding} for decoding in ("removed", "free")]
+        rows.append({**record, **soft, "decoding": "soft"})
+    return pd.DataFrame(rows)
+
+
+def status(check, *arguments):
+    return check(*arguments).status.value
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"token_accuracy": 0.98, "bleu": 0.95, "rouge_l": 0.94}, "met"),
+        ({"token_accuracy": 0.979, "bleu": 0.95, "rouge_l": 0.94}, "not met"),
+        ({"token_accuracy": 0.98, "bleu": 0.949, "rouge_l": 0.94}, "not met"),
+        ({"token_accuracy": 0.98, "bleu": 0.95, "rouge_l": 0.939}, "not met"),
+        ({"token_accuracy": 1.0, "bleu": 1.0, "rouge_l": 1.0, "kept_ratio": 0.96}, "not met"),
+        ({"token_accuracy": 1.0, "bleu": 1.0, "rouge_l": 1.0, "compression": None}, "undecided"),
+    ],
+)
+def test_the_articles_scores_are_of_one_run_that_drops_tokens(given, found):
+    assert status(criteria.article_scores, scores(a=given)) == found
+    soft = scores(a={"soft": {"token_accuracy": 1.0, "bleu": 1.0, "rouge_l": 1.0}})
+    assert status(criteria.article_scores, soft) == "not met"  # scores of the soft mask do not count
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "kept", "found"), [(0.9, 0.6, "met"), (0.899, 0.6, "not met"), (0.9, 0.601, "not met")]
+)
+def test_the_small_goal_wants_both(accuracy, kept, found):
+    table = scores(a={"token_accuracy": accuracy, "kept_ratio": kept}, b={"token_accuracy": 0.1})
+    assert status(criteria.small_goal, table) == found
+    one_each = scores(a={"token_accuracy": 0.99, "kept_ratio": 0.9}, b={"token_accuracy": 0.1})
+    assert status(criteria.small_goal, one_each) == "not met"
+
+
+def test_the_gap_is_of_every_run_with_such_gates():
+    def table(*accuracies):
+        soft = {"token_accuracy": 0.95}
+        runs = [{"training_mask": "soft", "token_accuracy": a, "soft": soft} for a in accuracies]
+        return scores(**{f"soft-{i}": run for i, run in enumerate(runs)})
+
+    assert status(criteria.soft_gap, table(0.91, 0.99)) == "met"
+    assert status(criteria.soft_gap, table(0.91, 0.05)) == "not met"
+    assert status(criteria.hard_concrete_gap, table(0.05)) == "not in suite"
+    lost = scores(a={"soft": {"token_accuracy": 0.96}})
+    assert status(criteria.hard_concrete_gap, lost) == "not met"
+
+
+def test_half_of_the_texts_come_back():
+    assert status(criteria.free_running, scores(a={"exact_match": 0.51}, b={})) == "met"
+    assert status(criteria.free_running, scores(a={"exact_match": 0.5})) == "not met"
+
+
+def test_lambda_is_compared_within_one_seed():
+    def table(*kept, **given):
+        runs = {f"a{i}": {"compression": i + 1.0, "kept_ratio": k, **given} for i, k in enumerate(kept)}
+        return scores(**runs)
+
+    assert status(criteria.lambda_compresses, table(0.6, 0.5, 0.4)) == "met"
+    assert status(criteria.lambda_compresses, table(0.6, 0.4, 0.5)) == "not met"
+    assert status(criteria.lambda_compresses, table(0.6)) == "undecided"
+    assert status(criteria.lambda_compresses, table(0.6, 0.4, training_mask="soft")) == "undecided"
+    seeds = scores(a={"kept_ratio": 0.4}, b={"compression": 2.0, "kept_ratio": 0.5, "seed": 1})
+    assert status(criteria.lambda_compresses, seeds) == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("kept", "whole", "found"), [(0.80, 0.84, "met"), (0.80, 0.86, "not met"), (0.60, 0.60, "not met")]
+)
+def test_probing_is_close_and_better_than_the_larger_class(kept, whole, found):
+    accuracy = {"kept_votes": kept, "all_tokens_votes": whole, "bag_of_words": 0.7}
+    rows = [{"run": "a", "classifier": c, "accuracy": a, "larger_class": 0.6} for c, a in accuracy.items()]
+    assert status(criteria.probe_close, pd.DataFrame(rows)) == found
+
+
+def dynamics(accuracy, kept):
+    """Records of looks at steps 0, 1, ...: of the second of two gates; the first keeps all."""
+    rows = []
+    for step, values in enumerate(zip(accuracy, kept, strict=True)):
+        rows.append({"step": step, "series": "accuracy", "gate_index": None, "value": values[0]})
+        rows += [
+            {"step": step, "series": "kept_ratio", "gate_index": gate, "value": share}
+            for gate, share in enumerate((1.0, values[1]))
+        ]
+    return pd.DataFrame(rows)
+
+
+def test_dynamics_compare_the_first_look_and_the_last():
+    assert status(criteria.drops_and_learns, dynamics([0.1, 0.0, 0.9], [0.9, 1.0, 0.5])) == "met"
+    assert status(criteria.drops_and_learns, dynamics([0.1, 0.9, 0.1], [0.9, 0.9, 0.5])) == "not met"
+    assert status(criteria.drops_and_learns, dynamics([0.1, 0.5, 0.9], [0.9, 0.1, 0.9])) == "not met"
+
+
+def attribution(**of_vectors):
+    """Records of a text of ten tokens: SHAP values of vectors ``at0``, ``at4``, ..., and of ``eos`` at 9."""
+    rows = []
+    for name, values in of_vectors.items():
+        position = 9 if name == "eos" else int(name.removeprefix("at"))
+        token = repr("</s>" if name == "eos" else "a")
+        record = {"run": "a", "text": 0, "kept_position": position, "kept_token": token, "matches_text": True}
+        rows += [{**record, "written_position": i, "shap_nats": v} for i, v in enumerate(values)]
+    return pd.DataFrame(rows)
+
+
+NEAR, FAR, EVEN = [0.0, 0.0, 0.0, 0.2, 1.0, 0.2] + [0.0] * 4, [1.0] + [0.0] * 9, [0.1] * 10
+
+
+def test_a_slice_is_near_its_origin():
+    assert status(criteria.own_slice, attribution(at4=NEAR, eos=EVEN)) == "met"
+    assert status(criteria.own_slice, attribution(at4=FAR, eos=NEAR)) == "not met"
+    assert slices.near(slices.positive(attribution(at4=EVEN, eos=FAR)), 3) == pytest.approx(0.7)
+    strayed = attribution(at4=NEAR, eos=EVEN)
+    strayed.loc[strayed["written_position"] > 2, "matches_text"] = False
+    assert status(criteria.own_slice, strayed) == "undecided"
+    assert status(criteria.own_slice, attribution(eos=EVEN)) == "undecided"
+    assert slices.near(slices.positive(attribution(eos=EVEN)), 3) is None
+
+
+def test_eos_is_spread_wider():
+    assert status(criteria.eos_is_global, attribution(at4=NEAR, eos=EVEN)) == "met"
+    assert status(criteria.eos_is_global, attribution(at4=EVEN, eos=FAR)) == "not met"
+    assert status(criteria.eos_is_global, attribution(eos=EVEN)) == "undecided"
+
+
+def times(**of_removal):
+    """``removal_time`` records at kept shares of 1 and 0.5, where masks take 10 of everything."""
+    columns = ("encoder_ms", "decoder_ms", "encoder_peak_bytes", "decoder_peak_bytes", "memory_bytes")
+    rows = []
+    for kept in (1.0, 0.5):
+        common = {"run": "a", "length_tokens": 32, "kept_ratio": kept}
+        rows.append({**common, "method": "masked", **dict.fromkeys(columns, 10.0)})
+        removed = dict.fromkeys(columns, 11.0 if kept == 1 else 5.0) | (of_removal if kept < 1 else {})
+        rows.append({**common, "method": "removed", **removed})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("removal", "encoder", "decoder"),
+    [
+        ({}, "met", "met"),
+        ({"encoder_ms": 10.5}, "not met", "met"),
+        ({"encoder_peak_bytes": 10.0}, "not met", "met"),
+        ({"decoder_ms": 10.0}, "met", "not met"),
+        ({"decoder_peak_bytes": 12.0}, "met", "not met"),
+        ({"memory_bytes": 10.0}, "met", "not met"),
+        ({"kept_ratio": 0.6}, "undecided", "undecided"),
+    ],
+)
+def test_encoder_and_decoder_save_apart(removal, encoder, decoder):
+    table = times(**removal)
+    if "kept_ratio" in removal:
+        table.loc[table["kept_ratio"] < 1, "kept_ratio"] = removal["kept_ratio"]
+    assert (status(criteria.encoder_saves, table), status(criteria.decoder_saves, table)) == (
+        encoder,
+        decoder,
+    )

@@ -1,0 +1,100 @@
+"""What training gets of a batch: both losses, ratios, and gradients."""
+
+import pytest
+import torch
+
+from acp_repro.lap import draw_noise
+from tests.lap.tiny import TEXTS, model
+
+
+@pytest.mark.parametrize("training_mask", ["soft", "straight_through", "hard_concrete"])
+def test_padding_counts_for_nothing(training_mask):
+    """A batch of texts of several lengths gives what each text gives alone, weighed by its tokens."""
+    built = model(training_mask=training_mask)
+    with torch.no_grad():
+        together = built(built.token_ids(TEXTS))
+        alone = [built(built.token_ids([text])) for text in TEXTS]
+    lengths = together.lengths[0]
+    assert (
+        lengths.tolist() == [float(found.lengths[0]) for found in alone] and len(set(lengths.tolist())) == 3
+    )
+    nats = torch.stack([found.cross_entropy for found in alone])
+    torch.testing.assert_close(together.cross_entropy, (nats * lengths).sum() / lengths.sum())
+    torch.testing.assert_close(together.compression, torch.stack([a.compression for a in alone]).mean())
+    for name in ("lengths", "kept"):
+        torch.testing.assert_close(getattr(together, name), torch.cat([getattr(a, name) for a in alone], 1))
+    torch.testing.assert_close(together.correct, torch.cat([found.correct for found in alone]))
+
+
+def test_correct_is_the_share_of_the_largest_logits():
+    built = model()
+    ids = built.token_ids([TEXTS[0]])
+    with torch.no_grad():
+        built.t5.lm_head.weight = torch.nn.Parameter(torch.zeros_like(built.t5.lm_head.weight))
+        assert float(built(ids).correct) == 0  # of equal ones the first, which the text has not
+        built.t5.decoder.final_layer_norm.register_forward_hook(lambda _, i, out: torch.ones_like(out))
+        built.t5.lm_head.weight[ids[0, 3]] = 1.0
+        assert float(built(ids).correct) == pytest.approx(float((ids == ids[0, 3]).float().mean()))
+
+
+def test_each_gate_has_its_own_noise():
+    built = model()
+    ids = built.token_ids([TEXTS[0]])
+    noise = torch.zeros(built.num_gates, *ids.shape)
+    noise[0, 0, 2], noise[1, 0, 4] = 0.3, -0.2
+
+    def inputs(gates):  # of the sigmoid
+        return gates - torch.log(-torch.expm1(gates))
+
+    with torch.no_grad():
+        plain, noisy = (
+            built.encode_tokens(ids, "none", drawn).log_gate[:, :, :-1] for drawn in (None, noise)
+        )
+    moved = (inputs(noisy) - inputs(plain)) * built.pruning.tau
+    torch.testing.assert_close(moved, noise[:, :, :-1], rtol=1e-3, atol=1e-4)
+
+
+def test_ratios_fall_from_gate_to_gate():
+    built = model(training_mask="soft").train()
+    found = built(built.token_ids(TEXTS))
+    for counts in (found.lengths, found.kept):
+        assert (counts.diff(dim=0) <= 0).all() and (counts.sum(1).diff() < 0).all()
+    ratios = found.lengths[1:] / found.lengths[:-1]
+    assert found.compression.item() == pytest.approx(ratios.square().mean().item())
+
+
+@pytest.mark.parametrize(
+    ("mask", "gate"),
+    [
+        ("soft", "published"),
+        ("soft", "article"),
+        ("straight_through", "published"),
+        ("straight_through", "article"),
+        ("hard_concrete", "published"),
+    ],
+)
+def test_both_losses_reach_the_gates(mask, gate):
+    noise = "none" if gate == "article" else "logistic"
+    built = model(training_mask=mask, gate=gate, noise=noise).train()
+    ids = built.token_ids(TEXTS)
+    drawn = draw_noise((built.num_gates, *ids.shape), built.pruning, torch.Generator().manual_seed(0))
+    row = built.t5.encoder.block[0].layer[-1].DenseReluDense.wo.weight
+    for name in ("cross_entropy", "compression"):
+        built.zero_grad()
+        getattr(built(ids, drawn), name).backward()
+        assert torch.isfinite(row.grad).all()
+        # After block 0 element 0 is cleared, so this row acts through the gate alone.
+        assert row.grad[0].abs().max() > 1e-7, name
+
+
+@pytest.mark.parametrize("training_mask", ["straight_through", "hard_concrete"])
+def test_compression_alone_lowers_the_ratio(training_mask):
+    built = model(training_mask=training_mask, beta=1.0, tau=1.0).train()
+    ids = built.token_ids(TEXTS)
+    optimizer = torch.optim.SGD(built.parameters(), lr=1.0)
+    before = built(ids)
+    for _ in range(20):
+        optimizer.zero_grad()
+        built(ids).compression.backward()
+        optimizer.step()
+    assert built(ids).kept[-1].sum() < before.kept[-1].sum()
