@@ -225,6 +225,25 @@ def test_a_resumed_run_has_the_same_bits(suite):
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[k], resumed[k]) for k in whole)
 
 
+def test_a_published_t5_is_trained_without_its_dropout(suite):
+    run = suite.run("ungated")
+    built = PruningTask(run).build().model
+    built.t5.config.dropout_rate = 0.1  # as Flan-T5's
+    built.save_pretrained("t5")
+    model, data = (
+        dataclasses.replace(x, **y)
+        for x, y in ((run.model, {"weights": "t5"}), (run.data, {"vocabulary": None}))
+    )
+    task = PruningTask(dataclasses.replace(run, model=model, data=data))
+    trainee = task.build()
+    assert trainee.model.t5.training and trainee.model.t5.config.dropout_rate == 0
+    batch = task.batch(0)
+    with torch.no_grad():
+        before = task.loss(trainee, *batch)
+        task.watch(trainee, *batch)
+        assert trainee.model.t5.training and torch.equal(task.loss(trainee, *batch), before)
+
+
 def test_lambda_begins_once_the_model_copies(suite):
     run = suite.runs[0]
     late = dataclasses.replace(run.training, lambda_below_nats=2.0, lambda_ramp_steps=2)

@@ -133,7 +133,9 @@ class PruningTask(Task):
         if run.model.weights is None:
             self.tokenizer = make_tokenizer(self.texts, run.data.vocabulary)
         else:
-            self._start = PruningAutoencoder.from_t5(run.model.weights, run.pruning_config())
+            self._start = PruningAutoencoder.from_t5(
+                run.model.weights, run.pruning_config(), dropout_rate=run.model.dropout_rate
+            )
             self.tokenizer = self._start.tokenizer
         self.steps = run.training.steps
 
@@ -164,13 +166,14 @@ class PruningTask(Task):
         config, start = self.run.pruning_config(), self.run.start
         if start is not None:
             check_done(start)
-            model = PruningAutoencoder.from_pretrained(start.model_folder).train()
+            model = PruningAutoencoder.from_pretrained(start.model_folder)
             model = PruningAutoencoder(model.t5, config, self.tokenizer)
         elif self._start is not None:
             model = self._start
         else:
             model = PruningAutoencoder.from_scratch(config, self.tokenizer, **self.run.model.shape)
-        return Trainee(model, self.run.training, self.run.compression)
+        # T5 comes out of a folder in evaluation mode.
+        return Trainee(model, self.run.training, self.run.compression).train()
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
         """Token ids (B, T) int64, and noise (S, B, T) float32 of the gates, or an empty tensor."""
@@ -263,7 +266,8 @@ WATCHED_TEXTS = 200
 
 def watched(model: PruningAutoencoder, input_ids: Tensor) -> dict[str, Tensor]:
     """Means over the texts of a batch: ``accuracy`` and ``kept_ratio`` (S) with tokens removed, and
-    ``soft_accuracy`` and ``soft_ratio`` (S) as the soft mask and the article's L(s) have it."""
+    ``soft_accuracy`` and ``soft_ratio`` (S) as the training's mask and price have it: the article's
+    L(s) / L(0), or the share of gates that are likely open where they are hard concrete."""
     removed, soft = model(input_ids, mask="removed"), model(input_ids, mask="soft")
     return {
         "accuracy": removed.correct.mean(),
