@@ -41,10 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"note: {note}")
     lm, identity = _model(checkpoint, tokenizer, options, device, length)
     kept = options.output or OUTPUT / "-".join(checkpoint.folder.resolve().parts[-2:])
-    if options.again:
-        for task in tasks:
-            (kept / f"{task.name}.json").unlink(missing_ok=True)
-    results = evaluate(lm, tasks, items=options.items, kept=kept, identity=identity, say=print)
+    results = evaluate(
+        lm, tasks, items=options.items, kept=kept, identity=identity, again=options.again, say=print
+    )
     print_results(results)
     print(f"every item: {kept.resolve()}")
     return 0

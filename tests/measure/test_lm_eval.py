@@ -328,7 +328,7 @@ def test_a_stopped_evaluation_goes_on_where_it_was(evaluation, data, tmp_path):
 
     with pytest.raises(Stop):
         evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=stop_at_the_second)
-    assert sorted(path.name for path in kept.iterdir()) == ["piqa.json"]
+    assert [path.name.partition("-")[0] for path in kept.iterdir()] == ["piqa"]
     said.clear()
     tasks, _ = evaluation.load_tasks(["piqa", "copa"], data)
     results = evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append)
@@ -342,6 +342,15 @@ def test_a_stopped_evaluation_goes_on_where_it_was(evaluation, data, tmp_path):
         tasks, _ = evaluation.load_tasks(["piqa"], data)
         evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append, **change)
         assert "finished before" not in said[0]
+    # So is another tokeniser of the same name; and what was kept before is still there.
+    other = fox_lm(evaluation)
+    other.tokenizer = type("Other", (ByteTokenizer,), {"json_text": "another"})()
+    assert other.tokenizer_name == fox_lm(evaluation).tokenizer_name
+    said.clear()
+    evaluation.evaluate(other, tasks, kept=kept, say=said.append)
+    evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append)
+    evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, again=True, say=said.append)
+    assert ["finished before" in line for line in said] == [False, True, False]
 
 
 def test_unknown_tasks_and_unreachable_items_are_one_line(evaluation, data, monkeypatch):
