@@ -128,6 +128,7 @@ def test_local_files_become_the_columns_of_the_hub(data):
         ('{"query": "Q"}\n', r"piqa.jsonl: not the items of piqa \(KeyError: 'choices'\)"),
         ('{"query": "Question: a\\n", "choices": ["a", "b"], "gold": 2}\n', "right answer is number 2 of 2"),
         ('{"query": "a", "choices": ["a", "b"], "gold": 1}\n', "does not stand between 'Question: '"),
+        ('{"query": 5, "choices": ["a", "b"], "gold": 1}\n', r"not the items of piqa \(AttributeError: 'int'"),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(data, text, message):
@@ -135,6 +136,13 @@ def test_a_damaged_file_is_named_in_one_line(data, text, message):
     with pytest.raises(TaskData, match=message) as caught:
         read_documents("piqa", data)
     assert "\n" not in str(caught.value)
+
+
+def test_a_line_ends_where_json_lines_end(data):
+    """U+2028 and its like may stand in a string of JSON as they are."""
+    text = '{"context": "One\u2028two\x85 three", "continuation": "four"}\r\n\n'
+    (data / "lm_eval" / "lambada_openai.jsonl").write_bytes(text.encode())
+    assert read_documents("lambada_openai", data) == [{"text": "One\u2028two\x85 three four"}]
 
 
 def test_missing_files_are_named(data, tmp_path):
