@@ -24,17 +24,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     from .papers.acp.checkpoint_folder import Checkpoint
     from .papers.acp.evaluation.of_run import NoHarness
+    from .papers.acp.fits import check_tokenizer
 
     device = choose_device(options.device)
     checkpoint = Checkpoint.find(options.path)
     try:
         from .papers.acp.evaluation.evaluation import evaluate, print_results
-        from .papers.acp.evaluation.harness import check_tokenizer
         from .papers.acp.evaluation.tasks import load_tasks
     except ModuleNotFoundError as error:
         raise NoHarness(error) from None
     tokenizer = _tokenizer(checkpoint, options.tokenizer)
-    check_tokenizer(tokenizer, checkpoint.config.vocab_size, options.tokenizer or str(checkpoint.folder))
+    whose = options.tokenizer or str(checkpoint.folder)
+    check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, whose)
     tasks, notes = load_tasks(options.tasks, options.data_dir)
     length = _context_length(checkpoint.context_length, options.context_length, notes)
     for note in notes:

@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         from .common.files import sha256_of, write_text
         from .model import load_pretrained
         from .papers.acp.checkpoint_folder import Checkpoint
+        from .papers.acp.fits import check_tokenizer
         from .papers.acp.needle import report, trial
         from .papers.acp.needle.haystack import checkpoint_haystacks
         from .papers.acp.needle.prompt import tokenise_needle
@@ -43,13 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise UsageError(
             f"{checkpoint.folder} has no tokenizer.json that is read here; put the model's there"
         )
+    check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, str(checkpoint.folder))
     needle = tokenise_needle(tokenizer.encode, tokenizer.bos_id, options.mode)
-    ids = max(needle.largest_id + 1, tokenizer.vocab_size)
-    if ids > checkpoint.config.vocab_size:
-        raise UsageError(
-            f"the tokeniser has {ids} token ids, and {checkpoint.folder} {checkpoint.config.vocab_size}; "
-            "take the tokeniser that the model was trained with"
-        )
     longest = checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
     lengths = options.lengths or trial.default_lengths(needle, longest, 5)
     haystacks = checkpoint_haystacks(checkpoint, options.haystack, max(lengths), options.samples)

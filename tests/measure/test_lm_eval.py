@@ -128,7 +128,7 @@ def test_local_files_become_the_columns_of_the_hub(data):
         ('{"query": "Q"}\n', r"piqa.jsonl: not the items of piqa \(KeyError: 'choices'\)"),
         ('{"query": "Question: a\\n", "choices": ["a", "b"], "gold": 2}\n', "right answer is number 2 of 2"),
         ('{"query": "a", "choices": ["a", "b"], "gold": 1}\n', "does not stand between 'Question: '"),
-        ('{"query": 5, "choices": ["a", "b"], "gold": 1}\n', r"not the items of piqa \(AttributeError: 'int'"),
+        ('{"query": 5, "choices": ["a", "b"], "gold": 1}\n', r"the items of piqa \(AttributeError: 'int'"),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(data, text, message):
@@ -181,11 +181,12 @@ def harness():
 def evaluation(harness):
     from acp_repro.papers.acp.evaluation import evaluation, tasks
     from acp_repro.papers.acp.evaluation import harness as ours
+    from acp_repro.papers.acp.fits import OtherTokenizer as Other
 
     class Room:
         evaluate, TaskResult = staticmethod(evaluation.evaluate), evaluation.TaskResult
         load_tasks, TaskUnavailable = staticmethod(tasks.load_tasks), tasks.TaskUnavailable
-        FoXLM, OtherTokenizer = ours.FoXLM, ours.OtherTokenizer
+        FoXLM, OtherTokenizer = ours.FoXLM, Other
 
     return Room
 
