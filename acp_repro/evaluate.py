@@ -22,6 +22,8 @@ OUTPUT = Path("runs/evaluations")
 @command("the same command goes on where it was")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    if options.output and options.output.exists() and not options.output.is_dir():
+        raise UsageError(f"--output: {options.output} is a file; give a folder")
     from .papers.acp.checkpoint_folder import Checkpoint
     from .papers.acp.evaluation.of_run import NoHarness
     from .papers.acp.fits import check_tokenizer
@@ -109,7 +111,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("path", metavar="PATH", help="a checkpoint folder, or a run folder")
     add(
         "--tasks",
-        type=lambda text: [name for name in text.split(",") if name],
+        type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
         default=list(PAPER_TASKS),
         metavar="NAME,...",
         help=f"default: the paper's, {','.join(PAPER_TASKS)}; also {' and '.join(BOOK_TASKS)}, which need no "
