@@ -145,7 +145,9 @@ def test_the_interval_is_students():
 @pytest.mark.parametrize(
     ("acp", "exact", "status"),
     [
-        (lambda s, d: 0.8 + 0.1 * (s == 1), lambda s, d: 0.9 - 0.05 * (s == 2), Status.MET),
+        (lambda s, d: 0.88 + 0.02 * (s == 1), lambda s, d: 0.9 - 0.01 * (s == 2), Status.MET),
+        # The interval reaches 0, and -17 points: no damage is not shown by what shows nothing.
+        (lambda s, d: 0.8 + 0.1 * (s == 1), lambda s, d: 0.9 - 0.05 * (s == 2), Status.UNDECIDED),
         (lambda s, d: 0.5 + 0.01 * s, lambda s, d: 0.9, Status.MISSED),
         (lambda s, d: 0.9, lambda s, d: 0.5, Status.MET),
         (lambda s, d: 0.0, lambda s, d: 0.1, Status.UNDECIDED),
