@@ -123,7 +123,7 @@ def retrieval_kept(needle: pd.DataFrame) -> Verdict:
     :data:`FOUND_RECALL` of the words; undecided where it never does, with one haystack, or where they vary
     so much that a loss of :data:`RECALL_POINTS` would not show."""
     table = needle_statistics.differences(needle)
-    ours = "; ".join(needle_statistics.in_words(row) for row in table.itertuples(name="Row"))
+    ours = needle_statistics.in_words(table)
     finds = table[table["recall_exact"] >= 100 * FOUND_RECALL]
     if finds.empty:
         return Verdict(Status.UNDECIDED, f"exact attention does not find the needle either. {ours}")
