@@ -1,5 +1,6 @@
 """Tables 1 and 3: what is tested item by item, what counts as different, and what the table shows."""
 
+import dataclasses
 import itertools
 import math
 
@@ -185,11 +186,14 @@ def test_a_suite_without_pairs_shows_what_it_has(suite):
     alone = {name: table[table["log_pruning_tolerance"].notna()] for name, table in found.records.items()}
     shown = downstream.tabulate("table1", **alone).shown
     assert list(shown["model"][:2]) == ["tiny, 256, ACP", "tiny, 512, ACP"]
+    # And says nothing of tests that there were none of.
+    assert "McNemar" in downstream.caption(found, "pro")
+    assert "McNemar" not in downstream.caption(dataclasses.replace(found, records=alone), "pro")
 
 
 def test_latex_is_escaped():
     text = latex.table(
-        pd.DataFrame({"a_b ↓": ["5 % **x** ± 2", "$e^{-1}$"]}), "**Table 4.** Of `run_a` & $L_1$.\nTwo"
+        pd.DataFrame({"a_b ↓": ["5 % **x** ± 2", "$e^{-1}$"]}), '**Table 4.** Of `run_a` & "$L_1$".\nTwo'
     )
-    assert r"\caption{Of \texttt{run\_a} \& $L_1$. Two}" in text
+    assert r"\caption{Of \texttt{run\_a} \& ``$L_1$''. Two}" in text
     assert r"a\_b $\downarrow$" in text and r"5 \% \textbf{x} $\pm$ 2" in text and "$e^{-1}$" in text
