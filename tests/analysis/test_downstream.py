@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis import drawing, latex
-from analysis.acp import criteria, downstream, paired, table1
+from analysis.acp import criteria, downstream, paired, table1, text_criteria
 from analysis.tables import UnfitRecords
 from analysis.verdict import Status
 from tests.analysis import synthetic
@@ -81,6 +81,20 @@ def test_only_what_chance_does_not_explain_differs():
     fewer = pd.concat([nested, items("acp", right(510), seed=1)])
     (row,) = paired.differences(fewer).itertuples()
     assert row.verdict == paired.DIFFERS
+
+
+def test_seeds_differ_where_chance_does_not_explain_it():
+    one = pd.concat([items("acp", right(500)), items("acp", right(500), "boolq"), items("exact", right(510))])
+    assert text_criteria.seeds_differ(one).status == Status.UNDECIDED
+    same = pd.concat([one, items("acp", right(502), seed=1), items("acp", right(500), "boolq", seed=1)])
+    told = text_criteria.seeds_differ(same)
+    assert told.status == Status.UNDECIDED and told.ours == "0 of 2 metrics differ between two seeds"
+    other = pd.concat([one, items("acp", right(540), seed=1), items("acp", right(500), "boolq", seed=1)])
+    told = text_criteria.seeds_differ(other)
+    assert told.status == Status.MET
+    assert told.ours == "1 of 2 metrics differ between two seeds: 125M, 4k: piqa acc 0.5 and 0.54"
+    with pytest.raises(UnfitRecords, match="at two seeds: not the same items"):
+        text_criteria.seeds_differ(pd.concat([one, items("acp", right(5, 10), seed=1)]))
 
 
 def test_without_a_second_seed_the_paper_s_own_pairs_say_what_runs_differ_by():
