@@ -22,29 +22,31 @@ OUTPUT = Path("runs/evaluations")
 @command("the same command goes on where it was")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    if options.output and options.output.exists() and not options.output.is_dir():
+        raise UsageError(f"--output: {options.output} is a file; give a folder")
     from .papers.acp.checkpoint_folder import Checkpoint
     from .papers.acp.evaluation.of_run import NoHarness
+    from .papers.acp.fits import check_tokenizer
 
     device = choose_device(options.device)
     checkpoint = Checkpoint.find(options.path)
     try:
         from .papers.acp.evaluation.evaluation import evaluate, print_results
-        from .papers.acp.evaluation.harness import check_tokenizer
         from .papers.acp.evaluation.tasks import load_tasks
     except ModuleNotFoundError as error:
         raise NoHarness(error) from None
     tokenizer = _tokenizer(checkpoint, options.tokenizer)
-    check_tokenizer(tokenizer, checkpoint.config.vocab_size, options.tokenizer or str(checkpoint.folder))
+    whose = options.tokenizer or str(checkpoint.folder)
+    check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, whose)
     tasks, notes = load_tasks(options.tasks, options.data_dir)
     length = _context_length(checkpoint.context_length, options.context_length, notes)
     for note in notes:
         print(f"note: {note}")
     lm, identity = _model(checkpoint, tokenizer, options, device, length)
     kept = options.output or OUTPUT / "-".join(checkpoint.folder.resolve().parts[-2:])
-    if options.again:
-        for task in tasks:
-            (kept / f"{task.name}.json").unlink(missing_ok=True)
-    results = evaluate(lm, tasks, items=options.items, kept=kept, identity=identity, say=print)
+    results = evaluate(
+        lm, tasks, items=options.items, kept=kept, identity=identity, again=options.again, say=print
+    )
     print_results(results)
     print(f"every item: {kept.resolve()}")
     return 0
@@ -109,7 +111,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("path", metavar="PATH", help="a checkpoint folder, or a run folder")
     add(
         "--tasks",
-        type=lambda text: [name for name in text.split(",") if name],
+        type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
         default=list(PAPER_TASKS),
         metavar="NAME,...",
         help=f"default: the paper's, {','.join(PAPER_TASKS)}; also {' and '.join(BOOK_TASKS)}, which need no "

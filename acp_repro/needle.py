@@ -23,6 +23,8 @@ FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
 @command("the same command goes on where it was, if it had --csv")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    if options.csv and options.csv.is_dir():
+        raise UsageError(f"--csv: {options.csv} is a folder; give a file")
     device = choose_device(options.device)
     try:
         import pandas as pd
@@ -31,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         from .common.files import sha256_of, write_text
         from .model import load_pretrained
         from .papers.acp.checkpoint_folder import Checkpoint
+        from .papers.acp.fits import check_tokenizer
         from .papers.acp.needle import report, trial
         from .papers.acp.needle.haystack import checkpoint_haystacks
         from .papers.acp.needle.prompt import tokenise_needle
@@ -43,15 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         raise UsageError(
             f"{checkpoint.folder} has no tokenizer.json that is read here; put the model's there"
         )
+    check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, str(checkpoint.folder))
     needle = tokenise_needle(tokenizer.encode, tokenizer.bos_id, options.mode)
-    ids = max(needle.largest_id + 1, tokenizer.vocab_size)
-    if ids > checkpoint.config.vocab_size:
-        raise UsageError(
-            f"the tokeniser has {ids} token ids, and {checkpoint.folder} {checkpoint.config.vocab_size}; "
-            "take the tokeniser that the model was trained with"
-        )
     longest = checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
-    lengths = options.lengths or trial.default_lengths(needle, longest, 5)
+    lengths = sorted(set(options.lengths or ())) or trial.default_lengths(needle, longest, 5)
     haystacks = checkpoint_haystacks(checkpoint, options.haystack, max(lengths), options.samples)
     try:
         model = load_pretrained(checkpoint.folder, device=device)
@@ -59,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise UsageError(str(error)) from error
     if options.exact and checkpoint.config.log_pruning_tolerance is None:
         raise UsageError(f"--exact: {checkpoint.folder} prunes nothing; leave it out")
-    depths = options.depths or [0, 0.25, 0.5, 0.75, 1]
+    depths = list(dict.fromkeys(options.depths or ())) or [0, 0.25, 0.5, 0.75, 1]
     setting = trial.without_pruning(model) if options.exact else contextlib.nullcontext()
     key = {
         "weights": sha256_of(checkpoint.folder / "model.safetensors"),

@@ -18,11 +18,15 @@ _ESCAPED = {
     "↓": r"$\downarrow$",
     "×": r"$\times$",
 }
-_FONTS = ((re.compile(r"\*\*(.+?)\*\*"), r"\\textbf{\1}"), (re.compile(r"`(.+?)`"), r"\\texttt{\1}"))
+_FONTS = (
+    (re.compile(r"\*\*(.+?)\*\*"), r"\\textbf{\1}"),
+    (re.compile(r"`(.+?)`"), r"\\texttt{\1}"),
+    (re.compile(r'"(.+?)"'), r"``\1''"),
+)
 
 
 def escape(markdown: str) -> str:
-    """Text with ``**bold**``, `` `code` `` and ``$mathematics$`` as LaTeX."""
+    """Text with ``**bold**``, `` `code` ``, ``"quotes"`` and ``$mathematics$`` as LaTeX."""
     parts = re.split(r"(\$[^$]*\$)", markdown)
     parts[::2] = ["".join(_ESCAPED.get(character, character) for character in part) for part in parts[::2]]
     text = "".join(parts)

@@ -41,6 +41,8 @@ def test_without_the_harness_one_line_says_how_to_get_it(monkeypatch, capsys):
         (["--tasks", "piqqa", "--data-dir", "."], "there is no task 'piqqa'; did you mean piqa?"),
         (["--tasks", "piqa", "--data-dir", "."], "piqa.jsonl is missing, so piqa cannot be evaluated"),
         (["--tasks", "piqa", "--data-dir", "nowhere"], "nowhere: no such folder of task data"),
+        (["--tasks", "copa, piqqa", "--data-dir", "."], "there is no task 'piqqa'; did you mean piqa?"),
+        (["--output", __file__], "is a file; give a folder"),
         (["--tokenizer", "nowhere.json"], "nowhere.json cannot be read"),
     ],
 )
@@ -76,13 +78,19 @@ def test_results_are_printed_and_kept(harness, tmp_path, monkeypatch, capsys):
     first = capsys.readouterr().out
     assert "book_last_word  acc" in first and "shipped book" in first
     assert "4 requests were longer than the context and lost their beginning" in first
-    assert (tmp_path / "runs/evaluations/pretrained-pro-3m-4k-acp/book_last_word.json").is_file()
+    (kept,) = (tmp_path / "runs/evaluations/pretrained-pro-3m-4k-acp").iterdir()
+    assert kept.name.startswith("book_last_word-")
     assert evaluate.main([*asked, "--context-length", "32"]) == 0
     again = capsys.readouterr().out
     assert "book_last_word: finished before" in again
     assert [line for line in again.splitlines() if " acc " in line] == [
         line for line in first.splitlines() if " acc " in line
     ]
+    # Other settings are kept beside it, not instead of it.
+    assert evaluate.main([*asked, "--context-length", "16", "--exact"]) == 0
+    assert "finished before" not in capsys.readouterr().out and kept.is_file()
+    assert evaluate.main([*asked, "--context-length", "32"]) == 0
+    assert "finished before" in capsys.readouterr().out
     assert evaluate.main([*asked, "--context-length", "32", "--again"]) == 0
     assert "finished before" not in capsys.readouterr().out
 

@@ -129,8 +129,8 @@ def caption(found: drawing.Found, architecture: str) -> str:
     text = [
         f"**Table {number}.** Downstream tasks of {models.ARCHITECTURES[architecture]} by the LM Evaluation "
         f"Harness (lm-eval {', '.join(sorted(records['harness_version'].astype(str).unique()))}), without "
-        'examples in the prompt; "acc-n" is accuracy with length-normalised log-likelihoods, in percent. ± '
-        "is the standard error of sampling items."
+        'examples in the prompt. Accuracies are in percent; "acc-n" is that of log-likelihoods normalised by '
+        'length, "ppl" perplexity. ± is the standard error of sampling items.'
     ]
     if not tasks & set(PAPER_TASKS):
         text.append(
@@ -151,11 +151,13 @@ def caption(found: drawing.Found, architecture: str) -> str:
             f"{int(records['truncated_requests'].sum()):,} requests were longer than their model's context "
             "and lost their beginning."
         )
-    text.append(
-        "Differences of paired runs are tested item by item (McNemar's exact test; sign permutations for "
-        "log-likelihoods) with Holm's correction; only what chance does not explain is called different, and "
-        "not where two seeds of one setting, or without such the paper's own pairs, differ as much (as runs)."
-    )
+    if len(_differences(found.records["lm_eval_items"])):
+        text.append(
+            "Differences of paired runs are tested item by item (McNemar's exact test; sign permutations for "
+            "log-likelihoods) with Holm's correction; only what chance does not explain is called different, "
+            "and not where two seeds of one setting, or without such the paper's own pairs, differ as much "
+            "(as runs)."
+        )
     return "\n".join([*text, style.provenance(records)])
 
 

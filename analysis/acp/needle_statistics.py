@@ -68,19 +68,35 @@ def interval(values: pd.Series) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def in_words(row: Any) -> str:
-    """A row of :func:`differences`: "L = 4k: 93 % with ACP, 94 % without, ..."."""
+def in_words(table: pd.DataFrame) -> str:
+    """The rows of :func:`differences`: "Trained at 4k: 93 % of the words with ACP, 94 % without, ..."."""
 
     def ends(low: float, high: float, form: str) -> str:
         return f" [{low:{form}}, {high:{form}}]" if math.isfinite(low) else ""
 
-    return (
-        f"Trained at {style.length_label(row.context_length_tokens)}: {row.recall_acp:.0f} % of the words "
+    return "; ".join(
+        f"Trained at {', '.join(named)}: {row.recall_acp:.0f} % of the words "
         f"with ACP, {row.recall_exact:.0f} % without, difference {row.recall_difference:+.1f} points"
         f"{ends(row.recall_low, row.recall_high, '+.1f')}; the needle gains {row.gain_acp:+.1f} and "
         f"{row.gain_exact:+.1f} nats, difference {row.gain_difference:+.2f}"
         f"{ends(row.gain_low, row.gain_high, '+.2f')}"
+        for row, named in zip(table.itertuples(name="Row"), names(table, always=True), strict=True)
     )
+
+
+def names(table: pd.DataFrame, always: bool = False) -> list[list[str]]:
+    """What tells each row's setting from the others': the training length, the size, the share of needles.
+
+    Args:
+        always: name the training length in any case, as part of a sentence.
+    """
+    parts = {
+        "context_length_tokens": lambda n: ("" if always else "$L$ = ") + style.length_label(n),
+        "size": str,
+        "needle_share": lambda share: f"{100 * share:g} % needles",
+    }
+    told = [c for c in parts if table[c].nunique() > 1 or (always and c == "context_length_tokens")]
+    return [[parts[c](row[c]) for c in told] for _, row in table.iterrows()]
 
 
 def _with_gain(records: pd.DataFrame) -> pd.DataFrame:

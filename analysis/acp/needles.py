@@ -16,31 +16,35 @@ ROWS = {"answer_recall": "words found (%)", "gain_nats": "the answer is likelier
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """Heat maps, depth of the needle over context length: a column for each training length and method.
+    """Heat maps, depth of the needle over context length: a column for each kind of model and method.
 
     Above, the recall of the needle's words; below, the log-likelihood of the answer, with less without the
     needle. Each cell is the mean over haystacks.
 
     Args:
-        records: ``needle`` records with both methods for each training length.
+        records: ``needle`` records with both methods for each training length, size and share of needles.
     """
     cells = needle_statistics.cells(records)
-    settings = sorted(cells["context_length_tokens"].unique())
-    columns = [(length, method) for length in settings for method in TITLES]
+    key = needle_statistics.SETTING
+    settings = cells[key].drop_duplicates().sort_values(key)
+    titles = [", ".join([*parts, ""]) for parts in needle_statistics.names(settings)]
+    each = list(zip(settings.itertuples(index=False, name=None), titles, strict=True))
+    groups = dict(list(cells.groupby([*key, "method"])))
+    columns = [(setting, title, method) for setting, title in each for method in TITLES]
     width = min(style.PAGE_INCHES, 0.9 + 1.6 * len(columns))
     figure, axes = plt.subplots(2, len(columns), figsize=(width, 3.5), squeeze=False, layout="constrained")
     largest = max(cells["gain_nats"].abs().max(), 1e-9)
     norms = {"answer_recall": Normalize(0, 100), "gain_nats": Normalize(-largest, largest)}
     maps = {"answer_recall": "viridis", "gain_nats": "RdBu"}
     for index, (value, label) in enumerate(ROWS.items()):
-        for ax, (length, method) in zip(axes[index], columns, strict=True):
-            some = cells[(cells["context_length_tokens"] == length) & (cells["method"] == method)]
-            table = some.pivot(index="depth", columns="evaluated_length_tokens", values=value)
+        for ax, (setting, title, method) in zip(axes[index], columns, strict=True):
+            table = groups[*setting, method].pivot(
+                index="depth", columns="evaluated_length_tokens", values=value
+            )
             image = ax.imshow(table, aspect="auto", cmap=maps[value], norm=norms[value])
             _ticks(ax, table, first=ax is axes[index, 0], last=index == 1)
             if index == 0:
-                trained = f"$L$ = {style.length_label(length)}, " if len(settings) > 1 else ""
-                ax.set_title(f"{trained}{TITLES[method]}")
+                ax.set_title(f"{title}{TITLES[method]}")
         figure.colorbar(image, ax=axes[index], label=label, pad=0.01, aspect=12)
     figure.supxlabel("context length evaluated (tokens)", fontsize=8)
     return figure
@@ -63,7 +67,7 @@ def make(found: drawing.Found, item: str) -> tuple[Figure, str]:
     records = found.records["needle"]
     first = records.iloc[0]
     table = needle_statistics.differences(records)
-    numbers = "; ".join(needle_statistics.in_words(row) for row in table.itertuples())
+    numbers = needle_statistics.in_words(table)
     samples = records["haystack_sample"].nunique()
     apart = records.groupby("method")["run"].unique()
     other = (
@@ -71,14 +75,16 @@ def make(found: drawing.Found, item: str) -> tuple[Figure, str]:
         if set(apart["acp"]) & set(apart["exact"])
         else "its exact pair, trained apart"
     )
-    share = first["needle_share"]
+    shares = " or ".join(f"{100 * share:g} %" for share in sorted(table["needle_share"].unique()))
     trained = (
-        f" Trained on text of which {100 * share:g} % of the sequences hold needles of their own, of other "
+        f" Trained on text of which {shares} of the sequences hold needles of their own, of other "
         "wording, names and numbers than the test's."
-        if share
+        if table["needle_share"].any()
         else ""
     )
-    model = f"{first['size']} parameters of {models.ARCHITECTURES[first['architecture']]}"
+    model = (
+        f"{', '.join(records['size'].unique())} parameters of {models.ARCHITECTURES[first['architecture']]}"
+    )
     caption = f"""**Figure {item}.** Needle in a haystack, {first["mode"]} mode, for {model} with ACP
 and for {other}: a sentence is hidden at a depth of {first["haystack"]} and asked for at the
 end. Above, the share of its words in the greedy answer (not counting words like "and"); below, how much

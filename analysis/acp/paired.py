@@ -45,17 +45,10 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
         sides = [side.set_index("item") for _, side in sorted(found.groupby("method"), key=lambda s: s[0])]
         if len(sides) < 2:
             continue
-        acp, exact = sides
-        if not acp.index.sort_values().equals(exact.index.sort_values()):
-            raise UnfitRecords(f"lm_eval_items: {key} has not the same items with and without ACP")
-        exact = exact.loc[acp.index]
-        values = {name: score(side, key[-1]) for name, side in (("acp", acp), ("exact", exact))}
-        apart = (acp["value"] - exact["value"]).to_numpy()
-        rows.append(
-            dict(zip(keys, key, strict=True))
-            | {"items": len(acp), **values, "difference": values["acp"] - values["exact"]}
-            | {"p_value": p_value(apart)}
-        )
+        found = _tested(*sides, key[-1], f"{key} with and without ACP")
+        acp, exact = found.pop("first"), found.pop("second")
+        row = dict(zip(keys, key, strict=True)) | {"items": len(sides[0]), "acp": acp, "exact": exact}
+        rows.append(row | {"difference": acp - exact} | found)
     if not rows:
         columns = [*keys, "items", "acp", "exact", "difference", "p_value", "adjusted_p_value", "verdict"]
         return pd.DataFrame(columns=columns)
@@ -71,6 +64,37 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
         for row in table.itertuples()
     ]
     return table
+
+
+def between_seeds(records: pd.DataFrame) -> pd.DataFrame:
+    """Every task's metric of the two lowest seeds of each setting that has two (``lm_eval_items`` records).
+
+    Returns:
+        one row per setting and metric: :data:`SETTING`, ``method``, :data:`COLUMN`; ``first`` and ``second``
+        in the metric's units; ``p_value`` and ``adjusted_p_value`` as in :func:`differences`.
+
+    Raises:
+        UnfitRecords: as for :func:`differences`.
+    """
+    keys = [*SETTING, "method", *COLUMN]
+    method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
+    records = one_each(records.assign(method=method), [*keys, "seed", "item"], "lm_eval_items")
+    rows = []
+    for key, found in records.groupby(keys, sort=False):
+        sides = [side.set_index("item") for _, side in found.groupby("seed")][:2]
+        if len(sides) == 2:
+            rows.append(dict(zip(keys, key, strict=True)) | _tested(*sides, key[-1], f"{key} at two seeds"))
+    table = pd.DataFrame(rows, columns=[*keys, "first", "second", "p_value"])
+    return table.assign(adjusted_p_value=holm(table["p_value"].to_numpy(dtype=float)))
+
+
+def _tested(first: pd.DataFrame, second: pd.DataFrame, metric: str, what: str) -> dict[str, float]:
+    """``first`` and ``second``, the metrics of two models from their items, and ``p_value``."""
+    if not first.index.sort_values().equals(second.index.sort_values()):
+        raise UnfitRecords(f"lm_eval_items: {what}: not the same items")
+    second = second.loc[first.index]
+    apart = (first["value"] - second["value"]).to_numpy()
+    return {"first": score(first, metric), "second": score(second, metric), "p_value": p_value(apart)}
 
 
 def score(items: pd.DataFrame, metric: str) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.papers.acp.claims import SHARE_POINTS, SPARSE_PERCENT
+from acp_repro.papers.acp.claims import SHARE_POINTS, SPARSE_PERCENT, TASKS_P_VALUE
 from acp_repro.papers.acp.plan.cost import attention_share_of_flops
 
 from .. import style
 from ..verdict import Status, Verdict, in_range
-from . import models, statistics
+from . import models, paired, statistics
 from .criteria import TOO_COARSE, in_order, listed
 
 # Where Appendix F's gain is "most obvious": a long prefill and a large batch.
@@ -35,6 +35,21 @@ def attention_share() -> Verdict:
     ]
     met = ((table["low"] - percent).abs() <= SHARE_POINTS).all()
     return Verdict.of(bool(met), listed(table.assign(percent=percent), digits=1))
+
+
+def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
+    """Met if a column differs between two seeds of one setting beyond chance; else undecided."""
+    table = paired.between_seeds(lm_eval_items)
+    if table.empty:
+        return Verdict(Status.UNDECIDED, "no setting is measured with two seeds")
+    other = table[table["adjusted_p_value"] < TASKS_P_VALUE]
+    counts = f"{len(other)} of {len(table)} metrics differ between two seeds"
+    each = "; ".join(
+        f"{row.size}, {style.length_label(row.context_length_tokens)}: {row.task} {row.metric} "
+        f"{row.first:.4g} and {row.second:.4g}"
+        for row in other.itertuples()
+    )
+    return Verdict.of(True if len(other) else None, f"{counts}: {each}" if each else counts)
 
 
 def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:

@@ -83,9 +83,8 @@ def _row(line: Line) -> list[str]:
         f"**{line.word}**{beyond}",
         _shown_by(line),
     )
-    return [
-        re.sub(r"(?<=\s)-(?=\d)", "−", " ".join(cell.split())).replace("|", "\\|") or "–" for cell in cells
-    ]
+    minus = re.compile(r"(?<=[\s\[])-(?=\d)")
+    return [minus.sub("−", " ".join(cell.split())).replace("|", "\\|") or "–" for cell in cells]
 
 
 def _shown_by(line: Line) -> str:

@@ -1,5 +1,6 @@
 """Tables 1 and 3: what is tested item by item, what counts as different, and what the table shows."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis import drawing, latex
-from analysis.acp import criteria, downstream, paired, table1
+from analysis.acp import criteria, downstream, paired, table1, text_criteria
 from analysis.tables import UnfitRecords
 from analysis.verdict import Status
 from tests.analysis import synthetic
@@ -82,6 +83,20 @@ def test_only_what_chance_does_not_explain_differs():
     assert row.verdict == paired.DIFFERS
 
 
+def test_seeds_differ_where_chance_does_not_explain_it():
+    one = pd.concat([items("acp", right(500)), items("acp", right(500), "boolq"), items("exact", right(510))])
+    assert text_criteria.seeds_differ(one).status == Status.UNDECIDED
+    same = pd.concat([one, items("acp", right(502), seed=1), items("acp", right(500), "boolq", seed=1)])
+    told = text_criteria.seeds_differ(same)
+    assert told.status == Status.UNDECIDED and told.ours == "0 of 2 metrics differ between two seeds"
+    other = pd.concat([one, items("acp", right(540), seed=1), items("acp", right(500), "boolq", seed=1)])
+    told = text_criteria.seeds_differ(other)
+    assert told.status == Status.MET
+    assert told.ours == "1 of 2 metrics differ between two seeds: 125M, 4k: piqa acc 0.5 and 0.54"
+    with pytest.raises(UnfitRecords, match="at two seeds: not the same items"):
+        text_criteria.seeds_differ(pd.concat([one, items("acp", right(5, 10), seed=1)]))
+
+
 def test_without_a_second_seed_the_paper_s_own_pairs_say_what_runs_differ_by():
     gaps = paired.paper_gaps()
     assert gaps["wikitext", "word_perplexity"] == pytest.approx(math.log(31.64 / 31.05))  # Table 3, 8k
@@ -113,7 +128,7 @@ def test_perplexities_are_compared_by_their_log_likelihoods():
     better = both.assign(
         log_pruning_tolerance=both["log_pruning_tolerance"].isna().map({True: -10.0, False: None})
     )
-    assert criteria.tasks_match(better).status == Status.BEYOND
+    assert criteria.tasks_match(better).status == Status.MISSED  # better is not the same, either
     assert criteria.tasks_match(both[both["task"] == "wikitext"]).status == Status.MET
     assert criteria.tasks_match(items("acp", exact)).status == Status.UNDECIDED
 
@@ -185,11 +200,14 @@ def test_a_suite_without_pairs_shows_what_it_has(suite):
     alone = {name: table[table["log_pruning_tolerance"].notna()] for name, table in found.records.items()}
     shown = downstream.tabulate("table1", **alone).shown
     assert list(shown["model"][:2]) == ["tiny, 256, ACP", "tiny, 512, ACP"]
+    # And says nothing of tests that there were none of.
+    assert "McNemar" in downstream.caption(found, "pro")
+    assert "McNemar" not in downstream.caption(dataclasses.replace(found, records=alone), "pro")
 
 
 def test_latex_is_escaped():
     text = latex.table(
-        pd.DataFrame({"a_b ↓": ["5 % **x** ± 2", "$e^{-1}$"]}), "**Table 4.** Of `run_a` & $L_1$.\nTwo"
+        pd.DataFrame({"a_b ↓": ["5 % **x** ± 2", "$e^{-1}$"]}), '**Table 4.** Of `run_a` & "$L_1$".\nTwo'
     )
-    assert r"\caption{Of \texttt{run\_a} \& $L_1$. Two}" in text
+    assert r"\caption{Of \texttt{run\_a} \& ``$L_1$''. Two}" in text
     assert r"a\_b $\downarrow$" in text and r"5 \% \textbf{x} $\pm$ 2" in text and "$e^{-1}$" in text

@@ -10,6 +10,7 @@ import pytest
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.acp.paper import PAPER
+from analysis import drawing
 from analysis.acp import (
     criteria,
     figure3_right,
@@ -39,6 +40,7 @@ def folder(tmp_path, monkeypatch):
     text = path.read_text()
     start, end = text.index("grid:"), text.index("training:")
     path.write_text(text[:start] + GRID + text[end:])
+    return path
 
 
 def write_needle(run: str, recall, method: str | None = None, share: float = 0.0, samples: int = 3) -> list:
@@ -114,6 +116,21 @@ def test_heat_maps_hold_the_means_of_the_haystacks():
     assert below.norm.vmin == -10 and below.norm.vmax == 10
 
 
+def test_two_shares_of_needles_stand_beside_each_other(folder):
+    folder.write_text(folder.read_text().replace("needle_share: [0.1]", "needle_share: [0.1, 0.5]"))
+    for share, recall in ((0.1, 0.3), (0.5, 0.9)):
+        for method in ("acp", "exact"):
+            name = f"pro-tiny-512-{method}-needles{100 * share:g}"
+            write_needle(name, lambda s, d, recall=recall: recall, share=share)
+    caption = synthetic.draw(figureA6)
+    assert "10 % or 50 % of the sequences hold needles" in caption
+    assert "Trained at 512, 10 % needles: 30 % of the words" in caption
+    assert "Trained at 512, 50 % needles: 90 % of the words" in caption
+    figure, _ = figureA6.make(drawing.find("mini", "figureA6"))
+    titles = [ax.get_title() for ax in figure.axes if ax.get_title()]
+    assert titles[0] == "10 % needles, with ACP" and titles[3] == "50 % needles, without"
+
+
 def test_one_model_stands_beside_itself():
     name = "llama-tiny-512-acp"
     rows = write_needle(name, lambda s, d: 0.5)
@@ -145,7 +162,9 @@ def test_the_interval_is_students():
 @pytest.mark.parametrize(
     ("acp", "exact", "status"),
     [
-        (lambda s, d: 0.8 + 0.1 * (s == 1), lambda s, d: 0.9 - 0.05 * (s == 2), Status.MET),
+        (lambda s, d: 0.88 + 0.02 * (s == 1), lambda s, d: 0.9 - 0.01 * (s == 2), Status.MET),
+        # The interval reaches 0, and -17 points: no damage is not shown by what shows nothing.
+        (lambda s, d: 0.8 + 0.1 * (s == 1), lambda s, d: 0.9 - 0.05 * (s == 2), Status.UNDECIDED),
         (lambda s, d: 0.5 + 0.01 * s, lambda s, d: 0.9, Status.MISSED),
         (lambda s, d: 0.9, lambda s, d: 0.5, Status.MET),
         (lambda s, d: 0.0, lambda s, d: 0.1, Status.UNDECIDED),

@@ -128,6 +128,7 @@ def test_local_files_become_the_columns_of_the_hub(data):
         ('{"query": "Q"}\n', r"piqa.jsonl: not the items of piqa \(KeyError: 'choices'\)"),
         ('{"query": "Question: a\\n", "choices": ["a", "b"], "gold": 2}\n', "right answer is number 2 of 2"),
         ('{"query": "a", "choices": ["a", "b"], "gold": 1}\n', "does not stand between 'Question: '"),
+        ('{"query": 5, "choices": ["a", "b"], "gold": 1}\n', r"the items of piqa \(AttributeError: 'int'"),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(data, text, message):
@@ -135,6 +136,13 @@ def test_a_damaged_file_is_named_in_one_line(data, text, message):
     with pytest.raises(TaskData, match=message) as caught:
         read_documents("piqa", data)
     assert "\n" not in str(caught.value)
+
+
+def test_a_line_ends_where_json_lines_end(data):
+    """U+2028 and its like may stand in a string of JSON as they are."""
+    text = '{"context": "One\u2028two\x85 three", "continuation": "four"}\r\n\n'
+    (data / "lm_eval" / "lambada_openai.jsonl").write_bytes(text.encode())
+    assert read_documents("lambada_openai", data) == [{"text": "One\u2028two\x85 three four"}]
 
 
 def test_missing_files_are_named(data, tmp_path):
@@ -173,11 +181,12 @@ def harness():
 def evaluation(harness):
     from acp_repro.papers.acp.evaluation import evaluation, tasks
     from acp_repro.papers.acp.evaluation import harness as ours
+    from acp_repro.papers.acp.fits import OtherTokenizer as Other
 
     class Room:
         evaluate, TaskResult = staticmethod(evaluation.evaluate), evaluation.TaskResult
         load_tasks, TaskUnavailable = staticmethod(tasks.load_tasks), tasks.TaskUnavailable
-        FoXLM, OtherTokenizer = ours.FoXLM, ours.OtherTokenizer
+        FoXLM, OtherTokenizer = ours.FoXLM, Other
 
     return Room
 
@@ -328,7 +337,7 @@ def test_a_stopped_evaluation_goes_on_where_it_was(evaluation, data, tmp_path):
 
     with pytest.raises(Stop):
         evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=stop_at_the_second)
-    assert sorted(path.name for path in kept.iterdir()) == ["piqa.json"]
+    assert [path.name.partition("-")[0] for path in kept.iterdir()] == ["piqa"]
     said.clear()
     tasks, _ = evaluation.load_tasks(["piqa", "copa"], data)
     results = evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append)
@@ -342,6 +351,15 @@ def test_a_stopped_evaluation_goes_on_where_it_was(evaluation, data, tmp_path):
         tasks, _ = evaluation.load_tasks(["piqa"], data)
         evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append, **change)
         assert "finished before" not in said[0]
+    # So is another tokeniser of the same name; and what was kept before is still there.
+    other = fox_lm(evaluation)
+    other.tokenizer = type("Other", (ByteTokenizer,), {"json_text": "another"})()
+    assert other.tokenizer_name == fox_lm(evaluation).tokenizer_name
+    said.clear()
+    evaluation.evaluate(other, tasks, kept=kept, say=said.append)
+    evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append)
+    evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, again=True, say=said.append)
+    assert ["finished before" in line for line in said] == [False, True, False]
 
 
 def test_unknown_tasks_and_unreachable_items_are_one_line(evaluation, data, monkeypatch):

@@ -206,7 +206,12 @@ def test_runs_without_needles_are_described_as_before_there_were_any(tmp_path, m
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     assert "needle_share" not in load_suite("mini").runs[0].as_dict()
-    for wrong, message in (("needle_depths: [2]", "between 0 and 1"), ("needle_samples: 0", "positive")):
+    for wrong, message in (
+        ("needle_depths: [2]", "between 0 and 1"),
+        ("needle_depths: [0.5, 0.5]", "needle_depths: must be different values"),
+        ("needle_lengths: [512, 512]", "needle_lengths: must be different values"),
+        ("needle_samples: 0", "positive"),
+    ):
         with pytest.raises(SuiteError, match=message):
             write_suite(tmp_path, YAML.replace("loss_tokens: 256", f"loss_tokens: 256, {wrong}"))
             load_suite("mini")
@@ -298,14 +303,14 @@ def test_a_test_that_is_stopped_goes_on_where_it_was(tmp_path):
 
     def stop_later(name, rows):
         add(name, rows)
-        if name == "600 1":
+        if name == "700 0":
             raise KeyboardInterrupt
 
     stop.add = stop_later
     with pytest.raises(KeyboardInterrupt):
         ask(interrupted, unfinished=stop)
     with path.open("a") as file:
-        file.write('["700 0", [{"half')  # a kill while writing
+        file.write('["600 1", [{"half')  # a kill while writing
     resumed, state_of = Copier(), Unfinished(path, {"a": 1})
     assert ask(resumed, unfinished=state_of) == whole
     assert resumed.calls + interrupted.calls == calls and resumed.calls < calls
@@ -321,7 +326,17 @@ def test_a_test_that_is_stopped_goes_on_where_it_was(tmp_path):
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ],
 )
-def test_a_context_that_does_not_fit_in_memory_is_one_line(error):
+def test_a_context_that_does_not_fit_in_memory_is_one_line_before_the_others_are_tried(error):
+    class Small(Copier):
+        def __call__(self, input_ids, *args, **kwargs):
+            if input_ids.shape[1] > 600:
+                raise error
+            return super().__call__(input_ids, *args, **kwargs)
+
+    small = Small()
+    with pytest.raises(trial.TooLong, match="a context of 700 tokens does not fit"):
+        ask(small)
+    assert small.calls <= 1  # the prompt without its needle, which is shorter
     with pytest.raises(trial.TooLong, match="a context of 64 tokens does not fit"), trial.enough_memory(64):
         raise error
     with pytest.raises(RuntimeError, match="another"), trial.enough_memory(64):
@@ -427,6 +442,7 @@ def checkpoint(tmp_path_factory):
     save_pretrained(FoXForCausalLM(config), folder / "fox")
     save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=300)), folder / "other")
     save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=200)), folder / "small")
+    save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=1000)), folder / "large")
     (folder / "text.txt").write_text("What a fox forgets, a dog remembers. " * 40)
     return folder
 
@@ -448,6 +464,10 @@ def test_command(checkpoint, capsys):
     said = capsys.readouterr().out
     assert "depth      500      600" in said and "exact answers 0 of 8" in said and f"csv: {csv}" in said
     assert len(csv.read_text().splitlines()) == 9 and len(list(csv.parent.iterdir())) == 1
+    # What is asked twice is tried once.
+    twice = [*arguments, "600", "--depths", "1", "1", "--samples", "1"]
+    assert command(twice) == 0
+    assert "exact answers 0 of 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -460,6 +480,7 @@ def test_command(checkpoint, capsys):
             "fewer than the longest context, 5000",
         ),
         (["{}/fox", "--haystack", "{}/no"], "--haystack: "),
+        (["{}/fox", "--csv", "{}"], "is a folder; give a file"),
         (["{}/fox", "--depths", "2"], "not a number from 0 to 1"),
         (["{}/fox", "--mode", "hard"], "invalid choice"),
         (["{}/other"], "has no tokenizer.json that is read here"),
@@ -474,9 +495,10 @@ def test_bad_input_is_one_line(checkpoint, capsys, arguments, message):
     assert code and message in error and "Traceback" not in error
 
 
-def test_a_tokeniser_of_another_model_is_refused(checkpoint, capsys, monkeypatch):
+@pytest.mark.parametrize(("folder", "ids"), [("small", 200), ("large", 1000)])
+def test_a_tokeniser_of_another_model_is_refused(checkpoint, capsys, monkeypatch, folder, ids):
     from acp_repro.papers.acp.checkpoint_folder import Checkpoint
 
     monkeypatch.setattr(Checkpoint, "tokenizer", BYTES)
-    assert command([str(checkpoint / "small")]) == 2
-    assert "the tokeniser has 257 token ids, and" in capsys.readouterr().err
+    assert command([str(checkpoint / folder)]) == 1
+    assert f"the model has {ids} token ids and the tokeniser 257, so it is not" in capsys.readouterr().err

@@ -119,7 +119,14 @@ def test_same_input_is_one_pass_and_shared_contexts_are_fewer_tokens():
     assert (apart.tokens, shared.tokens) == (62, 30 + 4)
 
 
-def test_out_of_memory_halves_the_batch_and_one_sequence_too_long_is_one_line():
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_out_of_memory_halves_the_batch_and_one_sequence_too_long_is_one_line(error):
     model, limit = tiny(), 90
 
     class Small(torch.nn.Module):
@@ -127,7 +134,7 @@ def test_out_of_memory_halves_the_batch_and_one_sequence_too_long_is_one_line():
 
         def forward(self, input_ids, cache=None, return_hidden=False):
             if input_ids.numel() > limit:
-                raise torch.OutOfMemoryError("CUDA out of memory")
+                raise error
             return model(input_ids, cache=cache, return_hidden=return_hidden)
 
     asked = requests()
@@ -136,6 +143,9 @@ def test_out_of_memory_halves_the_batch_and_one_sequence_too_long_is_one_line():
     assert small.batch_tokens <= 180
     assert sums(found) == pytest.approx(sums(scorer(model).score(asked)), abs=2e-5)
     with pytest.raises(TooLong, match="a sequence of 100 tokens does not fit in this device's memory"):
+        small.score([Request([1] * 100, [2])])
+    error = RuntimeError("another")
+    with pytest.raises(RuntimeError, match="another"):
         small.score([Request([1] * 100, [2])])
 
 

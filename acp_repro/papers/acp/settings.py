@@ -113,6 +113,10 @@ class MeasureConfig(Strict):
         lengths = self.needle_lengths if isinstance(self.needle_lengths, list) else [self.needle_lengths]
         if not lengths or not all(length > 0 for length in lengths):
             raise ValueError(f"needle_lengths: how many, or a list of them, each positive; got {lengths}")
+        for name in ("needle_depths", "needle_lengths"):
+            values = getattr(self, name)
+            if isinstance(values, list) and len(set(values)) != len(values):
+                raise ValueError(f"{name}: must be different values; got {values}")
         if not all(value < 0 for value in self.sweep_log_pruning_tolerances):
             raise ValueError(
                 "sweep_log_pruning_tolerances: each is log(epsilon), negative; got "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import time
@@ -64,6 +65,7 @@ def evaluate(
     items: int | None = None,
     kept: Path | None = None,
     identity: dict[str, Any] | None = None,
+    again: bool = False,
     say: Callable[[str], object] = lambda line: None,
 ) -> list[TaskResult]:
     """The results of ``tasks``, in their order.
@@ -71,16 +73,17 @@ def evaluate(
     Args:
         items: only the first so many of each task, as the harness's ``--limit``.
         kept: a folder of one file a task, written when it is finished; one that is there, of the same model,
-            items and settings, is not evaluated again.
+            items and settings, is not evaluated again. Those of other settings stay beside it.
         identity: stands for the model and its weights; must change with them.
+        again: evaluate what is finished, too.
         say: is told what is done, a line a task.
     """
     results = []
     for number, task in enumerate(tasks, 1):
         where = f"[{number}/{len(tasks)}] {task.name}"
         key = _key(lm, task, items, identity or {})
-        path = kept / f"{task.name}.json" if kept else None
-        result = _read(path, key) if path else None
+        path = kept / f"{task.name}-{_digest(key)}.json" if kept else None
+        result = _read(path, key) if path and not again else None
         if result is None:
             there = len(task.task.eval_docs)
             say(f"{where}: {min(items or there, there):,} items, from {task.source}")
@@ -101,13 +104,18 @@ def _key(lm: FoXLM, task: LoadedTask, items: int | None, identity: dict[str, Any
         "task_version": str(task.task.VERSION),
         "items": items,
         "fingerprint": task.fingerprint,
-        "tokenizer": lm.tokenizer_name,
+        # Two tokenisers of one size have one name.
+        "tokenizer": [lm.tokenizer_name, _digest(getattr(lm.tokenizer, "json_text", None))],
         "max_length": lm.max_length,
         "dtype": scorer.dtype,
         "device": scorer.device.type,
         "share_contexts": scorer.share_contexts,
     }
     return json.loads(json.dumps(identity | settings))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:

@@ -20,15 +20,14 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import nn
 from tqdm import tqdm
 
-from acp_repro.common.errors import UserError
 from acp_repro.model.generation import stream_tokens
 from acp_repro.training.step import autocast
 
+from ..fits import check_tokenizer
 from .scoring import Request, Scorer
 
 # Tokens of a batch: enough to keep an H100 busy with 125M parameters; what is in a CPU's caches is faster.
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2048}
-PADDED_IDS = 256  # a model may have so many more ids than its tokeniser, to round their number up
 DEFAULT_NEW_TOKENS = 256  # the harness's own
 
 
@@ -41,21 +40,6 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> Sequence[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
-
-
-class OtherTokenizer(UserError, ValueError):
-    """The tokeniser's ids are not the model's."""
-
-
-def check_tokenizer(tokenizer: Tokenizer, vocab_size: int, whose: str) -> None:
-    """Raises:
-    OtherTokenizer: it has more ids than the model, or fewer than rounding up explains.
-    """
-    if not 0 <= vocab_size - tokenizer.vocab_size < PADDED_IDS:
-        raise OtherTokenizer(
-            f"{whose}: the model has {vocab_size} token ids and the tokeniser {tokenizer.vocab_size}, so it "
-            "is not the model's; give the tokenizer.json that it was trained with"
-        )
 
 
 class FoXLM(TemplateLM):
@@ -100,7 +84,7 @@ class FoXLM(TemplateLM):
         Raises:
             OtherTokenizer: the tokeniser is not the model's.
         """
-        check_tokenizer(tokenizer, model.config.vocab_size, "tokenizer")
+        check_tokenizer(tokenizer.vocab_size, model.config.vocab_size, "tokenizer")
         device = next(model.parameters()).device
         on_gpu = device.type == "cuda"
         scorer = Scorer(

@@ -64,7 +64,7 @@ def read_documents(task: str, folder: str | Path) -> list[Document]:
         documents = list(file.read(path.read_text(encoding="utf-8")))
     except TaskData as error:
         raise type(error)(f"{path}: {error}") from None
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise TaskData(f"{path}: not the items of {task} ({type(error).__name__}: {error})") from error
     if not documents:
         raise TaskData(f"{path}: holds no item of {task}")
@@ -72,7 +72,7 @@ def read_documents(task: str, folder: str | Path) -> list[Document]:
 
 
 def _lines(text: str) -> Iterator[Document]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield json.loads(line)

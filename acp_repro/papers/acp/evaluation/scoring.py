@@ -20,6 +20,8 @@ from acp_repro.common.errors import UserError
 from acp_repro.model.cache import FoXCache
 from acp_repro.training.step import autocast
 
+from ..fits import is_out_of_memory
+
 _LOGIT_ROWS = 4096  # rows of float32 logits held at once; 0.8 GB with GPT-2's vocabulary
 # A shared context is worth a second pass if it saves this share of the tokens, and if contexts of its length
 # (a cache holds rows of one length) fill this share of a batch. For four continuations with the 3M model on
@@ -140,7 +142,9 @@ class Scorer:
                 batch.append(unit)
             try:
                 result = score(batch)
-            except torch.OutOfMemoryError:
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
                 if len(batch) == 1:
                     raise TooLong(
                         f"a sequence of {waiting[0].key[0]} tokens does not fit in this device's memory; "

@@ -48,10 +48,6 @@ class Needle:
     bos_id: int
 
     @property
-    def largest_id(self) -> int:
-        return max(self.bos_id, *(int(ids.max()) for ids in (self.needle, self.question, self.answer)))
-
-    @property
     def room(self) -> int:
         """Tokens kept for the model's answer at the end of a context: the right answer, and half as much."""
         return len(self.answer) + len(self.answer) // 2

@@ -15,6 +15,7 @@ from acp_repro.common.errors import UserError
 from acp_repro.model import FoXForCausalLM, generate
 from acp_repro.training.step import autocast
 
+from ..fits import is_out_of_memory
 from .prompt import Needle, first_line, is_exact, recall
 from .unfinished import Unfinished
 
@@ -89,7 +90,8 @@ def try_needle(
     cells = [(length, sample) for length in lengths for sample in range(len(haystacks))]
     done = unfinished or Unfinished(None, {})
     with tqdm(total=len(cells) * len(depths), desc=description, unit="prompt", disable=None) as bar:
-        for length, sample in cells:
+        # The longest first: what does not fit fails at once.
+        for length, sample in sorted(cells, reverse=True):
             name = f"{length} {sample}"
             if name not in done:
                 with enough_memory(length), torch.no_grad():
@@ -156,11 +158,9 @@ def enough_memory(length: int) -> Iterator[None]:
     """
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        # A CPU's allocator raises no class of its own.
-        if type(error) is RuntimeError and "allocate memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         raise TooLong(
-            f"a context of {length} tokens does not fit in this machine's memory; ask for shorter ones "
-            "(what is done of the others is kept)"
+            f"a context of {length} tokens does not fit in this machine's memory; ask for shorter ones"
         ) from None

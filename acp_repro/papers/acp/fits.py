@@ -1,0 +1,31 @@
+"""What must fit to evaluate a model: its tokeniser, and a sequence into memory."""
+
+from __future__ import annotations
+
+import torch
+
+from acp_repro.common.errors import UserError
+
+PADDED_IDS = 256  # a model may have so many more ids than its tokeniser, to round their number up
+
+
+class OtherTokenizer(UserError, ValueError):
+    """The tokeniser's ids are not the model's."""
+
+
+def check_tokenizer(tokenizer_ids: int, model_ids: int, whose: str) -> None:
+    """Raises:
+    OtherTokenizer: the tokeniser has more ids than the model, or fewer than rounding up explains.
+    """
+    if not 0 <= model_ids - tokenizer_ids < PADDED_IDS:
+        raise OtherTokenizer(
+            f"{whose}: the model has {model_ids} token ids and the tokeniser {tokenizer_ids}, so it "
+            "is not the model's; give the tokenizer.json that it was trained with"
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory; a CPU's allocator raises no class of its own."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return type(error) is RuntimeError and "allocate memory" in str(error)
