@@ -1,5 +1,5 @@
 """Without a GPU the Triton kernels run in Triton's interpreter, which must be asked for before
-Triton is imported. And the one fixture that tests of several rooms read."""
+Triton is imported, and tests of a GPU say why they skip. And the one fixture that several rooms read."""
 
 import os
 from pathlib import Path
@@ -11,6 +11,14 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 REPO_ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="run make test-gpu where a GPU is"))
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,7 @@ from acp_repro.training.optimizer import make_optimizer
 from acp_repro.training.step import train_step
 from tests.attention.test_attention import make_inputs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="run make test-gpu where a GPU is"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("threshold", [None, -20.0, "auto"])

@@ -81,7 +81,6 @@ def test_the_installed_fla_agrees():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="run make test-gpu where a GPU is")
 @pytest.mark.parametrize("packed", [False, True])
 def test_on_a_gpu_both_kernels_are_the_equations(packed):
     """Outputs and every gradient in bfloat16, against the equations in float64; ours no worse than theirs."""

@@ -12,10 +12,7 @@ pytest.importorskip("triton", reason="pip install triton")
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.triton import launch, notes
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="run make test-gpu where a GPU is"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture

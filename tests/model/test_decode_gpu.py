@@ -9,10 +9,7 @@ from model_helpers import SMALL, relative_error, with_strong_gates
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
 from acp_repro.model.decode_step import DecodeStep
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="run make test-gpu where a GPU is"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @torch.no_grad()
