@@ -37,6 +37,7 @@ pretraining:
     micro_batch_sequences: 4
     steps: 12
     learning_rate: 1e-2
+    neighbour_heads: true
 datasets:
   toy: {{reader: cuad, path: toy.jsonl, options: {{least: 2}}, max_tokens: 24, epochs: 1, batch_examples: 8}}
 backbones:

@@ -16,6 +16,7 @@ from acp_repro.training.run_folder import TrainingError
 from acp_repro.training.task import Task
 
 from .backbones import fresh
+from .neighbours import look_at_neighbours
 from .steps import linear, save_pretrained, seed_step
 from .suite import PretrainingRun
 from .texts import bert_tokenizer
@@ -48,7 +49,10 @@ class PretrainingTask(Task):
         from transformers import AutoModelForMaskedLM
 
         settings = self.run.pretraining
-        return fresh(AutoModelForMaskedLM, self.run.backbone, self.tokenizer, settings.max_tokens)
+        model = fresh(AutoModelForMaskedLM, self.run.backbone, self.tokenizer, settings.max_tokens)
+        if settings.neighbour_heads:
+            look_at_neighbours(model)
+        return model
 
     def batch(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """input_ids, (B, T) integer; the tokens that were masked, and their places in all of B * T, (M,)

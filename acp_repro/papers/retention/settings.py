@@ -117,6 +117,8 @@ class PretrainingConfig(Strict):
         steps: optimiser steps.
         learning_rate, warmup_share: as under ``training``.
         masked_share: of the tokens, those to be told; 80 % of them become [MASK], 10 % another token.
+        neighbour_heads: the heads of the first block begin by looking at the tokens beside their own, which
+            saves the thousands of steps that it takes to find them; see ``look_at_neighbours``.
     """
 
     data: DataConfig
@@ -127,6 +129,7 @@ class PretrainingConfig(Strict):
     learning_rate: float = 5e-4
     warmup_share: float = 0.06
     masked_share: float = 0.15
+    neighbour_heads: bool = False
 
     def __post_init__(self):
         positive(self, "batch_sequences", "steps", "learning_rate")
