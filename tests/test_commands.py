@@ -182,6 +182,18 @@ def test_a_pipe_that_closes_early_is_no_error():
     assert "Traceback" not in done.stderr
 
 
+def test_a_terminal_without_a_character_gets_its_escape():
+    code = "from acp_repro.chain.command import run_command; run_command(lambda: print('λ'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "\\u03bb\n"), done.stderr
+
+
 def test_more_ranks_than_the_machine_has(work, capsys):
     import torch
 

@@ -66,8 +66,10 @@ def command(resume: str = "") -> Callable[[Main], Main]:
 def run_command(main: Main) -> None:
     """Runs a ``main`` as the process and leaves with its code.
 
-    A pipe that closes early (``| head``) ends it without a word.
+    A pipe that closes early (``| head``) ends it without a word, and a character that the terminal does not
+    know is written as its escape.
     """
+    sys.stdout.reconfigure(errors="backslashreplace")
     for name, value in _PASSIVE.items():  # read when torch is imported, which commands do later
         os.environ.setdefault(name, value)
     code = main()

@@ -340,7 +340,7 @@ def test_bfloat16_goes_through(suite):
 
 
 def test_every_quantity_figure_and_claim(suite, monkeypatch):
-    for library in ("sacrebleu", "rouge_score", "nltk", "sklearn", "shap"):
+    for library in ("sacrebleu", "rouge_score", "rapidfuzz", "sklearn", "shap"):
         pytest.importorskip(library, reason="pip install -e '.[lap]'")
     from analysis import drawing
     from analysis.report.gather import gather

@@ -80,9 +80,9 @@ def _scores(trained: TrainedPruning, rows: list[list[int]], found: list[list[int
 
 def _libraries() -> dict[str, Any]:
     try:
-        from nltk.metrics.distance import edit_distance
+        from rapidfuzz.distance.Levenshtein import distance
         from rouge_score import rouge_scorer
         from sacrebleu import corpus_bleu
     except ImportError as error:
         raise UsageError(f"{error}; the scores need more libraries: pip install -e '.[lap]'") from None
-    return {"edit_distance": edit_distance, "rouge_scorer": rouge_scorer, "corpus_bleu": corpus_bleu}
+    return {"edit_distance": distance, "rouge_scorer": rouge_scorer, "corpus_bleu": corpus_bleu}
