@@ -104,6 +104,8 @@ def dynamics(accuracy, kept):
 
 
 def test_dynamics_compare_the_first_look_and_the_last():
+    assert status(criteria.drops_and_learns, dynamics([1.0, 0.9, 0.95], [1.0, 0.9, 0.5])) == "met"
+    assert status(criteria.drops_and_learns, dynamics([1.0, 0.9, 0.85], [1.0, 0.9, 0.5])) == "not met"
     assert status(criteria.drops_and_learns, dynamics([0.1, 0.0, 0.9], [0.9, 1.0, 0.5])) == "met"
     assert status(criteria.drops_and_learns, dynamics([0.1, 0.9, 0.1], [0.9, 0.9, 0.5])) == "not met"
     assert status(criteria.drops_and_learns, dynamics([0.1, 0.5, 0.9], [0.9, 0.1, 0.9])) == "not met"
