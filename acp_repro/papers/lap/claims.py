@@ -24,8 +24,8 @@ DYNAMICS = (
         "The model drops tokens and still learns to reconstruct",
         "Section Results, training dynamics: the model balances compression and accuracy during training",
         "over the last tenth of training the main run keeps less than at the first look, and its accuracy "
-        f"with tokens removed is higher, or {SMALL_ACCURACY:g} at least where training began from a model that "
-        "could reconstruct",
+        f"with tokens removed is higher, or {SMALL_ACCURACY:g} at least where training began from a model "
+        "that could reconstruct",
         ("dynamics",),
         "drops_and_learns",
     ),
