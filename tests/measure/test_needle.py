@@ -15,8 +15,7 @@ from acp_repro.chain.suite import load_suite
 from acp_repro.common.errors import UsageError
 from acp_repro.data import ByteTokenizer, prepare
 from acp_repro.data.sources import Document
-from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
-from acp_repro.needle import main as command
+from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.papers.acp.measure import long_loss_curve, needle, training_log
 from acp_repro.papers.acp.needle import documents, haystack, trial
 from acp_repro.papers.acp.needle.prompt import WORDINGS, is_exact, recall, tokenise_needle
@@ -427,78 +426,3 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(RecordError, match="cannot be read .* train with `python -m acp_repro.train"):
         training_log.measure(trained)
-
-
-# --- the command
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    torch.manual_seed(0)
-    config = FoXConfig.pro(
-        vocab_size=257, hidden_size=32, num_hidden_layers=2, num_heads=2, log_pruning_tolerance=-10
-    )
-    save_pretrained(FoXForCausalLM(config), folder / "fox")
-    save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=300)), folder / "other")
-    save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=200)), folder / "small")
-    save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=1000)), folder / "large")
-    (folder / "text.txt").write_text("What a fox forgets, a dog remembers. " * 40)
-    return folder
-
-
-def test_command(checkpoint, capsys):
-    csv = checkpoint / "out" / "needle.csv"
-    arguments = [
-        str(checkpoint / "fox"),
-        "--haystack",
-        str(checkpoint / "text.txt"),
-        "--lengths",
-        "500",
-        "600",
-    ]
-    assert (
-        command([*arguments, "--depths", "0", "1", "--samples", "2", "--mode", "standard", "--csv", str(csv)])
-        == 0
-    )
-    said = capsys.readouterr().out
-    assert "depth      500      600" in said and "exact answers 0 of 8" in said and f"csv: {csv}" in said
-    assert len(csv.read_text().splitlines()) == 9 and len(list(csv.parent.iterdir())) == 1
-    # What is asked twice is tried once.
-    twice = [*arguments, "600", "--depths", "1", "1", "--samples", "1"]
-    assert command(twice) == 0
-    assert "exact answers 0 of 2" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "no such folder"),
-        (["{}/fox", "--lengths", "100"], "use a length of at least"),
-        (
-            ["{}/fox", "--lengths", "5000", "--haystack", "{}/text.txt"],
-            "fewer than the longest context, 5000",
-        ),
-        (["{}/fox", "--haystack", "{}/no"], "--haystack: "),
-        (["{}/fox", "--csv", "{}"], "is a folder; give a file"),
-        (["{}/fox", "--depths", "2"], "not a number from 0 to 1"),
-        (["{}/fox", "--mode", "hard"], "invalid choice"),
-        (["{}/other"], "has no tokenizer.json that is read here"),
-    ],
-)
-def test_bad_input_is_one_line(checkpoint, capsys, arguments, message):
-    try:
-        code = command([argument.format(checkpoint) for argument in arguments])
-    except SystemExit as end:
-        code = end.code
-    error = capsys.readouterr().err
-    assert code and message in error and "Traceback" not in error
-
-
-@pytest.mark.parametrize(("folder", "ids"), [("small", 200), ("large", 1000)])
-def test_a_tokeniser_of_another_model_is_refused(checkpoint, capsys, monkeypatch, folder, ids):
-    from acp_repro.papers.acp.checkpoint_folder import Checkpoint
-
-    monkeypatch.setattr(Checkpoint, "tokenizer", BYTES)
-    assert command([str(checkpoint / folder)]) == 1
-    assert f"the model has {ids} token ids and the tokeniser 257, so it is not" in capsys.readouterr().err
