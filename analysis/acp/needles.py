@@ -33,7 +33,7 @@ def draw(records: pd.DataFrame) -> Figure:
     columns = [(setting, title, method) for setting, title in each for method in TITLES]
     width = min(style.PAGE_INCHES, 0.9 + 1.6 * len(columns))
     figure, axes = plt.subplots(2, len(columns), figsize=(width, 3.5), squeeze=False, layout="constrained")
-    largest = max(cells["gain_nats"].abs().max(), 1e-9)
+    largest = max(cells["gain_nats"].abs().max(), 1.0)  # less than a nat looks like the little it is
     norms = {"answer_recall": Normalize(0, 100), "gain_nats": Normalize(-largest, largest)}
     maps = {"answer_recall": "viridis", "gain_nats": "RdBu"}
     for index, (value, label) in enumerate(ROWS.items()):
