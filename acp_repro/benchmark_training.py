@@ -15,6 +15,7 @@ from pathlib import Path
 from .chain.command import choose_device, command, positive, run_command
 from .chain.provenance import device_name
 from .chain.records import write_suite_records
+from .chain.run import PARALLEL
 from .chain.suite import load_suite
 from .common.errors import UsageError
 from .common.files import write_text
@@ -33,11 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     records = []
     with tempfile.TemporaryDirectory() as folder:
-        for ranks in options.nproc:
-            rows = Path(folder) / f"{ranks}.json"
-            words = _words(
-                options, [run.name for run in runs], rows, official=options.official and ranks == 1
-            )
+        for ranks, parallel in itertools.product(options.nproc, options.parallel):
+            if ranks == 1 and parallel != options.parallel[0]:
+                continue  # one process has no two ways
+            rows = Path(folder) / f"{ranks}-{parallel}.json"
+            words = _words(options, [run.name for run in runs], rows, parallel, ranks)
             if status := launch_ranks(ranks, "acp_repro.benchmark_training", words):
                 return status
             records += json.loads(rows.read_text())
@@ -64,7 +65,13 @@ def _measure(runs: list, options: argparse.Namespace) -> int:
         records = []
         for run, words in itertools.product(runs, options.vocab_size):
             for record in measure(
-                run, words, device, repeats=options.repeats, steps=options.steps, official=options.official
+                run,
+                words,
+                device,
+                repeats=options.repeats,
+                steps=options.steps,
+                official=options.official,
+                parallel=options.parallel[0],
             ):
                 records.append(record)
                 on_rank_zero(lambda record=record: print(_in_words(record), flush=True))
@@ -79,22 +86,23 @@ def _check_ranks(nproc: list[int], device: str) -> None:
         raise UsageError(f"--nproc {max(nproc)}: this machine has {torch.cuda.device_count()} GPUs")
 
 
-def _words(options: argparse.Namespace, names: list[str], rows: Path, official: bool) -> list[str]:
-    words = ["--suite", options.suite, "--rows", str(rows)]
+def _words(options: argparse.Namespace, names: list[str], rows: Path, parallel: str, ranks: int) -> list[str]:
+    words = ["--suite", options.suite, "--rows", str(rows), "--parallel", parallel]
     words += ["--repeats", str(options.repeats), "--steps", str(options.steps)]
     words += ["--vocab-size", *map(str, options.vocab_size)]
     words += [word for name in names for word in ("--run", name)]
     words += ["--device", options.device] if options.device else []
-    return words + ["--official"] * official
+    return words + ["--official"] * (options.official and ranks == 1)
 
 
 def _in_words(record: dict) -> str:
     mfu = f", {100 * record['mfu_nominal']:.0f} % MFU" if record["mfu_nominal"] else ""
     memory = record["peak_memory_bytes"]
     memory = f", {memory / 2**30:.1f} GiB" if memory else ""
+    mode = f" ({record['parallel']})" if record["ranks"] > 1 else ""
     return (
         f"{record['size']} at {record['context_length_tokens']:,}, {record['vocab_size']:,} words, "
-        f"{record['ranks']} x {record['implementation']} {record['method']}: "
+        f"{record['ranks']}{mode} x {record['implementation']} {record['method']}: "
         f"{record['throughput_tokens_per_s']:,.0f} tokens/s{mfu}{memory}"
     )
 
@@ -128,6 +136,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         default=[1],
         metavar="N",
         help="GPUs of this machine, each number a measurement (default: 1); a step grows with them",
+    )
+    add(
+        "--parallel",
+        choices=PARALLEL,
+        nargs="+",
+        default=["auto"],
+        help="how several GPUs share a step, each a measurement (default: as the suite's runs do)",
     )
     add("--official", action="store_true", help="time the authors' model beside ours, on one GPU")
     add("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")

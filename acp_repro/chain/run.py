@@ -26,6 +26,9 @@ class Strict:
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
 
+PARALLEL = ("auto", "ddp", "fsdp")  # how several processes share a run
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig(Strict):
     """What the shared trainer reads of a run's ``training``; the defaults are those of ACP's Appendix B.
@@ -43,7 +46,7 @@ class TrainerConfig(Strict):
     dtype: str = "bfloat16"  # autocast over float32 weights; "float32": no autocast
     gradient_checkpointing: bool = False
     compile: bool = True  # blocks through torch.compile, on a GPU; a CPU never compiles
-    parallel: str = "auto"  # auto, ddp or fsdp
+    parallel: str = "auto"  # one of PARALLEL
     checkpoint_every_seconds: float = 600.0
 
     def __post_init__(self):
@@ -56,7 +59,7 @@ class TrainerConfig(Strict):
                 raise ValueError(f"{name}: must be in [0, 1), got {getattr(self, name)}")
         if self.dtype not in ("bfloat16", "float32"):
             raise ValueError(f"dtype: must be bfloat16 or float32, got {self.dtype!r}")
-        if self.parallel not in ("auto", "ddp", "fsdp"):
+        if self.parallel not in PARALLEL:
             raise ValueError(f"parallel: must be auto, ddp or fsdp, got {self.parallel!r}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
@@ -13,13 +15,15 @@ from ..tables import one_each
 SETTING = ["architecture", "size", "context_length_tokens", "vocab_size"]
 OFFICIAL = "official"
 DASHES = {"acp": "-", "exact": "--"}
+MARKERS = {"ddp": "o", "fsdp": "s"}
+MODES = {"ddp": "DDP", "fsdp": "FSDP2"}
 
 
 def of_linear(records: pd.DataFrame) -> pd.DataFrame:
     """``training_step`` records of this project with ``of_linear``: the rate over that of the fewest GPUs of
-    the same setting and method, times their share of the GPUs."""
-    ours = records[records["implementation"] != OFFICIAL].sort_values("ranks")
-    one_each(ours, [*SETTING, "method", "ranks"], "training_step")
+    the same setting and method, times their share of the GPUs. One GPU has no mode of several."""
+    ours = records[records["implementation"] != OFFICIAL].sort_values("ranks", kind="stable")
+    one_each(ours, [*SETTING, "method", "ranks", "parallel"], "training_step")
     each = ours["throughput_tokens_per_s"] / ours["ranks"]
     first = each.groupby([ours[name] for name in (*SETTING, "method")]).transform("first")
     return ours.assign(of_linear=each / first)
@@ -34,10 +38,11 @@ def draw(records: pd.DataFrame) -> Figure:
     ours = of_linear(records)
     figure, (rate, share) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.6), layout="constrained")
     for index, (setting, rows) in enumerate(ours.groupby(SETTING, sort=False)):
-        for method, curve in rows.groupby("method", sort=False):
+        for (method, mode), curve in _curves(rows):
             look = {"color": style.SIZES[index % len(style.SIZES)], "linestyle": DASHES[method]}
-            look |= {"marker": "o", "markersize": 3, "linewidth": 1.4}
+            look |= {"marker": MARKERS.get(mode, "o"), "markersize": 3, "linewidth": 1.4}
             label = f"{_in_words(setting)}, {'ACP' if method == 'acp' else method}"
+            label += f", {MODES[mode]}" if mode in MODES else ""
             rate.plot(curve["ranks"], curve["throughput_tokens_per_s"] / 1e3, label=label, **look)
             share.plot(curve["ranks"], 100 * curve["of_linear"], **look)
     share.axhline(100, color=style.PAPER, linewidth=1, zorder=0)
@@ -55,12 +60,20 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
+def _curves(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
+    """((method, mode), rows by ranks) of one setting; every mode begins at the single process."""
+    several = rows["ranks"] > 1
+    for method, same in rows.groupby("method", sort=False):
+        for mode in sorted(same.loc[several, "parallel"].unique()) or ["none"]:
+            yield (method, mode), same[(same["ranks"] == 1) | (same["parallel"] == mode)]
+
+
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["training_step"]
     ours, first = of_linear(records), records.iloc[0]
     shares = ", ".join(
         f"{100 * row.of_linear:.0f} % on {row.ranks} ({row.size} at "
-        f"{style.length_label(row.context_length_tokens)}, {row.parallel})"
+        f"{style.length_label(row.context_length_tokens)}, {MODES[row.parallel]})"
         for row in ours[(ours["method"] == "acp") & (ours["ranks"] > 1)].itertuples()
     )
     rivals = "; ".join(

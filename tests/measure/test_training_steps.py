@@ -51,9 +51,9 @@ def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch, cap
 
     monkeypatch.setattr("acp_repro.training.distributed.launch_ranks", ranks)
     words = ["--suite", "mini", "--vocab-size", "301", "512", "--nproc", "1", "2", "--device", "cpu"]
-    assert command([*words, "--repeats", "1", "--steps", "1"]) == 0
+    assert command([*words, "--parallel", "ddp", "fsdp", "--repeats", "1", "--steps", "1"]) == 0
     table = read_records(load_suite("mini"), "training_step")
-    assert len(table) == 8 and set(table["vocab_size"]) == {301, 512}
+    assert len(table) == 12 and set(table["vocab_size"]) == {301, 512}
     assert "512 words, 1 x blockwise exact:" in capsys.readouterr().out
 
 
@@ -75,9 +75,17 @@ def test_a_rank_leaves_its_records_in_a_file(run, tmp_path):
 def test_linear_growth_is_counted_from_the_fewest_ranks():
     setting = {"architecture": "pro", "size": "125M", "context_length_tokens": 4096, "vocab_size": 50_257}
     rows = [
-        {**setting, "implementation": name, "method": "acp", "ranks": n, "throughput_tokens_per_s": rate}
-        for name, n, rate in (("triton", 4, 360.0), ("triton", 1, 100.0), ("official", 1, 50.0))
+        {**setting, "implementation": name, "method": "acp", "ranks": n, "parallel": mode}
+        | {"throughput_tokens_per_s": rate}
+        for name, n, mode, rate in (
+            ("triton", 4, "ddp", 360.0),
+            ("triton", 1, "none", 100.0),
+            ("official", 1, "none", 50.0),
+            ("triton", 4, "fsdp", 380.0),
+        )
     ]
     found = figure_scaling.of_linear(pd.DataFrame(rows))
-    assert found.set_index("ranks")["of_linear"].to_dict() == {1: 1.0, 4: 0.9}
+    assert found.set_index("parallel")["of_linear"].to_dict() == {"none": 1.0, "ddp": 0.9, "fsdp": 0.95}
+    curves = {mode: list(curve["ranks"]) for (_, mode), curve in figure_scaling._curves(found)}
+    assert curves == {"ddp": [1, 4], "fsdp": [1, 4]}
     assert figure_scaling._against(next(pd.DataFrame(rows[2:]).itertuples()), found).startswith("2.00 times")

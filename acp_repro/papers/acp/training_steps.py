@@ -48,7 +48,14 @@ class Steps(NamedTuple):
 
 
 def measure(
-    run: FoXRun, vocab_size: int, device: torch.device, *, repeats: int, steps: int, official: bool
+    run: FoXRun,
+    vocab_size: int,
+    device: torch.device,
+    *,
+    repeats: int,
+    steps: int,
+    official: bool,
+    parallel: str = "auto",
 ) -> Iterator[dict[str, Any]]:
     """One record for each implementation, with ACP and exact, as they come; every rank takes them all.
 
@@ -57,10 +64,13 @@ def measure(
 
     Args:
         official: time the authors' model too, on one rank, without torch.compile, as their trainer runs it.
+        parallel: how several ranks share a step, ``ddp`` or ``fsdp``; ``auto`` is what the run says.
 
     Raises:
         SuiteError: the authors' code is asked for, and cannot be imported or has several ranks.
     """
+    if parallel != "auto":
+        run = dataclasses.replace(run, training=dataclasses.replace(run.training, parallel=parallel))
     tolerance = run.log_pruning_tolerance or LOG_PRUNING_TOLERANCE
     config = dataclasses.replace(run.model_config(vocab_size), log_pruning_tolerance=tolerance)
     for make in (_ours, _official) if official else (_ours,):
