@@ -22,6 +22,7 @@ def draw(records: pd.DataFrame) -> Figure:
     one_each(records, ["run", "decoding"], "figure_curve")
     figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES * 1.4, 3.2), layout="constrained")
     low = 0  # runs at the foot of the axes, whose names stand above each other
+    named: list[tuple[float, float]] = []  # points whose names stand to their right
     for _, run in records.groupby("run", sort=False):
         points = run.set_index("decoding")
         colour = COLOURS[run["training_mask"].iloc[0]]
@@ -37,12 +38,17 @@ def draw(records: pd.DataFrame) -> Figure:
         ax.scatter(removed["kept_ratio"], removed["token_accuracy"], 28, colour, zorder=3)
         ax.scatter(free["kept_ratio"], free["token_accuracy"], 16, colour, marker="s", alpha=0.6, zorder=3)
         at_foot = removed["token_accuracy"] < 0.2
-        offset = (7, 4 + 9 * low) if at_foot else (4, -9)
+        place = removed["kept_ratio"], removed["token_accuracy"]
+        to_left = any(abs(x - place[0]) < 0.06 and abs(y - place[1]) < 0.1 for x, y in named)
+        offset = (7, 4 + 9 * low) if at_foot else (-4 if to_left else 4, -9)
         low += at_foot
+        if not (at_foot or to_left):
+            named.append(place)
         ax.annotate(
             f"λ {run['compression'].iloc[0]:g}{models.READINGS[run['gate'].iloc[0]]}",
-            (removed["kept_ratio"], removed["token_accuracy"]),
+            place,
             offset,
+            ha="right" if to_left and not at_foot else "left",
             textcoords="offset points",
             fontsize=7,
             color=colour,

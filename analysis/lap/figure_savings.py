@@ -46,7 +46,8 @@ def draw(records: pd.DataFrame) -> Figure:
         for colour, (length, line) in zip(style.SIZES, table.groupby("length_tokens"), strict=False):
             ax.plot(line["kept_ratio"], line["relative"], "o-", ms=3, lw=1.1, color=colour, label=f"{length}")
         ax.axhline(1, color="0.6", lw=0.6, zorder=0)
-        ax.set(title=title, xlim=(0, 1.05), ylim=(0, None))
+        ax.set(title=title, xlim=(0, 1.05))
+    axes[0, 0].set_ylim(0, 1.05 * max(line.get_ydata().max() for ax in panels for line in ax.lines[:-1]))
     for ax in axes[1]:
         ax.set(xlabel="share of tokens kept")
     for ax in axes[:, 0]:
