@@ -50,16 +50,16 @@ def collect_launches() -> list[tuple[str, object]]:
     return compiled
 
 
-def compile_all(portable: bool = False) -> Iterator[tuple[str, object]]:
+def compile_all(portable: bool = False, head_dim: int = HEAD_DIM) -> Iterator[tuple[str, object]]:
     """(name, kernel) of the backward kernels for Hopper, or of the portable ones with the forward's:
     exact, pruned, and pruned with padding and shared heads of keys."""
     compiled = collect_launches()
     for pruned, padded, shared in ((False, False, 1), (True, False, 1), (True, True, 4)):
-        block_q, block_k = tiles.block_sizes(HEAD_DIM, torch.bfloat16)
+        block_q, block_k = tiles.block_sizes(head_dim, torch.bfloat16)
 
         def rows(heads: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             """(B, H, T, D) as the model makes it, with time before heads."""
-            shape = (BATCH, LENGTH, heads, HEAD_DIM)
+            shape = (BATCH, LENGTH, heads, head_dim)
             return torch.empty(shape, dtype=dtype, device="meta").transpose(1, 2)
 
         q, k, v = rows(HEADS), rows(HEADS // shared), rows(HEADS // shared)
@@ -67,7 +67,7 @@ def compile_all(portable: bool = False) -> Iterator[tuple[str, object]]:
         c = lse.double()
         boundary = lse.new_empty((BATCH, HEADS, LENGTH // block_q), dtype=torch.int32) if pruned else None
         seq_start = torch.empty(BATCH, dtype=torch.int64, device="meta") if padded else None
-        given = (c, boundary, seq_start, HEAD_DIM**-0.5, block_q, block_k)
+        given = (c, boundary, seq_start, head_dim**-0.5, block_q, block_k)
         # Shares of gradients for shared keys are summed in float32.
         grads = [rows(HEADS, torch.bfloat16 if shared == 1 else torch.float32) for _ in "kv"]
         grads = (rows(HEADS), *grads, torch.empty_like(lse))
@@ -132,7 +132,10 @@ if __name__ == "__main__":
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
-        kernels = compile_decoding() if "--decode" in sys.argv else compile_all("--portable" in sys.argv)
+        width = 128 if "--wide" in sys.argv else HEAD_DIM
+        kernels = (
+            compile_decoding() if "--decode" in sys.argv else compile_all("--portable" in sys.argv, width)
+        )
         for name, kernel in kernels:
             source = Path(folder) / "kernel.ptx"
             source.write_text(kernel.asm["ptx"])
@@ -142,4 +145,4 @@ if __name__ == "__main__":
                 text=True,
                 check=True,
             ).stderr
-            print(name, " ".join(said.split()))
+            print(name, " ".join(said.split()), f"shared memory: {kernel.metadata.shared}")

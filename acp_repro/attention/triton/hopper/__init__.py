@@ -2,11 +2,14 @@
 
 Triton waits for the scores of a tile before it does anything else with it. Here one warp copies tiles
 ahead, and the four that compute ask for the next tile's scores before they are done with this one's,
-so that the tensor cores have a product to do meanwhile. The sums are those of :mod:`..backward`, whose
-kernels serve every other device and shape.
+so that the tensor cores have a product to do meanwhile. The accumulators of wide heads leave the key side
+no registers for that: there the second program of a multiprocessor has products to do. The sums are those of
+:mod:`..backward`, whose kernels serve every other device and shape.
 """
 
 from __future__ import annotations
+
+import os
 
 import torch
 import triton
@@ -21,17 +24,20 @@ from .key_side import key_side_kernel
 from .query_side import query_side_kernel
 
 ROWS = 64  # queries and keys of a tile: two accumulators and two score tiles fill the registers
-# STAGES: tiles in flight. maxnreg: few enough registers that two programs share a multiprocessor; the
-# computing warps then take over registers of the copying one.
-_OPTIONS = {"STAGES": 4, "num_warps": 4, "maxnreg": 128}
+# maxnreg: few enough registers that two programs share a multiprocessor; the computing warps then take
+# over registers of the copying one.
+_OPTIONS = {"num_warps": 4, "maxnreg": 128}
+# Tiles in flight on the query side and on the key side, by head_dim; two programs share 228 KB.
+_STAGES = {64: (4, 4), 128: (3, 2)}
 
 
 def why_not(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
     """Why these kernels cannot run on inputs that the bulk copy engine can read; None if they can."""
     if torch.cuda.get_device_capability(q.device)[0] != 9:
         return "the GPU is not a Hopper"
-    if q.shape[-1] != 64:
-        return f"head_dim is {q.shape[-1]}, not 64"
+    head_dim = q.shape[-1]
+    if head_dim not in _STAGES or (head_dim == 128 and os.environ.get("ACP_REPRO_HOPPER_128") != "1"):
+        return f"head_dim is {head_dim}, not 64"
     if q.shape[2] != k.shape[2]:
         return "there are more keys than queries"
     if q.shape[2] % 4:
@@ -63,6 +69,7 @@ def launch_backward(
         flat = gl.NVMMASharedLayout(0, 32, 2)
         return TensorDescriptor(x, list(x.shape), [2 * seqlen, 1], [1, 2 * ROWS], flat)
 
+    query_stages, key_stages = _STAGES[head_dim]
     grid = (triton.cdiv(seqlen, ROWS) * batch * heads,)
     sizes = batch * heads, heads, GROUP, seqlen, triton.cdiv(seqlen, block_q)
     scale = sm_scale * LOG2E.value
@@ -95,6 +102,7 @@ def launch_backward(
         *sizes,
         scale,
         sm_scale,
+        STAGES=query_stages,
         **common,
     )
     launch(
@@ -117,5 +125,6 @@ def launch_backward(
         scale,
         sm_scale,
         COUNT=256,
+        STAGES=key_stages,
         **common,
     )

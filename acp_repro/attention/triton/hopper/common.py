@@ -14,6 +14,19 @@ copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared 
 _RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # from 3.9
 
 
+@gluon.constexpr_function
+def rows_of_a_tile(rows, d):
+    """How a tile is read from and written to global memory: 16 bytes a thread, or 8 of wide heads."""
+    if d == 64:
+        return gl.BlockedLayout([1, 8], [32 * 8 // d, d // 8], [4, 1], [1, 0])
+    # Those four threads have a row that have it in a product too: no shared memory is left to exchange
+    # more. They read and write 32 bytes of it at once.
+    assert rows == 64 and d == 128
+    registers = [[0, 1], [0, 2], [8, 0], [0, 16], [0, 32], [0, 64]]
+    lanes = [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [rows, d])
+
+
 @gluon.jit
 def numbers_in(memory, element: gl.constexpr, COUNT: gl.constexpr):
     """Shared memory that the copy engine filled, as a vector of ``COUNT`` elements."""
@@ -28,8 +41,6 @@ def numbers_in(memory, element: gl.constexpr, COUNT: gl.constexpr):
 def make_barriers(STAGES: gl.constexpr):
     """(full, empty, own): of each stage, that its tile has come and that it may be filled again; and that
     the program's own tiles have come."""
-    # A tile is waited for before the one two back is given free.
-    gl.static_assert(STAGES >= 3)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     own = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -58,9 +69,12 @@ def fetch(
     ROWS: gl.constexpr,
     D: gl.constexpr,
     STAGES: gl.constexpr,
+    Y_STAGES: gl.constexpr,
     UPWARDS: gl.constexpr,
 ):
     """Starts the copy of the n-th tile into its stage: rows of x and y, and their numbers.
+
+    y and the numbers have stages of their own, ``Y_STAGES``, which are as many or one less.
 
     Keys count upwards from tile ``first`` and have one number of 4 bytes a row, from number ``at`` on;
     queries count downwards and have two, in row ``at`` of a matrix.
@@ -70,11 +84,11 @@ def fetch(
     bar = full.index(stage)
     mbarrier.expect(bar, 4 * ROWS * D + (4 if UPWARDS else 8) * ROWS, pred=wanted)
     copy_tile(x, [b, h, row, 0], bar, x_s.index(stage), pred=wanted)
-    copy_tile(y, [b, h, row, 0], bar, y_s.index(stage), pred=wanted)
+    copy_tile(y, [b, h, row, 0], bar, y_s.index(n % Y_STAGES), pred=wanted)
     if UPWARDS:
-        copy_tile(numbers, [at + row], bar, numbers_s.index(stage), pred=wanted)
+        copy_tile(numbers, [at + row], bar, numbers_s.index(n % Y_STAGES), pred=wanted)
     else:
-        copy_tile(numbers, [at, 2 * row], bar, numbers_s.index(stage), pred=wanted)
+        copy_tile(numbers, [at, 2 * row], bar, numbers_s.index(n % Y_STAGES), pred=wanted)
 
 
 @gluon.jit
@@ -95,18 +109,38 @@ def copy_the_rest(
     ROWS: gl.constexpr,
     D: gl.constexpr,
     STAGES: gl.constexpr,
+    Y_STAGES: gl.constexpr,
     UPWARDS: gl.constexpr,
 ):
     """The copying warp: each stage is filled anew as soon as its products are done."""
-    for n in range(STAGES, count):
-        mbarrier.wait(empty.index(n % STAGES), (n // STAGES - 1) & 1)
-        fetch(n, first, True, x, y, numbers, x_s, y_s, numbers_s, full, b, h, at, ROWS, D, STAGES, UPWARDS)
+    for n in range(Y_STAGES, count):
+        mbarrier.wait(empty.index(n % Y_STAGES), (n // Y_STAGES - 1) & 1)
+        fetch(
+            n,
+            first,
+            True,
+            x,
+            y,
+            numbers,
+            x_s,
+            y_s,
+            numbers_s,
+            full,
+            b,
+            h,
+            at,
+            ROWS,
+            D,
+            STAGES,
+            Y_STAGES,
+            UPWARDS,
+        )
 
 
 @gluon.jit
 def store_tile(x, value, stride, count, ROWS: gl.constexpr, D: gl.constexpr):
-    """The first ``count`` rows of ``value`` to where ``x`` points, 16 bytes a thread."""
-    ROWWISE: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    """The first ``count`` rows of ``value`` to where ``x`` points."""
+    ROWWISE: gl.constexpr = rows_of_a_tile(ROWS, D)
     r = gl.arange(0, ROWS, gl.SliceLayout(1, ROWWISE))
     d = gl.arange(0, D, gl.SliceLayout(0, ROWWISE))
     inside = gl.expand_dims(r < count, 1)
