@@ -36,8 +36,10 @@ def why_not(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
     if torch.cuda.get_device_capability(q.device)[0] != 9:
         return "the GPU is not a Hopper"
     head_dim = q.shape[-1]
-    if head_dim not in _STAGES or (head_dim == 128 and os.environ.get("ACP_REPRO_HOPPER_128") != "1"):
-        return f"head_dim is {head_dim}, not 64"
+    if head_dim not in _STAGES:
+        return f"head_dim is {head_dim}, not 64 or 128"
+    if head_dim == 128 and os.environ.get("ACP_REPRO_HOPPER_128") != "1":
+        return "head_dim is 128, whose kernels are asked for by ACP_REPRO_HOPPER_128=1"
     if q.shape[2] != k.shape[2]:
         return "there are more keys than queries"
     if q.shape[2] % 4:
