@@ -1,7 +1,8 @@
 """Times forgetting attention and its rivals: ``python -m acp_repro.benchmark_attention [--lengths N ...]``.
 
 Random tokens, random gates. Everything is checked against the equations in float64 before it is timed,
-and what is wrong is not timed. On a GPU in bfloat16; on a CPU in float32 and at small sizes.
+and what is wrong, or does not fit into memory, is a line and no record. Records are written after every
+length. On a GPU in bfloat16; on a CPU in float32 and at small sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
-    from .benchmark.attention import make_problem, measure
+    from .benchmark.attention import give_memory_back, make_problem, measure, why_not
     from .benchmark.rivals import available
 
     device = choose_device(options.device)
@@ -35,27 +36,43 @@ def main(arguments: list[str] | None = None) -> int:
     lengths = options.lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
     calls = {name: available(name, device) for name in ("ours", *options.rivals) if name in NAMES}
     records = []
+    quantity = paper.quantity("kernel_time")
+    provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
+
+    def write() -> list[Path]:
+        paths = [options.csv] * bool(options.csv) + [None] * bool(options.suite)
+        return [
+            write_suite_records(options.suite, paper, quantity, records, path=path, **provenance)
+            for path in paths
+        ]
+
     for length in lengths:
         heads, tokens = options.heads or (12 if gpu else 4), options.tokens or (65536 if gpu else 1)
-        problem = make_problem(length, heads, options.head_dim, options.gates, tokens, device, dtype)
+        try:
+            problem = make_problem(length, heads, options.head_dim, options.gates, tokens, device, dtype)
+        except torch.OutOfMemoryError as error:
+            print(f"\n{length} tokens: {why_not(error)}")
+            give_memory_back()
+            continue
         print(
             f"\n{length} tokens, {problem.q.shape[0]} x {heads} heads of {options.head_dim}, "
             f"gates {options.gates}, {str(dtype)[6:]}"
         )
         found = []
-        for name, call in calls.items():
-            if isinstance(call, str):
-                print(f"  {name}: {call}")
-                continue
-            for one in measure(problem, options.gates, name, call, options.repeats):
-                print(f"  {one}") if isinstance(one, str) else found.append(one)
+        try:
+            for name, call in calls.items():
+                if isinstance(call, str):
+                    print(f"  {name}: {call}")
+                    continue
+                for one in measure(problem, options.gates, name, call, options.repeats):
+                    print(f"  {one}") if isinstance(one, str) else found.append(one)
+        finally:  # whatever ends a long table, what it has is kept
+            records += found
+            if records:
+                write()
         print(table(found))
-        records += found
     print(f"\n{LEGEND}")
-    provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
-    for path in [options.csv] * bool(options.csv) + [None] * bool(options.suite):
-        quantity = paper.quantity("kernel_time")
-        made = write_suite_records(options.suite, paper, quantity, records, path=path, **provenance)
+    for made in write():
         print(f"records: {made}")
     return 0
 

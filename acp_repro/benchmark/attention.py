@@ -6,6 +6,7 @@ share of blocks that are left: what pruning would cost if it were as fast a bloc
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from statistics import median
@@ -140,12 +141,18 @@ def check(
     try:
         found = errors(call, problem, threshold, gated)
     except Exception as error:  # a rival's own, whatever it is: the others are timed all the same
-        return f"does not run: {str(error).splitlines()[0][:100]}", None
+        return why_not(error), None
     gate = found.pop("dlog_fgate", Error(0.0, 0.0)).relative if gated else None
     if gate is not None and not gate < 0.5:
         return f"wrong: its gate gradient is off by {100 * gate:.0f} %", gate
     wrong = [f"{name} {100 * e.relative:.2g} %" for name, e in found.items() if not e.budgets <= 1]
     return f"wrong: {', '.join(wrong)} off" if wrong else None, gate
+
+
+def why_not(error: Exception) -> str:
+    """One line."""
+    what = "out of memory" if isinstance(error, torch.OutOfMemoryError) else "does not run"
+    return f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
 
 
 def time_call(
@@ -205,43 +212,66 @@ def host_ms(
 
 
 def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
-    """Yields one record, or one line of text on why there is none, for each method of a rival."""
-    batch, heads, length, head_dim = problem.q.shape
+    """Yields one record, or one line of text on why there is none, for each method of a rival.
+
+    A method that fails, at whatever point, has no record, and what it held is given back.
+    """
+    batch, heads, length, _ = problem.q.shape
     entries = causal_blocks(length, length, 1, 1) * batch * heads
-    forward = attention_flops(entries, 1, 1, head_dim, backward=False) / 1e12
-    backward = attention_flops(entries, 1, 1, head_dim, backward=True) / 1e12
     for method in RIVALS[name].methods:
-        threshold = problem.threshold_of(method)
-        gated = method != "no gates"
         if name == "eager" and 6 * entries * 8 > _EAGER_LIMIT_BYTES:
             yield f"{name}, {method}: not timed, its scores do not fit into memory"
             continue
-        wrong, gate_error = check(call, problem, threshold, gated)
-        if wrong:
-            yield f"{name}, {method}: {wrong}"
-            continue
-        times = time_call(call, problem, threshold, gated, repeats)
-        host = host_ms(call, problem, threshold, gated, repeats)
-        search = None
-        if name == "ours" and method.startswith("acp"):
-            search = _median_ms(lambda m=method: problem.search(m), repeats, problem.q.device)
-        record: dict[str, Any] = {
-            "implementation": name if name != "ours" else choose_implementation(problem.q.device),
-            "method": method,
-            "gates": gates,
-            "length_tokens": length,
-            "heads": heads,
-            "head_dim": head_dim,
-            "measured_tokens": batch * length,
-            "repeats": repeats,
-            "pruned_ratio": problem.pruned_ratio(method),
-            "forward_ms": times[0],
-            "forward_backward_ms": times[1],
-            "search_ms": search,
-            "nominal_forward_tflop": forward,
-            "nominal_forward_backward_tflop": forward + backward,
-            "gate_gradient_error": gate_error,
-            "forward_host_ms": host[0],
-            "forward_backward_host_ms": host[1],
-        }
-        yield record
+        try:
+            found = _measure_method(problem, gates, name, method, call, repeats, entries)
+        except Exception as error:  # what passed the check may still not fit at the whole batch
+            found = why_not(error)
+        if isinstance(found, str):
+            give_memory_back()
+            found = f"{name}, {method}: {found}"
+        yield found
+
+
+def give_memory_back() -> None:
+    """Of what failed: its error held its tensors, and the allocator holds their memory."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _measure_method(
+    problem: Problem, gates: str, name: str, method: str, call: Call, repeats: int, entries: int
+) -> dict[str, Any] | str:
+    """A record, or why there is none."""
+    batch, heads, length, head_dim = problem.q.shape
+    forward = attention_flops(entries, 1, 1, head_dim, backward=False) / 1e12
+    backward = attention_flops(entries, 1, 1, head_dim, backward=True) / 1e12
+    threshold = problem.threshold_of(method)
+    gated = method != "no gates"
+    wrong, gate_error = check(call, problem, threshold, gated)
+    if wrong:
+        return wrong
+    times = time_call(call, problem, threshold, gated, repeats)
+    host = host_ms(call, problem, threshold, gated, repeats)
+    search = None
+    if name == "ours" and method.startswith("acp"):
+        search = _median_ms(lambda: problem.search(method), repeats, problem.q.device)
+    return {
+        "implementation": name if name != "ours" else choose_implementation(problem.q.device),
+        "method": method,
+        "gates": gates,
+        "length_tokens": length,
+        "heads": heads,
+        "head_dim": head_dim,
+        "measured_tokens": batch * length,
+        "repeats": repeats,
+        "pruned_ratio": problem.pruned_ratio(method),
+        "forward_ms": times[0],
+        "forward_backward_ms": times[1],
+        "search_ms": search,
+        "nominal_forward_tflop": forward,
+        "nominal_forward_backward_tflop": forward + backward,
+        "gate_gradient_error": gate_error,
+        "forward_host_ms": host[0],
+        "forward_backward_host_ms": host[1],
+    }

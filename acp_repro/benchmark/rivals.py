@@ -82,7 +82,11 @@ def _fla() -> Call:
 
 
 def _flex() -> Call:
-    """FlexAttention on blocks of 128, which is also the grid that it prunes on."""
+    """FlexAttention on blocks of 128, which is also the grid that it prunes on.
+
+    Used as its documentation says: compiled, and given which blocks to compute, here from where each row
+    begins (``BlockMask.from_kv_blocks``), so that no matrix of length x length is ever held.
+    """
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
     size = 128
@@ -119,9 +123,22 @@ def _flex() -> Call:
     return attend
 
 
+# One for every length and batch, with gradients and without: a user has one or two of these, a table dozens.
+_COMPILED_VARIANTS = 256
+
+
 @functools.cache
-def _compiled(function):
-    return torch.compile(function, dynamic=False)
+def _compiled(function, **options):
+    """``function`` compiled for each shape anew, or an error.
+
+    PyTorch stops compiling at eight variants and runs the next as they are, which for FlexAttention holds
+    all scores at once: another algorithm, whose times would pass for those of the kernel.
+    """
+    from torch._dynamo import config
+
+    for name in ("recompile_limit", "accumulated_recompile_limit"):
+        setattr(config, name, max(_COMPILED_VARIANTS, getattr(config, name)))
+    return torch.compile(function, dynamic=False, fullgraph=True, **options)
 
 
 RIVALS = {

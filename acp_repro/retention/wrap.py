@@ -75,10 +75,23 @@ class RetainedModel:
         return find_encoder(self).stack_of(self).retention
 
     def set_teacher(self, teacher: nn.Module | None) -> None:
-        """The dense model that method ``top`` is distilled from; not saved with the weights."""
+        """The dense model that method ``top`` is distilled from; not saved with the weights. Follows the
+        model from device to device."""
         if teacher is not None:
             teacher.eval().requires_grad_(False)
         object.__setattr__(self, "_teacher", teacher)  # no submodule: its weights are no weights of ours
+        self._move_teacher()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``to``, ``cuda`` and the like do to a module, which reaches submodules alone."""
+        moved = super()._apply(*args, **kwargs)
+        self._move_teacher()
+        return moved
+
+    def _move_teacher(self) -> None:
+        teacher, device = getattr(self, "_teacher", None), next(self.parameters()).device
+        if teacher is not None and device.type != "meta":  # where it would lose its weights
+            teacher.to(device)
 
 
 @functools.cache

@@ -98,6 +98,75 @@ def test_what_is_right_passes_and_what_is_wrong_is_named(name):
     assert line.startswith("eager, exact: wrong: out")
 
 
+def out_of_memory(after):
+    """Eager attention that passes its check, and some calls more."""
+    calls = []
+
+    def rival(*arguments):
+        calls.append(1)
+        if len(calls) > after:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 48.00 GiB.\nand more")
+        return rivals._eager(*arguments)
+
+    return rival
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])  # in its check, in forward, in forward + backward
+def test_what_runs_out_of_memory_is_a_line_and_gives_its_memory_back(after, monkeypatch):
+    given_back = []
+    monkeypatch.setattr(benchmark, "give_memory_back", lambda: given_back.append(sys.exc_info()))
+    (line,) = benchmark.measure(small_problem(), "bimodal", "eager", out_of_memory(after), 1)
+    assert line == "eager, exact: out of memory: CUDA out of memory. Tried to allocate 48.00 GiB."
+    assert given_back == [(None, None, None)]  # once nothing holds the error, which holds tensors
+
+
+def test_one_that_fails_costs_no_records_of_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    eager = rivals.RIVALS["eager"]._replace(load=lambda: out_of_memory(3))
+    monkeypatch.setitem(rivals.RIVALS, "eager", eager)
+    assert main([*SMALL, "--suite", "mini"]) == 0
+    assert capsys.readouterr().out.count("eager, exact: out of memory") == 2
+    records = read_records(load_suite("mini"), "kernel_time")
+    assert set(records["implementation"]) == {"blockwise"} and set(records["length_tokens"]) == {128, 256}
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("too long"), RuntimeError("lost")])
+def test_a_length_that_fails_costs_no_records_of_others(error, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    make = benchmark.make_problem
+
+    def failing(length, *arguments):
+        if length == 128:
+            raise error
+        return make(length, *arguments)
+
+    monkeypatch.setattr(benchmark, "make_problem", failing)
+    csv = tmp_path / "times.csv"
+    call = [*SMALL[:2], "--lengths", "64", "128", "256", *SMALL[5:], "--suite", "mini", "--csv", str(csv)]
+    if isinstance(error, torch.OutOfMemoryError):
+        assert main(call) == 0
+        assert "128 tokens: out of memory: too long" in capsys.readouterr().out
+        expected = {64, 256}
+    else:
+        with pytest.raises(RuntimeError, match="lost"):
+            main(call)
+        expected = {64}
+    assert set(read_records(load_suite("mini"), "kernel_time")["length_tokens"]) == expected
+    assert set(pd.read_csv(csv)["length_tokens"]) == expected
+
+
+def test_what_stops_a_length_costs_no_records_of_it(tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(rivals.RIVALS, "eager", rivals.RIVALS["eager"]._replace(load=lambda: stopped))
+    csv = tmp_path / "times.csv"
+    assert main([*SMALL, "--csv", str(csv)]) == 130
+    assert pd.read_csv(csv)["method"].tolist() == ["acp", "acp auto", "exact"]
+
+
 def test_rivals_that_are_not_here_say_why(monkeypatch):
     monkeypatch.setitem(sys.modules, "forgetting_transformer", None)
     assert rivals.available("flex", torch.device("cpu")) == "needs a CUDA GPU"
@@ -118,6 +187,32 @@ def test_flexattention_computes_the_equations():
         expected = rivals._eager(q, k, v, log_fgate, None)
         for delta in (threshold, None):
             torch.testing.assert_close(call(q, k, v, log_fgate, delta), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_flexattention_is_compiled_for_every_shape_or_fails(monkeypatch):
+    """PyTorch's own limit is eight variants; then it runs FlexAttention as it is, which holds all scores."""
+    pytest.importorskip("torch.nn.attention.flex_attention", reason="pip install 'torch>=2.5'")
+    from torch._dynamo import config, exc
+
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    make = rivals._compiled.__wrapped__
+    monkeypatch.setattr(rivals, "_compiled", lambda function: make(function, backend=backend))
+    *inputs, _, threshold = small_problem()
+    with config.patch(recompile_limit=8, accumulated_recompile_limit=256), torch.no_grad():
+        call = rivals.RIVALS["flex"].load()
+        for length in range(128, 138):
+            call(*(x[:, :, :length] for x in inputs), threshold)
+        assert len(compiled) == 10
+        config.recompile_limit = 10
+        with pytest.raises(exc.FailOnRecompileLimitHit):
+            call(*inputs, threshold)
+    torch.compiler.reset()
 
 
 def test_tuning_says_what_it_needs(capsys):

@@ -193,6 +193,41 @@ def test_top_is_distilled_from_its_teacher():
     assert with_teacher > gated(**inputs, **labels).loss
 
 
+def test_the_teacher_goes_where_its_model_goes():
+    model, teacher, seen = build(), build(), []
+    teacher.to = seen.append
+    gated = retain(model, RetentionConfig(0.4, method="top"), teacher=teacher)
+    cpu = torch.device("cpu")
+    assert seen == [cpu]  # the model may be elsewhere already
+    gated.to("cpu")
+    gated.half()
+    assert seen == 3 * [cpu]
+    gated.to("meta")
+    assert seen == 3 * [cpu]  # its weights would be lost there
+    gated.to_empty(device="cpu")
+    assert seen == 4 * [cpu]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gates", ["input", "after_blocks"])
+@pytest.mark.parametrize("method", METHODS)
+def test_on_a_gpu_every_method_takes_a_step(method, gates):
+    inputs = batch() | labels_for("SequenceClassification", batch())
+    inputs = {name: x.cuda() for name, x in inputs.items()}
+    for moved_first in (False, True):
+        model, teacher = build(), build() if method == "top" else None
+        config = RetentionConfig(0.4, method=method, gates=gates, over_budget="keep")
+        gated = retain(model.cuda() if moved_first else model, config, teacher).cuda().train()
+        optimizer = torch.optim.SGD([p for p in gated.parameters() if p.requires_grad], 0.1)
+        before = [p.clone() for p in gated.parameters()]
+        loss = gated(**inputs).loss
+        loss.backward()
+        optimizer.step()
+        gated.retention.ascend()
+        assert torch.isfinite(loss)
+        assert not all(torch.equal(a, b) for a, b in zip(before, gated.parameters(), strict=True))
+
+
 def test_transformers_trainer_does_the_ascent(tmp_path):
     pytest.importorskip("accelerate", reason="pip install -e '.[retention]'")
     from acp_repro.retention import RetentionCallback
