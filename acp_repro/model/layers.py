@@ -136,12 +136,14 @@ def token_shift(z: Tensor, shift_logit: Tensor, previous: Tensor | None = None) 
     Returns:
         (B, T, H, D).
     """
-    if previous is None:
-        before = F.pad(z[:, :-1], (0, 0, 0, 0, 1, 0))
-    else:
-        before = torch.cat((previous, z[:, :-1]), dim=1)
     a = torch.sigmoid(shift_logit.float()).unsqueeze(-1)
-    return torch.lerp(z.float(), before.float(), a).to(z.dtype)
+    wide = z.float()
+    first = torch.zeros_like(wide[:, :1]) if previous is None else previous.float()
+    # In two parts, both of slices: a shifted copy of z would be kept for the backward pass, in float32 when
+    # compiled, two numbers a weight of every key and value; slices of z are taken again.
+    first = torch.lerp(wide[:, :1], first, a[:, :1])
+    rest = torch.lerp(wide[:, 1:], wide[:, :-1], a[:, 1:])
+    return torch.cat((first.to(z.dtype), rest.to(z.dtype)), dim=1)
 
 
 class ShiftedLinear(nn.Module):
