@@ -3,7 +3,8 @@
 A model of a few hundred million tokens of books may never learn to look a sentence up. Where a run asks for
 it (``needle_share``), that share of its training sequences is made here. Wording, names, places and numbers
 are others than the test's, and every document has its own. Half of the answers are words of the corpus that
-nothing but the fact foretells: from answers made of short lists alone, models learnt the lists.
+nothing but the fact foretells: from answers made of short lists alone, models learnt the lists. Some words of
+either are coined.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ STATEMENT_SHARE = 0.25  # of the facts stand in the text without their question
 NEEDLE_TOKENS = 0.5  # of a document's tokens belong to facts and questions, at most
 QUOTED_SHARE = 0.5  # of the answers are words of the corpus
 QUOTED_WORDS = (4, 13)  # how many, from and below
+# Of the words of an answer, those in whose place a coined one stands: its second half does not follow from
+# the first. Without any, models copied a sentence up to its rare name, and ended the name as their books do.
+COINED_SHARE = 0.15
 # A fact's two places are at least this share of the document apart, and as often between 1 and 2 times as far
 # as between 2 and 4 times: near ones are learnt first, and the far ones from them.
 NEAREST = 1 / 64
@@ -103,6 +107,19 @@ def _quotation(generator: np.random.Generator, words: list[str]) -> str:
     return " ".join(words[start : start + count]).strip(" .,;:!?\"'") or words[0]
 
 
+def _coin(generator: np.random.Generator, words: list[str]) -> str:
+    """A name that no text has: the beginning of one word and the end of another."""
+    first, second = (_pick(generator, words).strip(" .,;:!?\"'") or _pick(generator, NAMES) for _ in range(2))
+    return (first[: 1 + len(first) // 2] + second[len(second) // 2 :]).capitalize()
+
+
+def _with_coined(generator: np.random.Generator, deed: str, words: list[str]) -> str:
+    """``deed`` with some of its words coined anew."""
+    return " ".join(
+        _coin(generator, words) if generator.random() < COINED_SHARE else word for word in deed.split()
+    )
+
+
 def facts(generator: np.random.Generator, words: list[str]) -> Iterator[tuple[str, str]]:
     """Endless pairs (as the text states it, as it is asked for), each of another person and place.
 
@@ -117,6 +134,7 @@ def facts(generator: np.random.Generator, words: list[str]) -> Iterator[tuple[st
         question, answer = FORMS[int(generator.integers(len(FORMS)))]
         quoted, bare = generator.random(2) < (QUOTED_SHARE, STATEMENT_SHARE)
         deed = _quotation(generator, words) if quoted and words else _deed(generator)
+        deed = _with_coined(generator, deed, words or NAMES)
         if (name, place) in taken and len(taken) < len(NAMES) * len(PLACES):
             continue
         taken.add((name, place))
