@@ -10,6 +10,7 @@ attention; on a CPU in float32 and at small sizes.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from .chain.command import choose_device, command, positive, run_command
 from .chain.provenance import device_name
@@ -44,26 +45,33 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name}: {call}") if isinstance(call, str) else rivals.update({name: call})
     print(_HEADER)
     records = []
+    provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
+    quantity = paper.quantity("decode_time")
+
+    def write() -> Path:
+        rows = [dict.fromkeys(quantity.columns) | one for one in records]
+        return write_suite_records(options.suite, paper, quantity, rows, **provenance)
+
     for text in options.shapes or (SHAPES_GPU if gpu else SHAPES_CPU):
         batch, length = map(int, text.split("x"))
-        if "attention" in options.scopes:
-            problem = make_decode_problem(
-                batch, length, config.num_heads, config.head_dim, options.gates, device, dtype
-            )
-            for one in measure_attention(problem, options.gates, options.repeats, rivals):
-                records.append(one)
-                print(_line(one))
-            del problem
-        if "model" in options.scopes:
-            for one in measure_model(config, options.gates, batch, length, options.repeats, device):
-                records.append(one)
-                print(_line(one))
+        try:
+            if "attention" in options.scopes:
+                problem = make_decode_problem(
+                    batch, length, config.num_heads, config.head_dim, options.gates, device, dtype
+                )
+                for one in measure_attention(problem, options.gates, options.repeats, rivals):
+                    records.append(one)
+                    print(_line(one))
+                del problem
+            if "model" in options.scopes:
+                for one in measure_model(config, options.gates, batch, length, options.repeats, device):
+                    records.append(one)
+                    print(_line(one))
+        finally:  # whatever ends a long table, what it has is kept
+            if options.suite and records:
+                write()
     if options.suite:
-        provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
-        quantity = paper.quantity("decode_time")
-        rows = [dict.fromkeys(quantity.columns) | one for one in records]
-        made = write_suite_records(options.suite, paper, quantity, rows, **provenance)
-        print(f"records: {made}")
+        print(f"records: {write()}")
     return 0
 
 

@@ -32,26 +32,32 @@ def main(arguments: list[str] | None = None) -> int:
     _check_ranks(options.nproc, device.type)
     from .training.distributed import launch_ranks
 
-    records = []
+    records: list[dict] = []
+
+    def write() -> Path:
+        return write_suite_records(
+            suite.name,
+            suite.paper,
+            suite.paper.quantity("training_step"),
+            records,
+            device=device_name(device),
+            dtype=runs[0].training.dtype,
+            uses_gpu=device.type == "cuda",
+            path=options.csv,
+        )
+
     with tempfile.TemporaryDirectory() as folder:
         for ranks, parallel in itertools.product(options.nproc, options.parallel):
             if ranks == 1 and parallel != options.parallel[0]:
                 continue  # one process has no two ways
             rows = Path(folder) / f"{ranks}-{parallel}.json"
             words = _words(options, [run.name for run in runs], rows, parallel, ranks)
-            if status := launch_ranks(ranks, "acp_repro.benchmark_training", words):
+            status = launch_ranks(ranks, "acp_repro.benchmark_training", words)
+            if rows.exists():  # what was measured before a failure is kept
+                records += json.loads(rows.read_text())
+                path = write()
+            if status:
                 return status
-            records += json.loads(rows.read_text())
-    path = write_suite_records(
-        suite.name,
-        suite.paper,
-        suite.paper.quantity("training_step"),
-        records,
-        device=device_name(device),
-        dtype=runs[0].training.dtype,
-        uses_gpu=device.type == "cuda",
-        path=options.csv,
-    )
     print(f"records: {path}")
     return 0
 
@@ -75,7 +81,7 @@ def _measure(runs: list, options: argparse.Namespace) -> int:
             ):
                 records.append(record)
                 on_rank_zero(lambda record=record: print(_in_words(record), flush=True))
-        on_rank_zero(lambda: write_text(options.rows, json.dumps(records)))
+                on_rank_zero(lambda: write_text(options.rows, json.dumps(records)))
     return 0
 
 

@@ -40,6 +40,18 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     assert len(figure.axes) == 3 and 'gates "bimodal"' in caption
 
 
+def test_what_was_timed_before_a_failure_is_kept(tmp_path, monkeypatch):
+    def no_memory(*args, **kwargs):
+        raise torch.OutOfMemoryError("64 GiB")
+
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    monkeypatch.setattr(benchmark, "measure_model", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        main(["--device", "cpu", "--shapes", "1x700", "--repeats", "2", "--suite", "mini"])
+    assert set(read_records(load_suite("mini"), "decode_time")["scope"]) == {"attention"}
+
+
 def test_a_rival_is_given_the_same_problem():
     problem = benchmark.make_decode_problem(2, 200, 2, 16, "bimodal", torch.device("cpu"), torch.float32)
     given = []

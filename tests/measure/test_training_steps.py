@@ -57,6 +57,16 @@ def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch, cap
     assert "512 words, 1 x blockwise exact:" in capsys.readouterr().out
 
 
+def test_what_was_measured_before_a_failure_is_kept(run, monkeypatch):
+    def ranks(number, module, arguments):
+        return command(arguments) if number == 1 else 1
+
+    monkeypatch.setattr("acp_repro.training.distributed.launch_ranks", ranks)
+    words = ["--suite", "mini", "--vocab-size", "301", "--nproc", "1", "2", "--device", "cpu"]
+    assert command([*words, "--repeats", "1", "--steps", "1"]) == 1
+    assert list(read_records(load_suite("mini"), "training_step")["method"]) == ["acp", "exact"]
+
+
 def test_the_authors_model_must_be_there_and_alone(run, monkeypatch):
     with pytest.raises(SuiteError, match="--official: forgetting_transformer.* cannot be imported"):
         list(training_steps.measure(run, 301, CPU, repeats=1, steps=1, official=True))
