@@ -19,6 +19,7 @@ from acp_repro.papers.lap.claims import (
     ROUGE,
     SMALL_ACCURACY,
     SMALL_KEPT,
+    STANDARD_ERRORS,
 )
 
 from ..tables import one_each
@@ -123,12 +124,17 @@ def lambda_compresses(reconstruction: pd.DataFrame) -> Verdict:
 
 
 def probe_close(probe: pd.DataFrame) -> Verdict:
-    """Met if kept vectors are close to all tokens' vectors and better than the larger class."""
+    """Met if kept vectors are close to all tokens' vectors and clearly better than the larger class."""
     found = one_each(probe, ["run", "classifier"], "probe").set_index("classifier")["accuracy"]
     kept, whole = found["kept_votes"], found["all_tokens_votes"]
     chance = probe["larger_class"].iloc[0]
     ours = f"kept {kept:.3f}, all tokens {whole:.3f}, bag of words {found['bag_of_words']:.3f}, "
-    return Verdict.of(kept >= whole - CLOSE and kept > chance, ours + f"larger class {chance:.3f}")
+    error = (kept * (1 - kept) / probe["measured_texts"].iloc[0]) ** 0.5
+    ours += f"larger class {chance:.3f}, standard error {error:.3f}"
+    met = kept >= whole - CLOSE and kept > chance
+    if met and kept - chance <= STANDARD_ERRORS * error:
+        return Verdict(Status.UNDECIDED, ours)
+    return Verdict.of(met, ours)
 
 
 def own_slice(attribution: pd.DataFrame) -> Verdict:

@@ -230,7 +230,9 @@ def test_wrong_arguments_are_named(change, error, message):
         forgetting_attention_with_kvcache(q, cache, start, head_first=True)
 
 
-@pytest.mark.skipif(sys.platform != "linux" or not HAS_TRITON, reason="Triton's compiler is for Linux")
+@pytest.mark.skipif(
+    sys.platform != "linux" or not HAS_TRITON, reason="run on Linux, which Triton's compiler is for"
+)
 def test_the_kernels_compile_for_hopper_without_spills():
     """The interpreter takes what the compiler refuses, so the compiler is asked too."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

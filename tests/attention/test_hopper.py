@@ -54,7 +54,7 @@ def test_what_is_refused_is_said(monkeypatch, q_shape, k_shape, grid, reason):
     assert "not a Hopper" in hopper.why_not(torch.empty(q_shape), torch.empty(k_shape), *grid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")
 @WIDTHS
 def test_they_compile_without_spills_and_without_waiting(head_dim):
     """ptxas warns where it makes products wait for each other, which undoes what these kernels are for.

@@ -255,7 +255,7 @@ def test_the_current_stream_is_the_one_that_waits(repeated):
     assert len(repeated) == 6
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="run make test-gpu where two GPUs are")
 def test_another_device_than_the_current_one(repeated):
     for _ in range(3):
         results = [both(inputs(device=f"cuda:{n}"), adaptive_threshold=-9.0) for n in (0, 1)]

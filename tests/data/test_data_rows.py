@@ -64,7 +64,7 @@ def test_a_file_that_is_not_there(tmp_path):
         list(read_rows(tmp_path / "none.csv"))
 
 
-@pytest.mark.skipif(not KAGGLE.is_file(), reason="Kaggle's reviews are not here")
+@pytest.mark.skipif(not KAGGLE.is_file(), reason="put yelp.tar.xz into ../shared/data/yelp")
 def test_kaggles_own_file(tmp_path):
     with tarfile.open(KAGGLE) as archive:
         (member,) = (m for m in archive if m.name.endswith("/yelp.csv"))

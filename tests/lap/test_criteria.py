@@ -83,12 +83,19 @@ def test_lambda_is_compared_within_one_seed():
 
 
 @pytest.mark.parametrize(
-    ("kept", "whole", "found"), [(0.80, 0.84, "met"), (0.80, 0.86, "not met"), (0.60, 0.60, "not met")]
+    ("kept", "whole", "found"),
+    [
+        (0.80, 0.84, "met"),
+        (0.80, 0.86, "not met"),
+        (0.60, 0.60, "not met"),
+        (0.64, 0.64, "undecided"),  # 400 texts: a standard error of 0.024
+    ],
 )
 def test_probing_is_close_and_better_than_the_larger_class(kept, whole, found):
     accuracy = {"kept_votes": kept, "all_tokens_votes": whole, "bag_of_words": 0.7}
-    rows = [{"run": "a", "classifier": c, "accuracy": a, "larger_class": 0.6} for c, a in accuracy.items()]
-    assert status(criteria.probe_close, pd.DataFrame(rows)) == found
+    rows = [{"run": "a", "classifier": c, "accuracy": a} for c, a in accuracy.items()]
+    records = pd.DataFrame(rows).assign(larger_class=0.6, measured_texts=400)
+    assert status(criteria.probe_close, records) == found
 
 
 def dynamics(accuracy, kept):
