@@ -22,7 +22,12 @@ from .decay import cumulative_log_fgate, cut_documents, documents_threshold
 from .decoding import check_decode_arguments, decode
 from .kvcache import PagedKVCache
 from .op import HAS_TRITON, attend, implementation_module
-from .threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
+from .threshold import (
+    logit_bound_from_norms,
+    logit_bound_from_qk_norm,
+    pruning_threshold,
+    threshold_from_norms,
+)
 
 __all__ = [
     "PagedKVCache",
@@ -237,7 +242,7 @@ def _resolve_threshold(adaptive_threshold, q: Tensor, k: Tensor, sm_scale: float
             )
         if q.numel() == 0:
             return None
-        return pruning_threshold(logit_bound_from_norms(q, k, sm_scale), k.shape[2])
+        return threshold_from_norms(q, k, sm_scale)
     return threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
 
 

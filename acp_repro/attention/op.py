@@ -347,3 +347,21 @@ def _(x):
 def largest_norms(x: Tensor) -> Tensor:
     """:func:`largest_norms_op`, which is called where somebody has to see it."""
     return _module("triton").largest_norms(x) if _is_plain((x,)) else largest_norms_op(x)
+
+
+@torch.library.custom_op("acp_repro::threshold_from_norms", mutates_args=())
+def threshold_from_norms_op(q: Tensor, k: Tensor, factor: float, offset: float) -> Tensor:
+    """q (B, H, Tq, D), k (B, Hkv, Tk, D) on a GPU -> (B, H) float32, ``-2 U - offset`` with
+    ``U = factor max_i ||q_i|| max_j ||k_j||``; no gradient."""
+    return _module("triton").threshold_from_norms(q, k, factor, offset)
+
+
+@threshold_from_norms_op.register_fake
+def _(q, k, factor, offset):
+    return q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+def threshold_from_norms(q: Tensor, k: Tensor, factor: float, offset: float) -> Tensor:
+    """:func:`threshold_from_norms_op`, which is called where somebody has to see it."""
+    call = _module("triton").threshold_from_norms if _is_plain((q, k)) else threshold_from_norms_op
+    return call(q, k, factor, offset)

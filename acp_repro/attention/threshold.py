@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from . import op
 from .op import HAS_TRITON, largest_norms
 
 DEFAULT_LOG_PRUNING_TOLERANCE = -10.0
@@ -47,6 +48,14 @@ def pruning_threshold(
     Raises:
         ValueError: if ``seqlen < 1`` or ``log_pruning_tolerance`` is not a negative finite number.
     """
+    bound = torch.as_tensor(logit_bound, dtype=torch.float32)
+    delta = -2.0 * bound - _offset(seqlen, log_pruning_tolerance)
+    # Three float32 roundings happen above; one step outwards each keeps the proof's inequality.
+    return delta * (1.0 + 2.0**-22)
+
+
+def _offset(seqlen: int, log_pruning_tolerance: float) -> float:
+    """``log L - log epsilon``, of what :func:`pruning_threshold` accepts."""
     if seqlen < 1:
         raise ValueError(f"seqlen must be at least 1, got {seqlen}")
     if not -math.inf < log_pruning_tolerance < 0:
@@ -54,10 +63,7 @@ def pruning_threshold(
             "log_pruning_tolerance is log(epsilon) and must be negative and finite "
             f"(the paper uses -10), got {log_pruning_tolerance}"
         )
-    bound = torch.as_tensor(logit_bound, dtype=torch.float32)
-    delta = -2.0 * bound - (math.log(seqlen) - log_pruning_tolerance)
-    # Three float32 roundings happen above; one step outwards each keeps the proof's inequality.
-    return delta * (1.0 + 2.0**-22)
+    return math.log(seqlen) - log_pruning_tolerance
 
 
 def logit_bound_from_qk_norm(
@@ -122,12 +128,47 @@ def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) 
     norms = [_largest_norms(x.detach()) for x in (q, k)]
     if q.shape[1] != k.shape[1]:
         norms[1] = norms[1].repeat_interleave(q.shape[1] // k.shape[1], 1)
-    return norms[0] * norms[1] * (abs(sm_scale) * _dot_margin(head_dim) ** 3)
+    return norms[0] * norms[1] * _norms_factor(head_dim, sm_scale)
+
+
+def threshold_from_norms(
+    q: Tensor,
+    k: Tensor,
+    sm_scale: float | None = None,
+    log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE,
+) -> Tensor:
+    """:func:`pruning_threshold` with :func:`logit_bound_from_norms` and the keys of k; on a GPU from
+    three kernels, with as many roundings.
+
+    Args:
+        q, k, sm_scale: of :func:`logit_bound_from_norms`.
+        log_pruning_tolerance: of :func:`pruning_threshold`.
+
+    Returns:
+        (B, H) float32.
+
+    Raises:
+        ValueError: as :func:`pruning_threshold` does.
+    """
+    if not (_has_kernels(q) and _has_kernels(k)):
+        return pruning_threshold(logit_bound_from_norms(q, k, sm_scale), k.shape[2], log_pruning_tolerance)
+    head_dim = q.shape[-1]
+    sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
+    offset = _offset(k.shape[2], log_pruning_tolerance)
+    return op.threshold_from_norms(q.detach(), k.detach(), _norms_factor(head_dim, sm_scale), offset)
+
+
+def _norms_factor(head_dim: int, sm_scale: float) -> float:
+    return abs(sm_scale) * _dot_margin(head_dim) ** 3
+
+
+def _has_kernels(x: Tensor) -> bool:
+    return x.is_cuda and HAS_TRITON and x.dtype.itemsize <= 4
 
 
 def _largest_norms(x: Tensor) -> Tensor:
     """(B, H, T, D) -> (B, H) float32, the norm of each head's longest row."""
-    if x.is_cuda and HAS_TRITON and x.dtype.itemsize <= 4:
+    if _has_kernels(x):
         return largest_norms(x)  # torch's own reduction takes six times as long there
     accumulate = torch.promote_types(x.dtype, torch.float32)
     return torch.linalg.vector_norm(x, dim=-1, dtype=accumulate).amax(-1).float()

@@ -49,7 +49,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     keys = parser.add_argument_group("data settings, where no suite is named (see DataConfig)")
     keys.add_argument("--corpus", metavar="NAME", help=f"{', '.join(CORPORA)} (default: stdlib)")
-    keys.add_argument("--path", help="files, folder or dataset of the corpus")
+    keys.add_argument("--path", nargs="+", help="files or folders of the corpus, or a dataset")
     keys.add_argument("--text-field", metavar="NAME", help="the field that holds the text (text)")
     keys.add_argument(
         "--heldout",
@@ -92,6 +92,8 @@ def config_of(args: argparse.Namespace) -> DataConfig:
         if given:
             raise DataError(f"--suite settles the data; leave out --{min(given).replace('_', '-')}")
         return _of_suite(args.suite)
+    if len(given.get("path", ())) == 1:
+        given["path"] = given["path"][0]
     if len(given.get("heldout", ())) == 1:
         given["heldout"] = _number(given["heldout"][0])
     kind, _, rest = given.get("tokenizer", "").partition(":")

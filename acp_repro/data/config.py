@@ -27,7 +27,8 @@ class DataConfig:
 
     Attributes:
         corpus: one of `CORPORA`.
-        path: for ``text`` a file or a folder; for ``longcrawl64`` the folder that holds
+        path: for ``text`` a file or a folder, or a list of them (kept as a tuple), read one after the
+            other; for ``longcrawl64`` the folder that holds
             ``train.zarr`` and ``heldout.zarr``; for ``hf`` the dataset's name, or a local folder
             of one.
         text_field: the field of ``.jsonl`` files, or of the dataset, that holds the text.
@@ -55,7 +56,7 @@ class DataConfig:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     corpus: str = "stdlib"
-    path: str | None = None
+    path: str | list[str] | None = None
     text_field: str = "text"
     heldout: float | str | list[str] | None = None
     tokenizer: str | dict[str, int | str] | None = None
@@ -109,7 +110,12 @@ class DataConfig:
             "longcrawl64": "the folder with train.zarr and heldout.zarr",
             "hf": "a dataset, such as owner/name",
         }.get(self.corpus)
-        if needs and not (isinstance(self.path, str) and self.path):
+        several = isinstance(self.path, list | tuple) and self.corpus == "text"
+        if several:
+            object.__setattr__(self, "path", tuple(self.path))
+            if not self.path or not all(isinstance(path, str) and path for path in self.path):
+                raise DataError(f"path: {list(self.path)} is not a list of paths; name at least one")
+        if needs and not several and not (isinstance(self.path, str) and self.path):
             what = "name" if self.corpus == "hf" else "path"
             raise DataError(f"path: {self.path!r}, but `corpus: {self.corpus}` needs the {what} of {needs}")
         if not needs and self.path is not None:
@@ -198,6 +204,11 @@ class DataConfig:
                 f"heldout: {self.heldout} holds out no text to measure on; set a share such as "
                 f"{DEFAULT_HELDOUT}, or remove the key"
             )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """What ``path`` names, as files or folders of ``text``."""
+        return (self.path,) if isinstance(self.path, str) else tuple(self.path or ())
 
     @property
     def heldout_paths(self) -> tuple[str, ...]:

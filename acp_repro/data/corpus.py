@@ -247,7 +247,7 @@ def _tokenizer_json(config: DataConfig, reader: Reader) -> str:
 def _check_splits(config: DataConfig, splits: dict[str, dict[str, int]]) -> None:
     train, heldout = (splits[name]["documents"] for name in SPLITS)
     if not train + heldout:
-        raise DataError(f"path: {config.path} holds no text, only blank documents")
+        raise DataError(f"path: {', '.join(config.paths)} holds no text, only blank documents")
     if config.heldout and not heldout:
         raise DataError(
             f"heldout: {config.heldout} leaves no held-out document of {train}; use a "

@@ -36,7 +36,7 @@ class Reader:
         else:
             if config.heldout_paths:
                 self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
-            self._source = TextSource([config.path], config.text_field, config.heldout_paths)
+            self._source = TextSource(config.paths, config.text_field, config.heldout_paths)
         sources = [self._source] + ([self._heldout] if self._heldout else [])
         self._size = sum(source.size for source in sources)
         self.identity = hash_of([source.identity for source in sources])

@@ -9,10 +9,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from acp_repro.attention import forgetting_attention
 from acp_repro.attention.op import HAS_TRITON
-from acp_repro.attention.threshold import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold
+from acp_repro.attention.threshold import (
+    logit_bound_from_norms,
+    logit_bound_from_qk_norm,
+    pruning_threshold,
+    threshold_from_norms,
+)
 
 from .config import FoXConfig
 from .layer_cache import LayerCache
@@ -186,6 +192,12 @@ class SwiGLU(nn.Module):
             from .step_kernels import silu_and_multiply
 
             return self.down_proj(silu_and_multiply(gate_up))
+        if torch.is_grad_enabled():
+            # The product of the two is made again in the backward pass: a tenth of what a block would keep.
+            return checkpoint(self._down, gate_up, use_reentrant=False, preserve_rng_state=False)
+        return self._down(gate_up)
+
+    def _down(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return self.down_proj(F.silu(gate) * up)
 
@@ -363,13 +375,14 @@ class ForgettingAttentionLayer(nn.Module):
             return cache.threshold
         length = k.shape[-2] if cache is None else cache.max_length or cache.length + k.shape[-2]
         if self.q_norm is None:
+            if cache is None:
+                return threshold_from_norms(q, k, log_pruning_tolerance=self.log_pruning_tolerance)
+            cache.refusal = (
+                "delta comes from measured norms (the model has no QK-norm), and a longer query or key "
+                "lowers it later"
+            )
             # The longest key of the past bounds them all: no need to read every key each token.
-            bound = logit_bound_from_norms(q, k if cache is None else cache.longest_key(k))
-            if cache is not None:
-                cache.refusal = (
-                    "delta comes from measured norms (the model has no QK-norm), and a longer query or key "
-                    "lowers it later"
-                )
+            bound = logit_bound_from_norms(q, cache.longest_key(k))
             return pruning_threshold(bound, length, self.log_pruning_tolerance)
         # From weights (Appendix E): they stand still while a cache is in use, so once is enough.
         bound = None if cache is None else cache.logit_bound

@@ -26,12 +26,6 @@ IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 WIDTHS = pytest.mark.parametrize("head_dim", [64, 128])
 
 
-@pytest.fixture(autouse=True)
-def wide_heads(monkeypatch):
-    """Deleted with the switch, once the GPU tests have passed."""
-    monkeypatch.setenv("ACP_REPRO_HOPPER_128", "1")
-
-
 needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="run make test-gpu where an H100 is")
 
 

@@ -157,9 +157,10 @@ def test_without_gradients_and_with_the_boundary(launched, monkeypatch):
 @needs_interpreter
 def test_norms(launched):
     for seed in range(3):
-        q = inputs(seed=seed)[0]
-        torch.testing.assert_close(kernels.largest_norms(q), q.norm(dim=-1).amax(-1))
-    assert len(launched) == 1
+        q, k, *_ = inputs(seed=seed)
+        expected = -2 * q.norm(dim=-1).amax(-1) * k.norm(dim=-1).amax(-1) - 3
+        torch.testing.assert_close(kernels.threshold_from_norms(q, k, 1.0, 3.0), expected)
+    assert len(launched) == 3
 
 
 @needs_interpreter

@@ -1,9 +1,11 @@
 """The running sum of the gates and its adjoint as kernels, against the functions that define them."""
 
+import math
+
 import pytest
 import torch
 
-from acp_repro.attention import decay
+from acp_repro.attention import decay, pruning_threshold
 
 pytest.importorskip("triton", reason="pip install triton")
 
@@ -41,6 +43,21 @@ def test_no_number_stays_no_number():
 def test_nothing_in_nothing_out():
     empty = torch.zeros(2, 3, 0, device=DEVICE)
     assert gates.cumulative_log_fgate(empty).shape == gates.log_fgate_grad(empty, empty).shape
+
+
+@pytest.mark.parametrize("length", [1, 127, 129, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_threshold_from_norms_is_that_of_its_parts(length, dtype, kv_heads):
+    q, k = (torch.randn(2, h, length, 48, device=DEVICE).to(dtype) for h in (4, kv_heads))
+    k = torch.cat((k, 2 * k), 2)
+    factor, offset = 0.3, math.log(2 * length) + 10
+    found = norms.threshold_from_norms(q, k, factor, offset)
+    longest = norms.largest_norms(q) * norms.largest_norms(k).repeat_interleave(4 // kv_heads, 1)
+    torch.testing.assert_close(found, pruning_threshold(longest * factor, 2 * length), rtol=5e-7, atol=0)
+    q[1, 2, length // 2, 5] = torch.nan
+    found = norms.threshold_from_norms(q, k, factor, offset)
+    assert found.isnan().nonzero().tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize("length", [1, 127, 129, 1000])

@@ -27,6 +27,8 @@ from acp_repro.data import DataConfig, DataError
         ({"heldout": float("nan")}, "heldout: nan is no share"),
         ({"heldout": True}, "heldout: True is neither a share such as 0.05 nor a path"),
         ({"heldout": "x"}, "heldout: `corpus: stdlib` takes a share such as 0.05, not paths"),
+        ({"corpus": "text", "path": []}, "path: .* is not a list of paths"),
+        ({"corpus": "hf", "path": ["a", "b"]}, "path: .* needs the name of a dataset"),
         ({"corpus": "text", "path": "x", "heldout": []}, "heldout: .* is not a list of paths"),
         ({"corpus": "text", "path": "x", "heldout": ["a", 1]}, "heldout: .* not a list of paths"),
         ({"tokenizer": "gpt3"}, r"'gpt3' is not known; use bytes, gpt2, \{bpe: 4096\} or \{file: PATH"),

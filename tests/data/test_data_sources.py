@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from acp_repro.data import sources as module
 from acp_repro.data.books import manifest
+from acp_repro.data.config import DataConfig
 from acp_repro.data.files import DataError
-from acp_repro.data.reader import tail_of
+from acp_repro.data.reader import Reader, tail_of
 from acp_repro.data.sources import Document, SampleSource, StdlibSource, TextSource, is_heldout, sample_text
 
 PACK = {
@@ -181,6 +182,20 @@ def test_folder_is_recursive_ordered_and_skips_hidden_and_blank(tmp_path):
     assert texts(TextSource([tmp_path])) == ["A", "B1", "B2", "mark"]
     left = TextSource([tmp_path], exclude=[tmp_path / "b", tmp_path / "bom"])
     assert texts(left) == ["A"]
+
+
+def test_a_list_of_paths_is_read_one_after_the_other(tmp_path):
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "b.txt").write_text("of a folder")
+    (tmp_path / "a.txt").write_text("of a file")
+    (tmp_path / "last.txt").write_text("held out")
+    config = DataConfig(
+        "text",
+        [str(tmp_path / name) for name in ("books", "a.txt", "last.txt")],
+        heldout=str(tmp_path / "last.txt"),
+    )
+    found = [(split, document.data) for split, document in Reader(config).documents("reading")]
+    assert found == [("train", b"of a folder"), ("train", b"of a file"), ("heldout", b"held out")]
 
 
 def test_blank_lines_of_jsonl_are_no_documents(tmp_path):

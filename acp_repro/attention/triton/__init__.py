@@ -8,7 +8,7 @@ from .backward import backward
 from .decode import decode
 from .forward import forward
 from .gates import cumulative_log_fgate, log_fgate_grad
-from .norms import largest_norms
+from .norms import largest_norms, threshold_from_norms
 from .paged_write import write_blocks, write_kvcache
 from .passes import backward_pass, forward_pass
 from .search import find_boundary
@@ -25,6 +25,7 @@ __all__ = [
     "forward_pass",
     "largest_norms",
     "log_fgate_grad",
+    "threshold_from_norms",
     "write_blocks",
     "write_kvcache",
 ]

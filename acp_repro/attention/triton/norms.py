@@ -1,4 +1,4 @@
-"""The largest norm of each head's rows, for a threshold from norms (Section 3): one pass over q or k."""
+"""The largest norm of each head's rows, and a threshold from those of q and k (Section 3)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,66 @@ from .launch import launch, ready
 from .tiles import addressable, load_rows, on_device_of, padded_head_dim
 
 _ROWS = 128
+_SIZES = ["heads", "tiles", "count"]
 
 
-@triton.jit(do_not_specialize=["heads", "tiles", "count"])
-def _norm_kernel(
-    x, largest, heads, tiles, count, x_b, x_h, x_t, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
+@triton.jit
+def _largest(bits):
+    """Of squares by their bits, which are in the same order as integers; a NaN is the largest."""
+    return tl.max(bits & 0x7FFFFFFF, 0)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _square_kernel(
+    x, squares, heads, tiles, count, x_b, x_h, x_t, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     bh = tl.program_id(0) // tiles
     x += (bh // heads).to(tl.int64) * x_b + (bh % heads).to(tl.int64) * x_h
     row = (tl.program_id(0) % tiles) * ROWS
     tile = load_rows(x, row, x_t, count, ROWS, D, BLOCK_D, True).to(tl.float32)
-    square = tl.max(tl.sum(tile * tile, 1), 0)
-    # Squares are not negative, so their bits as integers are in their order.
-    tl.atomic_max(largest + bh, square.to(tl.int32, bitcast=True))
+    tl.store(squares + tl.program_id(0), _largest(tl.sum(tile * tile, 1).to(tl.int32, bitcast=True)))
+
+
+@triton.jit
+def _largest_of(squares, count, WIDTH: tl.constexpr):
+    at = tl.arange(0, WIDTH)
+    bits = tl.zeros([WIDTH], tl.int32)
+    for first in range(0, count, WIDTH):
+        bits = tl.maximum(bits, tl.load(squares + first + at, mask=first + at < count, other=0))
+    return tl.sqrt_rn(_largest(bits).to(tl.float32, bitcast=True))
+
+
+@triton.jit(do_not_specialize=["q_tiles", "k_tiles"])
+def _threshold_kernel(
+    q_squares, k_squares, delta, q_tiles, k_tiles, factor, offset, SHARED: tl.constexpr, WIDTH: tl.constexpr
+):
+    bh = tl.program_id(0)
+    longest_q = _largest_of(q_squares + bh * q_tiles, q_tiles, WIDTH)
+    longest_k = _largest_of(k_squares + bh // SHARED * k_tiles, k_tiles, WIDTH)
+    bound = longest_q * longest_k * factor
+    tl.store(delta + bh, (-2.0 * bound - offset) * (1.0 + 2.0**-22))
+
+
+def _squares(x: Tensor) -> Tensor:
+    """(B, H, T, D) -> (B, H, tiles of T) int32: the bits of the largest squared norm in each."""
+    batch, heads, length, head_dim = x.shape
+    tiles = triton.cdiv(length, _ROWS)
+    squares = torch.empty((batch, heads, tiles), dtype=torch.int32, device=x.device)
+    launch(
+        _square_kernel,
+        (tiles * batch * heads,),
+        x,
+        squares,
+        heads,
+        tiles,
+        length,
+        *x.stride()[:3],
+        ROWS=_ROWS,
+        D=head_dim,
+        BLOCK_D=padded_head_dim(head_dim),
+        num_warps=4,
+    )
+    return squares
 
 
 def largest_norms(x: Tensor) -> Tensor:
@@ -35,28 +82,39 @@ def largest_norms(x: Tensor) -> Tensor:
     Returns:
         (B, H) float32.
     """
-    squares = torch.zeros(x.shape[:2], dtype=torch.int32, device=x.device)
-    _find_squares(addressable(x), squares, ())
-    return squares.view(torch.float32).sqrt()
+    x = addressable(x)
+    with on_device_of(x):
+        return _squares(x).amax(-1).view(torch.float32).sqrt()
+
+
+def threshold_from_norms(q: Tensor, k: Tensor, factor: float, offset: float) -> Tensor:
+    """``-2 U - offset`` with ``U = factor max_i ||q_i|| max_j ||k_j||``, with the roundings of :mod:`...threshold`.
+
+    Args:
+        q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. Types as for :func:`largest_norms`.
+
+    Returns:
+        (B, H) float32.
+    """
+    return _find_threshold(addressable(q), addressable(k), (factor, offset))[0]
 
 
 @ready
-def _find_squares(x: Tensor, squares: Tensor, constants: tuple) -> tuple:
-    batch, heads, length, head_dim = x.shape
-    tiles = triton.cdiv(length, _ROWS)
-    with on_device_of(x):
+def _find_threshold(q: Tensor, k: Tensor, constants: tuple[float, float]) -> tuple[Tensor]:
+    delta = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    with on_device_of(q):
+        q_squares, k_squares = _squares(q), _squares(k)
         launch(
-            _norm_kernel,
-            (tiles * batch * heads,),
-            x,
-            squares,
-            heads,
-            tiles,
-            length,
-            *x.stride()[:3],
-            ROWS=_ROWS,
-            D=head_dim,
-            BLOCK_D=padded_head_dim(head_dim),
-            num_warps=4,
+            _threshold_kernel,
+            (delta.numel(),),
+            q_squares,
+            k_squares,
+            delta,
+            q_squares.shape[2],
+            k_squares.shape[2],
+            *constants,
+            SHARED=q.shape[1] // k.shape[1],
+            WIDTH=128,
+            num_warps=1,
         )
-    return ()
+    return (delta,)

@@ -9,8 +9,6 @@ no registers for that: there the second program of a multiprocessor has products
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 from torch import Tensor
@@ -38,8 +36,6 @@ def why_not(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
     head_dim = q.shape[-1]
     if head_dim not in _STAGES:
         return f"head_dim is {head_dim}, not 64 or 128"
-    if head_dim == 128 and os.environ.get("ACP_REPRO_HOPPER_128") != "1":
-        return "head_dim is 128, whose kernels are asked for by ACP_REPRO_HOPPER_128=1"
     if q.shape[2] != k.shape[2]:
         return "there are more keys than queries"
     if q.shape[2] % 4:
