@@ -192,8 +192,9 @@ class SwiGLU(nn.Module):
             from .step_kernels import silu_and_multiply
 
             return self.down_proj(silu_and_multiply(gate_up))
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and torch.compiler.is_compiling():
             # The product of the two is made again in the backward pass: a tenth of what a block would keep.
+            # Compiled alone, where it costs a write: outside, PyTorch's checkpoints refuse torch.func.
             return checkpoint(self._down, gate_up, use_reentrant=False, preserve_rng_state=False)
         return self._down(gate_up)
 

@@ -88,7 +88,7 @@ def largest_norms(x: Tensor) -> Tensor:
 
 
 def threshold_from_norms(q: Tensor, k: Tensor, factor: float, offset: float) -> Tensor:
-    """``-2 U - offset`` with ``U = factor max_i ||q_i|| max_j ||k_j||``, with the roundings of :mod:`...threshold`.
+    """``-2 U - offset`` with ``U = factor max_i ||q_i|| max_j ||k_j||``.
 
     Args:
         q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. Types as for :func:`largest_norms`.
