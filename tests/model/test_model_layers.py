@@ -75,6 +75,23 @@ def test_compiled_token_shift_keeps_only_what_it_was_given_for_the_backward_pass
     assert sum(kept.values()) <= z.nbytes + 2 * logit.nbytes
 
 
+def test_compiled_swiglu_does_not_keep_the_product():
+    torch.manual_seed(0)
+    layer, x = SwiGLU(16, 40, std=0.2), torch.randn(3, 8, 16)
+    expected = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
+    shapes = []
+
+    def keep(x):
+        shapes.append(tuple(x.shape))
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        out = torch.compile(layer, backend="aot_eager_decomp_partition", fullgraph=True)(x)
+    found = torch.autograd.grad(out.square().sum(), layer.parameters())
+    assert (24, 80) in shapes and (24, 40) not in shapes
+    torch.testing.assert_close(found, expected)
+
+
 def test_token_shift_rounds_once():
     z = torch.randn(2, 33, 3, 16).bfloat16()
     logit = torch.randn(2, 33, 3).bfloat16()
