@@ -27,6 +27,7 @@ from .layer_cache import LayerCache
 QK_NORM_EPS = 1e-5
 # Numbers of two bytes that fill 16, on which fast kernels for products insist.
 _WHOLE_ROWS = 8
+_WHOLE_LINES = 64  # those of 128 bytes, for a product of some size
 
 
 class Linear(nn.Linear):
@@ -42,29 +43,36 @@ class Linear(nn.Linear):
             nn.init.zeros_(self.bias)
 
 
-def narrow_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
-    """``[p(x) for p in projections]`` of projections to a few numbers each, as one product.
+def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
+    """``[p(x) for p in projections]``, as one product.
 
-    On their own they would take kernels for matrices whose rows are not whole 16 bytes, at several times
-    the time of aligned ones; together, rows of zeros fill them up.
+    Projections to a few numbers would on their own take kernels for matrices whose rows are not whole
+    16 bytes, at several times the time of aligned ones; together, rows of zeros fill them up.
 
     Args:
         x: (..., in).
 
     Returns:
-        One (..., out) for each, views of one tensor.
+        One (..., out) for each, views of one tensor; compiled, one with a bias is in the bias's dtype.
     """
     sizes = [p.out_features for p in projections]
     weights, biases = [p.weight for p in projections], None
-    spare = -sum(sizes) % _WHOLE_ROWS
-    if any(p.bias is not None for p in projections):
+    spare = -sum(sizes) % (_WHOLE_LINES if sum(sizes) > _WHOLE_LINES else _WHOLE_ROWS)
+    # Compiled, a bias is added where its numbers are read: as one of the product its gradient would be a sum
+    # over all columns.
+    apart = torch.compiler.is_compiling()
+    if not apart and any(p.bias is not None for p in projections):
         biases = [p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in projections]
     if spare:
         weights.append(weights[0].new_zeros(spare, x.shape[-1]))
         if biases:
             biases.append(weights[0].new_zeros(spare))
     y = F.linear(x, torch.cat(weights), None if biases is None else torch.cat(biases))
-    return list(y.split([*sizes, spare], dim=-1)[: len(sizes)])
+    parts = y.split([*sizes, spare], dim=-1)[: len(sizes)]
+    return [
+        part + p.bias if apart and p.bias is not None else part
+        for part, p in zip(parts, projections, strict=True)
+    ]
 
 
 class RMSNorm(nn.Module):
@@ -149,7 +157,10 @@ def token_shift(z: Tensor, shift_logit: Tensor, previous: Tensor | None = None) 
     # compiled, two numbers a weight of every key and value; slices of z are taken again.
     first = torch.lerp(wide[:, :1], first, a[:, :1])
     rest = torch.lerp(wide[:, 1:], wide[:, :-1], a[:, 1:])
-    return torch.cat((first.to(z.dtype), rest.to(z.dtype)), dim=1)
+    # Of three dimensions: one token in four is as good as "channels last" to a compiler, which then lays out
+    # all of them so, and copies them back.
+    parts = [part.to(z.dtype).flatten(2) for part in (first, rest)]
+    return torch.cat(parts, dim=1).view(z.shape)
 
 
 class ShiftedLinear(nn.Module):
@@ -162,19 +173,21 @@ class ShiftedLinear(nn.Module):
         self.shift_proj = Linear(hidden_size, num_heads, std)
 
     def forward(
-        self,
-        x: Tensor,
-        previous: Tensor | None = None,
-        padding: Tensor | None = None,
-        shift_logit: Tensor | None = None,
+        self, x: Tensor, previous: Tensor | None = None, padding: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(B, T, hidden) -> y and z, both (B, T, H, D). The last z is the next call's ``previous``: it is
-        all that decoding has to remember. ``padding`` (B, T) bool marks tokens that count as z = 0.
-        ``shift_logit`` (B, T, H) is ``shift_proj(x)``, where it is there already."""
-        z = self.linear(x).unflatten(-1, (self.num_heads, -1))
+        """(B, T, hidden) -> y and z, both (B, T, H, D); see :meth:`shift`."""
+        return self.shift(self.linear(x), self.shift_proj(x), previous, padding)
+
+    def shift(
+        self, z: Tensor, shift_logit: Tensor, previous: Tensor | None, padding: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """z (B, T, hidden) and shift_logit (B, T, H) -> y and z, both (B, T, H, D). The last z is the next
+        call's ``previous``: it is all that decoding has to remember. ``padding`` (B, T) bool marks tokens
+        that count as z = 0."""
+        z = z.unflatten(-1, (self.num_heads, -1))
         if padding is not None:
             z = z.masked_fill(padding[..., None, None], 0.0)
-        return token_shift(z, self.shift_proj(x) if shift_logit is None else shift_logit, previous), z
+        return token_shift(z, shift_logit, previous), z
 
 
 class SwiGLU(nn.Module):
@@ -283,19 +296,27 @@ class ForgettingAttentionLayer(nn.Module):
             cache: x holds the tokens after the cached ones, and the cache is extended in place.
             seq_start: (B,) int64, the first real token of each row, counted from the cache's first.
         """
-        shifted = [p.shift_proj for p in (self.k_proj, self.v_proj) if isinstance(p, ShiftedLinear)]
-        *mixes, fgate = narrow_products(x, *shifted, self.fgate_proj)
+        wide, narrow = self._projections()
+        # Compiled blocks, which train, take all as one product: so x has one gradient, not five and their
+        # sum, and the copy that joins the weights is the one to the product's dtype.
+        joint = wide | narrow if torch.compiler.is_compiling() else narrow
+        products = dict(zip(joint, joint_products(x, *joint.values()), strict=True))
         # float32 from here on: gates are summed over thousands of tokens.
-        log_fgate = F.logsigmoid(fgate.float()).transpose(1, 2)
+        log_fgate = F.logsigmoid(products["fgate"].float()).transpose(1, 2)
         if cache is not None and cache.fuses and self._has_all_of_pro():
-            return self._fused(x, mixes, log_fgate, cache)
+            return self._fused(x, [products["k_shift"], products["v_shift"]], log_fgate, cache)
+        products |= {name: proj(x) for name, proj in wide.items() if name not in products}
         padding = None
         if seq_start is not None:
             position = torch.arange(x.shape[1], device=x.device) + (0 if cache is None else cache.length)
             padding = position < seq_start[:, None]
-        q = self._heads(self.q_proj(x))
-        k = self._project_kv(self.k_proj, x, mixes[:1], cache, "k_shift", padding)
-        v = self._project_kv(self.v_proj, x, mixes[-1:], cache, "v_shift", padding)
+        q = self._heads(products["q"])
+        k, v = (
+            self._shifted(
+                proj, products[name], products.get(f"{name}_shift"), cache, f"{name}_shift", padding
+            )
+            for name, proj in (("k", self.k_proj), ("v", self.v_proj))
+        )
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -306,12 +327,24 @@ class ForgettingAttentionLayer(nn.Module):
             out = cache.attend(self.core, q, k, v, log_fgate, threshold)
         out = out.transpose(1, 2)
 
-        gate = None if self.ogate_proj is None else self._heads(self.ogate_proj(x))
+        gate = None if self.ogate_proj is None else self._heads(products["ogate"])
         if self.output_norm is not None:
             out = self.output_norm(out, gate)
         elif gate is not None:
             out = out * torch.sigmoid(gate)
         return self.o_proj(out.flatten(2))
+
+    def _projections(self) -> tuple[dict[str, nn.Linear], dict[str, nn.Linear]]:
+        """All of x, by name: those to the model's width, and those to a number a head."""
+        wide, narrow = {"q": self.q_proj}, {}
+        for name, proj in (("k", self.k_proj), ("v", self.v_proj)):
+            if isinstance(proj, ShiftedLinear):
+                wide[name], narrow[f"{name}_shift"] = proj.linear, proj.shift_proj
+            else:
+                wide[name] = proj
+        if self.ogate_proj is not None:
+            wide["ogate"] = self.ogate_proj
+        return wide, narrow | {"fgate": self.fgate_proj}
 
     def _has_all_of_pro(self) -> bool:
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
@@ -347,19 +380,20 @@ class ForgettingAttentionLayer(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def _project_kv(
+    def _shifted(
         self,
         proj: nn.Module,
-        x: Tensor,
-        mix: list[Tensor],
+        z: Tensor,
+        shift_logit: Tensor | None,
         cache: LayerCache | None,
         state: str,
         padding: Tensor | None,
     ) -> Tensor:
+        """Keys or values of what they are projected to, (B, T, hidden), as (B, T, H, D)."""
         if not isinstance(proj, ShiftedLinear):
-            return self._heads(proj(x))
+            return self._heads(z)
         previous = None if cache is None else cache.shift_state(state)
-        y, z = proj(x, previous, padding, *mix)
+        y, z = proj.shift(z, shift_logit, previous, padding)
         if cache is not None:
             cache.keep_shift_state(state, z)
         return y
