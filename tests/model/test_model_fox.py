@@ -187,20 +187,20 @@ def test_causality(small_model, small_ids):
 def test_compiles_into_one_graph(small_model, small_ids, autocast):
     """aot_eager traces forward and backward without generating code, so this needs no compiler."""
 
-    def run(model):
+    def run(model, autocast):
         small_model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = model(small_ids, labels=small_ids.roll(-1, 1))
         loss.mean().backward()
-        return loss.detach(), gradients(small_model)
+        return {"loss": loss.detach(), **gradients(small_model)}
 
-    loss, grads = run(small_model)
+    exact, plain = run(small_model, False), run(small_model, autocast)
     torch.compiler.reset()
-    compiled_loss, compiled_grads = run(torch.compile(small_model, backend="aot_eager", fullgraph=True))
-    # The same operators in the same order: the same bits.
-    assert torch.equal(compiled_loss, loss)
-    for name, gradient in grads.items():
-        assert torch.equal(compiled_grads[name], gradient), name
+    compiled = run(torch.compile(small_model, backend="aot_eager", fullgraph=True), autocast)
+    # It joins products, which rounds elsewhere, and no more: eager without autocast is the measure of both.
+    for name, right in exact.items():
+        error = relative_error(compiled[name], right)
+        assert error <= 2 * relative_error(plain[name], right) + 1e-4, name
 
 
 @pytest.mark.parametrize(
