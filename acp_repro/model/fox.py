@@ -14,9 +14,10 @@ from .cache import FoXCache
 from .config import FoXConfig
 from .generation import generate
 from .layer_cache import LayerCache
-from .layers import ForgettingAttentionLayer, Linear, RMSNorm, SwiGLU
+from .layers import ForgettingAttentionLayer, Linear, RMSNorm
 from .loss import linear_cross_entropy
 from .pretrained import Pretrained
+from .swiglu import SwiGLU
 
 
 class FoXBlock(nn.Module):

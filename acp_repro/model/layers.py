@@ -9,10 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from acp_repro.attention import forgetting_attention
-from acp_repro.attention.op import HAS_TRITON
 from acp_repro.attention.threshold import (
     logit_bound_from_norms,
     logit_bound_from_qk_norm,
@@ -188,32 +186,6 @@ class ShiftedLinear(nn.Module):
         if padding is not None:
             z = z.masked_fill(padding[..., None, None], 0.0)
         return token_shift(z, shift_logit, previous), z
-
-
-class SwiGLU(nn.Module):
-    """down(silu(gate) * up); one matrix holds the rows of gate, then those of up."""
-
-    def __init__(self, hidden_size: int, width: int, std: float):
-        super().__init__()
-        self.gate_proj = Linear(hidden_size, 2 * width, std)
-        self.down_proj = Linear(width, hidden_size, std)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, hidden) -> (B, T, hidden)."""
-        gate_up = self.gate_proj(x)
-        if gate_up.is_cuda and not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and HAS_TRITON:
-            from .step_kernels import silu_and_multiply
-
-            return self.down_proj(silu_and_multiply(gate_up))
-        if torch.is_grad_enabled() and torch.compiler.is_compiling():
-            # The product of the two is made again in the backward pass: a tenth of what a block would keep.
-            # Compiled alone, where it costs a write: outside, PyTorch's checkpoints refuse torch.func.
-            return checkpoint(self._down, gate_up, use_reentrant=False, preserve_rng_state=False)
-        return self._down(gate_up)
-
-    def _down(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
 
 
 class ForgettingAttentionCore(nn.Module):

@@ -2,8 +2,8 @@
 
 With 32k tokens and 50k words, float32 logits and their softmax and gradient are 6.6 GB each. Here the
 logits are held once, in the dtype of the product, a chunk of tokens at a time, and past a bound they are
-computed again in the backward pass; what is float32 stays in the registers of a compiled kernel on a GPU,
-and in a small chunk on a CPU.
+computed again in the backward pass; what is float32 stays in a kernel's registers on a GPU, and in a small
+chunk on a CPU.
 
 Vocabularies come in any size, and a GPU's matrix products want rows that are whole lines of memory: with
 50,277 words they took four times as long as with 50,304. So the copy of the weight that the products read
@@ -12,10 +12,10 @@ is filled up with rows of zeros, and no other tensor is: not the weight, its gra
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
+
+from acp_repro.attention.op import HAS_TRITON
 
 IGNORED_LABEL = -100
 
@@ -88,7 +88,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, tokens, chunk_tokens):
             rows = slice(start, start + chunk_tokens)
             logits = hidden[rows].to(dtype) @ rows_of_words.T
-            loss[rows], lse[rows] = _on(logits, _loss_and_lse)(logits[:, :vocab], labels[rows])
+            loss[rows], lse[rows] = _loss_and_lse(logits, labels[rows], vocab)
             if len(kept) < kept_chunks:
                 kept.append(logits)
         ctx.chunk_tokens, ctx.dtype = chunk_tokens, dtype
@@ -108,7 +108,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + ctx.chunk_tokens)
             read = hidden[rows].to(ctx.dtype)
             logits = kept[index] if index < len(kept) else read @ rows_of_words.T
-            grad = _on(logits, _grad_of_logits)(logits, labels[rows], lse[rows], grad_loss[rows], vocab)
+            grad = _grad_of_logits(logits, labels[rows], lse[rows], grad_loss[rows], vocab)
             if needs_hidden:
                 grad_hidden[rows] = grad @ rows_of_words
             if needs_weight:
@@ -117,8 +117,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None
 
 
-def _loss_and_lse(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, V), (N,) -> the loss of each token and the log of its softmax's denominator, float32."""
+def _loss_and_lse(logits: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
+    """(N, V), (N,) -> the loss of each token and the log of its softmax's denominator, float32.
+
+    Columns from ``vocab`` on stand for no word.
+    """
+    if _has_kernels(logits):
+        from .training_kernels import cross_entropy
+
+        return cross_entropy(logits, labels, vocab, IGNORED_LABEL)
+    logits = logits[:, :vocab]
     lse = torch.logsumexp(logits.float(), -1)
     ignored = labels == IGNORED_LABEL
     right = logits.gather(-1, labels.masked_fill(ignored, 0)[:, None])[:, 0].float()
@@ -128,9 +136,13 @@ def _loss_and_lse(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _grad_of_logits(logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tensor, vocab: int) -> Tensor:
     """(softmax - one at the label), times what arrives for the token, in the dtype of the logits.
 
-    Columns from ``vocab`` on stand for no word, and get 0.
+    Columns from ``vocab`` on get 0.
     """
-    # Comparing with the word's number, not scatter: that would end the fusion, and start a copy.
+    if _has_kernels(logits):
+        from .training_kernels import logits_grad
+
+        return logits_grad(logits, labels, lse, grad_loss, vocab, IGNORED_LABEL)
+    # Comparing with the word's number, not scatter: compiled, that would end the fusion and start a copy.
     word = torch.arange(logits.shape[-1], device=logits.device)
     grad = torch.exp(logits.float() - lse[:, None]) - (word == labels[:, None]).float()
     grad = grad * grad_loss.masked_fill(labels == IGNORED_LABEL, 0.0)[:, None]
@@ -139,11 +151,7 @@ def _grad_of_logits(logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tens
     return grad.to(logits.dtype)
 
 
-def _on(logits: Tensor, function):
-    """``function``, fused into one kernel on a GPU."""
-    return _compiled(function) if logits.is_cuda else function
-
-
-@functools.cache
-def _compiled(function):
-    return torch.compile(function)
+def _has_kernels(logits: Tensor) -> bool:
+    if not logits.is_cuda or logits.dtype == torch.float64 or torch.compiler.is_compiling():
+        return False
+    return HAS_TRITON

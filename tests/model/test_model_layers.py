@@ -18,9 +18,9 @@ from acp_repro.model.layers import (
     HeadRMSNorm,
     RMSNorm,
     ShiftedLinear,
-    SwiGLU,
     token_shift,
 )
+from acp_repro.model.swiglu import SwiGLU
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,0 +1,83 @@
+"""The feed-forward part of a block, whose product is not kept for the backward pass."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from acp_repro.attention.op import HAS_TRITON
+
+from .layers import Linear
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate) * up); one matrix holds the rows of gate, then those of up."""
+
+    def __init__(self, hidden_size: int, width: int, std: float):
+        super().__init__()
+        self.gate_proj = Linear(hidden_size, 2 * width, std)
+        self.down_proj = Linear(width, hidden_size, std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, hidden) -> (B, T, hidden)."""
+        gate_up = self.gate_proj(x)
+        if torch.compiler.is_compiling():
+            if torch.is_grad_enabled():
+                return _Down.apply(gate_up, self.down_proj.weight.to(gate_up.dtype))
+        elif gate_up.is_cuda and not torch.is_grad_enabled() and HAS_TRITON:
+            from .step_kernels import silu_and_multiply
+
+            return self.down_proj(silu_and_multiply(gate_up))
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class _Down(torch.autograd.Function):
+    """The product and what follows it, in blocks that are compiled, which train.
+
+    The product is a tenth of what a block would keep for its backward pass, which reads both factors anyway
+    and makes it again.
+    """
+
+    @staticmethod
+    def forward(gate_up: Tensor, weight: Tensor) -> Tensor:
+        """(..., 2 W), (hidden, W) -> (..., hidden)."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, weight)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        gate_up, weight = ctx.saved_tensors
+        grad_gate_up, product = _backward(gate_up, grad @ weight)
+        grad_weight = grad.flatten(0, -2).T @ product.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return grad_gate_up, grad_weight
+
+
+def _backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``training_kernels.swiglu_backward``."""
+    if gate_up.is_cuda and HAS_TRITON and gate_up.dtype != torch.float64:
+        return swiglu_backward_op(gate_up, grad)
+    accumulate = torch.promote_types(gate_up.dtype, torch.float32)
+    gate, up = gate_up.to(accumulate).chunk(2, dim=-1)
+    share, arriving = torch.sigmoid(gate), grad.to(accumulate)
+    silu = gate * share
+    grads = (arriving * up * share * (1 + gate * (1 - share)), arriving * silu)
+    return torch.cat(grads, -1).to(gate_up.dtype), (silu * up).to(gate_up.dtype)
+
+
+@torch.library.custom_op("acp_repro::swiglu_backward", mutates_args=())
+def swiglu_backward_op(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """``training_kernels.swiglu_backward``, as compiled code can call it."""
+    from .training_kernels import swiglu_backward
+
+    return swiglu_backward(gate_up, grad)
+
+
+@swiglu_backward_op.register_fake
+def _(gate_up, grad):
+    return gate_up.new_empty(gate_up.shape), grad.new_empty(grad.shape)

@@ -1,0 +1,147 @@
+"""The large elementwise parts of a training step (Triton): SwiGLU's backward pass, and the softmax over the
+vocabulary in both directions.
+
+Each reads what it needs once. PyTorch 2.11's compiler took twice that time on an H200: of SwiGLU's gradient it
+computes both halves at every place of either, and for a softmax it reads all once for the maximum and once
+for the sum. Products of matrices stay PyTorch's.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from acp_repro.attention.triton.tiles import LOG2E, on_device_of
+
+_ROWS, _COLUMNS = 8, 256  # of a tile of SwiGLU's tensors
+_WORDS = 8192  # of a row of logits, at a time
+
+
+@triton.jit
+def _swiglu_backward_kernel(
+    gate_up, grad, grad_gate_up, product, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows) & (column < width)
+    wide, narrow = row * (2 * width) + column, row * width + column
+    gate = tl.load(gate_up + wide, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + wide + width, mask=inside, other=0.0).to(tl.float32)
+    arriving = tl.load(grad + narrow, mask=inside, other=0.0).to(tl.float32)
+    share = tl.sigmoid(gate)
+    silu = gate * share
+    slope = share * (1.0 + gate * (1.0 - share))
+    element = product.dtype.element_ty
+    tl.store(grad_gate_up + wide, (arriving * up * slope).to(element), mask=inside)
+    tl.store(grad_gate_up + wide + width, (arriving * silu).to(element), mask=inside)
+    tl.store(product + narrow, (silu * up).to(element), mask=inside)
+
+
+def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Of silu(gate) * up: the gradient of its two factors, and the product itself once more.
+
+    Args:
+        gate_up: (..., 2 W), gate before up. grad: (..., W), of the product. Both of one dtype.
+
+    Returns:
+        (..., 2 W) and (..., W), of that dtype; float32 inside.
+    """
+    gate_up, grad = gate_up.contiguous(), grad.contiguous()
+    grad_gate_up, product = torch.empty_like(gate_up), torch.empty_like(grad)
+    width = grad.shape[-1]
+    rows = grad.numel() // width
+    grid = (triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))
+    with on_device_of(grad):
+        _swiglu_backward_kernel[grid](
+            gate_up, grad, grad_gate_up, product, rows, width, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=8
+        )
+    return grad_gate_up, product
+
+
+@triton.jit
+def _cross_entropy_kernel(logits, labels, loss, lse, stride, words, ignored, WORDS: tl.constexpr):
+    row = tl.program_id(0)
+    logits += row.to(tl.int64) * stride
+    at = tl.arange(0, WORDS)
+    largest = tl.full([], float("-inf"), tl.float32)
+    # One sum a lane, joined at the end: only the maximum crosses lanes on the way.
+    sums = tl.zeros([WORDS], tl.float32)
+    for first in range(0, words, WORDS):
+        x = tl.load(logits + first + at, mask=first + at < words, other=float("-inf")).to(tl.float32) * LOG2E
+        before = largest
+        largest = tl.maximum(before, tl.max(x, 0))
+        # All -inf so far: any level will do, but not -inf, of which no difference can be taken.
+        level = tl.where(largest == float("-inf"), 0.0, largest)
+        sums = sums * tl.exp2(before - level) + tl.exp2(x - level)
+    level = tl.where(largest == float("-inf"), 0.0, largest)
+    total = (level + tl.log2(tl.sum(sums, 0))) / LOG2E
+    label = tl.load(labels + row)
+    counts = label != ignored
+    # A label that is no word's makes the loss NaN, which training stops at.
+    right = tl.load(logits + label, mask=(label >= 0) & (label < words), other=float("nan")).to(tl.float32)
+    tl.store(loss + row, tl.where(counts, total - right, 0.0))
+    tl.store(lse + row, total)
+
+
+@triton.jit
+def _logits_grad_kernel(
+    logits, labels, lse, grad_loss, grad, stride, words, columns, ignored, WORDS: tl.constexpr
+):
+    row = tl.program_id(0)
+    start = row.to(tl.int64) * stride
+    at = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    label = tl.load(labels + row)
+    arriving = tl.where(label != ignored, tl.load(grad_loss + row), 0.0)
+    level = tl.load(lse + row) * LOG2E
+    x = tl.load(logits + start + at, mask=at < words, other=float("-inf")).to(tl.float32)
+    p = tl.exp2(x * LOG2E - level) - tl.where(at == label.to(tl.int32), 1.0, 0.0)
+    value = tl.where(at < words, p * arriving, 0.0)
+    tl.store(grad + start + at, value.to(grad.dtype.element_ty), mask=at < columns)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, words: int, ignored: int) -> tuple[Tensor, Tensor]:
+    """The loss of each token, and the log of its softmax's denominator.
+
+    Args:
+        logits: (N, V), rows contiguous; the first ``words`` columns count.
+        labels: (N,) int64; ``ignored`` has loss 0.
+
+    Returns:
+        (N,) and (N,), float32.
+    """
+    loss, lse = torch.empty((2, len(labels)), dtype=torch.float32, device=logits.device)
+    with on_device_of(logits):
+        _cross_entropy_kernel[(len(labels),)](
+            logits, labels, loss, lse, logits.stride(0), words, ignored, WORDS=_WORDS, num_warps=8
+        )
+    return loss, lse
+
+
+def logits_grad(
+    logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tensor, words: int, ignored: int
+) -> Tensor:
+    """The gradient of what :func:`cross_entropy` was given, where ``grad_loss`` (N,) float32 arrives.
+
+    Returns:
+        (N, V), as the logits; 0 past ``words``.
+    """
+    grad = torch.empty_like(logits)
+    grad_loss = grad_loss.contiguous()  # a mean's is one number, expanded
+    rows, columns = logits.shape
+    with on_device_of(logits):
+        _logits_grad_kernel[(rows, triton.cdiv(columns, _WORDS))](
+            logits,
+            labels,
+            lse,
+            grad_loss,
+            grad,
+            logits.stride(0),
+            words,
+            columns,
+            ignored,
+            WORDS=_WORDS,
+            num_warps=8,
+        )
+    return grad
