@@ -1,9 +1,9 @@
 """The large elementwise parts of a training step (Triton): SwiGLU's backward pass, and the softmax over the
 vocabulary in both directions.
 
-Each reads what it needs once. PyTorch 2.11's compiler took twice that time on an H200: of SwiGLU's gradient it
-computes both halves at every place of either, and for a softmax it reads all once for the maximum and once
-for the sum. Products of matrices stay PyTorch's.
+Each reads what it needs once. PyTorch 2.11's compiler took twice that time on an H200: of SwiGLU's gradient
+it computes both halves at every place of either, and for a softmax it reads all once for the maximum and
+once for the sum. Products of matrices stay PyTorch's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _cross_entropy_kernel(logits, labels, loss, lse, stride, words, ignored, WORDS: tl.constexpr):
+def _cross_entropy_kernel(logits, labels, loss, lse, stride, words, columns, ignored, WORDS: tl.constexpr):
     row = tl.program_id(0)
     logits += row.to(tl.int64) * stride
     at = tl.arange(0, WORDS)
@@ -69,7 +69,9 @@ def _cross_entropy_kernel(logits, labels, loss, lse, stride, words, ignored, WOR
     # One sum a lane, joined at the end: only the maximum crosses lanes on the way.
     sums = tl.zeros([WORDS], tl.float32)
     for first in range(0, words, WORDS):
-        x = tl.load(logits + first + at, mask=first + at < words, other=float("-inf")).to(tl.float32) * LOG2E
+        # In whole lines, past the last word too: a mask that ends anywhere would part them into numbers.
+        x = tl.load(logits + first + at, mask=first + at < columns, other=float("-inf")).to(tl.float32)
+        x = tl.where(first + at < words, x * LOG2E, float("-inf"))
         before = largest
         largest = tl.maximum(before, tl.max(x, 0))
         # All -inf so far: any level will do, but not -inf, of which no difference can be taken.
@@ -95,7 +97,7 @@ def _logits_grad_kernel(
     label = tl.load(labels + row)
     arriving = tl.where(label != ignored, tl.load(grad_loss + row), 0.0)
     level = tl.load(lse + row) * LOG2E
-    x = tl.load(logits + start + at, mask=at < words, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + start + at, mask=at < columns, other=0.0).to(tl.float32)
     p = tl.exp2(x * LOG2E - level) - tl.where(at == label.to(tl.int32), 1.0, 0.0)
     value = tl.where(at < words, p * arriving, 0.0)
     tl.store(grad + start + at, value.to(grad.dtype.element_ty), mask=at < columns)
@@ -114,7 +116,16 @@ def cross_entropy(logits: Tensor, labels: Tensor, words: int, ignored: int) -> t
     loss, lse = torch.empty((2, len(labels)), dtype=torch.float32, device=logits.device)
     with on_device_of(logits):
         _cross_entropy_kernel[(len(labels),)](
-            logits, labels, loss, lse, logits.stride(0), words, ignored, WORDS=_WORDS, num_warps=8
+            logits,
+            labels,
+            loss,
+            lse,
+            logits.stride(0),
+            words,
+            logits.shape[1],
+            ignored,
+            WORDS=_WORDS,
+            num_warps=8,
         )
     return loss, lse
 

@@ -18,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from acp_repro.attention import PagedKVCache
 from acp_repro.attention.triton import backward, decode, forward, hopper, tiles, write_blocks, write_kvcache
-from acp_repro.model import step_kernels
+from acp_repro.attention.triton.norms import threshold_from_norms
+from acp_repro.model import step_kernels, training_kernels
 
 # The package gives the functions of these names, and the launches stand in the modules.
 backward, forward = (sys.modules[f.__module__] for f in (backward, forward))
@@ -128,14 +129,32 @@ def compile_decoding() -> Iterator[tuple[str, object]]:
         compiled.clear()
 
 
+def compile_training() -> list[tuple[str, object]]:
+    """(name, kernel) of what stands around the attention in a training step, at 125M."""
+    compiled = collect_launches()
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    training_kernels.swiglu_backward(empty(BATCH, LENGTH, 3584), empty(BATCH, LENGTH, 1792))
+    logits, labels = empty(LENGTH, 50_304), empty(LENGTH, dtype=torch.int64)
+    loss, lse = training_kernels.cross_entropy(logits, labels, 50_257, -100)
+    training_kernels.logits_grad(logits, labels, lse, loss, 50_257, -100)
+    threshold_from_norms(*(empty(BATCH, LENGTH, HEADS, HEAD_DIM).transpose(1, 2) for _ in "qk"), 0.125, 18.0)
+    return compiled
+
+
 if __name__ == "__main__":
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         width = 128 if "--wide" in sys.argv else HEAD_DIM
-        kernels = (
-            compile_decoding() if "--decode" in sys.argv else compile_all("--portable" in sys.argv, width)
-        )
+        if "--decode" in sys.argv:
+            kernels = compile_decoding()
+        elif "--training" in sys.argv:
+            kernels = compile_training()
+        else:
+            kernels = compile_all("--portable" in sys.argv, width)
         for name, kernel in kernels:
             source = Path(folder) / "kernel.ptx"
             source.write_text(kernel.asm["ptx"])

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from acp_repro.chain.suite import load_suite
-from acp_repro.model import layers
+from acp_repro.model import swiglu
 from acp_repro.training import distributed, loop
 from acp_repro.training.distributed import DistributedError, check_ranks
 from acp_repro.training.run_folder import is_done
@@ -105,9 +105,9 @@ def test_a_checkpoint_goes_on_with_other_ranks_and_another_mode(make_run, one_ra
 
 def nan_on_rank_1():
     # In the last of the two layers, because a CPU's attention refuses gates that are NaN.
-    forward, factors = layers.SwiGLU.forward, itertools.cycle([1.0, torch.nan])
+    forward, factors = swiglu.SwiGLU.forward, itertools.cycle([1.0, torch.nan])
     if os.environ["RANK"] == "1":
-        layers.SwiGLU.forward = lambda self, x: forward(self, x) * next(factors)
+        swiglu.SwiGLU.forward = lambda self, x: forward(self, x) * next(factors)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
