@@ -38,6 +38,7 @@ __all__ = [
     "logit_bound_from_qk_norm",
     "pruning_grid",
     "pruning_threshold",
+    "why",
 ]
 
 _NEEDS_TRITON = (
@@ -56,6 +57,25 @@ def choose_implementation(device: torch.device) -> str:
             stacklevel=3,
         )
     return "blockwise"
+
+
+def why(q: Tensor, k: Tensor, v: Tensor, *, head_first: bool = False) -> str | None:
+    """Why a call with these does not run on the fastest kernels of this package, in one line; None: it does.
+
+    Those are the forward of any GPU with the backward for Hopper.
+
+    Args:
+        q, k, v, head_first: of :func:`forgetting_attention`.
+    """
+    if q.device.type != "cuda":
+        return f"q is on {q.device}, where `blockwise` runs; the kernels want a GPU"
+    if not HAS_TRITON:
+        return _NEEDS_TRITON
+    if not head_first:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    from . import triton as kernels
+
+    return kernels.why_portable(q, k, v, *pruning_grid("triton", q.shape[-1], q.dtype))
 
 
 def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:

@@ -56,17 +56,6 @@ def draw(records: pd.DataFrame) -> Figure:
         rate.plot(lengths, nominal * (1 - rows["pruned_ratio"]), **look)
         if method == "acp":
             rate.plot(lengths, nominal, **{**look, "alpha": 0.4, "markerfacecolor": "white"})
-            last = (lengths.iloc[-1], nominal.iloc[-1])
-            rate.annotate(
-                "nominal",
-                last,
-                (0, 4),
-                textcoords="offset points",
-                ha="right",
-                color=COLORS[name],
-                alpha=0.7,
-                fontsize=7,
-            )
     bound = limit(records)
     if not bound.empty:
         time.plot(
@@ -79,6 +68,8 @@ def draw(records: pd.DataFrame) -> Figure:
             zorder=1,
             label=r"limit: cuDNN $\times$ (1 $-$ pruned share)",
         )
+    pale = {"color": style.PAPER, "marker": "o", "markerfacecolor": "white", "markersize": 3, "alpha": 0.6}
+    rate.plot([], [], label="right, pale: as if none were pruned", **pale)
     time.set_yscale("log")
     time.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     time.yaxis.set_major_formatter("{x:g}")

@@ -4,7 +4,7 @@ Tensors are (B, H, T, D). The functions below are the whole interface; `acp_repr
 them from its custom operator.
 """
 
-from .backward import backward
+from .backward import backward, why_portable
 from .decode import decode
 from .forward import forward
 from .gates import cumulative_log_fgate, log_fgate_grad
@@ -26,6 +26,7 @@ __all__ = [
     "largest_norms",
     "log_fgate_grad",
     "threshold_from_norms",
+    "why_portable",
     "write_blocks",
     "write_kvcache",
 ]

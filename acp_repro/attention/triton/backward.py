@@ -126,16 +126,30 @@ def faster_launch(
 ) -> Callable | None:
     """What to call in place of :func:`launch_backward`, if kernels for just this device and shape exist.
 
-    The one place where a path is chosen. :func:`.hopper.why_not` tells why there is none for an input;
     ``ACP_REPRO_PORTABLE=1`` in the environment keeps every input to the kernels of this module.
     """
-    if is_portable() or not can_stream(q, k, v, dout):
+    if why_portable(q, k, v, block_q, block_k, dout):
         return None
+    from . import hopper
+
+    return hopper.launch_backward
+
+
+def why_portable(q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, *others: Tensor) -> str | None:
+    """Why the kernels of this module run, in one line; None: there are faster ones. The one place where a
+    path is chosen."""
+    if is_portable():
+        return _why_portable or "ACP_REPRO_PORTABLE=1 is in the environment"
+    if q.device.type != "cuda" or torch.version.hip is not None:
+        return f"{q.device} is no NVIDIA GPU"
     try:
         from . import hopper
-    except (ImportError, AttributeError):  # a Triton without Gluon, or with one of other names
-        return None
-    return None if hopper.why_not(q, k, block_q, block_k) else hopper.launch_backward
+    except (ImportError, AttributeError) as error:  # a Triton without Gluon, or with one of other names
+        return f"Triton {triton.__version__} lacks what they are written in ({error})"
+    reason = hopper.why_not(q, k, block_q, block_k)
+    if reason is None and not can_stream(q, k, v, *others):
+        reason = "the copy engine wants rows of 16-bit numbers that start at multiples of 16 bytes"
+    return reason
 
 
 def is_portable() -> bool:
