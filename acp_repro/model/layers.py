@@ -307,7 +307,7 @@ class ForgettingAttentionLayer(nn.Module):
         return self.o_proj(out.flatten(2))
 
     def _projections(self) -> tuple[dict[str, nn.Linear], dict[str, nn.Linear]]:
-        """All of x, by name: those to the model's width, and those to a number a head."""
+        """What x goes through, by name: to the model's width (wide), and to one number a head (narrow)."""
         wide, narrow = {"q": self.q_proj}, {}
         for name, proj in (("k", self.k_proj), ("v", self.v_proj)):
             if isinstance(proj, ShiftedLinear):

@@ -16,7 +16,7 @@ _SIZES = ["heads", "tiles", "count"]
 
 @triton.jit
 def _largest(bits):
-    """Of squares by their bits, which are in the same order as integers; a NaN is the largest."""
+    """The largest of some squares, given and told as their bits: these are in the same order, a NaN last."""
     return tl.max(bits & 0x7FFFFFFF, 0)
 
 
