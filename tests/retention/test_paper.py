@@ -295,8 +295,13 @@ def test_longformer_answers_questions_with_a_fresh_tokeniser(here):
         texts._encode([told])
 
 
-def test_batches_hold_every_example_once_an_epoch(here):
-    run = here.run("toy-mini-ar-30-input")
+def grouped(run):
+    return dataclasses.replace(run, training=dataclasses.replace(run.training, group_by_length=True))
+
+
+@pytest.mark.parametrize("order", [lambda run: run, grouped])
+def test_batches_hold_every_example_once_an_epoch(here, order):
+    run = order(here.run("toy-mini-ar-30-input"))
     task = PAPER.load_task()(dataclasses.replace(run, seed=3))
     rows, size = 8, len(task.texts.encoded("train"))
     seen = [
@@ -308,3 +313,16 @@ def test_batches_hold_every_example_once_an_epoch(here):
     assert seen[:size] != seen[size : 2 * size] and len(seen) == rows * size
     other = PAPER.load_task()(run)
     assert not torch.equal(other.batch(0)[0][:, :4], task.batch(0)[0][:, :4])
+
+
+def test_batches_grouped_by_length_have_less_padding(here):
+    """In the epochs, too, that begin in the midst of a batch."""
+
+    def padding(run):
+        task = PAPER.load_task()(run)
+        batches = len(task.texts.encoded("train"))
+        assert batches % 8
+        return sum(int((task.batch(i)[1] == 0).sum()) for i in range(batches))
+
+    run = here.run("toy-mini-dense")
+    assert padding(grouped(run)) < 0.4 * padding(run)

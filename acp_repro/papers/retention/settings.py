@@ -163,6 +163,7 @@ class TrainingConfig(TrainerConfig):
         open_share: first share of the steps in which gates are open, so that the model is trained densely:
             instead of the paper's published weights, where an encoder starts from scratch.
         hard_share: last share of the steps, in which gates choose as at inference.
+        group_by_length: examples of like length share a batch, so that less of it is padding.
     """
 
     learning_rate: float = 3e-5
@@ -171,6 +172,7 @@ class TrainingConfig(TrainerConfig):
     warmup_share: float = 0.0
     open_share: float = 0.0
     hard_share: float = 0.0
+    group_by_length: bool = False
 
     def __post_init__(self):
         super().__post_init__()

@@ -198,6 +198,7 @@ def _pretraining_run(file: File, suite: str, text: str, backbone: str, seed: int
         warmup_share=pretraining.warmup_share,
         open_share=0.0,
         hard_share=0.0,
+        group_by_length=False,  # its sequences are all of one length
     )
     return PretrainingRun(
         suite=suite,

@@ -24,6 +24,8 @@ from .suite import PretrainingRun, RetentionRun
 from .texts import Texts, inputs_of, texts_of, tuning_steps
 from .trained import TrainedRetention
 
+_SORTED_BATCHES = 50  # whose examples are sorted together by length, as transformers' Trainer does
+
 
 def task_of(run: RetentionRun | PretrainingRun) -> Task:
     """The task of a run: fine-tuning, or what it starts from."""
@@ -108,9 +110,28 @@ class RetentionTask(Task):
 
     def _order(self, epoch: int) -> np.ndarray:
         if getattr(self, "_epoch", None) != epoch:
-            order = np.random.default_rng([self.run.seed, epoch]).permutation(len(self._train))
+            generator = np.random.default_rng([self.run.seed, epoch])
+            order = generator.permutation(len(self._train))
+            if self.run.training.group_by_length:
+                order = self._grouped(order, epoch, generator)
             self._epoch, self._permutation = epoch, order
         return self._permutation
+
+    def _grouped(self, order: np.ndarray, epoch: int, generator: np.random.Generator) -> np.ndarray:
+        """The epoch's order with examples of like length in each batch: some batches' examples are sorted
+        together, and the batches shuffled. What fills a batch that the epoch before began stays in front."""
+        size, batch = len(order), self.run.dataset.batch_examples
+        first = min(size, -epoch * size % batch)
+        lengths = np.array([len(row.ids) for row in self._train])
+        batches = []
+        for part in np.split(
+            order[first:], range(_SORTED_BATCHES * batch, size - first, _SORTED_BATCHES * batch)
+        ):
+            part = part[np.argsort(lengths[part], kind="stable")]
+            batches += np.split(part, range(batch, len(part), batch))
+        rest = [batches.pop()] if batches and len(batches[-1]) < batch else []
+        generator.shuffle(batches)
+        return np.concatenate([order[:first], *batches, *rest])
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         return model(**inputs_of(batch, batch[0].device)).loss
