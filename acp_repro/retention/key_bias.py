@@ -1,8 +1,9 @@
 """Fused attention with a bias on its keys that wants a gradient, at the cost of attention without one.
 
-PyTorch's fused attention either takes no bias or stores the gradient of a whole matrix of attention. A bias
-that depends on the key alone is a further entry of every key, met by a 1 in every query: then no matrix is
-there at all, padding needs no mask either, and dropout falls on the weights as ever.
+PyTorch's fused attention either takes no bias or stores the gradient of a whole matrix of attention. On a GPU
+`key_bias_kernel` has neither. Elsewhere a bias that depends on the key alone is a further entry of every key,
+met by a 1 in every query: then no matrix is there either, padding needs no mask, and dropout falls on the
+weights as ever.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .scorer import has_kernels
 
 NAME = "retention_key_bias"
 CLOSED = -1000.0  # of a key that is padding; exp of it is 0, and float16 holds it
@@ -37,6 +40,11 @@ def attention(
         bias: (B, 1, 1, T) float32.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if has_kernels(query, gradient=True):
+        from . import key_bias_kernel
+
+        if key_bias_kernel.takes(query, key, value):
+            return key_bias_kernel.attend(query, key, value, bias[:, 0, 0].float(), dropout, scale), None
     # In two parts, for bfloat16 alone would be 3 % off where the bias is -13.
     wanted = bias.transpose(-1, -2) / scale
     high = wanted.to(key.dtype)

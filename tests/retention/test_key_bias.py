@@ -1,0 +1,98 @@
+"""Attention with a bias on its keys: Triton's kernels against float64, dropout included."""
+
+import pytest
+import torch
+
+kernels = pytest.importorskip("acp_repro.retention.key_bias_kernel", reason="pip install triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+# The interpreter has no bfloat16 products.
+BUDGET = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2} if DEVICE == "cuda" else {torch.float16: 2e-3}
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Memory that is not written shows."""
+    make = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: make(*a, **k).fill_(torch.nan))
+
+
+def mixed(x):
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = (x ^ (x >> shift)) * factor % 2**32
+    return x
+
+
+def stays(seed, batch, heads, length, dropout):
+    """The kernels' dropout, in integers of 64 bits."""
+    head = torch.arange(batch * heads).view(batch, heads, 1, 1)
+    at = torch.arange(length)
+    row = mixed(mixed(seed + head) + at[:, None])
+    return mixed(row ^ at * 0x9E3779B1 % 2**32) >= dropout * 2**32
+
+
+def attention(query, key, value, bias, scale, kept=None, dropout=0.0):
+    weights = (query @ key.transpose(-1, -2) * scale + bias[:, None, None]).softmax(-1)
+    if kept is not None:
+        weights = weights * kept / (1 - dropout)
+    return (weights @ value).transpose(1, 2)
+
+
+def inputs(batch, heads, length, width, dtype):
+    """Queries, keys and values as a model has them, heads inside of tokens; one is of padding."""
+    x = [torch.randn(batch, length, heads, width, device=DEVICE).to(dtype).transpose(1, 2) for _ in range(3)]
+    bias = -10 * torch.rand(batch, length, device=DEVICE)
+    bias[-1, length // 2 + 1 :] = -1000.0
+    return [t.requires_grad_() for t in (*x, bias)]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 37, 16), (1, 2, 129, 32), (2, 1, 2, 64), (1, 1, 200, 128)])
+@pytest.mark.parametrize("dropout", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("dtype", BUDGET)
+def test_answer_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypatch):
+    monkeypatch.setattr(kernels, "_FULL", splits * shape[0] * shape[1])
+    torch.manual_seed(sum(shape))
+    given, scale = inputs(*shape, dtype), 0.4
+    asked = torch.randn_like(given[0]).transpose(1, 2)
+    state = torch.get_rng_state()
+    found = kernels.attend(*given, dropout, scale)
+    again = torch.autograd.grad(found, given, asked, retain_graph=True)
+    found = found, *torch.autograd.grad(found, given, asked)
+    assert all(torch.equal(a, b) for a, b in zip(again, found[1:], strict=True)), "bits repeat"
+    torch.set_rng_state(state)
+    seed = int(torch.randint(2**31, ()))
+    kept = stays(seed, *shape[:3], dropout).to(DEVICE) if dropout else None
+    exact = [x.detach().double().requires_grad_() for x in given]
+    right = attention(*exact, scale, kept, dropout)
+    right = right, *torch.autograd.grad(right, exact, asked.double())
+    for a, b in zip(found, right, strict=True):
+        assert (a.double() - b).norm() <= BUDGET[dtype] * (b.norm() + 0.05 * b.numel() ** 0.5)
+
+
+def test_weights_that_stay_look_random():
+    """As many as asked for in every row and column, and neighbours, heads and seeds agree by chance alone."""
+    kept = stays(12345, 2, 4, 512, 0.1).float()
+    for dim in (-1, -2):
+        deviation = (kept.mean(dim) - 0.9) / (0.09 / 512) ** 0.5
+        assert 0.9 < deviation.std() < 1.1 and deviation.abs().max() < 6
+    centred = kept - 0.9
+    other = stays(12346, 2, 4, 512, 0.1).float() - 0.9
+    agreed = [
+        centred[..., 1:] * centred[..., :-1],
+        centred[..., 1:, :] * centred[..., :-1, :],
+        centred[:, 1:] * centred[:, :-1],
+        centred * other,
+        centred * centred.transpose(-1, -2) * (1 - torch.eye(512)),
+    ]
+    for product in agreed:
+        assert abs(product.mean()) < 5 * 0.09 * product.numel() ** -0.5 * 2**0.5
+
+
+def test_what_it_takes():
+    q = torch.zeros(1, 1, 4, 64, dtype=torch.float16)
+    assert kernels.takes(q, q, q)
+    assert not kernels.takes(q.float(), q.float(), q.float())
+    assert not kernels.takes(q[..., :48], q[..., :48], q[..., :48])
+    assert not kernels.takes(q, q[:, :, :3], q[:, :, :3])
