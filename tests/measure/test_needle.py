@@ -161,18 +161,19 @@ def test_a_document_has_its_length_and_states_each_fact_before_it_asks():
     assert (documents.needle_document(short, BYTES, np.random.default_rng(1)) == short).all()
 
 
-def test_some_words_of_every_kind_of_answer_are_in_no_text():
+def test_some_answers_of_every_kind_have_words_that_are_in_no_text():
     words = [
         a + b for a in ("river", "mountain", "shadow", "window") for b in ("side", "less", "ward", "fall")
     ]
     starts, ends = {word[:3] for word in words}, {word[-2:] for word in words}
-    coined = {True: 0, False: 0}
-    for _, (_, asked) in zip(range(200), documents.facts(np.random.default_rng(0), words), strict=False):
+    coined = {True: [], False: []}
+    for _, (_, asked) in zip(range(800), documents.facts(np.random.default_rng(0), words), strict=False):
         deed = asked.split(" Answer: ")[1].removesuffix(".\n").split()
         new = [w for w in deed if w.istitle() and w[:3].lower() in starts and w[-2:] in ends]
         assert not set(new) & set(words)
-        coined[any(word in words for word in deed)] += bool(new)
-    assert all(number > 30 for number in coined.values())  # with a quotation, and without
+        coined[any(word in words for word in deed)].append(bool(new))
+    assert all(0.1 < sum(of_kind) / len(of_kind) < 0.35 for of_kind in coined.values())  # quotations, and not
+    assert len(coined[True]) > 2 * len(coined[False])
 
 
 def test_facts_are_asked_for_near_and_far():

@@ -2,9 +2,9 @@
 
 A model of a few hundred million tokens of books may never learn to look a sentence up. Where a run asks for
 it (``needle_share``), that share of its training sequences is made here. Wording, names, places and numbers
-are others than the test's, and every document has its own. Half of the answers are words of the corpus that
-nothing but the fact foretells: from answers made of short lists alone, models learnt the lists. Some words of
-either are coined.
+are others than the test's, and every document has its own. Most answers are words of the corpus that nothing
+but the fact foretells: from answers made of short lists alone, models learnt the lists. Some have words that
+are coined.
 """
 
 from __future__ import annotations
@@ -74,11 +74,12 @@ NOUNS = _words(
 PLACED = _words("above across against along among before behind below beside beyond near over past under")
 STATEMENT_SHARE = 0.25  # of the facts stand in the text without their question
 NEEDLE_TOKENS = 0.5  # of a document's tokens belong to facts and questions, at most
-QUOTED_SHARE = 0.5  # of the answers are words of the corpus
-QUOTED_WORDS = (4, 13)  # how many, from and below
-# Of the words of an answer, those in whose place a coined one stands: its second half does not follow from
-# the first. Without any, models copied a sentence up to its rare name, and ended the name as their books do.
-COINED_SHARE = 0.15
+QUOTED_SHARE = 0.75  # of the answers are words of the corpus
+QUOTED_WORDS = (3, 25)  # how many, from and below: where 12 were the most, models ended each answer by then
+# The share of answers with coined words, and of their words: the second half of such a word does not follow
+# from the first. Without any, models copied a sentence up to its rare name, and ended the name as their books
+# do; with some in every answer they hardly learnt to copy.
+COINED_ANSWERS, COINED_SHARE = 0.25, 0.2
 # A fact's two places are at least this share of the document apart, and as often between 1 and 2 times as far
 # as between 2 and 4 times: near ones are learnt first, and the far ones from them.
 NEAREST = 1 / 64
@@ -114,7 +115,9 @@ def _coin(generator: np.random.Generator, words: list[str]) -> str:
 
 
 def _with_coined(generator: np.random.Generator, deed: str, words: list[str]) -> str:
-    """``deed`` with some of its words coined anew."""
+    """``deed`` as it is, or with some of its words coined anew."""
+    if generator.random() >= COINED_ANSWERS:
+        return deed
     return " ".join(
         _coin(generator, words) if generator.random() < COINED_SHARE else word for word in deed.split()
     )
