@@ -96,3 +96,5 @@ def test_what_it_takes():
     assert not kernels.takes(q.float(), q.float(), q.float())
     assert not kernels.takes(q[..., :48], q[..., :48], q[..., :48])
     assert not kernels.takes(q, q[:, :, :3], q[:, :, :3])
+    long = q.new_empty(1, 1, 4096, 64)
+    assert not kernels.takes(long, long, long)

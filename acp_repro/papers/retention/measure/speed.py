@@ -18,6 +18,7 @@ from acp_repro.training.step import autocast
 from ..trained import TrainedRetention
 
 Step = Callable[[], None]
+_BUSY = 8192  # rows and columns of a matrix whose product takes a GPU a millisecond or more
 
 
 def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
@@ -152,12 +153,14 @@ def _wait(device: torch.device) -> None:
 def _scoring(device: torch.device, gates: nn.Module | None, run: Step) -> float:
     """Seconds inside the gates' own forward passes in one run, on the device's clock if it is a GPU.
 
-    A GPU gets another run first, so that it has work while the host launches the gates' kernels: it would
+    A GPU gets other work first, so that it is busy while the host launches the gates' kernels: it would
     wait for them at the start of a run, and that is no time of theirs.
     """
     on_gpu = device.type == "cuda"
     if on_gpu:
-        run()
+        busy = torch.empty(_BUSY, _BUSY, dtype=torch.bfloat16, device=device)
+        for _ in range(16):
+            torch.mm(busy, busy)
     marks: list[Any] = []
 
     def mark(*_) -> None:
