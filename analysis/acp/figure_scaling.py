@@ -33,9 +33,12 @@ def draw(records: pd.DataFrame) -> Figure:
     """Tokens a second, and the share of linear growth, both against the number of GPUs.
 
     Args:
-        records: ``training_step`` records of one suite.
+        records: ``training_step`` records of one suite; what was measured on one GPU alone is left out
+            where there is more.
     """
     ours = of_linear(records)
+    grown = ours.groupby(SETTING)["ranks"].transform("max") > 1
+    ours = ours[grown] if grown.any() else ours
     figure, (rate, share) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.6), layout="constrained")
     for index, (setting, rows) in enumerate(ours.groupby(SETTING, sort=False)):
         for (method, mode), curve in _curves(rows):
@@ -48,7 +51,7 @@ def draw(records: pd.DataFrame) -> Figure:
     share.axhline(100, color=style.PAPER, linewidth=1, zorder=0)
     rate.set_title("Thousand tokens a second")
     share.set_title("Share of linear growth (%)")
-    share.set_ylim(0, 110)
+    share.set_ylim(min(50, 100 * ours["of_linear"].min() - 5), 105)
     rate.set_ylim(0)
     ranks = sorted(ours["ranks"].unique())
     for ax in (rate, share):

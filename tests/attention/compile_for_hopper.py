@@ -20,6 +20,7 @@ from acp_repro.attention import PagedKVCache
 from acp_repro.attention.triton import backward, decode, forward, hopper, tiles, write_blocks, write_kvcache
 from acp_repro.attention.triton.norms import threshold_from_norms
 from acp_repro.model import step_kernels, training_kernels
+from acp_repro.retention import key_bias_kernel
 
 # The package gives the functions of these names, and the launches stand in the modules.
 backward, forward = (sys.modules[f.__module__] for f in (backward, forward))
@@ -144,6 +145,16 @@ def compile_training() -> list[tuple[str, object]]:
     return compiled
 
 
+def compile_retention() -> list[tuple[str, object]]:
+    """(name, kernel) of attention with a bias on its keys, at DistilBERT's shape."""
+    compiled = collect_launches()
+    rows = torch.empty(BATCH, 512, 3, HEADS, HEAD_DIM, dtype=torch.bfloat16, device="meta").requires_grad_()
+    bias = torch.empty(BATCH, 512, device="meta").requires_grad_()
+    out = key_bias_kernel.attend(*rows.permute(2, 0, 3, 1, 4), bias, 0.1, 0.125)
+    out.backward(torch.empty_like(out))
+    return compiled
+
+
 if __name__ == "__main__":
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     with tempfile.TemporaryDirectory() as folder:
@@ -153,6 +164,8 @@ if __name__ == "__main__":
             kernels = compile_decoding()
         elif "--training" in sys.argv:
             kernels = compile_training()
+        elif "--retention" in sys.argv:
+            kernels = compile_retention()
         else:
             kernels = compile_all("--portable" in sys.argv, width)
         for name, kernel in kernels:
