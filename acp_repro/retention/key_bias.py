@@ -1,9 +1,9 @@
-"""Fused attention with a bias on its keys that wants a gradient, at the cost of attention without one.
+"""Fused attention with a bias on its keys that wants a gradient.
 
-PyTorch's fused attention either takes no bias or stores the gradient of a whole matrix of attention. On a GPU
-`key_bias_kernel` has neither. Elsewhere a bias that depends on the key alone is a further entry of every key,
-met by a 1 in every query: then no matrix is there either, padding needs no mask, and dropout falls on the
-weights as ever.
+PyTorch's fused attention either takes no bias or stores the gradient of a whole matrix of attention. On a
+GPU, in half precision and up to some length, `key_bias_kernel` does neither. Elsewhere a bias that depends on
+the key alone is a further entry of every key, met by a 1 in every query: then no matrix is there either,
+padding needs no mask, and dropout falls on the weights as ever.
 """
 
 from __future__ import annotations

@@ -23,11 +23,13 @@ _BACKWARD = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether :func:`attend` does, and no slower than others: half precision, heads of 16 to 128 entries
-    that are a power of 2, texts that are not long."""
+    """Whether :func:`attend` does, and was seen to be no slower than others: half precision, heads of 16, 32
+    or 64 entries, texts that are not long, a GPU from Ampere on."""
     length, width = query.shape[-2:]
-    fits = width in (16, 32, 64, 128) and query.shape == key.shape == value.shape and length <= _LONGEST
-    return fits and query.dtype in (torch.bfloat16, torch.float16)
+    fits = width in (16, 32, 64) and query.shape == key.shape == value.shape and 0 < length <= _LONGEST
+    if query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0):
+        return False
+    return fits and query.dtype in (torch.bfloat16, torch.float16) and len(query) > 0
 
 
 @triton.jit
@@ -57,6 +59,13 @@ def _column_hash(j):
 
 
 @triton.jit
+def _head_and_queries(length, BLOCK_M: tl.constexpr):
+    """Of a program, the blocks of a head next to each other; the heads of all examples exceed a grid's y."""
+    blocks = tl.cdiv(length, BLOCK_M)
+    return tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
+
+
+@triton.jit
 def _tile(at, i, d, stride, length):
     return tl.load(at + i[:, None] * stride + d[None, :], mask=(i < length)[:, None], other=0.0)
 
@@ -68,9 +77,9 @@ def _forward_kernel(
     heads, length, scale, gain, seed, threshold,
     WIDTH: tl.constexpr, DROPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1)
+    head, i = _head_and_queries(length, BLOCK_M)
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    i, d = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, WIDTH)
+    d = tl.arange(0, WIDTH)
     queries = _tile(q + b * qb + h * qh, i, d, qt, length)
     k += b * kb + h * kh
     v += b * vb + h * vh
@@ -101,9 +110,9 @@ def _delta_kernel(
     out, grad, delta, ob, oh, ot, gb, gh, gt, heads, length, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr
 ):
     """The sum of out times its gradient, of each query."""
-    head = tl.program_id(1)
+    head, i = _head_and_queries(length, BLOCK_M)
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    i, d = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, WIDTH)
+    d = tl.arange(0, WIDTH)
     product = _tile(out + b * ob + h * oh, i, d, ot, length).to(tl.float32)
     product *= _tile(grad + b * gb + h * gh, i, d, gt, length).to(tl.float32)
     tl.store(delta + head.to(tl.int64) * length + i, tl.sum(product, 1), mask=i < length)
@@ -119,8 +128,8 @@ def _backward_kernel(
 ):  # fmt: skip
     """The keys from ``part`` times the program's number on, as many, against all queries.
 
-    ``partial`` (SPLITS, B, H, T, D) float32 collects the gradient of the queries. Without splits the last
-    keys' program writes it out; else the host sums. Strides o are those of the three gradients.
+    ``partial`` (SPLITS, B, H, T, D) float32 collects the gradient of the queries. Without splits the step of
+    the last keys writes it out; else the host sums. Strides o are those of the three gradients.
     """
     head, split = tl.program_id(0), tl.program_id(1)
     b, h, wide_head = (head // heads).to(tl.int64), (head % heads).to(tl.int64), head.to(tl.int64)
@@ -177,6 +186,7 @@ def _backward_kernel(
         tl.store(grad_k + at, (sum_k * plain_scale).to(grad_k.dtype.element_ty), mask=there)
         tl.store(grad_v + at, sum_v.to(grad_v.dtype.element_ty), mask=there)
         tl.store(grad_bias + wide_head * length + j, sum_bias, mask=j < length)
+        tl.debug_barrier()  # other threads read ``partial`` next than those that wrote it
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float, scale: float) -> Tensor:
@@ -206,10 +216,10 @@ class _Attend(torch.autograd.Function):
         out = query.new_empty(batch, length, heads, width)
         turned = out.transpose(1, 2)
         lse = bias.new_empty(batch, heads, length)
-        seed = int(torch.randint(2**31, ())) if dropout else 0
+        seed = int(torch.randint(2**31, (), device="cpu")) if dropout else 0
         ctx.numbers = (scale * _LOG2E, 1 / (1 - dropout), seed, round(dropout * 2**32))
         ctx.scale, ctx.sizes = scale, {"WIDTH": width, "DROPS": dropout > 0}
-        grid = (triton.cdiv(length, _FORWARD["BLOCK_M"]), batch * heads)
+        grid = (triton.cdiv(length, _FORWARD["BLOCK_M"]) * batch * heads,)
         with torch.cuda.device_of(query):
             _forward_kernel[grid](
                 query, key, value, bias, out, lse,
@@ -234,7 +244,7 @@ class _Attend(torch.autograd.Function):
         partial = lse.new_empty(splits, batch, heads, length, width)
         scale, gain, seed, threshold = ctx.numbers
         with torch.cuda.device_of(query):
-            _delta_kernel[(triton.cdiv(length, 64), batch * heads)](
+            _delta_kernel[(triton.cdiv(length, 64) * batch * heads,)](
                 out, grad, delta, *_strides(turned, grad), heads, length, width, BLOCK_M=64
             )
             _backward_kernel[(batch * heads, splits)](

@@ -146,12 +146,14 @@ def compile_training() -> list[tuple[str, object]]:
 
 
 def compile_retention() -> list[tuple[str, object]]:
-    """(name, kernel) of attention with a bias on its keys, at DistilBERT's shape."""
+    """(name, kernel) of attention with a bias on its keys, at DistilBERT's shape: keys split, and not."""
     compiled = collect_launches()
-    rows = torch.empty(BATCH, 512, 3, HEADS, HEAD_DIM, dtype=torch.bfloat16, device="meta").requires_grad_()
-    bias = torch.empty(BATCH, 512, device="meta").requires_grad_()
-    out = key_bias_kernel.attend(*rows.permute(2, 0, 3, 1, 4), bias, 0.1, 0.125)
-    out.backward(torch.empty_like(out))
+    for batch in (4, 32):
+        shape = (batch, 512, 3, HEADS, HEAD_DIM)
+        rows = torch.empty(shape, dtype=torch.bfloat16, device="meta").requires_grad_()
+        bias = torch.empty(batch, 512, device="meta").requires_grad_()
+        out = key_bias_kernel.attend(*rows.permute(2, 0, 3, 1, 4), bias, 0.1, 0.125)
+        out.backward(torch.empty_like(out))
     return compiled
 
 

@@ -20,8 +20,9 @@ BUDGET = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2} if DEVICE == "cuda" else 
 @pytest.fixture
 def poisoned(monkeypatch):
     """Memory that is not written shows."""
-    make = torch.Tensor.new_empty
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: make(*a, **k).fill_(torch.nan))
+    for holder, name in ((torch.Tensor, "new_empty"), (torch, "empty_like")):
+        make = getattr(holder, name)
+        monkeypatch.setattr(holder, name, lambda *a, make=make, **k: make(*a, **k).fill_(torch.nan))
 
 
 def mixed(x):
@@ -53,7 +54,7 @@ def inputs(batch, heads, length, width, dtype):
     return [t.requires_grad_() for t in (*x, bias)]
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 37, 16), (1, 2, 129, 32), (2, 1, 2, 64), (1, 1, 200, 128)])
+@pytest.mark.parametrize("shape", [(2, 3, 37, 16), (1, 2, 129, 32), (2, 1, 2, 64), (1, 1, 640, 16)])
 @pytest.mark.parametrize("dropout", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("dtype", BUDGET)
@@ -67,6 +68,8 @@ def test_answer_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypat
     again = torch.autograd.grad(found, given, asked, retain_graph=True)
     found = found, *torch.autograd.grad(found, given, asked)
     assert all(torch.equal(a, b) for a, b in zip(again, found[1:], strict=True)), "bits repeat"
+    same = torch.autograd.grad(kernels.attend(*given, dropout, scale).sum(), given)  # one number, expanded
+    assert all(x.isfinite().all() for x in same)
     torch.set_rng_state(state)
     seed = int(torch.randint(2**31, ()))
     kept = stays(seed, *shape[:3], dropout).to(DEVICE) if dropout else None
@@ -106,7 +109,7 @@ def test_they_compile_for_hopper():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     spilled = [int(number) for number in re.findall(r"(\d+) bytes spill stores", done.stdout)]
-    assert len(spilled) == 3 and max(spilled) <= 64, done.stdout  # the backward pass is at its limit
+    assert len(spilled) == 6 and max(spilled) <= 64, done.stdout  # the backward pass is at its limit
 
 
 def test_what_it_takes():
@@ -114,6 +117,7 @@ def test_what_it_takes():
     assert kernels.takes(q, q, q)
     assert not kernels.takes(q.float(), q.float(), q.float())
     assert not kernels.takes(q[..., :48], q[..., :48], q[..., :48])
+    assert not kernels.takes(q[:0], q[:0], q[:0])
     assert not kernels.takes(q, q[:, :, :3], q[:, :, :3])
     long = q.new_empty(1, 1, 4096, 64)
     assert not kernels.takes(long, long, long)

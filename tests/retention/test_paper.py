@@ -309,8 +309,10 @@ def test_batches_hold_every_example_once_an_epoch(here, order):
         for i in range(size)
         for ids, mask in zip(*task.batch(i)[:2], strict=True)
     ]
-    assert sorted(seen[:size]) == sorted(tuple(row.ids) for row in task.texts.encoded("train"))
-    assert seen[:size] != seen[size : 2 * size] and len(seen) == rows * size
+    every = sorted(tuple(row.ids) for row in task.texts.encoded("train"))
+    epochs = [seen[first : first + size] for first in range(0, len(seen), size)]
+    assert len(epochs) == rows and size % rows  # so that all but the first begin in the midst of a batch
+    assert all(sorted(epoch) == every for epoch in epochs) and epochs[0] != epochs[1]
     other = PAPER.load_task()(run)
     assert not torch.equal(other.batch(0)[0][:, :4], task.batch(0)[0][:, :4])
 
@@ -325,4 +327,4 @@ def test_batches_grouped_by_length_have_less_padding(here):
         return sum(int((task.batch(i)[1] == 0).sum()) for i in range(batches))
 
     run = here.run("toy-mini-dense")
-    assert padding(grouped(run)) < 0.4 * padding(run)
+    assert padding(grouped(run)) < 0.45 * padding(run)  # 0.9 where batches do not begin with an epoch

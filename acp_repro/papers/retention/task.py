@@ -119,19 +119,19 @@ class RetentionTask(Task):
 
     def _grouped(self, order: np.ndarray, epoch: int, generator: np.random.Generator) -> np.ndarray:
         """The epoch's order with examples of like length in each batch: some batches' examples are sorted
-        together, and the batches shuffled. What fills a batch that the epoch before began stays in front."""
+        together, and the batches shuffled. What fills a batch that the epoch before began stays in front, and
+        what begins one for the next epoch at the end: examples of any length."""
         size, batch = len(order), self.run.dataset.batch_examples
         first = min(size, -epoch * size % batch)
+        stop = size - (size - first) % batch
         lengths = np.array([len(row.ids) for row in self._train])
         batches = []
-        for part in np.split(
-            order[first:], range(_SORTED_BATCHES * batch, size - first, _SORTED_BATCHES * batch)
-        ):
+        for begin in range(first, stop, _SORTED_BATCHES * batch):
+            part = order[begin : min(begin + _SORTED_BATCHES * batch, stop)]
             part = part[np.argsort(lengths[part], kind="stable")]
             batches += np.split(part, range(batch, len(part), batch))
-        rest = [batches.pop()] if batches and len(batches[-1]) < batch else []
         generator.shuffle(batches)
-        return np.concatenate([order[:first], *batches, *rest])
+        return np.concatenate([order[:first], *batches, order[stop:]])
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
         return model(**inputs_of(batch, batch[0].device)).loss
