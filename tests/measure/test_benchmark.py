@@ -51,9 +51,9 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     hosts = ["forward_host_ms", "forward_backward_host_ms"]
     assert records[hosts].isna().all(axis=None)
     path = tmp_path / "results" / "mini" / "benchmark" / "kernel_time.csv"
-    pd.read_csv(path).drop(columns=hosts).to_csv(path, index=False)
+    pd.read_csv(path, dtype=str).drop(columns=hosts).to_csv(path, index=False)
     pd.testing.assert_frame_equal(read_records(load_suite("mini"), "kernel_time"), records)
-    pd.read_csv(path).drop(columns=["forward_ms"]).to_csv(path, index=False)
+    pd.read_csv(path, dtype=str).drop(columns=["forward_ms"]).to_csv(path, index=False)
     with pytest.raises(RecordError, match="not the columns of this version"):
         read_records(load_suite("mini"), "kernel_time")
 
