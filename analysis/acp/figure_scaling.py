@@ -51,7 +51,8 @@ def draw(records: pd.DataFrame) -> Figure:
     share.axhline(100, color=style.PAPER, linewidth=1, zorder=0)
     rate.set_title("Thousand tokens a second")
     share.set_title("Share of linear growth (%)")
-    share.set_ylim(min(50, 100 * ours["of_linear"].min() - 5), 105)
+    shares = 100 * ours["of_linear"]
+    share.set_ylim(min(50, shares.min() - 5), max(105, shares.max() + 5))
     rate.set_ylim(0)
     ranks = sorted(ours["ranks"].unique())
     for ax in (rate, share):

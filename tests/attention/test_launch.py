@@ -266,7 +266,7 @@ class _Compiled:
     signature = inspect.signature(lambda x, y, made, n, scale, absent, ROWS, FLAG=True: None)
 
     def __init__(self, described: bool):
-        driver = pytest.importorskip("triton.backends.nvidia.driver")
+        driver = pytest.importorskip("triton.backends.nvidia.driver", reason="pip install triton")
         tensors = ("tensordesc<bf16[1,64]>", "tensordesc<bf16[1,32]>") if described else ("*bf16", "*bf16")
         kinds = (*tensors, "*fp32", "i32", "fp32", *3 * ("constexpr",))
         fact = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "fp4_padded": False}
