@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+from typing import Any
 
 from .chain import state
 from .chain.command import choose_device, command, run_command
@@ -49,8 +50,10 @@ def _measure(
     suite: Suite, stale: list[tuple[Run, Quantity]], device_name: str | None, keywords: dict
 ) -> None:
     device = choose_device(device_name)
-    for run, pairs in itertools.groupby(stale, key=lambda pair: pair[0]):
-        trained = suite.paper.load_task()(run).trained(suite, device)
+    for (run, untrained), pairs in itertools.groupby(
+        stale, key=lambda pair: (pair[0], pair[1].untrained(pair[0]))
+    ):
+        trained = _trained(suite, run, untrained, device)
         quantities = [quantity for _, quantity in pairs]
         for quantity in quantities:
             path = write_records(
@@ -66,6 +69,14 @@ def _measure(
             print(path)
         took = state.measured_run(run)
         state.write_settings(suite, run, quantities, took and dataclasses.asdict(took))
+
+
+def _trained(suite: Suite, run: Run, untrained: bool, device) -> Any:
+    if not untrained:
+        return suite.paper.load_task()(run).trained(suite, device)
+    from .training.task import Trained
+
+    return Trained(suite, run, None, None, device, trained_tokens=0)
 
 
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quantity]]:
@@ -90,7 +101,7 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
         from .training.run_folder import is_done
 
         ready = {run for run in suite.runs if is_done(run)}
-        also = {(run, quantity) for run, quantity in also if run in ready}
+        also = {(run, quantity) for run, quantity in also if run in ready or quantity.untrained(run)}
     pairs |= also
     order = [q for q in suite.paper.quantities if any(q is quantity for _, quantity in pairs)]
     return [(run, quantity) for run in suite.runs for quantity in order if (run, quantity) in pairs]

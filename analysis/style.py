@@ -76,9 +76,11 @@ def provenance(*tables: pd.DataFrame) -> str:
         return ", ".join(sorted({str(v) for t in tables for v in t[column].dropna().unique()}))
 
     suite = f" by suite {values('suite')}" if values("suite") else ""  # what no suite asked for has none
-    trained = sorted({int(v) for t in tables for v in t["trained_tokens"].dropna().unique()})
+    counts = sorted({int(v) for t in tables for v in t["trained_tokens"].dropna().unique()})
+    trained = [v for v in counts if v]
     tokens = " to ".join(f"{v:,}" for v in dict.fromkeys((*trained[:1], *trained[-1:])))
-    models = f"; models trained on {tokens} tokens" if trained else ""
+    weights = [f"models trained on {tokens} tokens"] * bool(trained) + ["fresh weights"] * (0 in counts)
+    models = "; " + " and ".join(weights) if weights else ""
     return (
         f"Measured{suite} on {values('device')} ({values('dtype')}, torch {values('torch_version')}, "
         f"commit {values('commit') or 'not recorded'}){models}."

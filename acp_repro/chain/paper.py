@@ -96,6 +96,8 @@ class Quantity:
         runs: the runs of a suite that it is about.
         together: a word that quantities share whose records one load of the weights should make.
         timed: a time or a rate, which wants the machine for itself.
+        untrained: whether it is of a run's shape alone, so that nothing need be trained: ``measure`` gets a
+            ``Trained`` without task and model, and makes one with fresh weights.
         large: thousands of rows that share one provenance, so written gzipped.
         options: keywords of ``measure`` that the command can give.
         command: what makes it, for a quantity of a suite as a whole that no run stands behind.
@@ -109,6 +111,7 @@ class Quantity:
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
     together: str = ""
     timed: bool = False
+    untrained: Callable[[Run], bool] = lambda run: False
     large: bool = False
     options: tuple[str, ...] = ()
     command: str = ""

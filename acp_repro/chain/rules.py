@@ -111,7 +111,7 @@ def _record(suite: Suite, run: Run | None, quantity: Quantity) -> list[str]:
         q.name for q in suite.paper.quantities if q is quantity or q.together == quantity.together != ""
     ]
     recipe = f"$(DO) acp_repro.measure {' '.join(together)} --suite {suite.name} --run {run.name} $(FOR)"
-    return _rule(_path(suite, run, quantity), state.prerequisites(suite, run), [recipe])
+    return _rule(_path(suite, run, quantity), state.prerequisites(suite, run, quantity), [recipe])
 
 
 def _item(suite: Suite, item: Item) -> list[str]:

@@ -1,9 +1,9 @@
 """What is up to date: the one test that Make and the measure command share, and what it rests on.
 
 Weights are up to date if their folder says that they are of the run's settings (``training.run_folder``).
-A record is up to date if it is not older than the weights and than the stamps of its settings. A stamp is
-a small file, ``.make/SUITE/RUN.json`` or ``.make/SUITE/measure.json``, that is written anew only when its
-settings change: so adding a run to the grid, or a comment, does nothing again.
+A record is up to date if it is not older than the stamps of its settings and than the weights, if it is of
+any. A stamp is a small file, ``.make/SUITE/RUN.json`` or ``.make/SUITE/measure.json``, that is written anew
+only when its settings change: so adding a run to the grid, or a comment, does nothing again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def measure_stamp(suite: Suite) -> Path:
     return MAKE / suite.name / "measure.json"
 
 
-def prerequisites(suite: Suite, run: Run) -> list[Path]:
-    """What the records of a run must not be older than."""
-    return [run.weights_file, run_stamp(run), measure_stamp(suite)]
+def prerequisites(suite: Suite, run: Run, quantity: Quantity) -> list[Path]:
+    """What a record of a run must not be older than."""
+    stamps = [run_stamp(run), measure_stamp(suite)]
+    return stamps if quantity.untrained(run) else [run.weights_file, *stamps]
 
 
 def is_current(suite: Suite, run: Run, quantity: Quantity) -> bool:
@@ -45,7 +46,9 @@ def is_current(suite: Suite, run: Run, quantity: Quantity) -> bool:
     record = quantity.path(run.suite, run.name)
     if not record.is_file():
         return False
-    newest = max((p.stat().st_mtime_ns for p in prerequisites(suite, run) if p.is_file()), default=0)
+    newest = max(
+        (p.stat().st_mtime_ns for p in prerequisites(suite, run, quantity) if p.is_file()), default=0
+    )
     return record.stat().st_mtime_ns >= newest
 
 

@@ -30,6 +30,7 @@ from acp_repro.retention import show
 from acp_repro.training.loop import train
 from analysis import drawing
 from analysis.report.gather import gather
+from analysis.style import provenance
 
 CPU = torch.device("cpu")
 YAML = """
@@ -116,6 +117,38 @@ def test_gaps_are_asked_for_nowhere(here):
     assert [run.name for run in suite.timed()] == ["toy-mini-dense", "toy-mini-ar-30-input"]
     timed = PAPER.item("table3").runs_with(suite, PAPER.quantity("speed"))
     assert [run.name for run in timed] == ["toy-mini-ar-30-input"]
+
+
+def test_times_need_no_training_and_no_data(here, tmp_path, monkeypatch, capsys):
+    """But for a threshold, which keeps as many tokens as it learnt to keep."""
+    untrained, trained = "toy-mini-top-30-input", "toy-mini-arthreshold-30-input"
+    needs = {
+        target: rest
+        for target, _, rest in (line.partition(": ") for line in make_rules(here).splitlines())
+        if target.endswith("speed.csv")
+    }
+    assert "model.safetensors" in needs[f"results/mini/{trained}/speed.csv"]
+    assert "model.safetensors" not in needs[f"results/mini/{untrained}/speed.csv"]
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/mini.yaml").write_text(YAML)
+    monkeypatch.chdir(tmp_path)
+    asked = [
+        "--suite",
+        "mini",
+        "--device",
+        "cpu",
+        "--run",
+        untrained,
+        "--run",
+        "asked-mini-ar-50-afterblocks",
+    ]
+    assert measure.main(["speed", *asked]) == 0, capsys.readouterr().err
+    speed = read_records(here, "speed", [here.run(untrained)])
+    assert (speed["trained_tokens"] == 0).all() and (speed["training_batch_ms"] > 0).all()
+    assert provenance(speed).endswith("; fresh weights.")
+    assert measure.main(["speed", *asked]) == 0 and "up to date" in capsys.readouterr().out
+    assert measure.main(["speed", "--suite", "mini", "--run", trained]) == 1
+    assert f"--run {trained}" in capsys.readouterr().err
 
 
 def test_a_plan_counts_runs_and_steps(here, capsys):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from acp_repro.retention import retain
 from acp_repro.training.run_folder import TrainingError
 
 from .settings import BackboneConfig
+from .suite import RetentionRun
+from .texts import SPECIAL
 
 
 def published(auto: type, backbone: BackboneConfig, name: str, **labels: Any) -> nn.Module:
@@ -29,8 +33,23 @@ def published(auto: type, backbone: BackboneConfig, name: str, **labels: Any) ->
         ) from error
 
 
-def fresh(auto: type, backbone: BackboneConfig, tokenizer, max_tokens: int, **labels: Any) -> nn.Module:
-    """Weights at random of the backbone's shape, with a head of ``auto``, for texts of ``max_tokens``."""
+def vocabulary(tokenizer) -> dict[str, int]:
+    """What :func:`fresh` asks of a tokeniser of transformers."""
+    return {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "sep_token_id": tokenizer.sep_token_id,
+    }
+
+
+def fresh(
+    auto: type, backbone: BackboneConfig, words: Mapping[str, int], max_tokens: int, **labels: Any
+) -> nn.Module:
+    """Weights at random of the backbone's shape, with a head of ``auto``, for texts of ``max_tokens``.
+
+    Args:
+        words: of :func:`vocabulary`.
+    """
     import transformers
 
     sizes = {
@@ -51,16 +70,39 @@ def fresh(auto: type, backbone: BackboneConfig, tokenizer, max_tokens: int, **la
             "attention_dropout": backbone.dropout,
         }
     if backbone.model_type == "longformer":
-        sizes["sep_token_id"] = tokenizer.sep_token_id  # its head for questions looks for it
+        sizes["sep_token_id"] = words["sep_token_id"]  # its head for questions looks for it
     config = transformers.AutoConfig.for_model(
         backbone.model_type,
-        vocab_size=len(tokenizer),
+        vocab_size=words["vocab_size"],
         max_position_embeddings=max_tokens + _first_position(backbone.model_type, spare=2),
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=words["pad_token_id"],
         **sizes,
         **labels,
     )
     return auto.from_config(config)
+
+
+def untrained(run: RetentionRun) -> nn.Module:
+    """An encoder of a run's shape with its gates and a head for two classes; nothing is read but published
+    weights, where the run starts from them, and no text is known.
+
+    Raises:
+        TrainingError: published weights cannot be had.
+    """
+    from transformers import AutoModelForSequenceClassification as Classifier
+
+    def dense() -> nn.Module:
+        if run.backbone.pretrained:
+            return published(Classifier, run.backbone, run.backbone_name, num_labels=2)
+        text = run.start and run.start.pretraining.data
+        size = text.bpe_size + len(SPECIAL) if text else run.backbone.vocab_size
+        words = {"vocab_size": size, "pad_token_id": 0, "sep_token_id": 2}
+        return fresh(Classifier, run.backbone, words, run.dataset.max_tokens, num_labels=2)
+
+    model = dense()
+    if run.is_dense:
+        return model
+    return retain(model, run.retention_config(), dense() if run.method == "top" else None)
 
 
 def start_from(model: nn.Module, folder: Path, trained_positions: int) -> nn.Module:

@@ -15,7 +15,7 @@ from acp_repro.retention.encoders import find_encoder
 from acp_repro.training.run_folder import TrainingError
 from acp_repro.training.task import Task
 
-from .backbones import fresh
+from .backbones import fresh, vocabulary
 from .neighbours import look_at_neighbours
 from .steps import linear, save_pretrained, seed_step
 from .suite import PretrainingRun
@@ -49,7 +49,9 @@ class PretrainingTask(Task):
         from transformers import AutoModelForMaskedLM
 
         settings = self.run.pretraining
-        model = fresh(AutoModelForMaskedLM, self.run.backbone, self.tokenizer, settings.max_tokens)
+        model = fresh(
+            AutoModelForMaskedLM, self.run.backbone, vocabulary(self.tokenizer), settings.max_tokens
+        )
         if settings.neighbour_heads:
             look_at_neighbours(model)
         return model

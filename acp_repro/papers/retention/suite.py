@@ -111,6 +111,11 @@ class RetentionRun(Run):
         return self.method == "dense"
 
     @property
+    def costs_its_shape(self) -> bool:
+        """Whether fresh weights take its time and memory; a threshold keeps what it was trained to keep."""
+        return self.retention_config().selection != "threshold"
+
+    @property
     def relaxation(self) -> tuple[float, float, float]:
         """beta, gamma, zeta of Eq. 6."""
         return self.temperature, self.stretch_low, self.stretch_high

@@ -18,7 +18,7 @@ from acp_repro.training.distributed import mean_over_ranks
 from acp_repro.training.run_folder import TrainingError, check_done
 from acp_repro.training.task import Task
 
-from .backbones import fresh, published, start_from
+from .backbones import fresh, published, start_from, vocabulary
 from .steps import linear, quiet, save_pretrained, seed_step
 from .suite import PretrainingRun, RetentionRun
 from .texts import Texts, inputs_of, texts_of, tuning_steps
@@ -79,7 +79,7 @@ class RetentionTask(Task):
         labels = {} if extractive else {"num_labels": len(texts.labelled.classes)}
         if run.backbone.pretrained:
             return published(auto, run.backbone, run.backbone_name, **labels)
-        model = fresh(auto, run.backbone, texts.tokenizer, run.dataset.max_tokens, **labels)
+        model = fresh(auto, run.backbone, vocabulary(texts.tokenizer), run.dataset.max_tokens, **labels)
         if run.start is None:
             return model
         return start_from(model, run.start.model_folder, run.start.pretraining.max_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -14,16 +15,19 @@ from torch import Tensor, nn
 
 from acp_repro.retention import RetentionConfig, encoder_cost, token_budgets
 from acp_repro.training.step import autocast
+from acp_repro.training.task import Trained
 
-from ..trained import TrainedRetention
+from ..backbones import untrained
+from ..texts import SPECIAL
 
 Step = Callable[[], None]
 _BUSY = 8192  # rows and columns of a matrix whose product takes a GPU a millisecond or more
 
 
-def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
+def measure(trained: Trained) -> list[dict[str, Any]]:
     """One record a length: full batches of random tokens, the median of some repeats.
 
+    A model that is not given, for its weights do not matter, is made with fresh ones and a head for classes.
     Inference has its weights in the run's dtype, as one serves them. ``scorer_ms`` is the device's time from
     the start to the end of the gates' scoring, without what it waits for the host. Training is a forward and
     a backward pass with soft gates, under autocast over float32 weights, as runs are trained; missing where
@@ -31,19 +35,21 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
     Memory is the peak of the pass, weights and gradients aside, and missing on a CPU. FLOPs are those of
     ``encoder_cost``, of one example.
     """
+    if trained.model is None:
+        trained = dataclasses.replace(trained, model=untrained(trained.run).to(trained.device))
     settings, longest = trained.measure, trained.run.dataset.max_tokens
     lengths = sorted({min(length, longest) for length in settings.speed_lengths_tokens})
     return [_at(trained, length) for length in lengths]
 
 
-def _at(trained: TrainedRetention, length: int) -> dict[str, Any]:
+def _at(trained: Trained, length: int) -> dict[str, Any]:
     settings = trained.measure
     rows = settings.speed_batch_examples
     if settings.speed_batch_tokens is not None:
         rows = max(1, settings.speed_batch_tokens // length)
     generator = torch.Generator().manual_seed(0)
-    low = len(trained.texts.tokenizer.all_special_ids)
-    ids = torch.randint(low, len(trained.texts.tokenizer), (rows, length), generator=generator)
+    vocabulary = trained.model.config.vocab_size
+    ids = torch.randint(len(SPECIAL), vocabulary, (rows, length), generator=generator)
     ids = ids.to(trained.device)
     gates = getattr(trained.model, "retention", None)
     config = gates.config if gates is not None else RetentionConfig(1.0, method="dense")
@@ -60,7 +66,7 @@ def _at(trained: TrainedRetention, length: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _inference(trained: TrainedRetention, ids: Tensor) -> dict[str, Any]:
+def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
     model = trained.model.eval()
     if trained.run.training.dtype == "bfloat16":
         model = copy.deepcopy(model).bfloat16()
@@ -84,7 +90,7 @@ def _inference(trained: TrainedRetention, ids: Tensor) -> dict[str, Any]:
     }
 
 
-def _training(trained: TrainedRetention, ids: Tensor) -> dict[str, Any]:
+def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
     """A training pass with soft gates (a baseline's with its removal) beside the dense one."""
     run, model = trained.run, copy.deepcopy(trained.model).train()
     gates = getattr(model, "retention", None)
@@ -93,7 +99,7 @@ def _training(trained: TrainedRetention, ids: Tensor) -> dict[str, Any]:
     if trained.measure.speed_batch_tokens is None:
         ids = ids[: run.dataset.micro_batch_examples or run.dataset.batch_examples]
     labels = {"labels": torch.zeros(len(ids), dtype=torch.long, device=ids.device)}
-    if trained.texts.labelled.is_extractive:
+    if hasattr(model, "qa_outputs"):
         labels = {"start_positions": labels["labels"], "end_positions": labels["labels"]}
 
     def step() -> None:
@@ -129,7 +135,7 @@ def _without(gates: nn.Module | None, run: Step) -> Step:
     return dense
 
 
-def _in_turns(trained: TrainedRetention, *runs: Callable[[], float | None]) -> list[float]:
+def _in_turns(trained: Trained, *runs: Callable[[], float | None]) -> list[float]:
     """The median seconds of each, in turns, so that what slows the machine for a while slows all.
 
     A run that returns seconds has timed itself."""
@@ -199,7 +205,7 @@ def _peak(device: torch.device, run: Step) -> int | None:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _flop(trained: TrainedRetention, config: RetentionConfig, length: int) -> float:
+def _flop(trained: Trained, config: RetentionConfig, length: int) -> float:
     shape = trained.model.config
     layers = shape.num_hidden_layers
     places = config.places(layers)
