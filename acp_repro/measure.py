@@ -1,7 +1,8 @@
 """Measures trained runs: ``python -m acp_repro.measure QUANTITY... --suite cpu [--run NAME]``.
 
 Writes results/SUITE/RUN/QUANTITY.csv. A record that is newer than the weights and the settings is kept,
-unless ``--again``. One process measures at a time in a folder; another one waits.
+unless ``--again``. What depends on a run's shape alone needs no training, and is measured first. One process
+measures at a time in a folder; another one waits.
 """
 
 from __future__ import annotations
@@ -91,6 +92,9 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
             raise SuiteError(f"{quantity.name} has a command of its own: {quantity.command_for(suite.name)}")
     named = [suite.run(name) for name in options.run or ()]
     pairs = {(run, quantity) for quantity in asked for run in named or quantity.runs(suite)}
+    for run, quantity in pairs:
+        if not any(type(run) is type(about) for about in quantity.runs(suite)):
+            raise SuiteError(f"{quantity.name} is measured of no run such as {run.name}")
     items = [suite.paper.item(name) for name in options.items or ()]
     for item in items:
         if not can_be_drawn(suite, item):
@@ -103,8 +107,15 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
         ready = {run for run in suite.runs if is_done(run)}
         also = {(run, quantity) for run, quantity in also if run in ready or quantity.untrained(run)}
     pairs |= also
+    of_shape = {pair for pair in pairs if pair[1].untrained(pair[0])}
     order = [q for q in suite.paper.quantities if any(q is quantity for _, quantity in pairs)]
-    return [(run, quantity) for run in suite.runs for quantity in order if (run, quantity) in pairs]
+    return [
+        (run, quantity)
+        for chosen in (of_shape, pairs - of_shape)  # so that a run that is not trained keeps no other from it
+        for run in suite.runs
+        for quantity in order
+        if (run, quantity) in chosen
+    ]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -127,7 +138,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         dest="items",
         nargs="+",
         metavar="ITEM",
-        help="all that these figures or tables need; beside a QUANTITY, as far as their runs are trained",
+        help="all that these figures or tables need; beside a QUANTITY, as far as they are trained",
     )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add("--again", action="store_true", help="measure anew what is up to date")

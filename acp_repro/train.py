@@ -120,7 +120,9 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[Run]:
     for item in map(suite.paper.item, options.items or ()):
         if not can_be_drawn(suite, item):
             raise SuiteError(why_not(suite, item))
-        chosen |= {run for run, _ in records_of(suite, [item]) if run is not None}
+        chosen |= {
+            r for r, quantity in records_of(suite, [item]) if r is not None and not quantity.untrained(r)
+        }
     if not names and not options.items:
         return list(suite.runs)
     chosen = _with_needs(suite, chosen)

@@ -135,6 +135,17 @@ def test_records_that_were_not_measured_again_keep_the_stamp_new(load, tmp_path)
     assert new_stamps(other.replace("loss_tokens: 256", "loss_tokens: 128"), "loss") == {"measure"}
 
 
+def test_what_a_training_took_is_said_of_no_other(load, tmp_path):
+    took = {"gpu_seconds": 1.0, "ranks": 1, "peak_memory_bytes": None, "device": "a"}
+    run = load(YAML).runs[0]
+    state.write_settings(load(YAML), run, [], took)
+    state.write_settings(load(YAML), run, [])
+    assert state.measured_run(run).gpu_seconds == 1
+    other = load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"))
+    state.write_settings(other, other.runs[0], [])
+    assert state.measured_run(other.runs[0]) is None
+
+
 def test_a_size_can_set_what_fits_its_gpu(load):
     suite = load(
         YAML.replace(

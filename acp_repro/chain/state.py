@@ -120,7 +120,8 @@ def write_settings(
     measured = {quantity.name for quantity in quantities}
     older = {key: sorted(names - measured) for key, names in older.items()}
     now |= {"older": older} if any(older.values()) else {}
-    if trained := trained or before.get("trained"):
+    same = _agree(before["run"], now["run"])  # else it took another training
+    if trained := trained or (before.get("trained") if same else None):
         now["trained"] = dict(trained)
     files.write_json(settings_path(run), now)
 

@@ -194,17 +194,23 @@ def runs_table(
     measured: dict[str, int] = {}
     for table in records.values():
         for run, tokens in table.groupby("run")["trained_tokens"].max().items():
-            trained[run] = int(tokens)
+            trained[run] = max(trained.get(run, 0), int(tokens))
             measured[run] = measured.get(run, 0) + 1
     return pd.DataFrame(
         {
             "run": run.name,
             **(models.run_cells(run) if models else _cells(run)),
-            "trained tokens": f"{trained[run.name]:,}" if run.name in trained else "not measured",
+            "trained tokens": _tokens(trained.get(run.name)),
             "quantities": str(measured.get(run.name, 0)),
         }
         for run in suite.runs
     )
+
+
+def _tokens(trained: int | None) -> str:
+    if trained is None:
+        return "not measured"
+    return f"{trained:,}" if trained else "fresh weights"
 
 
 def _cells(run: Run) -> dict[str, str]:

@@ -200,6 +200,8 @@ def _origin(tables: Sequence[pd.DataFrame]) -> list[str]:
     if not tables:
         return []
     both = pd.concat([table[["trained_tokens", "device"]] for table in tables])
-    tokens = both["trained_tokens"].dropna()
+    counts = both["trained_tokens"].dropna()
+    tokens = counts[counts > 0]
     span = " to ".join(dict.fromkeys(style.count_label(n) for n in (tokens.min(), tokens.max())))
-    return [f"{span} tokens" if len(tokens) else "", ", ".join(sorted(both["device"].dropna().unique()))]
+    weights = [f"{span} tokens"] * bool(len(tokens)) + ["fresh weights"] * bool((counts == 0).any())
+    return [" and ".join(weights), ", ".join(sorted(both["device"].dropna().unique()))]

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from acp_repro import measure, plan
+from acp_repro import train as train_command
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.rules import can_be_drawn, make_rules, why_not
@@ -121,6 +122,7 @@ def test_gaps_are_asked_for_nowhere(here):
 
 def test_times_need_no_training_and_no_data(here, tmp_path, monkeypatch, capsys):
     """But for a threshold, which keeps as many tokens as it learnt to keep."""
+    toy = Path("toy.jsonl").read_text()
     untrained, trained = "toy-mini-top-30-input", "toy-mini-arthreshold-30-input"
     needs = {
         target: rest
@@ -147,8 +149,29 @@ def test_times_need_no_training_and_no_data(here, tmp_path, monkeypatch, capsys)
     assert (speed["trained_tokens"] == 0).all() and (speed["training_batch_ms"] > 0).all()
     assert provenance(speed).endswith("; fresh weights.")
     assert measure.main(["speed", *asked]) == 0 and "up to date" in capsys.readouterr().out
-    assert measure.main(["speed", "--suite", "mini", "--run", trained]) == 1
+    # Make asks for what a table needs: runs that are not trained keep no other record from it.
+    Path("results/mini", untrained, "speed.csv").unlink()
+    assert measure.main(["--suite", "mini", "--device", "cpu", "--for", "table4"]) == 1
     assert f"--run {trained}" in capsys.readouterr().err
+    assert all(
+        (Path("results/mini") / run.name / "speed.csv").exists() != (run.name == trained)
+        for run in here.timed()
+    )
+    (tmp_path / "toy.jsonl").write_text(toy)
+    assert train_command.main(["--suite", "mini", "--device", "cpu", "--for", "table4"]) == 0
+    assert [folder.name for folder in Path("runs/mini").iterdir()] == [trained]
+
+
+def test_a_measure_of_another_kind_of_run_is_refused(here, capsys):
+    loaded = YAML.replace(
+        "datasets:",
+        "pretraining:\n  texts: {data: {corpus: text, path: toy.jsonl, tokenizer: {bpe: 300}}}\ndatasets:",
+        1,
+    )
+    loaded = loaded.replace("grid:", "grid:\n  - {dataset: [texts], backbone: [mini], method: [mlm]}", 1)
+    Path("experiments/start.yaml").write_text(loaded)
+    assert measure.main(["speed", "--suite", "start", "--run", "texts-mini-mlm"]) == 2
+    assert "speed is measured of no run such as texts-mini-mlm" in capsys.readouterr().err
 
 
 def test_a_plan_counts_runs_and_steps(here, capsys):

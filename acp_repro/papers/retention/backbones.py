@@ -83,22 +83,28 @@ def fresh(
 
 
 def untrained(run: RetentionRun) -> nn.Module:
-    """An encoder of a run's shape with its gates and a head for two classes; nothing is read but published
-    weights, where the run starts from them, and no text is known.
+    """An encoder of a run's shape with its gates and fresh weights; no text is read.
+
+    Its head is one for two classes, of questions too, and no question is protected from its gates.
 
     Raises:
-        TrainingError: published weights cannot be had.
+        TrainingError: the shape of published weights cannot be had.
     """
+    from transformers import AutoConfig
     from transformers import AutoModelForSequenceClassification as Classifier
 
     def dense() -> nn.Module:
         if run.backbone.pretrained:
-            return published(Classifier, run.backbone, run.backbone_name, num_labels=2)
+            return Classifier.from_config(
+                published(AutoConfig, run.backbone, run.backbone_name, num_labels=2)
+            )
         text = run.start and run.start.pretraining.data
-        size = text.bpe_size + len(SPECIAL) if text else run.backbone.vocab_size
+        # Of the text's own ids the one that begins a text is not in an encoder's tokeniser.
+        size = text.bpe_size - 1 + len(SPECIAL) if text else run.backbone.vocab_size
         words = {"vocab_size": size, "pad_token_id": 0, "sep_token_id": 2}
         return fresh(Classifier, run.backbone, words, run.dataset.max_tokens, num_labels=2)
 
+    torch.manual_seed(run.seed)
     model = dense()
     if run.is_dense:
         return model
