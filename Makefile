@@ -39,6 +39,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIN) -e '.[test]'
 	@touch $@
 
+# What few targets need, such as the LM Evaluation Harness, comes with the first of them.
+$(INSTALLED)-%: $(INSTALLED)
+	@echo "installing the extra $* into $(VENV)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIN) -e '.[$*]'
+	@touch $@
+
 # A process for each core, with one thread each: threads of two processes would wait for each other.
 PYTEST = OMP_NUM_THREADS=1 $(DO) pytest -n auto --maxprocesses 8 --dist loadfile
 test: $(INSTALLED) ## run the tests (no GPU needed), but for the slow ones

@@ -92,9 +92,15 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
             raise SuiteError(f"{quantity.name} has a command of its own: {quantity.command_for(suite.name)}")
     named = [suite.run(name) for name in options.run or ()]
     pairs = {(run, quantity) for quantity in asked for run in named or quantity.runs(suite)}
-    for run, quantity in pairs:
-        if not any(type(run) is type(about) for about in quantity.runs(suite)):
-            raise SuiteError(f"{quantity.name} is measured of no run such as {run.name}")
+    for quantity in asked:
+        about = quantity.runs(suite)
+        if not (named or about):
+            raise SuiteError(
+                f"{quantity.name}: suite {suite.name} has no run that it is about; --run names one"
+            )
+        for run in named if about else ():
+            if not any(type(run) is type(other) for other in about):
+                raise SuiteError(f"{quantity.name} is measured of no run such as {run.name}")
     items = [suite.paper.item(name) for name in options.items or ()]
     for item in items:
         if not can_be_drawn(suite, item):
@@ -105,7 +111,8 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
         from .training.run_folder import is_done
 
         ready = {run for run in suite.runs if is_done(run)}
-        also = {(run, quantity) for run, quantity in also if run in ready or quantity.untrained(run)}
+        # Nor installed what some need: their own rules do.
+        also = {(r, q) for r, q in also if q.has_library and (r in ready or q.untrained(r))}
     pairs |= also
     of_shape = {pair for pair in pairs if pair[1].untrained(pair[0])}
     order = [q for q in suite.paper.quantities if any(q is quantity for _, quantity in pairs)]

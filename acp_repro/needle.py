@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         from .papers.acp.needle import report, trial
         from .papers.acp.needle.haystack import checkpoint_haystacks
         from .papers.acp.needle.prompt import tokenise_needle
-        from .papers.acp.needle.unfinished import Unfinished
+        from .papers.acp.unfinished import Unfinished
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; pip install -e '.[inspect]'") from None
     checkpoint = Checkpoint.find(options.checkpoint)

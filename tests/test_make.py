@@ -84,6 +84,16 @@ def test_a_fresh_clone_only_draws(clone):
     assert chain(would_do("all", "SUITE=h100")) == [set(), set()]
 
 
+def test_the_harness_is_installed_for_records_that_lack(clone):
+    assert "installing the extra" not in would_do("table1", "SUITE=h100")
+    PAPER.quantity("lm_eval").path("h100", "pro-125m-4k-acp").unlink()
+    output = would_do("table1", "SUITE=h100")
+    install, measure = output.index("installing the extra eval"), output.index("acp_repro.measure lm_eval")
+    assert install < measure and "-e '.[eval]'" in output
+    Path(".venv/installed-eval").touch()
+    assert "installing the extra" not in would_do("table1", "SUITE=h100")
+
+
 def test_an_edit_redoes_its_own_runs_whether_make_ran_before_or_not(clone):
     would_do("figure10", "SUITE=h100")
     for _ in range(2):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from acp_repro.chain import state
-from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.errors import SuiteError, UnknownName
 from acp_repro.chain.paper import first_seeds
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
@@ -133,6 +133,13 @@ def test_records_that_were_not_measured_again_keep_the_stamp_new(load, tmp_path)
     assert new_stamps(other, "loss") == {run.name}  # decay is of the first training
     assert new_stamps(other, "decay") == set()
     assert new_stamps(other.replace("loss_tokens: 256", "loss_tokens: 128"), "loss") == {"measure"}
+
+
+def test_a_long_list_of_names_is_cut():
+    known = [f"task{i}" for i in range(15_000)]
+    error = str(UnknownName.among("there is no task 'x'", "x", known))
+    assert "task39 and 14,960 more" in error and len(error) < 500
+    assert str(UnknownName.among("no such", "x", known[:2])) == "no such; it has task0, task1"
 
 
 def test_what_a_training_took_is_said_of_no_other(load, tmp_path):

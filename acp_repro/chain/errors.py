@@ -13,6 +13,9 @@ class SuiteError(UsageError):
     """A suite file is wrong; the message is one line with file, key and the fix."""
 
 
+_NAMES_SHOWN = 40  # the LM Evaluation Harness has 15,000 tasks
+
+
 class UnknownName(SuiteError):
     """There is nothing of a name; the message names what is near it, or all there is."""
 
@@ -21,7 +24,9 @@ class UnknownName(SuiteError):
         """``what`` says what is not there; ``known`` are the names that are."""
         known = list(known)
         near = difflib.get_close_matches(str(name), known, 1)
-        return cls(f"{what}; " + (f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"))
+        more = len(known) - _NAMES_SHOWN
+        there = ", ".join(known) if more <= 0 else f"{', '.join(known[:_NAMES_SHOWN])} and {more:,} more"
+        return cls(f"{what}; " + (f"did you mean {near[0]}?" if near else f"it has {there}"))
 
 
 class RecordError(UserError, RuntimeError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,8 @@ class Quantity:
         large: thousands of rows that share one provenance, so written gzipped.
         options: keywords of ``measure`` that the command can give.
         command: what makes it, for a quantity of a suite as a whole that no run stands behind.
+        library: (name, extra) of a library that `make setup` leaves out, and the extra of the package that
+            brings it: Make installs that before the first such record.
         later: columns that records of earlier versions lack and that nothing drawn from them needs; read as
             missing there.
     """
@@ -115,7 +118,13 @@ class Quantity:
     large: bool = False
     options: tuple[str, ...] = ()
     command: str = ""
+    library: tuple[str, str] | None = None
     later: tuple[str, ...] = ()
+
+    @property
+    def has_library(self) -> bool:
+        """Whether what it needs is installed."""
+        return self.library is None or importlib.util.find_spec(self.library[0]) is not None
 
     def path(self, suite: str, run: str = NO_RUN) -> Path:
         """``results/SUITE/RUN/QUANTITY.csv``, or ``.csv.gz``."""

@@ -111,7 +111,11 @@ def _record(suite: Suite, run: Run | None, quantity: Quantity) -> list[str]:
         q.name for q in suite.paper.quantities if q is quantity or q.together == quantity.together != ""
     ]
     recipe = f"$(DO) acp_repro.measure {' '.join(together)} --suite {suite.name} --run {run.name} $(FOR)"
-    return _rule(_path(suite, run, quantity), state.prerequisites(suite, run, quantity), [recipe])
+    lines = [recipe]
+    if quantity.library:  # no prerequisite: Make would install it for records that are there
+        extra = f"$(INSTALLED)-{quantity.library[1]}"
+        lines.insert(0, f"@test -f {extra} || $(MAKE) --no-print-directory {extra}")
+    return _rule(_path(suite, run, quantity), state.prerequisites(suite, run, quantity), lines)
 
 
 def _item(suite: Suite, item: Item) -> list[str]:

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,30 @@ class DataError(UserError, ValueError):
 def is_jsonl(path: Path) -> bool:
     """Whether the name, less a compression suffix, ends in ``.jsonl``."""
     return Path(path.stem if path.suffix in _COMPRESSED else path).suffix == ".jsonl"
+
+
+def is_tar(path: Path) -> bool:
+    """Whether the name, less a compression suffix, ends in ``.tar``."""
+    return Path(path.stem if path.suffix in _COMPRESSED else path).suffix == ".tar"
+
+
+def tar_texts(stream: BinaryIO, path: Path) -> Iterator[tuple[str, bytes]]:
+    """(name, bytes) of each file of text in an archive, in its order; hidden ones and pictures are left out.
+
+    Raises:
+        DataError: the archive is damaged, or a text in it is no UTF-8.
+    """
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                parts = Path(member.name).parts
+                if not member.isfile() or any(part.startswith(".") for part in parts if part != "."):
+                    continue
+                data = archive.extractfile(member).read()
+                if not looks_binary(data[: 1 << 14]):
+                    yield member.name, checked_text(data, f"{path}:{member.name}")
+    except tarfile.TarError as error:
+        raise DataError(f"{path}: is no archive, or a damaged one ({error}); copy it again") from error
 
 
 @contextlib.contextmanager
@@ -55,13 +80,18 @@ def open_plain(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
 
 def is_binary(path: Path) -> bool:
     """Whether the first bytes, decompressed, are of no text in any 8-bit encoding, nor UTF-16."""
-    if is_jsonl(path):
+    if is_jsonl(path) or is_tar(path):
         return False
     try:
         with open_plain(path) as (stream, _):
             start = stream.read(1 << 14)
     except DataError:  # damaged: said when it is read
         return False
+    return looks_binary(start)
+
+
+def looks_binary(start: bytes) -> bool:
+    """Whether the beginning of a file is of no text in any 8-bit encoding, nor UTF-16."""
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, which can be converted: said when it is read
         return False
     control = len(start) - len(start.translate(None, _CONTROL))

@@ -17,7 +17,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from acp_repro.data.files import DataError, checked_text, is_binary, is_jsonl, json_field, open_plain
+from acp_repro.data.files import (
+    DataError,
+    checked_text,
+    is_binary,
+    is_jsonl,
+    is_tar,
+    json_field,
+    open_plain,
+    tar_texts,
+)
 
 
 class Document(NamedTuple):
@@ -156,10 +165,10 @@ def sample_text() -> str:
 class TextSource:
     """Text from a file or a folder (recursive), in the order of the paths.
 
-    A ``.jsonl`` file holds one document a line, in the field ``text_field``; any other file is
-    one document of UTF-8 text. Each may be compressed as ``.xz``, ``.zst`` or ``.gz``. Hidden
-    files are left out, and so are every file under ``exclude`` and what is no text in a folder.
-    The held-out split hashes the text itself: a document keeps its side when files are renamed or
+    A ``.jsonl`` file holds one document a line, in the field ``text_field``; a ``.tar`` archive one a file
+    of text; any other file is one document of UTF-8 text. Each may be compressed as ``.xz``, ``.zst`` or
+    ``.gz``. Hidden files are left out, and so are every file under ``exclude`` and what is no text in a
+    folder. The held-out split hashes the text itself: a document keeps its side when files are renamed or
     re-sharded, and copies of a document fall on one side.
 
     Attributes:
@@ -199,7 +208,7 @@ class TextSource:
         # The files' own bytes stand for the text: a compressed corpus is hashed in a moment.
         digest = hashlib.sha256(b"text")
         for _, path in self._files:
-            form = f"jsonl {text_field}" if is_jsonl(path) else "plain"
+            form = f"jsonl {text_field}" if is_jsonl(path) else "tar" if is_tar(path) else "plain"
             digest.update(f"{len(form)} {form} {path.suffix}".encode())
             with open(path, "rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -215,6 +224,8 @@ class TextSource:
                         (f"{name}:{line}", json_field(text, self._text_field, f"{path}:{line}"))
                         for line, text in enumerate(stream, 1)
                     )
+                elif is_tar(path):
+                    texts = ((f"{name}:{member}", text) for member, text in tar_texts(stream, path))
                 else:
                     texts = ((name, checked_text(text, str(path))) for text in [stream.read()])
                 for document_name, data in texts:

@@ -60,18 +60,23 @@ def show(folder: Path, text: str, question: str = "", budget: float | None = Non
         UsageError: the folder holds no model with gates, or no fast tokeniser.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers.utils import logging
 
     from . import from_pretrained
 
     logging.disable_progress_bar()
 
+    _check_gates(folder)
     try:
         model = from_pretrained(folder, dtype=torch.float32).eval()  # a CPU is slow in bfloat16
         if budget is not None:
             model.retention.configure(budget=budget)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    except (OSError, SafetensorError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UsageError(f"{folder}: its weights cannot be read ({reason}); copy the folder again") from None
     tokenizer = _tokenizer(folder)
     pair = (question, text) if question else (text,)
     limit = {"truncation": "longest_first" if question else True, "max_length": _longest(model)}
@@ -100,6 +105,18 @@ def show(folder: Path, text: str, question: str = "", budget: float | None = Non
         if len(classes) == len(share):
             lines += ["", f"answer: {classes[int(share.argmax())]} ({float(share.max()):.0%})"]
     return lines
+
+
+def _check_gates(folder: Path) -> None:
+    """Raises:
+    UsageError: the config is damaged, or of a model that has none.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{folder}/config.json: cannot be read ({error}); copy it again") from None
+    if not isinstance(config, dict) or "retention" not in config:
+        raise UsageError(f"{folder}: no model with gates; acp_repro.retention.retain makes one of an encoder")
 
 
 def _longest(model) -> int:
@@ -131,7 +148,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.file and not options.file.is_file():
             raise UsageError(f"--file {options.file}: no such file")
-        text = options.text if options.file is None else options.file.read_text(encoding="utf-8")
+        try:
+            text = options.text if options.file is None else options.file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UsageError(f"--file {options.file}: is no text in UTF-8") from None
         if not text.strip():
             raise UsageError("the text is empty")
         try:

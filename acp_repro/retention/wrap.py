@@ -53,10 +53,12 @@ def from_pretrained(folder: str | Path, **options: Any) -> nn.Module:
         options: of transformers' ``from_pretrained``, such as ``dtype``.
 
     Raises:
-        ValueError: no retained model.
+        ValueError: no retained model, or no such folder.
     """
     import transformers
 
+    if Path(folder).is_absolute() and not Path(folder).is_dir():
+        raise ValueError(f"{folder}: no such folder")
     config = transformers.AutoConfig.from_pretrained(folder)
     name = (config.architectures or [""])[0]
     if getattr(config, "retention", None) is None or not name.startswith(_PREFIX):
@@ -171,13 +173,15 @@ def _describe(model: nn.Module, given: dict[str, Any], protected_mask: Tensor | 
     """Which tokens there are, and which are never dropped.
 
     Raises:
-        ValueError: a mask that is none of tokens, or a question whose end cannot be told.
+        ValueError: no text or no token, a mask that is none of tokens, a question whose end cannot be told.
     """
     ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
     if (ids is None) == (embeds is None):
         raise ValueError("give either input_ids or inputs_embeds")
     shape = (ids if ids is not None else embeds).shape[:2]
     device = (ids if ids is not None else embeds).device
+    if 0 in shape:
+        raise ValueError(f"a batch of {shape[0]} texts of {shape[1]} tokens is empty; leave it out")
     mask = given.get("attention_mask")
     if mask is None:
         valid = torch.ones(shape, dtype=torch.bool, device=device)

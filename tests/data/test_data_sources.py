@@ -2,10 +2,12 @@
 
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,28 @@ def test_jsonl_round_trip(tmp_path, suffix):
     advanced = []
     list(source.documents(advanced.append))
     assert sum(advanced) == source.size == path.stat().st_size
+
+
+def test_an_archive_is_a_document_a_file(tmp_path):
+    texts = {
+        "set/b.txt": b"two",
+        "set/a.txt": b"\xef\xbb\xbfone",
+        "set/.hidden": b"no",
+        "set/p.png": b"\x89\0\0",
+    }
+    for suffix in (".tar", ".tar.gz", ".tar.xz"):
+        path = tmp_path / f"essays{suffix}"
+        with tarfile.open(path, f"w:{suffix[5:]}") as archive:
+            for name, data in texts.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+        found = [(d.name, d.data) for d in TextSource([path]).documents()]
+        assert found == [(f"{path.name}:set/b.txt", b"two"), (f"{path.name}:set/a.txt", b"one")]
+    assert TextSource([tmp_path]).skipped == []
+    path.write_bytes(lzma.compress(b"no archive"))
+    with pytest.raises(DataError, match=r"essays.tar.xz: is no archive, or a damaged one"):
+        list(TextSource([path]).documents())
 
 
 def test_several_zstd_and_xz_frames_are_one_file(tmp_path):

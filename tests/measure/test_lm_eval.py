@@ -362,6 +362,38 @@ def test_a_stopped_evaluation_goes_on_where_it_was(evaluation, data, tmp_path):
     assert ["finished before" in line for line in said] == [False, True, False]
 
 
+@pytest.mark.parametrize("task", ["piqa", "wikitext"])
+def test_a_task_that_was_stopped_keeps_its_scores(evaluation, data, tmp_path, monkeypatch, task):
+    from acp_repro.papers.acp.evaluation.scoring import Scorer
+
+    batches, score = [], Scorer._one_pass
+
+    def count(scorer, batch):
+        batches.append(batch)
+        return score(scorer, batch)
+
+    def stop_at_the_third(scorer, batch):
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        return count(scorer, batch)
+
+    def run(one_pass, **options):
+        batches.clear()
+        monkeypatch.setattr(Scorer, "_one_pass", one_pass)
+        tasks, _ = evaluation.load_tasks([task], data)
+        # So short that some requests are cut: their number is kept, too.
+        lm = fox_lm(evaluation, max_length=32, batch_tokens=1, share_contexts=False)
+        return evaluation.evaluate(lm, tasks, **options)[0]
+
+    whole, all_batches = run(count), len(batches)
+    with pytest.raises(KeyboardInterrupt):
+        run(stop_at_the_third, kept=tmp_path / "kept")
+    (unfinished,) = (tmp_path / "kept").iterdir()
+    found = run(count, kept=tmp_path / "kept")
+    assert len(batches) == all_batches - 2 and not unfinished.exists()
+    assert (found.metrics, found.truncated) == (whole.metrics, whole.truncated)
+
+
 def test_unknown_tasks_and_unreachable_items_are_one_line(evaluation, data, monkeypatch):
     with pytest.raises(UnknownName, match="there is no task 'helaswag'; did you mean hellaswag"):
         evaluation.load_tasks(["helaswag"], data)

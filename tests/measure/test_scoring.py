@@ -69,8 +69,10 @@ def test_scores_are_those_of_one_request_at_a_time(architecture, share, batch_to
     monkeypatch.setattr("acp_repro.papers.acp.evaluation.scoring._MIN_SAVED", 0)
     model = tiny(architecture, None)
     asked, seen = requests(), []
-    found = scorer(model, share_contexts=share, batch_tokens=batch_tokens).score(asked, seen.append)
-    assert sum(seen) == len(asked)
+    found = scorer(model, share_contexts=share, batch_tokens=batch_tokens).score(
+        asked, lambda places, scores: seen.extend(zip(places, scores, strict=True))
+    )
+    assert [score for _, score in sorted(seen)] == found
     for request, score in zip(asked, found, strict=True):
         expected, greedy = one_at_a_time(model, request)
         assert score.log_likelihood == pytest.approx(expected, abs=2e-5)
@@ -176,5 +178,5 @@ def test_progress_is_told_while_it_is_made():
             order.append("batch")
             return model(input_ids, **options)
 
-    scorer(Watched(), batch_tokens=1).score(requests()[:3], lambda count: order.append(count))
+    scorer(Watched(), batch_tokens=1).score(requests()[:3], lambda places, scores: order.append(len(places)))
     assert order == ["batch", 1] * 3

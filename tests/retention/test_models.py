@@ -161,6 +161,8 @@ def test_saved_and_loaded(kind, tmp_path):
     build(kind).save_pretrained(tmp_path / "dense")
     with pytest.raises(ValueError, match="no model with gates"):
         from_pretrained(tmp_path / "dense")
+    with pytest.raises(ValueError, match="none: no such folder"):
+        from_pretrained(tmp_path / "none")
 
 
 @pytest.mark.slow
@@ -223,6 +225,9 @@ def test_bad_input():
     empty["attention_mask"][2] = 0
     with pytest.raises(ValueError, match="example 2 is all padding"):
         gated(**empty)
+    for shape in ((2, 0), (0, 4)):
+        with pytest.raises(ValueError, match=f"a batch of {shape[0]} texts of {shape[1]} tokens is empty"):
+            gated(input_ids=torch.zeros(shape, dtype=torch.long))
     with pytest.raises(ValueError, match=r"attention_mask: must be \(4, 24\)"):
         gated(inputs["input_ids"], attention_mask=torch.ones(4, 1, 24, 24))
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):

@@ -1,5 +1,6 @@
 """``python -m acp_repro.retention.show``: what each gate lets through of a text."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from acp_repro.retention import RetentionConfig, retain, show
 from acp_repro.retention.show import visible
 
 from .models import build
+
+PRO = Path(__file__).parents[2] / "pretrained/pro-3m-4k-acp"  # no encoder
 
 
 def test_dropped_characters_are_dots():
@@ -53,11 +56,17 @@ def test_the_text_once_a_gate(folder, capsys):
 
 
 def test_errors_are_one_line(folder, tmp_path, capsys):
+    cut = shutil.copytree(folder, tmp_path / "cut")
+    (folder / "weights.bin").write_bytes((cut / "model.safetensors").read_bytes())
+    (cut / "model.safetensors").write_bytes(b"cut short")
     for arguments, words in (
         (["nowhere", "--text", "x"], "nowhere: no config.json there"),
         ([str(folder), "--text", "  "], "the text is empty"),
         ([str(folder), "--file", "none.txt"], "--file none.txt: no such file"),
         ([str(folder), "--text", "x", "--budget", "2"], "budget: must be a share in (0, 1], got 2"),
+        ([str(folder), "--file", str(folder / "weights.bin")], "weights.bin: is no text in UTF-8"),
+        ([str(PRO), "--text", "x"], "no model with gates; acp_repro.retention.retain makes one"),
+        ([str(cut), "--text", "x"], "its weights cannot be read"),
     ):
         assert show.main(arguments) == 2
         error = capsys.readouterr().err

@@ -86,6 +86,8 @@ def _benchmark(name: str, columns: str, module: str, later: str = "") -> Quantit
     return Quantity(name, names, timed=True, command=command, later=tuple(later.split()))
 
 
+_HARNESS = ("lm_eval", "eval")  # the library and our extra
+
 # "decay" is c of Section 2; masses are sums of attention weights, between 0 and 1; "nominal" is of the whole
 # causal grid, pruned or not.
 QUANTITIES = (
@@ -148,9 +150,17 @@ QUANTITIES = (
         "task metric value standard_error items truncated_requests source harness_version",
         _evaluated,
         together="lm_eval",
+        library=_HARNESS,
     ),
     # For paired tests: of each item whether it is right, or its log-likelihood in nats over `weight` words.
-    _quantity("lm_eval_items", "task metric item value weight", _evaluated, together="lm_eval", large=True),
+    _quantity(
+        "lm_eval_items",
+        "task metric item value weight",
+        _evaluated,
+        together="lm_eval",
+        library=_HARNESS,
+        large=True,
+    ),
     _quantity(
         "long_loss_curve",
         "method evaluated_length_tokens position window_tokens measured_tokens loss_nats",

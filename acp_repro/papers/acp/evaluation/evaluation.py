@@ -18,6 +18,7 @@ from lm_eval.api.metrics import bits_per_byte, mean, perplexity, weighted_perple
 
 from acp_repro.common import files
 
+from ..unfinished import Unfinished
 from .harness import FoXLM
 from .tasks import LoadedTask
 
@@ -73,7 +74,8 @@ def evaluate(
     Args:
         items: only the first so many of each task, as the harness's ``--limit``.
         kept: a folder of one file a task, written when it is finished; one that is there, of the same model,
-            items and settings, is not evaluated again. Those of other settings stay beside it.
+            items and settings, is not evaluated again. Those of other settings stay beside it. Until then the
+            scores so far lie beside it, and a task that was stopped goes on with the others.
         identity: stands for the model and its weights; must change with them.
         again: evaluate what is finished, too.
         say: is told what is done, a line a task.
@@ -87,9 +89,10 @@ def evaluate(
         if result is None:
             there = len(task.task.eval_docs)
             say(f"{where}: {min(items or there, there):,} items, from {task.source}")
-            result = _evaluate(lm, task, items)
+            result = _evaluate(lm, task, items, path.with_suffix(".unfinished") if path else None, key, again)
             if path:
                 files.write_json(path, {"key": key, "result": dataclasses.asdict(result)})
+                lm.unfinished.finish()
         else:
             say(f"{where}: finished before")
         results.append(result)
@@ -133,8 +136,13 @@ def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:
         return None
 
 
-def _evaluate(lm: FoXLM, loaded: LoadedTask, items: int | None) -> TaskResult:
+def _evaluate(
+    lm: FoXLM, loaded: LoadedTask, items: int | None, path: Path | None, key: dict[str, Any], again: bool
+) -> TaskResult:
     start, truncated = time.perf_counter(), lm.scorer.truncated
+    if again and path:
+        path.unlink(missing_ok=True)
+    lm.unfinished = Unfinished(path, key)
     # Standard errors are ours, below: the harness draws 100,000 bootstrap samples for a perplexity's.
     found = lm_eval.evaluator.evaluate(lm, {loaded.name: loaded.task}, limit=items, bootstrap_iters=0)
     aggregation = loaded.task.aggregation()

@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -24,7 +26,8 @@ from acp_repro.model.generation import stream_tokens
 from acp_repro.training.step import autocast
 
 from ..fits import check_tokenizer
-from .scoring import Request, Scorer
+from ..unfinished import Unfinished
+from .scoring import Request, Score, Scorer
 
 # Tokens of a batch: enough to keep an H100 busy with 125M parameters; what is in a CPU's caches is faster.
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2048}
@@ -52,7 +55,12 @@ class FoXLM(TemplateLM):
         scorer: holds the model and how it is run.
         tokenizer: the model's own.
         progress: show a bar for each kind of request.
+
+    Attributes:
+        unfinished: keeps every score as soon as it is known, and gives those that it has, if it is set.
     """
+
+    unfinished: Unfinished | None = None
 
     def __init__(self, scorer: Scorer, tokenizer: Tokenizer, progress: bool = True):
         super().__init__()
@@ -142,9 +150,26 @@ class FoXLM(TemplateLM):
         scores = iter(self._score(windows, "window"))
         return [sum(next(scores).log_likelihood for _ in range(count)) for count in counts]
 
-    def _score(self, requests: list[Request], unit: str = "request") -> list:
-        with tqdm(total=len(requests), unit=unit, disable=not self.progress, desc="scoring") as bar:
-            return self.scorer.score(requests, bar.update)
+    def _score(self, requests: list[Request], unit: str = "request") -> list[Score]:
+        kept = self.unfinished if self.unfinished is not None else Unfinished(None, {})
+        names = [_name(request) for request in requests]
+        waiting = [place for place, name in enumerate(names) if name not in kept]
+        before = len(requests) - len(waiting)
+
+        def keep(places: list[int], scores: list[Score]) -> None:
+            kept.add(
+                {names[waiting[place]]: list(score) for place, score in zip(places, scores, strict=True)}
+            )
+            bar.update(len(places))
+
+        bar = tqdm(total=len(requests), initial=before, unit=unit, disable=not self.progress, desc="scoring")
+        with bar:
+            self.scorer.score([requests[place] for place in waiting], keep)
+        asked = set(waiting)
+        self.scorer.truncated += sum(
+            self.scorer.cuts(*request) for place, request in enumerate(requests) if place not in asked
+        )
+        return [Score(*kept[name]) for name in names]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continuations, cut before the first string that ends them; prompts of one length together."""
@@ -183,6 +208,10 @@ class FoXLM(TemplateLM):
                 if all(finished):
                     break
         return [wanted.cut(self.tokenizer.decode(ids)) for ids in made]
+
+
+def _name(request: Request) -> str:
+    return hashlib.sha256(json.dumps(request).encode()).hexdigest()[:24]
 
 
 class _Generation(NamedTuple):

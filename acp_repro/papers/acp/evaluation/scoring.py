@@ -74,12 +74,14 @@ class Scorer:
 
     @torch.no_grad()
     def score(
-        self, requests: Sequence[Request], done: Callable[[int], object] = lambda count: None
+        self,
+        requests: Sequence[Request],
+        done: Callable[[list[int], list[Score]], object] = lambda indices, scores: None,
     ) -> list[Score]:
         """One score for each request, in their order.
 
         Args:
-            done: called with the number of requests that were scored since the last call.
+            done: called with the places of requests that were scored since the last call, and their scores.
 
         Raises:
             TooLong: a continuation alone is longer than ``max_length``, or one sequence does not fit in
@@ -91,8 +93,12 @@ class Scorer:
         for indices, result in batches:
             for index, score in zip(indices, result, strict=True):
                 scores[index] = score
-            done(len(indices))
+            done(indices, result)
         return scores
+
+    def cuts(self, context: Sequence[int], continuation: Sequence[int]) -> bool:
+        """Whether a request loses its beginning."""
+        return len(context) + len(continuation) > self.max_length + 1
 
     # --- which requests go together ---------------------------------------------------------------
 
@@ -106,7 +112,7 @@ class Scorer:
                     f"{self.max_length}; evaluate at a longer one"
                 )
             whole = (*context, *continuation)
-            if len(whole) > self.max_length + 1:
+            if self.cuts(context, continuation):
                 self.truncated += 1
             elif self.share_contexts and continuation:
                 contexts[tuple(context)].append((index, continuation))

@@ -11,8 +11,8 @@ from acp_repro.data import prepare
 from ..needle.haystack import file_haystacks, heldout_haystacks
 from ..needle.prompt import tokenise_needle
 from ..needle.trial import default_lengths, try_needle
-from ..needle.unfinished import Unfinished
 from ..trained import TrainedFoX
+from ..unfinished import Unfinished
 
 MODE = "easy"
 _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass

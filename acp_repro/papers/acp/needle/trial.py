@@ -16,8 +16,8 @@ from acp_repro.model import FoXForCausalLM, generate
 from acp_repro.training.step import autocast
 
 from ..fits import is_out_of_memory
+from ..unfinished import Unfinished
 from .prompt import Needle, first_line, is_exact, recall
-from .unfinished import Unfinished
 
 
 class TooLong(UserError, RuntimeError):
@@ -98,7 +98,7 @@ def try_needle(
                     rows = _cell(
                         model, needle, haystacks[sample], length, depths, decode, dtype, batch_tokens
                     )
-                done.add(name, [row | {"haystack_sample": sample} for row in rows])
+                done.add({name: [row | {"haystack_sample": sample} for row in rows]})
             bar.update(len(depths))
     return [row for length, sample in cells for row in done[f"{length} {sample}"]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,15 @@ class Unfinished:
     def __contains__(self, name: str) -> bool:
         return name in self._rows
 
-    def __getitem__(self, name: str) -> list[dict[str, Any]]:
+    def __getitem__(self, name: str) -> list[Any]:
         return self._rows[name]
 
-    def add(self, name: str, rows: list[dict[str, Any]]) -> None:
-        """Keeps the rows of ``name``."""
-        self._rows[name] = rows
+    def add(self, found: Mapping[str, list[Any]]) -> None:
+        """Keeps the rows of some names."""
+        self._rows.update(found)
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([name, rows]) + "\n")
+                file.writelines(json.dumps([name, rows]) + "\n" for name, rows in found.items())
 
     def finish(self) -> None:
         """Deletes the file: all is done."""
