@@ -89,10 +89,15 @@ def evaluate(
         if result is None:
             there = len(task.task.eval_docs)
             say(f"{where}: {min(items or there, there):,} items, from {task.source}")
-            result = _evaluate(lm, task, items, path.with_suffix(".unfinished") if path else None, key, again)
+            unfinished = path and path.with_suffix(".unfinished")
+            if again and unfinished:
+                unfinished.unlink(missing_ok=True)
+            lm.unfinished = Unfinished(unfinished, key)
+            result = _evaluate(lm, task, items)
             if path:
                 files.write_json(path, {"key": key, "result": dataclasses.asdict(result)})
-                lm.unfinished.finish()
+            lm.unfinished.finish()
+            lm.unfinished = None  # the model may change before it is used for something else
         else:
             say(f"{where}: finished before")
         results.append(result)
@@ -136,13 +141,8 @@ def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:
         return None
 
 
-def _evaluate(
-    lm: FoXLM, loaded: LoadedTask, items: int | None, path: Path | None, key: dict[str, Any], again: bool
-) -> TaskResult:
+def _evaluate(lm: FoXLM, loaded: LoadedTask, items: int | None) -> TaskResult:
     start, truncated = time.perf_counter(), lm.scorer.truncated
-    if again and path:
-        path.unlink(missing_ok=True)
-    lm.unfinished = Unfinished(path, key)
     # Standard errors are ours, below: the harness draws 100,000 bootstrap samples for a perplexity's.
     found = lm_eval.evaluator.evaluate(lm, {loaded.name: loaded.task}, limit=items, bootstrap_iters=0)
     aggregation = loaded.task.aggregation()
