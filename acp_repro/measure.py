@@ -92,12 +92,11 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
             raise SuiteError(f"{quantity.name} has a command of its own: {quantity.command_for(suite.name)}")
     named = [suite.run(name) for name in options.run or ()]
     pairs = {(run, quantity) for quantity in asked for run in named or quantity.runs(suite)}
+    if asked and not pairs:
+        names = ", ".join(quantity.name for quantity in asked)
+        raise SuiteError(f"{names}: suite {suite.name} has no run that it is about; --run names one")
     for quantity in asked:
         about = quantity.runs(suite)
-        if not (named or about):
-            raise SuiteError(
-                f"{quantity.name}: suite {suite.name} has no run that it is about; --run names one"
-            )
         for run in named if about else ():
             if not any(type(run) is type(other) for other in about):
                 raise SuiteError(f"{quantity.name} is measured of no run such as {run.name}")

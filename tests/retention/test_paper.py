@@ -172,6 +172,8 @@ def test_a_measure_of_another_kind_of_run_is_refused(here, capsys):
     Path("experiments/start.yaml").write_text(loaded)
     assert measure.main(["speed", "--suite", "start", "--run", "texts-mini-mlm"]) == 2
     assert "speed is measured of no run such as texts-mini-mlm" in capsys.readouterr().err
+    assert measure.main(["masked_loss", "--suite", "mini"]) == 2
+    assert "masked_loss: suite mini has no run that it is about" in capsys.readouterr().err
 
 
 def test_a_plan_counts_runs_and_steps(here, capsys):
