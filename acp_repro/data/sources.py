@@ -172,7 +172,7 @@ class TextSource:
     re-sharded, and copies of a document fall on one side.
 
     Attributes:
-        skipped: names of files that were left out because they hold no text (pictures, archives).
+        skipped: names of files that were left out because they hold no text (pictures, say).
 
     Raises:
         DataError: a path is missing, or holds no file of text. While documents are read: a bad line, a

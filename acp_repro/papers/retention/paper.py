@@ -48,7 +48,7 @@ QUANTITIES = (
         "dense_training_peak_memory_bytes example_flop dense_example_flop",
         lambda suite: suite.timed(),
         timed=True,
-        untrained=lambda run: run.costs_its_shape,
+        untrained=lambda run: run.is_timed_untrained,
     ),
     # On problems small enough to know the truth, so of no run.
     Quantity(

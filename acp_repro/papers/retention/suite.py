@@ -111,7 +111,7 @@ class RetentionRun(Run):
         return self.method == "dense"
 
     @property
-    def costs_its_shape(self) -> bool:
+    def is_timed_untrained(self) -> bool:
         """Whether fresh weights take its time and memory; a threshold keeps what it was trained to keep."""
         return self.retention_config().selection != "threshold"
 
