@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -53,8 +55,8 @@ def draw(records: pd.DataFrame) -> Figure:
 def _ticks(ax: Axes, table: pd.DataFrame, first: bool, last: bool) -> None:
     """Some lengths and depths by name: a column is narrow."""
     lengths, depths = list(table.columns), list(table.index)
-    shown = sorted({0, len(lengths) // 2, len(lengths) - 1})
-    ax.set_xticks(shown, [style.count_label(lengths[i]) for i in shown] if last else [])
+    shown = list(range(len(lengths) - 1, -1, -math.ceil(len(lengths) / 4)))
+    ax.set_xticks(shown, [style.length_label(lengths[i]) for i in shown] if last else [])
     shown = sorted({0, len(depths) // 2, len(depths) - 1})
     ax.set_yticks(shown, [f"{100 * depths[i]:.0f}" for i in shown] if first else [])
     if first:
