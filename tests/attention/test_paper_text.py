@@ -7,7 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acp_repro.attention import forgetting_attention, logit_bound_from_norms, pruning_threshold, reference
+from acp_repro.attention import (
+    PagedKVCache,
+    forgetting_attention,
+    logit_bound_from_norms,
+    pruning_threshold,
+    reference,
+)
 from acp_repro.attention.boundary import find_boundary
 from acp_repro.attention.decay import cumulative_log_fgate
 
@@ -114,6 +120,28 @@ def test_algorithm_1_as_printed_passes_over_boundary_blocks():
         assert algorithm_1(c[0, 0].tolist(), -15.0, 16, as_printed=False)[0] == right, kind
         printed = algorithm_1(c[0, 0].tolist(), -15.0, 16, as_printed=True)[0]
         assert all(p > r for p, r in zip(printed, right, strict=True)), kind
+
+
+@pytest.mark.parametrize("kind", ["mild", "strong", "open"])
+def test_a_step_of_decoding_begins_no_earlier_than_the_row_of_training(kind):
+    length, block, delta = 300, 16, torch.full((1, 1), -5.0)
+    log_fgate = gates(kind, length)
+    rows = find_boundary(cumulative_log_fgate(log_fgate), delta, length, block, block)[0, 0]
+    columns = -(-length // block)
+    k, v = torch.zeros(2, columns, block, 8)
+    c = torch.full((columns, 1, block), math.nan, dtype=torch.float64)
+    table = torch.arange(columns, dtype=torch.int32).view(1, 1, -1)
+    cache = PagedKVCache(k, v, c, table, torch.zeros(1, dtype=torch.int32))
+    start, seen = torch.zeros(1, 1, dtype=torch.int32), []
+    for position in range(length):
+        cache.seqlens[0] = position + 1
+        cache.write(*torch.zeros(2, 1, 1, 1, 8), log_fgate[..., position : position + 1])
+        cache.advance(start, delta, 1)
+        seen.append(int(start))
+    trained = rows.repeat_interleave(block)[:length]
+    assert (torch.tensor(seen) >= trained).all()
+    assert seen[::block] == rows.tolist()  # at the first row of a block both prune the same
+    assert (max(seen) > 0) == (kind != "open")
 
 
 def test_algorithm_1_looks_at_no_more_blocks_than_rows_and_columns():
