@@ -103,8 +103,9 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
     if table.empty:
         return Verdict(Status.UNDECIDED, "no run is measured together with its exact pair")
     other = table[table["verdict"] == paired.DIFFERS]
-    pairs = table[[*paired.SETTING, "seed"]].drop_duplicates()
-    counts = f"{len(table) - len(other)} of {len(table)} metrics of {len(pairs)} pairs do not differ"
+    number = len(table[[*paired.SETTING, "seed"]].drop_duplicates())
+    pairs = "one pair" if number == 1 else f"{number} pairs"
+    counts = f"{len(table) - len(other)} of {len(table)} metrics of {pairs} do not differ"
     if other.empty:
         return Verdict(Status.MET, counts)
     each = "; ".join(

@@ -123,7 +123,7 @@ def test_perplexities_are_compared_by_their_log_likelihoods():
     assert lambada.acp / lambada.exact == pytest.approx(math.exp(0.1), rel=0.01)
     assert (lambada.verdict, wiki.verdict) == (paired.DIFFERS, paired.SAME)
     verdict = criteria.tasks_match(both)
-    assert verdict.status == Status.MISSED and "1 of 2 metrics of 1 pairs do not differ" in verdict.ours
+    assert verdict.status == Status.MISSED and "1 of 2 metrics of one pair do not differ" in verdict.ours
     assert "125M, 4k: lambada_openai perplexity" in verdict.ours
     better = both.assign(
         log_pruning_tolerance=both["log_pruning_tolerance"].isna().map({True: -10.0, False: None})
