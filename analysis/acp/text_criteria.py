@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.papers.acp.claims import SHARE_POINTS, SPARSE_PERCENT, TASKS_P_VALUE
+from acp_repro.papers.acp.claims import SETTLED_PERCENT, SHARE_POINTS, SPARSE_PERCENT, TASKS_P_VALUE
 from acp_repro.papers.acp.plan.cost import attention_share_of_flops
 
 from .. import style
@@ -14,6 +14,7 @@ from .criteria import TOO_COARSE, in_order, listed
 
 # Where Appendix F's gain is "most obvious": a long prefill and a large batch.
 LONG_TOKENS, LARGE_BATCH = 2**14, 16
+TENTHS = 10  # of a training run, in which its speed is compared
 
 
 def attention_sped_up(attention_time: pd.DataFrame) -> Verdict:
@@ -35,6 +36,25 @@ def attention_share() -> Verdict:
     ]
     met = ((table["low"] - percent).abs() <= SHARE_POINTS).all()
     return Verdict.of(bool(met), listed(table.assign(percent=percent), digits=1))
+
+
+def throughput_settles(training_log: pd.DataFrame) -> Verdict:
+    """Met if training with ACP slows down at first and keeps its speed in its second half; undecided where
+    the logs do not hold the speed, or too few points."""
+    points = training_log[training_log["layer"].notna()].drop_duplicates("tokens").sort_values("tokens")
+    points = points.dropna(subset="throughput_tokens_per_s")
+    if len(points) < 2 * TENTHS:
+        return Verdict(Status.UNDECIDED, "no record holds throughput while a model trains")
+    tenth = (TENTHS * points["tokens"] / (points["tokens"].max() + 1)).astype(int)
+    speed = points["throughput_tokens_per_s"].groupby(tenth).median()
+    first, last, late = speed.iloc[0], speed.iloc[-1], speed.iloc[TENTHS // 2 :]
+    furthest = 100 * (late / last - 1).abs().max()
+    ours = (
+        f"{style.count_label(first)} tokens/s in the first tenth, {style.count_label(last)} in the last, "
+        f"within {furthest:.1f} % of that from the half on"
+    )
+    slower = 100 * (first / last - 1) > SETTLED_PERCENT
+    return Verdict.of(bool(slower and furthest <= SETTLED_PERCENT), ours)
 
 
 def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:

@@ -205,6 +205,26 @@ def test_layers_match_the_model_if_most_have_a_local_majority_and_a_global_head(
     assert model().status is UNDECIDED
 
 
+def test_throughput_falls_at_first_and_then_stays_level():
+    def log(*tenths, layers=(0, 1)):
+        rows = [
+            {"tokens": 100 * (2 * i + j + 1), "layer": layer, "throughput_tokens_per_s": speed}
+            for i, speed in enumerate(tenths)
+            for j in range(2)
+            for layer in layers
+        ]
+        return text_criteria.throughput_settles(pd.DataFrame(rows))
+
+    level = [1000.0] * 5
+    verdict = log(1200, 1100, 900, 1050, 1000, *level)
+    assert verdict.status is MET
+    assert verdict.ours.startswith("1.2k tokens/s in the first tenth, 1k in the last, within 0.0 %")
+    assert log(1040, *[1000] * 4, *level).status is MISSED  # hardly slower
+    assert log(1200, *[1000] * 6, 1060, 1000, 1000).status is MISSED  # not level
+    assert log(1200, 1100).status is log(*[1000] * 10, layers=[None]).status is UNDECIDED
+    assert log(*[math.nan] * 10).status is UNDECIDED
+
+
 def test_a_local_head_prunes_most_and_a_global_one_nothing():
     most = 36 / 55
     table = heads(most, most, 0.0)

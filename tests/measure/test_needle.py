@@ -432,7 +432,7 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"device": "a chip"}))
     lines = [
-        {"step": i, "tokens": 10 * (i + 1), "loss_nats": float(i)}
+        {"step": i, "tokens": 10 * (i + 1), "loss_nats": float(i), "throughput_tokens_per_s": 1e3 + i}
         | ({"pruned_ratio": [0.1, i / 1000]} if pruned and i % 2 == 0 else {})
         for i in range(401)
     ]
@@ -448,6 +448,7 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
         assert all(row["layer"] is None and row["pruned_ratio"] is None for row in rows)
     gap = steps[1] - steps[0]
     assert rows[-1]["averaged_steps"] == gap and rows[-1]["loss_nats"] == 400 - (gap - 1) / 2
+    assert rows[-1]["throughput_tokens_per_s"] == 1400 - (gap - 1) / 2
     assert sum({row["step"]: row["averaged_steps"] for row in rows}.values()) == 401
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(RecordError, match="cannot be read .* train with `python -m acp_repro.train"):

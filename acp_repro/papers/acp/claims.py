@@ -11,6 +11,7 @@ MARGINAL_POINTS = 5.0  # a difference of savings that counts as marginal or negl
 TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
 SAME_LOSS_NATS = 0.001  # of one model at two epsilons
 SPARSE_PERCENT = 1.0  # of the causal entries; fewer than that over 0.1 count as "very sparse"
+SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
 SHARE_POINTS = 2.0  # what "roughly" is taken to mean of attention's share of all FLOPs
 FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
 RECALL_POINTS = 10.0  # a loss of recall that an interval must rule out to show that there is no damage

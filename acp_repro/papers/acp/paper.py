@@ -177,8 +177,9 @@ QUANTITIES = (
     ),
     _quantity(
         "training_log",
-        "step tokens layer pruned_ratio loss_nats averaged_steps training_device",
+        "step tokens layer pruned_ratio loss_nats averaged_steps training_device throughput_tokens_per_s",
         _longest_trained,
+        later=("throughput_tokens_per_s",),
     ),
     _benchmark(
         "kernel_time",

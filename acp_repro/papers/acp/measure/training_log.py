@@ -1,8 +1,9 @@
-"""A run's log as records, thinned: loss and pruned share of each layer against the tokens trained."""
+"""A run's log as records, thinned: loss, speed and pruned share of each layer against the tokens trained."""
 
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
     Kept are the steps at which the log has the layers' pruned ratios (of an exact run all), every s-th and
     the last, with the smallest s that gives 100 at most. ``loss_nats`` is the mean training loss of the
-    steps since the one kept before.
+    steps since the one kept before, ``throughput_tokens_per_s`` their median, of all GPUs together.
 
     Raises:
         RecordError: the run's folder has no log, or none with pruned ratios.
@@ -33,14 +34,15 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     device = json.loads((run.folder / "run.json").read_text())["device"]
     records, since = [], 0
     for index in kept:
-        line, window = lines[index], [x["loss_nats"] for x in lines[since : index + 1]]
+        line, window = lines[index], lines[since : index + 1]
         since = index + 1
         shared = {
             "step": line["step"],
             "tokens": line["tokens"],
             "averaged_steps": len(window),
-            "loss_nats": sum(window) / len(window),
+            "loss_nats": statistics.fmean(x["loss_nats"] for x in window),
             "training_device": device,
+            "throughput_tokens_per_s": statistics.median(x["throughput_tokens_per_s"] for x in window),
         }
         layers = enumerate(line.get("pruned_ratio", [None]))
         records += [
