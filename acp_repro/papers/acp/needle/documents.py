@@ -74,10 +74,6 @@ NOUNS = _words(
 PLACED = _words("above across against along among before behind below beside beyond near over past under")
 STATEMENT_SHARE = 0.25  # of the facts stand in the text without their question
 NEEDLE_TOKENS = 0.5  # of a document's tokens belong to facts and questions, at most
-# The share of documents with fewer, down to one fact, log-uniform in their tokens. Where every document was
-# full of facts, models did not look up what came after some 1,500 tokens without one.
-SPARSE_SHARE = 0.5
-SPARSEST = 1 / 64  # of NEEDLE_TOKENS
 QUOTED_SHARE = 0.75  # of the answers are words of the corpus
 QUOTED_WORDS = (3, 25)  # how many, from and below: where 12 were the most, models ended each answer by then
 # The share of answers with coined words, and of their words: the second half of such a word does not follow
@@ -171,14 +167,11 @@ def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.rand
     Returns:
         (T,) in the dtype of ``filler``; the same tokens where it is too short for one fact.
     """
-    most, events = int(NEEDLE_TOKENS * len(filler)), []
-    words = tokenizer.decode(filler[len(filler) - most :]).split()
-    sparse = generator.random() < SPARSE_SHARE
-    room = int(most * SPARSEST ** generator.random()) if sparse else most
-    used = 0
+    room, events = int(NEEDLE_TOKENS * len(filler)), []
+    words = tokenizer.decode(filler[len(filler) - room :]).split()
     for pieces in _encoded(facts(generator, words), tokenizer):
-        used += sum(map(len, pieces))
-        if used > (room if events else most):
+        room -= sum(map(len, pieces))
+        if room < 0:
             break
         distance = NEAREST ** generator.random()
         place = (1 - distance) * generator.random()
