@@ -19,7 +19,7 @@ DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest
 OUTPUT = Path("runs/evaluations")
 
 
-@command("the same command goes on where it was")
+@command("the same command, without --again, goes on where it was")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.output and options.output.exists() and not options.output.is_dir():
@@ -39,6 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     whose = options.tokenizer or str(checkpoint.folder)
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, whose)
     tasks, notes = load_tasks(options.tasks, options.data_dir)
+    if tokenizer.vocab_size < checkpoint.config.vocab_size:
+        notes.append(
+            f"{whose}: the tokeniser has {tokenizer.vocab_size} token ids and the model "
+            f"{checkpoint.config.vocab_size}; right where theirs was rounded up, else it is another model's"
+        )
     length = _context_length(checkpoint.context_length, options.context_length, notes)
     for note in notes:
         print(f"note: {note}")
@@ -84,7 +89,7 @@ def _model(checkpoint, tokenizer, options: argparse.Namespace, device, length: i
     """The model for the harness, and what its kept results are recognised by."""
     from .model import load_pretrained
     from .papers.acp.evaluation.harness import FoXLM
-    from .papers.acp.evaluation.of_run import identity
+    from .papers.acp.unfinished import identity
 
     try:
         exact = {"log_pruning_tolerance": None} if options.exact else {}
@@ -125,7 +130,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add("--batch-tokens", type=positive, metavar="N", help="tokens of a batch (default: by device)")
     add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
-    add("--again", action="store_true", help="evaluate finished tasks again")
+    add("--again", action="store_true", help="forget what is kept of these tasks, and begin anew")
     options = parser.parse_args(arguments)
     if not options.tasks:
         parser.error("--tasks: name a task")

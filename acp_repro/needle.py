@@ -25,6 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.csv and options.csv.is_dir():
         raise UsageError(f"--csv: {options.csv} is a folder; give a file")
+    if options.csv and options.csv.exists():
+        raise UsageError(f"--csv: {options.csv} is there already; give another name, or delete it")
     device = choose_device(options.device)
     try:
         import pandas as pd
@@ -37,14 +39,14 @@ def main(arguments: list[str] | None = None) -> int:
         from .papers.acp.needle import report, trial
         from .papers.acp.needle.haystack import checkpoint_haystacks
         from .papers.acp.needle.prompt import tokenise_needle
-        from .papers.acp.unfinished import Unfinished
+        from .papers.acp.unfinished import Unfinished, digest, identity
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; pip install -e '.[inspect]'") from None
     checkpoint = Checkpoint.find(options.checkpoint)
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
         raise UsageError(
-            f"{checkpoint.folder} has no tokenizer.json that is read here; put the model's there"
+            f"{checkpoint.folder} has no tokenizer.json of this project's form; put the model's there"
         )
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, str(checkpoint.folder))
     needle = tokenise_needle(tokenizer.encode, tokenizer.bos_id, options.mode)
@@ -59,20 +61,20 @@ def main(arguments: list[str] | None = None) -> int:
         raise UsageError(f"--exact: {checkpoint.folder} prunes nothing; leave it out")
     depths = list(dict.fromkeys(options.depths or ())) or [0, 0.25, 0.5, 0.75, 1]
     setting = trial.without_pruning(model) if options.exact else contextlib.nullcontext()
-    key = {
-        "weights": sha256_of(checkpoint.folder / "model.safetensors"),
+    key = identity(model, sha256_of(checkpoint.folder / "model.safetensors")) | {
         "wording": options.mode,
         "depths": depths,
         "exact": options.exact,
         "haystacks": [int(haystack.sum()) for haystack in haystacks],
         "device": str(device),
     }
-    path = options.csv and options.csv.with_name(f".{options.csv.name}.unfinished")
+    path = options.csv and options.csv.with_name(f".{options.csv.name}.{digest(key)}.unfinished")
     unfinished = Unfinished(path, key)
     if device.type == "cpu" and model.config.num_parameters() < FEWEST_WEIGHTS_FOR_THREADS:
         torch.set_num_threads(1)
     held_out = checkpoint.run and checkpoint.source()
-    print(f"haystack: {options.haystack or held_out or 'a book that comes with the project'}")
+    source = str(options.haystack or held_out or "a book that comes with the project")
+    print(f"haystack: {source}")
     with setting:
         rows = trial.try_needle(
             model,
@@ -89,6 +91,13 @@ def main(arguments: list[str] | None = None) -> int:
     table = pd.DataFrame(rows)
     print(report.in_words(table))
     if options.csv:
+        prunes = model.config.log_pruning_tolerance is not None and not options.exact
+        table = table.assign(
+            checkpoint=str(checkpoint.folder),
+            method="acp" if prunes else "exact",
+            mode=options.mode,
+            haystack=source,
+        )
         write_text(options.csv, table.to_csv(index=False))
         print(f"csv: {options.csv.resolve()}")
     unfinished.finish()
@@ -125,7 +134,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--exact", action="store_true", help="compute without pruning")
     add("--batch-tokens", type=positive, default=8192, metavar="N", help="at once (default: %(default)s)")
-    add("--csv", type=Path, metavar="FILE", help="also write every answer there")
+    add("--csv", type=Path, metavar="FILE", help="also write every answer there, to a new file")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     return parser.parse_args(arguments)
 

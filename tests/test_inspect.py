@@ -208,6 +208,8 @@ def test_a_narrow_terminal_gets_fewer_columns(folder, capsys, monkeypatch):
         (["gpt2"], "model_type 'gpt2' is not supported"),
         (["half"], "model.safetensors is missing"),
         (["begun"], "train them with `python -m acp_repro.train --suite mini`"),
+        (["cut"], "cut/run.json is damaged"),
+        (["wandb"], "wandb/run.json is not of a run of this project"),
         ([RUN, "--context-length", "5000"], "pass --context-length "),
         ([RUN, "--text", "blank.txt"], "holds no text; give a longer one"),
         ([RUN, "--text", "missing.txt"], "--text: missing.txt does not exist"),
@@ -225,8 +227,11 @@ def test_what_is_wrong_is_one_line_with_the_fix(folder, capsys, arguments, messa
             (folder / name / "config.json").write_text(json.dumps(config))
     (folder / "half" / "config.json").write_bytes((folder / "official/config.json").read_bytes())
     (folder / "begun" / "run.json").write_text(
-        json.dumps({"command": "python -m acp_repro.train --suite mini"})
+        json.dumps({"command": "python -m acp_repro.train --suite mini", "settings": {}, "data": {}})
     )
+    for name, run in (("cut", '{"comm'), ("wandb", '{"project": "x"}')):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "run.json").write_text(run)
     (folder / "blank.txt").write_text(" \n")
     np.save("big.npy", np.full(5000, 300))
     np.save("real.npy", np.zeros(5000))

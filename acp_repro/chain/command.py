@@ -24,6 +24,11 @@ _EXTRAS = {
 }
 # Threads that wait by spinning make small operators many times slower on a machine that is shared.
 _PASSIVE = {"OMP_WAIT_POLICY": "passive"}
+# What a path to write to may be wrong for; a file where a folder should be is the second line.
+_NOT_WRITABLE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG),
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
+)
 
 
 def command(resume: str = "") -> Callable[[Main], Main]:
@@ -54,7 +59,7 @@ def command(resume: str = "") -> Callable[[Main], Main]:
             except BrokenPipeError:  # `| head` has seen enough
                 return _close_pipe()
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+                if error.errno not in _NOT_WRITABLE:
                     raise
                 return fail(f"{error.filename or 'writing'}: {error.strerror}; nothing is left half written")
 
@@ -96,10 +101,10 @@ def positive(text: str) -> int:
     """The type of an option that counts something.
 
     Raises:
-        argparse.ArgumentTypeError: not a whole number of at least 1.
+        argparse.ArgumentTypeError: not a whole number of at least 1, or more than a machine's word holds.
     """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    if not text.isdecimal() or not 1 <= int(text) <= sys.maxsize:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1, or is too large")
     return int(text)
 
 

@@ -21,6 +21,7 @@ def checkpoint(tmp_path_factory):
     save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=300)), folder / "other")
     save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=200)), folder / "small")
     save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=1000)), folder / "large")
+    (folder / "run.json").write_text('{"project": "of another program"}')
     (folder / "text.txt").write_text("What a fox forgets, a dog remembers. " * 40)
     return folder
 
@@ -42,6 +43,10 @@ def test_command(checkpoint, capsys):
     said = capsys.readouterr().out
     assert "depth      500      600" in said and "exact answers 0 of 8" in said and f"csv: {csv}" in said
     assert len(csv.read_text().splitlines()) == 9 and len(list(csv.parent.iterdir())) == 1
+    assert csv.read_text().splitlines()[1].endswith(f"{checkpoint}/fox,acp,standard,{checkpoint}/text.txt")
+    before = csv.read_text()
+    assert command([*arguments, "--csv", str(csv)]) == 2 and csv.read_text() == before
+    assert "is there already; give another name" in capsys.readouterr().err
     # What is asked twice is tried once.
     twice = [*arguments, "600", "--depths", "1", "1", "--samples", "1"]
     assert command(twice) == 0
@@ -61,7 +66,7 @@ def test_command(checkpoint, capsys):
         (["{}/fox", "--csv", "{}"], "is a folder; give a file"),
         (["{}/fox", "--depths", "2"], "not a number from 0 to 1"),
         (["{}/fox", "--mode", "hard"], "invalid choice"),
-        (["{}/other"], "has no tokenizer.json that is read here"),
+        (["{}/other"], "has no tokenizer.json of this project"),
     ],
 )
 def test_bad_input_is_one_line(checkpoint, capsys, arguments, message):

@@ -53,10 +53,11 @@ class Checkpoint:
                 f"{path}: no such folder; give one with {CONFIG_FILE} and model.safetensors, or a "
                 "run folder such as runs/cpu/NAME"
             )
-        run_folder = path if (path / RUN_FILE).is_file() else path.resolve().parent
-        is_run = (run_folder / RUN_FILE).is_file()
-        run = json.loads((run_folder / RUN_FILE).read_text()) if is_run else None
-        folder = path / "model" if run_folder == path else path
+        run, folder = _run(path), path / "model"
+        if run is None:
+            folder = path
+            # Only a folder of this name can be a run's weights; elsewhere run.json is of someone else.
+            run = _run(path.resolve().parent) if path.resolve().name == "model" else None
         if not (folder / CONFIG_FILE).is_file():
             raise CheckpointNotUsable(_no_config(path, folder, run))
         try:
@@ -90,11 +91,12 @@ class Checkpoint:
         if self.run is not None:
             return self.corpus().tokenizer
         path = self.folder / TOKENIZER_FILE
-        try:
-            if path.is_file():
-                return BPETokenizer(path.read_text(encoding="utf-8"))
-        except (DataError, ValueError):  # of another project
-            return None
+        if path.is_file():
+            text = _json_text(path)
+            try:
+                return BPETokenizer(text)
+            except (DataError, ValueError):  # of another project
+                return None
         return ByteTokenizer() if self.config.vocab_size == ByteTokenizer.vocab_size else None
 
     def input_ids(
@@ -210,6 +212,34 @@ class Checkpoint:
             f"{source} gives token id {token}, but {self.folder} has ids 0 to "
             f"{self.config.vocab_size - 1}; take the tokeniser that the model was trained with"
         )
+
+
+def _json_text(path: Path) -> str:
+    """Raises:
+    CheckpointNotUsable: the file holds no JSON."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        json.loads(text)
+    except ValueError as error:
+        raise CheckpointNotUsable(f"{path}: damaged ({error}); copy it again") from None
+    return text
+
+
+def _run(folder: Path) -> dict[str, Any] | None:
+    """What a run's ``run.json`` says; None if there is none, or another program's beside a checkpoint."""
+    path = folder / RUN_FILE
+    if not path.is_file():
+        return None
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(run, dict) and {"command", "data", "settings"} <= run.keys():
+            return run
+        fault = "is not of a run of this project"
+    except ValueError as error:
+        fault = f"is damaged ({error})"
+    if (folder / CONFIG_FILE).is_file():
+        return None
+    raise CheckpointNotUsable(f"{path} {fault}; copy it again, or give a folder with {CONFIG_FILE} alone")
 
 
 def _read_tokenizer(path: Path, vocab_size: int) -> tuple[Callable[[bytes], np.ndarray], int]:

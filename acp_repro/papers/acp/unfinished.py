@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
+def identity(model: Any, weights_sha256: str) -> dict[str, Any]:
+    """Which model it is, for results that are kept: the same weights under another config are another."""
+    return {"weights": weights_sha256, "config": dataclasses.asdict(model.config)}
+
+
+def digest(key: Any) -> str:
+    """A short name of a value of JSON's types."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+
+
 class Unfinished:
     """Rows by name in a file of JSON lines, the first of which says what they are of.
 
-    A file that is of something else is begun anew; a last line cut short by a kill is left out.
+    A file that is of something else, or is no text, is begun anew; a last line cut short by a
+    kill is left out.
 
     Args:
         path: the file; its folder is made. None keeps everything in memory.
@@ -23,7 +36,7 @@ class Unfinished:
         if path is None:
             return
         first = json.dumps({"key": key}, sort_keys=True)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        lines = _lines(path)
         whole = [first]
         if lines[:1] == [first]:
             for line in lines[1:]:
@@ -53,3 +66,10 @@ class Unfinished:
         """Deletes the file: all is done."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    except UnicodeDecodeError:
+        return []

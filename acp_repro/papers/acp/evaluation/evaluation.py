@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import time
@@ -18,7 +17,7 @@ from lm_eval.api.metrics import bits_per_byte, mean, perplexity, weighted_perple
 
 from acp_repro.common import files
 
-from ..unfinished import Unfinished
+from ..unfinished import Unfinished, digest
 from .harness import FoXLM
 from .tasks import LoadedTask
 
@@ -77,22 +76,27 @@ def evaluate(
             items and settings, is not evaluated again. Those of other settings stay beside it. Until then the
             scores so far lie beside it, and a task that was stopped goes on with the others.
         identity: stands for the model and its weights; must change with them.
-        again: evaluate what is finished, too.
+        again: forget what is kept of these tasks, finished or not, before anything else: a call without it
+            then goes on where this one was stopped.
         say: is told what is done, a line a task.
     """
+    keys = [_key(lm, task, items, identity or {}) for task in tasks]
+    paths = [
+        kept / f"{task.name}-{digest(key)}.json" if kept else None
+        for task, key in zip(tasks, keys, strict=True)
+    ]
+    if again:
+        for path in filter(None, paths):
+            path.unlink(missing_ok=True)
+            path.with_suffix(".unfinished").unlink(missing_ok=True)
     results = []
-    for number, task in enumerate(tasks, 1):
+    for number, (task, key, path) in enumerate(zip(tasks, keys, paths, strict=True), 1):
         where = f"[{number}/{len(tasks)}] {task.name}"
-        key = _key(lm, task, items, identity or {})
-        path = kept / f"{task.name}-{_digest(key)}.json" if kept else None
-        result = _read(path, key) if path and not again else None
+        result = _read(path, key) if path else None
         if result is None:
             there = len(task.task.eval_docs)
             say(f"{where}: {min(items or there, there):,} items, from {task.source}")
-            unfinished = path and path.with_suffix(".unfinished")
-            if again and unfinished:
-                unfinished.unlink(missing_ok=True)
-            lm.unfinished = Unfinished(unfinished, key)
+            lm.unfinished = Unfinished(path and path.with_suffix(".unfinished"), key)
             result = _evaluate(lm, task, items)
             if path:
                 files.write_json(path, {"key": key, "result": dataclasses.asdict(result)})
@@ -113,17 +117,13 @@ def _key(lm: FoXLM, task: LoadedTask, items: int | None, identity: dict[str, Any
         "items": items,
         "fingerprint": task.fingerprint,
         # Two tokenisers of one size have one name.
-        "tokenizer": [lm.tokenizer_name, _digest(getattr(lm.tokenizer, "json_text", None))],
+        "tokenizer": [lm.tokenizer_name, digest(getattr(lm.tokenizer, "json_text", None))],
         "max_length": lm.max_length,
         "dtype": scorer.dtype,
         "device": scorer.device.type,
         "share_contexts": scorer.share_contexts,
     }
     return json.loads(json.dumps(identity | settings))
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:

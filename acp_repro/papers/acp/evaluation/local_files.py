@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,20 +46,34 @@ class LocalFile:
     note: str = ""
 
 
+def check_files(tasks: Iterable[str], folder: str | Path) -> None:
+    """Raises:
+    TaskData: the folder or the files of some tasks are missing; names all of them.
+    """
+    folder = Path(folder)
+    missing = {task: FILES[task].path for task in tasks if not (folder / FILES[task].path).is_file()}
+    if missing and not folder.is_dir():
+        path = next(iter(missing.values()))
+        raise TaskData(f"{folder}: no such folder of task data (it would hold {path} and others)")
+    if missing:
+        paths, names = (", ".join(some) for some in (missing.values(), missing))
+        one = len(missing) == 1
+        raise TaskData(
+            f"{folder}: {paths} {'is' if one else 'are'} missing, so {names} cannot be evaluated; add "
+            f"{'it' if one else 'them'}, or leave {'this task' if one else 'these tasks'} out (--tasks, or "
+            "lm_eval_tasks under measure in a suite file)"
+        )
+
+
 def read_documents(task: str, folder: str | Path) -> list[Document]:
     """The items of a task with the columns of its set on the Hub.
 
     Raises:
         TaskData: the folder or the file is missing or damaged; NoDistractors for SciQ without them.
     """
-    folder, file = Path(folder), FILES[task]
-    path = folder / file.path
-    if not folder.is_dir():
-        raise TaskData(f"{folder}: no such folder of task data (it would hold {file.path} and others)")
-    if not path.is_file():
-        raise TaskData(
-            f"{path} is missing, so {task} cannot be evaluated; add it, or leave {task} out of the tasks"
-        )
+    check_files([task], folder)
+    file = FILES[task]
+    path = Path(folder) / file.path
     try:
         documents = list(file.read(path.read_text(encoding="utf-8")))
     except TaskData as error:
@@ -71,13 +85,39 @@ def read_documents(task: str, folder: str | Path) -> list[Document]:
     return documents
 
 
-def _lines(text: str) -> Iterator[Document]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
+def _json_lines(make: Callable[[Document], Document]) -> Callable[[str], Iterator[Document]]:
+    """Reads JSON lines, of each of which ``make`` makes a document."""
+
+    def read(text: str) -> Iterator[Document]:
+        for number, line in enumerate(text.split("\n"), 1):
+            if not line.strip():
+                continue
             try:
-                yield json.loads(line)
+                item = json.loads(line)
             except ValueError:
                 raise TaskData(f"line {number} is no JSON") from None
+            try:
+                yield make(item)
+            except TaskData:
+                raise
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise TaskData(
+                    f"line {number} is not an item of this task ({type(error).__name__}: {error})"
+                ) from None
+
+    return read
+
+
+def _text(item: Document, key: str) -> str:
+    if not isinstance(item[key], str):
+        raise TypeError(f"{key!r} is {item[key]!r} in place of text")
+    return item[key]
+
+
+def _texts(item: Document, key: str) -> list[str]:
+    if not isinstance(item[key], list) or not all(isinstance(text, str) for text in item[key]):
+        raise TypeError(f"{key!r} is {item[key]!r} in place of a list of texts")
+    return item[key]
 
 
 def _between(text: str, before: str, after: str) -> str:
@@ -88,7 +128,7 @@ def _between(text: str, before: str, after: str) -> str:
 
 
 def _gold(item: Document, choices: list) -> int:
-    if not 0 <= item["gold"] < len(choices):
+    if type(item["gold"]) is not int or not 0 <= item["gold"] < len(choices):
         raise ValueError(f"the right answer is number {item['gold']} of {len(choices)}")
     return item["gold"]
 
@@ -96,27 +136,28 @@ def _gold(item: Document, choices: list) -> int:
 def _wikitext(text: str) -> Iterator[Document]:
     """Articles, which begin with a heading of the first level: `` = Title = ``."""
     article: list[str] = []
+    begun = False
     for line in text.split("\n"):
         heading = line.replace("= = =", "===").replace("= =", "==").strip()
         if heading.startswith("= ") and heading.endswith(" ="):
             if any(map(str.strip, article)):
                 yield {"page": "\n".join(article)}
-            article = []
+            article, begun = [], True
+        elif line.strip() and not begun:
+            raise ValueError(f"{line[:40]!r} stands where the first article's heading should, ' = Title = '")
         article.append(line)
     if any(map(str.strip, article)):
         yield {"page": "\n".join(article)}
 
 
-def _lambada(text: str) -> Iterator[Document]:
-    for item in _lines(text):
-        yield {"text": f"{item['context']} {item['continuation']}"}
+def _lambada(item: Document) -> Document:
+    return {"text": f"{_text(item, 'context')} {_text(item, 'continuation')}"}
 
 
-def _piqa(text: str) -> Iterator[Document]:
-    for item in _lines(text):
-        first, second = item["choices"]
-        goal = _between(item["query"], "Question: ", "\n")
-        yield {"goal": goal, "sol1": first, "sol2": second, "label": _gold(item, item["choices"])}
+def _piqa(item: Document) -> Document:
+    first, second = choices = _texts(item, "choices")
+    goal = _between(_text(item, "query"), "Question: ", "\n")
+    return {"goal": goal, "sol1": first, "sol2": second, "label": _gold(item, choices)}
 
 
 def _hellaswag(text: str) -> Iterator[Document]:
@@ -142,84 +183,85 @@ def _hellaswag(text: str) -> Iterator[Document]:
         }
 
 
-def _winogrande(text: str) -> Iterator[Document]:
+def _winogrande(item: Document) -> Document:
     """Two contexts that end in the two names, and what follows both."""
-    for item in _lines(text):
-        first, second = item["context_options"]
-        yield {
-            "sentence": f"_ {item['continuation']}",
-            "option1": first,
-            "option2": second,
-            "answer": str(1 + _gold(item, [first, second])),
-        }
+    first, second = _texts(item, "context_options")
+    return {
+        "sentence": f"_ {_text(item, 'continuation')}",
+        "option1": first,
+        "option2": second,
+        "answer": str(1 + _gold(item, [first, second])),
+    }
 
 
-def _arc(text: str) -> Iterator[Document]:
-    for item in _lines(text):
-        labels = [str(number) for number in range(len(item["choices"]))]
-        yield {
-            "question": _between(item["query"], "Question: ", ""),
-            "choices": {"text": item["choices"], "label": labels},
-            "answerKey": labels[_gold(item, labels)],
-        }
+def _arc(item: Document) -> Document:
+    choices = _texts(item, "choices")
+    labels = [str(number) for number in range(len(choices))]
+    return {
+        "question": _between(_text(item, "query"), "Question: ", ""),
+        "choices": {"text": choices, "label": labels},
+        "answerKey": labels[_gold(item, labels)],
+    }
 
 
-def _openbookqa(text: str) -> Iterator[Document]:
-    for item in _lines(text):
-        labels = [str(number) for number in range(len(item["choices"]))]
-        yield {
-            "question_stem": item["query"],
-            "choices": {"text": item["choices"], "label": labels},
-            "answerKey": labels[_gold(item, labels)],
-        }
+def _openbookqa(item: Document) -> Document:
+    choices = _texts(item, "choices")
+    labels = [str(number) for number in range(len(choices))]
+    return {
+        "question_stem": _text(item, "query"),
+        "choices": {"text": choices, "label": labels},
+        "answerKey": labels[_gold(item, labels)],
+    }
 
 
-def _copa(text: str) -> Iterator[Document]:
+def _copa(item: Document) -> Document:
     """ "Premise, because" or "Premise, therefore"; the harness wants no comma."""
-    for item in _lines(text):
-        premise, comma, connector = item["query"].rpartition(", ")
-        if not comma:
-            raise ValueError(f"{item['query'][:40]!r}... has no ', because' or ', therefore'")
-        first, second = item["choices"]
-        yield {
-            "premise": f"{premise}.",
-            "question": {"because": "cause", "therefore": "effect"}[connector],
-            "choice1": first,
-            "choice2": second,
-            "label": _gold(item, item["choices"]),
-        }
+    query = _text(item, "query")
+    premise, comma, connector = query.rpartition(", ")
+    if not comma:
+        raise ValueError(f"{query[:40]!r}... has no ', because' or ', therefore'")
+    first, second = choices = _texts(item, "choices")
+    return {
+        "premise": f"{premise}.",
+        "question": {"because": "cause", "therefore": "effect"}[connector],
+        "choice1": first,
+        "choice2": second,
+        "label": _gold(item, choices),
+    }
 
 
-def _boolq(text: str) -> Iterator[Document]:
-    for item in _lines(text):
-        passage, _, question = item["query"].rpartition("\nQuestion: ")
-        yield {
-            "passage": _between(passage, "Passage: ", ""),
-            "question": _between(question, "", "?"),
-            "label": _gold(item, item["choices"]),
-        }
+def _boolq(item: Document) -> Document:
+    passage, _, question = _text(item, "query").rpartition("\nQuestion: ")
+    return {
+        "passage": _between(passage, "Passage: ", ""),
+        "question": _between(question, "", "?"),
+        "label": _gold(item, _texts(item, "choices")),
+    }
 
 
-def _sciq(text: str) -> Iterator[Document]:
+def _sciq(item: Document) -> Document:
     columns = ("question", "support", "correct_answer", "distractor1", "distractor2", "distractor3")
-    for item in _lines(text):
-        if "distractor1" not in item:
-            raise NoDistractors("has no wrong answers (distractor1 to 3) to choose from")
-        yield {column: item[column] for column in columns}
+    if "distractor1" not in item:
+        raise NoDistractors("has no wrong answers (distractor1 to 3) to choose from")
+    return {column: _text(item, column) for column in columns}
 
 
 FILES = {
     "wikitext": LocalFile("wikitext2/wiki.test.raw", "test", 62, _wikitext),
-    "lambada_openai": LocalFile("lm_eval/lambada_openai.jsonl", "test", 5153, _lambada),
-    "piqa": LocalFile("lm_eval/piqa.jsonl", "validation", 1838, _piqa),
+    "lambada_openai": LocalFile("lm_eval/lambada_openai.jsonl", "test", 5153, _json_lines(_lambada)),
+    "piqa": LocalFile("lm_eval/piqa.jsonl", "validation", 1838, _json_lines(_piqa)),
     "hellaswag": LocalFile("hellaswag/hellaswag_val_full.txt", "validation", 10_042, _hellaswag),
-    "winogrande": LocalFile("lm_eval/winogrande.jsonl", "validation", 1267, _winogrande),
-    "arc_easy": LocalFile("lm_eval/arc_easy.jsonl", "test", 2376, _arc),
-    "arc_challenge": LocalFile("lm_eval/arc_challenge.jsonl", "test", 1172, _arc),
-    "copa": LocalFile("lm_eval/copa.jsonl", "validation", 100, _copa),
-    "openbookqa": LocalFile("lm_eval/openbook_qa.jsonl", "test", 500, _openbookqa),
-    "sciq": LocalFile("sciq/sciq_test.jsonl", "test", 1000, _sciq),
+    "winogrande": LocalFile("lm_eval/winogrande.jsonl", "validation", 1267, _json_lines(_winogrande)),
+    "arc_easy": LocalFile("lm_eval/arc_easy.jsonl", "test", 2376, _json_lines(_arc)),
+    "arc_challenge": LocalFile("lm_eval/arc_challenge.jsonl", "test", 1172, _json_lines(_arc)),
+    "copa": LocalFile("lm_eval/copa.jsonl", "validation", 100, _json_lines(_copa)),
+    "openbookqa": LocalFile("lm_eval/openbook_qa.jsonl", "test", 500, _json_lines(_openbookqa)),
+    "sciq": LocalFile("sciq/sciq_test.jsonl", "test", 1000, _json_lines(_sciq)),
     "boolq": LocalFile(
-        "lm_eval/boolq.jsonl", "validation", 3270, _boolq, "passages without the titles in front of them"
+        "lm_eval/boolq.jsonl",
+        "validation",
+        3270,
+        _json_lines(_boolq),
+        "passages without the titles in front of them",
     ),
 }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from acp_repro.chain import state
 from acp_repro.common import files
@@ -12,6 +11,7 @@ from acp_repro.common.errors import UserError
 from acp_repro.data import prepare
 
 from ..trained import TrainedFoX
+from ..unfinished import identity
 
 if TYPE_CHECKING:
     from .evaluation import TaskResult
@@ -57,8 +57,3 @@ def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
     )
     shutil.rmtree(kept)
     return results
-
-
-def identity(model: Any, weights_sha256: str) -> dict[str, Any]:
-    """Which model it is, for results that are kept."""
-    return {"weights": weights_sha256, "config": dataclasses.asdict(model.config)}

@@ -20,7 +20,7 @@ from acp_repro.common.errors import UserError
 
 from . import book
 from .catalogue import BOOK_TASKS, PAPER_TASKS, TASKS, check_names
-from .local_files import FILES, NoDistractors, read_documents
+from .local_files import FILES, NoDistractors, check_files, read_documents
 
 _HARNESS = Path(lm_eval.tasks.__file__).parent
 # Where the harness defines the paper's tasks: reading all of its 14,000 definitions takes seven seconds.
@@ -83,7 +83,7 @@ def known_tasks(names: Sequence[str], data_dir: str | Path | None) -> tuple[str,
 def load_tasks(
     names: Sequence[str], data_dir: str | Path | None = None
 ) -> tuple[list[LoadedTask], list[str]]:
-    """The tasks with their items, and one note for each that had to be left out.
+    """The tasks with their items, and a note for each that is left out or lacks items.
 
     Args:
         names: of the paper's tasks, of ours over the shipped book, or, from the Hub, any of the harness's.
@@ -95,13 +95,16 @@ def load_tasks(
         TaskUnavailable: the Hub cannot be reached; or nothing is left to evaluate.
     """
     check_names(names, known_tasks(names, data_dir))
+    if data_dir is not None:
+        check_files([name for name in names if name not in BOOK_TASKS], data_dir)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     loaded: list[LoadedTask] = []
     notes: list[str] = []
     for name in dict.fromkeys(names):
         try:
-            loaded += _load(name, data_dir)
+            loaded += (tasks := _load(name, data_dir))
+            notes += _incomplete(tasks)
         except NoDistractors as error:
             notes.append(f"{name} is left out: {error}")
     if not loaded:
@@ -116,6 +119,16 @@ def _load(name: str, data_dir: str | Path | None) -> list[LoadedTask]:
         file = FILES[name]
         return [_local(name, read_documents(name, data_dir), file.split, file.path)]
     return _from_hub(name)
+
+
+def _incomplete(tasks: list[LoadedTask]) -> list[str]:
+    """Notes for local files that were cut, or are of another split or version of the set."""
+    there = [(task, len(task.task.eval_docs), FILES[task.name]) for task in tasks if task.name in FILES]
+    return [
+        f"{task.name}: {file.path} holds {items:,} items, the whole set has {file.items:,}"
+        for task, items, file in there
+        if task.source == file.path and items != file.items
+    ]
 
 
 def _local(name: str, documents: list[dict[str, Any]], split: str, source: str) -> LoadedTask:
