@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from .benchmark.table import LEGEND, table
-from .chain.command import choose_device, command, positive, run_command
+from .chain.command import choose_device, command, output_file, positive, run_command
 from .chain.provenance import device_name
 from .chain.records import write_suite_records
 from .chain.registry import find_paper
@@ -106,7 +106,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--repeats", type=positive, default=20, metavar="N", help="default: %(default)s")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
-    add("--csv", type=Path, metavar="FILE", help="write the records there")
+    add("--csv", type=output_file, metavar="FILE", help="write the records there")
     add(
         "--suite",
         metavar="NAME",

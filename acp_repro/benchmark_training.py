@@ -12,7 +12,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from .chain.command import choose_device, command, positive, run_command
+from .chain.command import choose_device, command, output_file, positive, run_command
 from .chain.provenance import device_name
 from .chain.records import write_suite_records
 from .chain.run import PARALLEL
@@ -154,7 +154,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")
     add("--steps", type=positive, default=5, metavar="N", help="steps in a repeat (default: %(default)s)")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
-    add("--csv", type=Path, metavar="FILE", help="write the records there, not to results/SUITE/benchmark/")
+    add(
+        "--csv",
+        type=output_file,
+        metavar="FILE",
+        help="write the records there, not to results/SUITE/benchmark/",
+    )
     add("--rows", type=Path, help=argparse.SUPPRESS)  # one rank's work
     return parser.parse_args(arguments)
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .chain.command import choose_device, command, run_command
+from .chain.command import choose_device, command, positive, run_command
 from .common.errors import UsageError
 
 # One token of a model with fewer weights is too little work to share: threads would only wait for each
@@ -21,16 +21,16 @@ FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
 DEFAULT_PROMPT = "It was a dark and stormy night; the rain fell in torrents, and"
 
 
-def stream_text(tokenizer: Any, ids: Iterable[int], window: int = 8) -> Iterator[str]:
+def stream_text(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
     """Pieces of text that the ids give one after the other; what is not a whole character yet waits.
 
-    A token of byte-level BPE may end inside a character, whose bytes decode to U+FFFD until the rest has
-    come. A token's text can depend on the one before it, so the last few are decoded together.
+    A token of byte-level BPE may end inside a character, whose bytes decode to one U+FFFD until the rest has
+    come; one before that is of bytes that are broken for good. A token's text can depend on the one before
+    it, so the last few are decoded together.
 
     Args:
         tokenizer: with ``decode(ids) -> str``, U+FFFD for half a character.
         ids: token ids, without those of the prompt.
-        window: decode again from this many tokens back; more than one character has bytes.
 
     Yields:
         Text, never empty. The pieces joined are ``tokenizer.decode`` of all ids.
@@ -40,15 +40,12 @@ def stream_text(tokenizer: Any, ids: Iterable[int], window: int = 8) -> Iterator
     for token in ids:
         held.append(token)
         text = tokenizer.decode(held)
-        whole = len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
-        if len(held) >= window:
-            # No character has so many bytes: these are broken for good.
-            whole = len(text)
-        if whole > given:
-            yield text[given:whole]
-            given = whole
-        if whole == len(text):
-            held, given = held[-1:], len(tokenizer.decode(held[-1:]))
+        waiting = int(text.endswith("\N{REPLACEMENT CHARACTER}"))
+        if len(text) - waiting > given:
+            yield text[given : len(text) - waiting]
+        # A character that is not whole has three bytes at most.
+        held = held[-4:] if waiting else held[-1:]
+        given = len(tokenizer.decode(held)) - waiting
     if held and len(text := tokenizer.decode(held)) > given:
         yield text[given:]
 
@@ -91,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
         raise UsageError(
-            f"{checkpoint.folder} has no tokenizer.json that is read here; put the model's there"
+            f"{checkpoint.folder} has no tokenizer.json of this project's form; put the model's there"
         )
     seed = options.seed if options.seed is not None else torch.seed() % 2**31
     try:
@@ -167,7 +164,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--prompt", default=DEFAULT_PROMPT, metavar="TEXT", help="default: %(default)r; - reads it from stdin"
     )
-    add("--max-new-tokens", type=_positive, default=200, metavar="N", help="default: %(default)s")
+    add("--max-new-tokens", type=positive, default=200, metavar="N", help="default: %(default)s")
     add(
         "--temperature",
         type=_number(0, math.inf),
@@ -175,7 +172,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="X",
         help="0 takes the likeliest token every time (default: %(default)s)",
     )
-    add("--top-k", type=_positive, metavar="N", help="draw from the N likeliest tokens (default: all)")
+    add("--top-k", type=positive, metavar="N", help="draw from the N likeliest tokens (default: all)")
     add(
         "--top-p",
         type=_number(0, 1),
@@ -202,12 +199,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.prompt == "-":
         options.prompt = sys.stdin.read()
     return options
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return int(text)
 
 
 def _number(least: float, most: float):

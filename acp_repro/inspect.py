@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 
-from .chain.command import choose_device, command, positive, run_command
+from .chain.command import choose_device, command, output_file, positive, run_command
 from .common.errors import UsageError
 
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
@@ -89,7 +88,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="log epsilon (default: the model's own, or -10 if it is exact)",
     )
     add("--sort", choices=("pruned", "layer"), default="pruned", help="order of the heads")
-    add("--csv", type=Path, metavar="FILE", help="also write every column there")
+    add("--csv", type=output_file, metavar="FILE", help="also write every column there")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     return parser.parse_args(arguments)
 

@@ -12,7 +12,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from .chain.command import choose_device, command, positive, run_command
+from .chain.command import choose_device, command, output_file, positive, run_command
 from .common.errors import UsageError
 
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest
@@ -23,10 +23,7 @@ FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
 @command("the same command goes on where it was, if it had --csv")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    if options.csv and options.csv.is_dir():
-        raise UsageError(f"--csv: {options.csv} is a folder; give a file")
-    if options.csv and options.csv.exists():
-        raise UsageError(f"--csv: {options.csv} is there already; give another name, or delete it")
+    _check_new(options.csv)
     device = choose_device(options.device)
     try:
         import pandas as pd
@@ -68,12 +65,14 @@ def main(arguments: list[str] | None = None) -> int:
         "haystacks": [int(haystack.sum()) for haystack in haystacks],
         "device": str(device),
     }
-    path = options.csv and options.csv.with_name(f".{options.csv.name}.{digest(key)}.unfinished")
+    # Known by what is measured, so that a test may go on under another name.
+    path = options.csv and options.csv.with_name(f".needle-{digest(key)}.unfinished")
     unfinished = Unfinished(path, key)
     if device.type == "cpu" and model.config.num_parameters() < FEWEST_WEIGHTS_FOR_THREADS:
         torch.set_num_threads(1)
     held_out = checkpoint.run and checkpoint.source()
-    source = str(options.haystack or held_out or "a book that comes with the project")
+    haystack = options.haystack and str(Path(options.haystack).resolve())
+    source = haystack or held_out or "a book that comes with the project"
     print(f"haystack: {source}")
     with setting:
         rows = trial.try_needle(
@@ -91,9 +90,10 @@ def main(arguments: list[str] | None = None) -> int:
     table = pd.DataFrame(rows)
     print(report.in_words(table))
     if options.csv:
+        _check_new(options.csv)  # another process may have been faster
         prunes = model.config.log_pruning_tolerance is not None and not options.exact
         table = table.assign(
-            checkpoint=str(checkpoint.folder),
+            checkpoint=str(checkpoint.folder.resolve()),
             method="acp" if prunes else "exact",
             mode=options.mode,
             haystack=source,
@@ -102,6 +102,17 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"csv: {options.csv.resolve()}")
     unfinished.finish()
     return 0
+
+
+def _check_new(path: Path | None) -> None:
+    """Raises:
+    UsageError: there is such a file: no result is written over another.
+    """
+    if path and path.exists():
+        raise UsageError(
+            f"--csv: {path} is there already; give another name in that folder, or delete it "
+            "(what is done of this test, if anything, is kept)"
+        )
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -134,7 +145,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--exact", action="store_true", help="compute without pruning")
     add("--batch-tokens", type=positive, default=8192, metavar="N", help="at once (default: %(default)s)")
-    add("--csv", type=Path, metavar="FILE", help="also write every answer there, to a new file")
+    add("--csv", type=output_file, metavar="FILE", help="also write every answer there, to a new file")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     return parser.parse_args(arguments)
 

@@ -12,9 +12,8 @@ import dataclasses
 import math
 import shutil
 import sys
-from pathlib import Path
 
-from .chain.command import command, run_command
+from .chain.command import command, output_file, run_command
 from .chain.errors import SuiteError
 from .chain.paper import Suite
 from .chain.state import measured_run
@@ -221,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--vocab-size", type=int, metavar="V", help="where the tokenizer is a file that is not here yet")
     add("--check", action="store_true", help="hold the predictions against finished runs")
-    add("--csv", type=Path, metavar="FILE", help="write the table there too")
+    add("--csv", type=output_file, metavar="FILE", help="write the table there too")
     return parser
 
 

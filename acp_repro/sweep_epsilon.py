@@ -11,7 +11,7 @@ import dataclasses
 from pathlib import Path
 
 from .chain import state
-from .chain.command import choose_device, command, positive, run_command
+from .chain.command import choose_device, command, output_file, positive, run_command
 from .chain.errors import SuiteError
 from .chain.records import read_records, write_records
 from .chain.suite import load_suite
@@ -127,7 +127,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help=f"at most (default: {GPU_TOKENS} on a GPU; {CPU_TOKENS} on a CPU, for half a minute of waiting)",
     )
-    add("--csv", type=Path, metavar="FILE", help="also write the result there")
+    add("--csv", type=output_file, metavar="FILE", help="also write the result there")
     options = parser.parse_args(arguments)
     if not options.checkpoint and (options.text or options.token_ids or options.csv):
         parser.error("--text, --token-ids and --csv need --checkpoint")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-from pathlib import Path
 
-from .chain.command import command, positive, run_command
+from .chain.command import command, output_file, positive, run_command
 from .common.errors import UsageError
 
 
@@ -26,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--length", type=positive, default=16384, metavar="N", help="tokens a sequence (default: 16384)")
     add("--repeats", type=positive, default=10, metavar="N", help="default: %(default)s")
     add("--jobs", type=positive, metavar="N", help="processes that compile (default: one a core, to 16)")
-    add("--csv", type=Path, metavar="FILE", help="write every timing there")
+    add("--csv", type=output_file, metavar="FILE", help="write every timing there")
     options = parser.parse_args(arguments)
 
     import torch

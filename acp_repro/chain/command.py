@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from ..common.errors import UsageError, UserError
 
@@ -34,7 +35,7 @@ _NOT_WRITABLE = (
 def command(resume: str = "") -> Callable[[Main], Main]:
     """Makes a ``main`` that returns an exit code and raises nothing for what a user did.
 
-    :class:`UserError` becomes ``error: ...``; so do a full disk and a folder that may not be written to.
+    :class:`UserError` becomes ``error: ...``; so do a full disk and a path that cannot be written to.
     Ctrl-C says ``stopped`` and gives 130.
 
     Args:
@@ -106,6 +107,17 @@ def positive(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= sys.maxsize:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1, or is too large")
     return int(text)
+
+
+def output_file(text: str) -> Path:
+    """The type of an option that names a file to write.
+
+    Raises:
+        argparse.ArgumentTypeError: it is a folder.
+    """
+    if Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; give a file")
+    return Path(text)
 
 
 def choose_device(name: str | None):

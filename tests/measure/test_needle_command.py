@@ -1,6 +1,8 @@
 """``python -m acp_repro.needle``: what it prints and keeps, and what it says of bad input."""
 
 import dataclasses
+import json
+import shutil
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from acp_repro.data import ByteTokenizer
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.needle import main as command
+from acp_repro.papers.acp.needle import trial
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +24,7 @@ def checkpoint(tmp_path_factory):
     save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=300)), folder / "other")
     save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=200)), folder / "small")
     save_pretrained(FoXForCausalLM(dataclasses.replace(config, vocab_size=1000)), folder / "large")
+    (shutil.copytree(folder / "other", folder / "damaged") / "tokenizer.json").write_text('{"mod')
     (folder / "run.json").write_text('{"project": "of another program"}')
     (folder / "text.txt").write_text("What a fox forgets, a dog remembers. " * 40)
     return folder
@@ -53,6 +57,41 @@ def test_command(checkpoint, capsys):
     assert "exact answers 0 of 2" in capsys.readouterr().out
 
 
+def test_a_stopped_test_goes_on_with_the_same_model_alone(checkpoint, capsys, monkeypatch, tmp_path):
+    fox = shutil.copytree(checkpoint / "fox", tmp_path / "fox")
+    lengths, cell = [], trial._cell
+
+    def count(model, needle, haystack, length, *rest):
+        if len(lengths) == 1 and stop:
+            raise KeyboardInterrupt
+        lengths.append(length)
+        return cell(model, needle, haystack, length, *rest)
+
+    def test(name, stopped):
+        nonlocal stop
+        stop = stopped
+        lengths.clear()
+        text = ["--haystack", str(checkpoint / "text.txt"), "--samples", "1", "--depths", "1"]
+        code = command([str(fox), *text, "--lengths", "500", "600", "--csv", str(tmp_path / name)])
+        return code, lengths
+
+    stop = True
+    monkeypatch.setattr(trial, "_cell", count)
+    assert test("a.csv", stopped=True) == (130, [600])
+    config = json.loads((fox / "config.json").read_text())
+    (fox / "config.json").write_text(json.dumps(config | {"norm_eps": 0.1}))
+    assert test("a.csv", stopped=True) == (130, [600])  # the same weights under another config
+    (fox / "config.json").write_text(json.dumps(config))
+    (tmp_path / "b.csv").write_text("of something else")
+    assert test("b.csv", stopped=False) == (2, [])
+    assert test("c.csv", stopped=False) == (0, [500])
+    left = [path for path in tmp_path.iterdir() if path.suffix == ".unfinished"]
+    assert len(left) == 1  # of the other config
+    left[0].write_bytes(b"\xff\xfe")
+    (fox / "config.json").write_text(json.dumps(config | {"norm_eps": 0.1}))
+    assert test("d.csv", stopped=False) == (0, [600, 500]) and not left[0].exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -67,6 +106,9 @@ def test_command(checkpoint, capsys):
         (["{}/fox", "--depths", "2"], "not a number from 0 to 1"),
         (["{}/fox", "--mode", "hard"], "invalid choice"),
         (["{}/other"], "has no tokenizer.json of this project"),
+        (["{}/damaged"], "damaged/tokenizer.json: damaged"),
+        (["{}/fox", "--csv", "{}/text.txt/x.csv", "--lengths", "500"], "text.txt: File exists"),
+        (["{}/fox", "--samples", "9" * 30], "or is too large"),
     ],
 )
 def test_bad_input_is_one_line(checkpoint, capsys, arguments, message):

@@ -95,8 +95,10 @@ class Checkpoint:
             text = _json_text(path)
             try:
                 return BPETokenizer(text)
-            except (DataError, ValueError):  # of another project
-                return None
+            except (DataError, ValueError) as error:
+                if isinstance(error.__cause__, ImportError):
+                    raise  # the library is not installed, which says nothing of the file
+                return None  # of another project
         return ByteTokenizer() if self.config.vocab_size == ByteTokenizer.vocab_size else None
 
     def input_ids(
@@ -226,20 +228,19 @@ def _json_text(path: Path) -> str:
 
 
 def _run(folder: Path) -> dict[str, Any] | None:
-    """What a run's ``run.json`` says; None if there is none, or another program's beside a checkpoint."""
+    """What a run's ``run.json`` says; None if there is none, or another program's.
+
+    Raises:
+        CheckpointNotUsable: it is damaged.
+    """
     path = folder / RUN_FILE
     if not path.is_file():
         return None
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(run, dict) and {"command", "data", "settings"} <= run.keys():
-            return run
-        fault = "is not of a run of this project"
     except ValueError as error:
-        fault = f"is damaged ({error})"
-    if (folder / CONFIG_FILE).is_file():
-        return None
-    raise CheckpointNotUsable(f"{path} {fault}; copy it again, or give a folder with {CONFIG_FILE} alone")
+        raise CheckpointNotUsable(f"{path} is damaged ({error}); copy it again") from None
+    return run if isinstance(run, dict) and {"command", "data", "settings"} <= run.keys() else None
 
 
 def _read_tokenizer(path: Path, vocab_size: int) -> tuple[Callable[[bytes], np.ndarray], int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def identity(model: Any, weights_sha256: str) -> dict[str, Any]:
+def identity(model: Any, weights_sha256: str | None) -> dict[str, Any]:
     """Which model it is, for results that are kept: the same weights under another config are another."""
     return {"weights": weights_sha256, "config": dataclasses.asdict(model.config)}
 

@@ -239,11 +239,11 @@ def _boolq(item: Document) -> Document:
     }
 
 
-def _sciq(item: Document) -> Document:
+def _sciq(text: str) -> Iterator[Document]:
     columns = ("question", "support", "correct_answer", "distractor1", "distractor2", "distractor3")
-    if "distractor1" not in item:
+    if text.strip() and "distractor1" not in text:
         raise NoDistractors("has no wrong answers (distractor1 to 3) to choose from")
-    return {column: _text(item, column) for column in columns}
+    yield from _json_lines(lambda item: {column: _text(item, column) for column in columns})(text)
 
 
 FILES = {
@@ -256,7 +256,7 @@ FILES = {
     "arc_challenge": LocalFile("lm_eval/arc_challenge.jsonl", "test", 1172, _json_lines(_arc)),
     "copa": LocalFile("lm_eval/copa.jsonl", "validation", 100, _json_lines(_copa)),
     "openbookqa": LocalFile("lm_eval/openbook_qa.jsonl", "test", 500, _json_lines(_openbookqa)),
-    "sciq": LocalFile("sciq/sciq_test.jsonl", "test", 1000, _json_lines(_sciq)),
+    "sciq": LocalFile("sciq/sciq_test.jsonl", "test", 1000, _sciq),
     "boolq": LocalFile(
         "lm_eval/boolq.jsonl",
         "validation",

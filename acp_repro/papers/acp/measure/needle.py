@@ -12,7 +12,7 @@ from ..needle.haystack import file_haystacks, heldout_haystacks
 from ..needle.prompt import tokenise_needle
 from ..needle.trial import default_lengths, try_needle
 from ..trained import TrainedFoX
-from ..unfinished import Unfinished
+from ..unfinished import Unfinished, identity
 
 MODE = "easy"
 _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
@@ -42,8 +42,8 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         haystacks = file_haystacks(text, encode, max(lengths), samples, "measure.needle_haystack")
     rows, all_done = [], []
     for method in trained.methods():
-        key = {
-            "weights": sha256_of(run.weights_file) if run.weights_file.is_file() else None,
+        weights = sha256_of(run.weights_file) if run.weights_file.is_file() else None
+        key = identity(trained.model, weights) | {
             "lengths": lengths,
             "depths": settings.needle_depths,
             "haystacks": [int(haystack.sum()) for haystack in haystacks],
