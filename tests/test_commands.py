@@ -15,7 +15,8 @@ from acp_repro.chain import state
 from acp_repro.chain.command import command
 from acp_repro.common import files
 from acp_repro.common.errors import UserError
-from tests.suites import write_suite
+from acp_repro.training.run_folder import lock
+from tests.suites import YAML, write_suite
 
 ROOT = Path(__file__).parent.parent
 RUN, EXACT = "pro-tiny-128-acp", "pro-tiny-128-exact"
@@ -224,6 +225,32 @@ def test_runs_side_by_side_end_as_those_one_after_the_other(work, device):
     for run in (RUN, EXACT):
         weights = [(work / "runs" / name / run / "model/model.safetensors").read_bytes() for name in names]
         assert weights[0] == weights[1]
+
+
+def test_what_trains_side_by_side_ends_with_its_command(work):
+    """However that was killed: else nobody could train these runs before they are done."""
+    write_suite(work, YAML.replace("tokens: 1536", "tokens: 1536000"), name="long")
+    parent = start("acp_repro.train", "--suite", "long", "--device", "cpu", "--jobs", "2")
+    folders = [work / "runs/long" / run for run in (RUN, EXACT)]
+    wait_until(lambda: all((folder / "metrics.jsonl").is_file() for folder in folders), 120)
+    parent.kill()
+    parent.communicate(timeout=60)
+    wait_until(lambda: not any(map(is_locked, folders)), 30)
+
+
+def is_locked(folder):
+    try:
+        with lock(folder):
+            return False
+    except files.Locked:
+        return True
+
+
+def wait_until(true, seconds):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def test_ranks_that_cannot_share_a_step_are_refused_in_one_line(work):

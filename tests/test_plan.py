@@ -175,6 +175,8 @@ def test_a_table_with_and_without_rich(mini, capsys, monkeypatch, rich):
         (["--mfu", "40"], "--mfu 40.0: must be above 0 and at most 1"),
         (["--pruned-ratio", "70"], "--pruned-ratio 70.0: must be from 0 to 1"),
         (["--tokens-per-s", "fast"], "--tokens-per-s fast"),
+        (["--tokens-per-s", "pro-760m-16k-acp=0"], "write RUN=NUMBER"),
+        (["--tokens-per-s", "pro-760m-16k-acp=nan"], "write RUN=NUMBER"),
         (["--suite", "nano"], "no such suite"),
     ],
 )

@@ -13,10 +13,10 @@ RUNS = Path("runs")
 
 def positive(config: Any, *names: str) -> None:
     """Raises:
-    ValueError: one of these attributes is 0 or less.
+    ValueError: one of these attributes is 0 or less, or no number.
     """
     for name in names:
-        if getattr(config, name) <= 0:
+        if not getattr(config, name) > 0:
             raise ValueError(f"{name}: must be positive, got {getattr(config, name)}")
 
 
@@ -52,7 +52,7 @@ class TrainerConfig(Strict):
     def __post_init__(self):
         positive(self, "max_grad_norm")
         for name in ("weight_decay", "checkpoint_every_seconds"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:

@@ -31,7 +31,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SuiteError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise SuiteError(f"{path}: must be a mapping of keys, got {_shown(content)}")

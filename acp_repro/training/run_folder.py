@@ -14,6 +14,7 @@ from ..chain.run import Run
 from ..common import files
 from ..common.errors import UserError
 from ..common.files import sha256_of
+from .checkpoint import latest_checkpoint
 from .distributed import world_size
 
 
@@ -30,7 +31,7 @@ def is_done(run: Run) -> bool:
             settings = json.loads((run.folder / "run.json").read_text())["settings"]
             if _differences(settings, _as_json(run.as_dict())):
                 return False
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
     return run.weights_file.is_file() and sha256_of(run.weights_file) == done.get("sha256")
 
@@ -51,15 +52,20 @@ def confirm(run: Run) -> None:
 
 
 def check_unchanged(run: Run) -> None:
-    """Refuses to go on, or to overwrite, what was begun with other settings.
+    """Refuses to go on, or to overwrite, what was begun with other settings or with nobody knows which.
 
     Raises:
         TrainingError: with the differences and what to do.
     """
     try:
         before = json.loads((run.folder / "run.json").read_text())["settings"]
-    except (OSError, ValueError, KeyError):
-        return
+    except (OSError, ValueError, KeyError, TypeError):
+        if latest_checkpoint(run.folder / "checkpoints") is None and not run.weights_file.is_file():
+            return  # nothing to lose
+        raise TrainingError(
+            f"{run.folder}/run.json is missing or damaged, so nothing says what its weights are of. Copy it "
+            f"back, or delete the run to train anew: rm -r {run.folder}"
+        ) from None
     differences = _differences(before, _as_json(run.as_dict()))
     if differences:
         raise TrainingError(
@@ -72,7 +78,7 @@ def text_hash(run: Run) -> str | None:
     """Stands for the text and the tokeniser that the run was begun with, where its folder says."""
     try:
         return json.loads((run.folder / "run.json").read_text())["data"]["hash"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

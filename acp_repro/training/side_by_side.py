@@ -7,8 +7,10 @@ other of them, and share one where there are more runs than GPUs: a small model 
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
+import threading
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 
 import torch
@@ -79,12 +81,19 @@ _line, _device = 0, torch.device("cpu")
 def _begin(places, lock) -> None:
     global _line, _device
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     tqdm.set_lock(lock)
     _line, device = places.get()
     _device = torch.device(device)
     if _device.type == "cuda":
         torch.cuda.set_device(_device)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent is gone, killed or not: nobody would collect what it trains."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _train(suite_name: str, run_name: str, watch_every: int | None, tensorboard: bool) -> None:

@@ -216,6 +216,18 @@ def test_changed_settings_are_refused_with_the_difference(run, tmp_path, capsys)
     train_run(load_suite("mini").run(run.name))
 
 
+@pytest.mark.parametrize("text", [None, '{"settings": {"tr', "[]"])
+@pytest.mark.parametrize("steps", [1, None])
+def test_what_nobody_knows_the_settings_of_is_left_alone(run, text, steps):
+    train_run(run, stop_after=steps)
+    if text is None:
+        (run.folder / "run.json").unlink()
+    else:
+        (run.folder / "run.json").write_text(text)
+    with pytest.raises(TrainingError, match=r"run.json is missing or damaged.*Copy it back.*rm -r runs/mini"):
+        train_run(run)
+
+
 def test_other_text_is_refused(run, tmp_path):
     """With the same settings, and so with the same name of the tokeniser."""
     train_run(run, stop_after=2)

@@ -159,7 +159,7 @@ class GridConfig(Strict):
             if not 0 <= value <= 1:
                 raise ValueError(f"needle_share: is a share of the sequences, 0 to 1; got {value}")
         for value in self.log_pruning_tolerance:
-            if value is not None and value >= 0:
+            if value is not None and not value < 0:
                 raise ValueError(
                     "log_pruning_tolerance: is log(epsilon), negative, or null for exact "
                     f"attention; got {value}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -45,9 +46,12 @@ class Speeds:
         for entry in given:
             name, _, number = entry.partition("=")
             try:
-                speeds._by_run[suite.run(name).name] = float(number)
+                speed = float(number)
+                if not 0 < speed < math.inf:
+                    raise ValueError(f"{number} is no speed")
+                speeds._by_run[suite.run(name).name] = speed
             except ValueError as error:
-                reason = error if isinstance(error, SuiteError) else "write RUN=NUMBER"
+                reason = error if isinstance(error, SuiteError) else "write RUN=NUMBER, tokens a second"
                 raise SuiteError(f"--tokens-per-s {entry}: {reason}") from None
         # Finished runs are worth more than the records of short passes, so they come last.
         for name in suite_names():
