@@ -19,6 +19,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     if options.target.resolve() == options.source.resolve():
         raise UsageError("SOURCE and TARGET are the same folder; give another TARGET")
+    if options.target.exists() and (options.target.is_file() or any(options.target.iterdir())):
+        raise UsageError(f"TARGET {options.target} is there and not empty; give a new folder, or delete it")
     try:
         from .hf import conversion
     except ImportError as error:
@@ -40,7 +42,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("source", metavar="SOURCE", type=Path, help="a checkpoint folder, or a run folder")
-    add("target", metavar="TARGET", type=Path, help="the folder to write; made if it does not exist")
+    add("target", metavar="TARGET", type=Path, help="the folder to write: new, or empty")
     add("--to", choices=("transformers", "official"), required=True, help="the format of TARGET")
     add(
         "--longcrawl64",

@@ -116,6 +116,9 @@ def test_a_folder_of_another_layout_says_what_is_missing(tmp_path, capsys, remov
     assert remove in error and "\n" not in error.strip()
     assert not (tmp_path / "out" / "model.safetensors").exists()
     assert main([str(tmp_path), str(tmp_path), "--to", "official"]) == 2
+    before = sorted(tmp_path.rglob("*"))
+    assert main([str(tmp_path / "source"), str(tmp_path), "--to", "official"]) == 2
+    assert "is there and not empty" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_unknown_model_type_is_refused(tmp_path, capsys):
