@@ -80,9 +80,11 @@ QUOTED_WORDS = (3, 25)  # how many, from and below: where 12 were the most, mode
 # from the first. Without any, models copied a sentence up to its rare name, and ended the name as their books
 # do; with some in every answer they hardly learnt to copy.
 COINED_ANSWERS, COINED_SHARE = 0.25, 0.2
-# A fact's two places are at least this share of the document apart, and as often between 1 and 2 times as far
-# as between 2 and 4 times: near ones are learnt first, and the far ones from them.
-NEAREST = 1 / 64
+# A fact's two places are at least this share of the document apart. Half of the distances are as often
+# between 1 and 2 times as far as between 2 and 4 times: near ones are learnt first, and the far ones from
+# them. The others are as often far as near: where all were of the first kind, what was in the middle of long
+# texts was found least.
+NEAREST, EVEN_SHARE = 1 / 64, 0.5
 
 
 def _pick(generator: np.random.Generator, words: list[str]) -> str:
@@ -173,7 +175,8 @@ def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.rand
         room -= sum(map(len, pieces))
         if room < 0:
             break
-        distance = NEAREST ** generator.random()
+        even = generator.random() < EVEN_SHARE
+        distance = generator.uniform(NEAREST, 1) if even else NEAREST ** generator.random()
         place = (1 - distance) * generator.random()
         events += zip((place, place + distance), pieces, strict=True)
     events.sort(key=lambda event: event[0])
