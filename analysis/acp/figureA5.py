@@ -68,7 +68,7 @@ def _pruned(ax: Axes, records: pd.DataFrame) -> None:
 
 
 def _loss(ax: Axes, records: pd.DataFrame) -> None:
-    points = records.drop_duplicates(["run", "step"])
+    points = training_logs.losses(records)
     for name, some in points.groupby(points["log_pruning_tolerance"].isna()):
         style_of = {"color": "0.2", "ls": (0, (4, 2)), "lw": 1} if name else {"color": OURS, "lw": 2}
         ax.plot(some["tokens"], some["loss_nats"], label="exact" if name else "ACP", **style_of)

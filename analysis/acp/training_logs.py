@@ -25,6 +25,35 @@ def mean_pruned(records: pd.DataFrame) -> pd.DataFrame:
     return table.rename("percent").reset_index()
 
 
+def losses(records: pd.DataFrame) -> pd.DataFrame:
+    """Each run's mean training loss between the same ``tokens``, those of the run with the fewest points.
+
+    Logs are thinned apart, and early on, where losses fall fast, a mean over more steps is higher: of two
+    runs with the same losses the one with wider windows would look the worse. A window that another one
+    overlaps counts there by its share of steps.
+    """
+    points = {run: rows.drop_duplicates("step") for run, rows in records.groupby("run")}
+    sums = {
+        run: np.cumsum(
+            [[0, 0], *zip(rows["averaged_steps"], rows["averaged_steps"] * rows["loss_nats"], strict=True)], 0
+        )
+        for run, rows in points.items()
+    }
+    fewest = min(points, key=lambda run: len(points[run]))
+    start = max(steps_and_sums[1, 0] for steps_and_sums in sums.values())  # all first windows are over
+    whole = sums[fewest][1:, 0] >= start
+    edges, tokens = sums[fewest][1:, 0][whole], points[fewest]["tokens"][whole]
+    tables = []
+    for run, rows in points.items():
+        steps, totals = sums[run].T
+        kept = edges[edges <= steps[-1]]
+        loss = np.diff(np.interp(kept, steps, totals), prepend=0) / np.diff(kept, prepend=0)
+        tolerance = rows["log_pruning_tolerance"].iloc[0]
+        columns = {"run": run, "tokens": tokens[: len(kept)], "log_pruning_tolerance": tolerance}
+        tables.append(pd.DataFrame(columns | {"loss_nats": loss}))
+    return pd.concat(tables, ignore_index=True)
+
+
 def extrapolation(mean: pd.DataFrame, to_tokens: float) -> tuple[np.ndarray, np.ndarray] | None:
     """A straight line in log tokens through the second half of the looks, from the last one on.
 
@@ -59,11 +88,12 @@ def caption(records: pd.DataFrame) -> str:
     )
     peak = mean.loc[mean["percent"].idxmax()]
     exact = records.loc[records["log_pruning_tolerance"].isna(), "run"].unique()
-    losses = f", and of {exact[0]}" if len(exact) else ""
+    other = f", and of {exact[0]}" if len(exact) else ""
+    between = ", of both runs between the same points" if len(exact) else ""
     return f"""**Figure A5.** Share of pruned blocks and training loss against the tokens trained, from the
-log of {run}{losses}, trained on {", ".join(records["training_device"].unique())}. Left: each layer on the
+log of {run}{other}, trained on {", ".join(records["training_device"].unique())}. Left: each layer on the
 first sequence of a batch, and the mean of all: {peak["percent"]:.0f} % at most, after
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
 {style.count_label(last["tokens"])}; the paper says around 70 %, of models trained on
 {style.count_label(to_tokens)} tokens and more. Of what comes after, {further}. Right: mean
-loss of the steps since the point before. {style.provenance(records)}"""
+loss of the steps since the point before{between}. {style.provenance(records)}"""

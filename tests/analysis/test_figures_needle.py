@@ -255,6 +255,26 @@ def test_figure_a5():
     assert tokens[-1] == pytest.approx(2.7e9) and percent[-1] == pytest.approx(paper)
 
 
+def test_losses_of_logs_thinned_apart_are_compared_over_the_same_steps():
+    every_step = 9 * np.exp(-np.arange(96) / 20)
+    rows = [
+        {"run": run, "step": end - 1, "tokens": 1000 * end, "layer": layer, "averaged_steps": end - start}
+        | {"loss_nats": every_step[start:end].mean(), "log_pruning_tolerance": tolerance}
+        for run, ends, layers, tolerance in (
+            ("acp", [1, 24, 48, 72, 96], (0, 1), -10.0),  # a look at the first step, as short runs have
+            ("exact", range(6, 97, 6), (None,), np.nan),
+        )
+        for start, end in itertools.pairwise([0, *ends])
+        for layer in layers
+    ]
+    table = training_logs.losses(pd.DataFrame(rows)).pivot(index="tokens", columns="run", values="loss_nats")
+    assert list(table.index) == [24_000, 48_000, 72_000, 96_000]
+    np.testing.assert_allclose(table["acp"], table["exact"])
+    np.testing.assert_allclose(table["acp"], every_step.reshape(4, 24).mean(1))
+    stopped = pd.DataFrame([row for row in rows if row["run"] == "acp" or row["step"] < 60])
+    assert training_logs.losses(stopped).groupby("run").size().to_dict() == {"acp": 4, "exact": 2}
+
+
 def test_nothing_is_extrapolated_from_little_or_past_the_paper():
     few = write_logs(looks=4)
     assert training_logs.extrapolation(training_logs.mean_pruned(few), 2.7e9) is None
