@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from acp_repro.chain import state
-from acp_repro.chain.errors import SuiteError, UnknownName
+from acp_repro.chain.errors import RecordError, SuiteError, UnknownName
 from acp_repro.chain.paper import first_seeds
+from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
 from acp_repro.suite import main as suite_main
+from tests.analysis import synthetic
 from tests.suites import YAML, with_measure, write_suite
 
 ROOT = Path(__file__).parent.parent
@@ -133,6 +135,41 @@ def test_records_that_were_not_measured_again_keep_the_stamp_new(load, tmp_path)
     assert new_stamps(other, "loss") == {run.name}  # decay is of the first training
     assert new_stamps(other, "decay") == set()
     assert new_stamps(other.replace("loss_tokens: 256", "loss_tokens: 128"), "loss") == {"measure"}
+
+
+def test_records_of_other_settings_are_not_read(load):
+    """Figures made by hand, without Make, would show pairs that differ in more than their caption says."""
+    suite = load(YAML)
+    quantity = suite.paper.quantity("loss")
+    for run in suite.runs:
+        synthetic.write(run.name, "loss", {"loss_nats": 3.0})
+        state.write_settings(suite, run, [quantity])
+    assert len(read_records(suite, "loss")) == 2
+    other = load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"))
+    with pytest.raises(RecordError, match="acp, pro-tiny-128-exact are of other settings than suite mini"):
+        read_records(other, "loss")
+    # One of them was trained again, and its loss measured, but not its decay.
+    files.write_text(suite.paper.quantity("decay").path("mini", other.runs[0].name), "")
+    state.write_settings(other, other.runs[0], [quantity])
+    assert list(read_records(other, "loss", partial=True)["run"]) == ["pro-tiny-128-acp"]
+    with pytest.raises(RecordError, match="for pro-tiny-128-exact .* --run pro-tiny-128-exact"):
+        read_records(other, "loss")
+    with pytest.raises(RecordError, match="decay for pro-tiny-128-acp are of other settings"):
+        read_records(other, "decay", [other.runs[0]])
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"a,b\n1,2,3,4\n"])
+def test_damaged_records_and_settings_are_one_line(load, content):
+    run = load(YAML).runs[0]
+    for name in ("loss", "decay"):  # the second is compressed
+        path = load(YAML).paper.quantity(name).path("mini", run.name)
+        files.write_bytes(path, content)
+        with pytest.raises(RecordError, match=f"{path} (cannot be read|: not the columns)|{path}: not"):
+            read_records(load(YAML), name, [run])
+    files.write_bytes(state.settings_path(run), content)
+    for ask in (state.recorded_settings, state.measured_run):
+        with pytest.raises(RecordError, match=r"settings\.json is damaged .* put it back, or delete it"):
+            ask(run)
 
 
 def test_a_long_list_of_names_is_cut():

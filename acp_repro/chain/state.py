@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common import files
+from .errors import RecordError
 from .paper import RESULTS, Quantity, Suite
 from .run import Run
 
@@ -138,11 +139,35 @@ def _settings(run: Run, measure: Any) -> dict[str, Any]:
 
 
 def recorded_settings(run: Run) -> dict[str, Any] | None:
-    """The settings that the records of a run were made with, where that is known."""
+    """The settings that the records of a run were made with, where that is known.
+
+    Raises:
+        RecordError: its file is damaged.
+    """
+    path = settings_path(run)
     try:
-        return json.loads(settings_path(run).read_text())
+        recorded = json.loads(path.read_text())
+        recorded["run"], recorded["measure"]
     except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(
+            f"{path} is damaged ({error}), so nothing says of what settings the records beside it are; put "
+            "it back, or delete it to take them for records of the present ones"
+        ) from None
+    return recorded
+
+
+def of_other_settings(suite: Suite, run: Run, quantity: Quantity) -> bool:
+    """Whether a run's record says that it was made with other settings than the suite has now."""
+    recorded = recorded_settings(run)
+    if recorded is None:
+        return False
+    now, older = _settings(run, suite.measure), recorded.get("older", {})
+    return any(
+        quantity.name in older.get(key, ()) or not _agree(recorded[key], now[key])
+        for key in ("run", "measure")
+    )
 
 
 def _as_json(value: Any) -> Any:
@@ -188,9 +213,6 @@ def measured_run(run: Run) -> MeasuredRun | None:
 
 
 def _recorded_run(run: Run) -> MeasuredRun | None:
-    try:
-        recorded = recorded_settings(run)
-    except ValueError:
-        return None
+    recorded = recorded_settings(run)
     same = recorded is not None and _as_json(run.as_dict()) == recorded["run"]
     return MeasuredRun(**recorded["trained"]) if same and "trained" in recorded else None

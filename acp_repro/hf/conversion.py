@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -50,7 +51,14 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> tuple[FoXConfig, dict[str
         there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
         hint = " (files that have to be unpickled are not read)" if "bin" in there or ".pt" in there else ""
         raise FileNotFoundError(f"{folder} lacks {WEIGHTS_FILE} or its shards; it holds {there}{hint}")
-    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            tensors |= load_file(file)
+        except SafetensorError as error:
+            raise ValueError(
+                f"{file} is not a complete safetensors file ({error}); copy or download it again"
+            ) from error
     check_tensors(
         FoXForCausalLM,
         str(folder),
@@ -116,7 +124,10 @@ def _tokenizer(
             raise FileNotFoundError(f"{path} is missing: put GPT-2's there")
         return JSONGPT2Tokenizer.from_pretrained(str(folder))
     if path.is_file():
-        bpe = Tokenizer.from_file(str(path))
+        try:
+            bpe = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise ValueError(f"{path} is no tokenizer ({error}); copy or download it again") from error
     elif config.vocab_size == _BYTES_VOCAB_SIZE:
         bpe = _bytes_tokenizer()
     else:

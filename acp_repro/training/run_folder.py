@@ -54,13 +54,17 @@ def confirm(run: Run) -> None:
 def check_unchanged(run: Run) -> None:
     """Refuses to go on, or to overwrite, what was begun with other settings or with nobody knows which.
 
+    Nor are whole weights trained over of which ``done.json`` does not say that they are (see `is_done`).
+
     Raises:
         TrainingError: with the differences and what to do.
     """
+    begun = latest_checkpoint(run.folder / "checkpoints") is not None
+    finished = run.weights_file.is_file() and not begun
     try:
         before = json.loads((run.folder / "run.json").read_text())["settings"]
     except (OSError, ValueError, KeyError, TypeError):
-        if latest_checkpoint(run.folder / "checkpoints") is None and not run.weights_file.is_file():
+        if not begun and not finished:
             return  # nothing to lose
         raise TrainingError(
             f"{run.folder}/run.json is missing or damaged, so nothing says what its weights are of. Copy it "
@@ -71,6 +75,11 @@ def check_unchanged(run: Run) -> None:
         raise TrainingError(
             f"{run.folder} was begun with other settings: {'; '.join(differences)}. Put them back, or "
             f"delete it to train anew: rm -r {run.folder}"
+        )
+    if finished:
+        raise TrainingError(
+            f"{run.folder}: {run.weights_file.name} and done.json do not belong together; one of them is "
+            f"missing, cut or changed. Copy it back, or delete the run to train anew: rm -r {run.folder}"
         )
 
 

@@ -121,6 +121,16 @@ def test_a_folder_of_another_layout_says_what_is_missing(tmp_path, capsys, remov
     assert "is there and not empty" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_cut_file_is_named_in_one_line(tmp_path, capsys, file):
+    saved(tmp_path / "source")
+    path = tmp_path / "source" / file
+    path.write_bytes(path.read_bytes()[:-9] if path.exists() else b'{"version": "1.')
+    assert main([str(tmp_path / "source"), str(tmp_path / "out"), "--to", "transformers"]) == 2
+    error = capsys.readouterr().err
+    assert f"{path} is no" in error and "copy or download it again" in error and error.count("\n") == 1
+
+
 def test_an_unknown_model_type_is_refused(tmp_path, capsys):
     saved(tmp_path / "source")
     config = json.loads((tmp_path / "source" / "config.json").read_text())

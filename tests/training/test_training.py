@@ -228,6 +228,18 @@ def test_what_nobody_knows_the_settings_of_is_left_alone(run, text, steps):
         train_run(run)
 
 
+@pytest.mark.parametrize("name", ["done.json", "model/model.safetensors"])
+def test_a_finished_run_that_is_damaged_is_not_trained_over(run, name):
+    train_run(run)
+    (run.folder / name).write_bytes((run.folder / name).read_bytes()[:-1] + b"\0")
+    before = (run.folder / "model" / "model.safetensors").read_bytes()
+    with pytest.raises(TrainingError, match=r"safetensors and done.json do not belong.*rm -r runs/mini"):
+        train_run(run)
+    assert (run.folder / "model" / "model.safetensors").read_bytes() == before
+    shutil.rmtree(run.model_folder)  # the weights alone are gone: they are made again
+    train_run(run)
+
+
 def test_other_text_is_refused(run, tmp_path):
     """With the same settings, and so with the same name of the tokeniser."""
     train_run(run, stop_after=2)
