@@ -240,6 +240,14 @@ def test_a_finished_run_that_is_damaged_is_not_trained_over(run, name):
     train_run(run)
 
 
+def test_held_out_text_that_is_too_short_is_said_before_training(run, tmp_path, capsys):
+    (tmp_path / "heldout.txt").write_text("short")
+    assert train_command.main(["--suite", "mini", "--run", run.name]) == 1
+    error = capsys.readouterr().err
+    assert "heldout" in error and "128" in error and error.count("\n") == 1
+    assert not (run.folder / "metrics.jsonl").exists()
+
+
 def test_other_text_is_refused(run, tmp_path):
     """With the same settings, and so with the same name of the tokeniser."""
     train_run(run, stop_after=2)
