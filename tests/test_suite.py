@@ -319,6 +319,14 @@ def test_every_suite_of_the_project_loads():
             "grid:\n  - {size: [tiny], context_length: [128]}",
             "makes the run pro-tiny-128-acp a second time",
         ),
+        ("[-10, null]", "[-10], seed: [-1]", r"grid\[0\].seed: must be 0 or more, got -1"),
+        (
+            "  - {size: [tiny], context_length: [128], log_pruning_tolerance: [-10, null]}",
+            "  []",
+            "has no run",
+        ),
+        ("grid:", "not_run: ['*']\ngrid:", "grid: has no run but those of not_run; add one"),
+        ("timing_repeats: 1", "timing_repeats: 1, long_context_lengths: [-5]", "lengths: each is positive"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
@@ -326,6 +334,14 @@ def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
     with pytest.raises(SuiteError, match=message) as caught:
         load(YAML.replace(old, new, 1))
     assert str(caught.value).startswith("experiments/mini.yaml: ") and "\n" not in str(caught.value)
+
+
+def test_names_that_cannot_be_folders_and_targets_of_make_are_refused(load, tmp_path):
+    with pytest.raises(SuiteError, match=r"a run cannot be named 'pro-a b/c-128-acp'; use letters"):
+        load(YAML.replace("  tiny:", "  a b/c:").replace("[tiny]", "[a b/c]"))
+    write_suite(tmp_path, name="my suite")
+    with pytest.raises(SuiteError, match="my suite.yaml: a suite's name has letters"):
+        load_suite("my suite")
 
 
 def test_unknown_suites_and_runs_are_answered_with_what_there_is(load):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from .strict_yaml import build, read_yaml
 
 EXPERIMENTS = Path("experiments")
 DEFAULT_PAPER = "acp"
+# Suites and runs name folders, and targets of Make.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,8 @@ def load_suite(name: str) -> Suite:
             f"{path}: no such suite; there are {', '.join(suite_names()) or 'none here'} "
             "(run from the project's folder)"
         )
+    if not _NAME.fullmatch(path.stem):
+        raise SuiteError(f"{path}: a suite's name has letters, digits and ._- alone; rename the file")
     content = read_yaml(path)
     try:
         paper = find_paper(str(content.get("paper", DEFAULT_PAPER)))
@@ -77,6 +82,13 @@ def load_suite(name: str) -> Suite:
                 run = paper.make_run(file, path.stem, f"grid[{index}]", **point)
             except ValueError as error:
                 raise SuiteError(f"{path}: {error}") from None
+            if not _NAME.fullmatch(run.name):
+                raise SuiteError(
+                    f"{path}: grid[{index}]: a run cannot be named {run.name!r}; use letters, digits and "
+                    "._- alone"
+                )
+            if run.seed < 0:
+                raise SuiteError(f"{path}: grid[{index}].seed: must be 0 or more, got {run.seed}")
             if any(run.name == other.name for other in runs):
                 raise SuiteError(f"{path}: grid[{index}]: makes the run {run.name} a second time")
             runs.append(run)
@@ -88,6 +100,8 @@ def load_suite(name: str) -> Suite:
             raise SuiteError(f"{path}: not_run: {unknown}")
         gaps.update(found)
     there = tuple(run for run in runs if run.name not in gaps)
+    if not there:
+        raise SuiteError(f"{path}: grid: has no run{' but those of not_run' if runs else ''}; add one")
     not_run = tuple(run for run in runs if run.name in gaps)
     suite = paper.suite(path.stem, paper, file, there, not_run)
     try:

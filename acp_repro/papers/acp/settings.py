@@ -113,7 +113,9 @@ class MeasureConfig(Strict):
         lengths = self.needle_lengths if isinstance(self.needle_lengths, list) else [self.needle_lengths]
         if not lengths or not all(length > 0 for length in lengths):
             raise ValueError(f"needle_lengths: how many, or a list of them, each positive; got {lengths}")
-        for name in ("needle_depths", "needle_lengths"):
+        if not all(length > 0 for length in self.long_context_lengths):
+            raise ValueError(f"long_context_lengths: each is positive; got {self.long_context_lengths}")
+        for name in ("needle_depths", "needle_lengths", "long_context_lengths"):
             values = getattr(self, name)
             if isinstance(values, list) and len(set(values)) != len(values):
                 raise ValueError(f"{name}: must be different values; got {values}")

@@ -38,13 +38,13 @@ class FoXTask(Task):
         self._rows = config.micro_batch_tokens // run.context_length
         self.corpus = prepare(run.data)
         self._sequences = self.corpus.sequences("train", run.context_length, run.seed)
-        if run.data.heldout != 0:  # where its documents are too short, say so before hours of training
-            self.corpus.sequences("heldout", run.context_length)
         if run.needle_share:
             self._sequences = NeedleSequences(self._sequences, self.corpus.tokenizer, run.needle_share)
         self._config = run.model_config(self.corpus.vocab_size)
 
     def build(self) -> FoXForCausalLM:
+        if self.run.data.heldout != 0:  # where its documents are too short, say so before hours of training
+            self.corpus.sequences("heldout", self.run.context_length)
         return FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
