@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 
 import numpy as np
@@ -210,6 +211,7 @@ def test_a_narrow_terminal_gets_fewer_columns(folder, capsys, monkeypatch):
         (["begun"], "train them with `python -m acp_repro.train --suite mini`"),
         (["cut"], "cut/run.json is damaged"),
         (["wandb"], "wandb holds no config.json; give a folder with"),
+        (["flipped"], "flipped/model/model.safetensors is not the file that flipped/done.json names"),
         ([RUN, "--context-length", "5000"], "pass --context-length "),
         ([RUN, "--text", "blank.txt"], "holds no text; give a longer one"),
         ([RUN, "--text", "missing.txt"], "--text: missing.txt does not exist"),
@@ -232,6 +234,9 @@ def test_what_is_wrong_is_one_line_with_the_fix(folder, capsys, arguments, messa
     for name, run in (("cut", '{"comm'), ("wandb", '{"project": "x"}')):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "run.json").write_text(run)
+    shutil.copytree(folder / RUN, folder / "flipped", dirs_exist_ok=True)
+    weights = folder / "flipped" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\xaa")
     (folder / "blank.txt").write_text(" \n")
     np.save("big.npy", np.full(5000, 300))
     np.save("real.npy", np.zeros(5000))

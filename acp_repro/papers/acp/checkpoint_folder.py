@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from acp_repro.common.errors import UsageError
+from acp_repro.common.files import sha256_of
 from acp_repro.data import BPETokenizer, ByteTokenizer, Corpus, DataError, TokenSequences, prepare
 from acp_repro.data.sequences import HELDOUT_COLUMN
 from acp_repro.data.sources import Document, SampleSource, TextSource
 from acp_repro.model import FoXConfig, load_config
-from acp_repro.model.pretrained import CONFIG_FILE
+from acp_repro.model.pretrained import CONFIG_FILE, WEIGHTS_FILE
 
 RUN_FILE, TOKENIZER_FILE = "run.json", "tokenizer.json"
 # What tokenisers of other projects call the token in front of a document; GPT-2's comes first.
@@ -45,7 +46,8 @@ class Checkpoint:
         """The checkpoint at a folder in the authors' format, a run folder, or its ``model/``.
 
         Raises:
-            CheckpointNotUsable: there is none, or not one of a Forgetting Transformer.
+            CheckpointNotUsable: there is none, or not one of a Forgetting Transformer, or the weights are
+                not those that the run ended with.
         """
         path = Path(path)
         if not path.is_dir():
@@ -60,6 +62,7 @@ class Checkpoint:
             run = _run(path.resolve().parent) if path.resolve().name == "model" else None
         if not (folder / CONFIG_FILE).is_file():
             raise CheckpointNotUsable(_no_config(path, folder, run))
+        _check_sum(folder)
         try:
             return cls(folder, load_config(folder), run)
         except ValueError as error:
@@ -270,6 +273,20 @@ def _read_tokenizer(path: Path, vocab_size: int) -> tuple[Callable[[bytes], np.n
         return np.array(encoding.ids, dtype=np.int64)
 
     return encode, bos_id
+
+
+def _check_sum(folder: Path) -> None:
+    """Where our own ``done.json`` knows the weights' checksum, a changed byte is no model to look at."""
+    done = (folder.parent if folder.resolve().name == "model" else folder) / "done.json"
+    weights = folder / WEIGHTS_FILE
+    try:
+        expected = json.loads(done.read_text(encoding="utf-8"))["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if weights.is_file() and sha256_of(weights) != expected:
+        raise CheckpointNotUsable(
+            f"{weights} is not the file that {done} names: one of the two is cut or changed; copy it again"
+        )
 
 
 def _no_config(path: Path, folder: Path, run: dict[str, Any] | None) -> str:
