@@ -186,7 +186,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="TOKEN|TEXT",
         help="end there, without it: a token id, or text (\\n is a line end); may be given again",
     )
-    add("--seed", type=int, metavar="N", help="default: another one each time, which is printed")
+    add("--seed", type=_seed, metavar="N", help="default: another one each time, which is printed")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add(
         "--dtype",
@@ -196,9 +196,19 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.top_p == 0:
         parser.error("argument --top-p: must be above 0")
-    if options.prompt == "-":
-        options.prompt = sys.stdin.read()
+    try:
+        if options.prompt == "-":
+            options.prompt = sys.stdin.read()
+        options.prompt.encode()  # where Python took bytes that are no text, it fails here
+    except UnicodeError as error:
+        parser.error(f"argument --prompt: the text is no UTF-8 ({error})")
     return options
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
 
 
 def _number(least: float, most: float):

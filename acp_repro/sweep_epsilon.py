@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _of_suite(options: argparse.Namespace) -> list[dict]:
     """The suite's own sweep is the record that Figure 7 draws; one at other values is a record of its own."""
-    suite = load_suite(options.suite)
+    suite = load_suite(options.suite or "cpu")
     if not isinstance(suite, FoXSuite):
         raise SuiteError(f"suite {suite.name} is of paper {suite.paper.name}, which has no epsilon")
     run = suite.run(options.run) if options.run else suite.sweep_run
@@ -113,7 +113,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add = parser.add_argument_group("a run of a suite").add_argument
-    add("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
+    add("--suite", help="a name in experiments/ (default: cpu)")
     add("--run", metavar="NAME", help="default: the suite's sweep_run")
     add("--again", action="store_true", help="measure anew what is up to date")
     add = parser.add_argument_group("any checkpoint").add_argument
@@ -131,6 +131,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not options.checkpoint and (options.text or options.token_ids or options.csv):
         parser.error("--text, --token-ids and --csv need --checkpoint")
+    if options.checkpoint and (options.suite or options.run or options.again):
+        parser.error("--checkpoint is of no suite; leave out --suite, --run and --again")
     return options
 
 

@@ -41,7 +41,10 @@ def test_without_the_harness_one_line_says_how_to_get_it(monkeypatch, capsys):
         (["--tasks", "piqqa", "--data-dir", "."], "there is no task 'piqqa'; did you mean piqa?"),
         (["--tasks", "piqa", "--data-dir", "."], "piqa.jsonl is missing, so piqa cannot be evaluated"),
         (["--tasks", "piqa", "--data-dir", "nowhere"], "nowhere: no such folder of task data"),
-        (["--tasks", "copa, piqqa", "--data-dir", "."], "there is no task 'piqqa'; did you mean piqa?"),
+        (
+            ["--tasks", "copa, piqqa, copaa", "--data-dir", "."],
+            "there is no task 'piqqa'; did you mean piqa? there is no task 'copaa'; did you mean copa?",
+        ),
         (["--output", __file__], "is a file; give a folder"),
         (["--tokenizer", "nowhere.json"], "nowhere.json cannot be read"),
     ],

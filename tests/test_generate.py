@@ -138,7 +138,16 @@ def test_errors_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--temperature", "-1"], ["--top-p", "0"], ["--top-p", "2"], ["--top-k", "0"]]
+    "arguments",
+    [
+        ["--temperature", "-1"],
+        ["--top-p", "0"],
+        ["--top-p", "2"],
+        ["--top-k", "0"],
+        ["--seed", "-1"],
+        ["--seed", "9" * 20],
+        ["--prompt", "\udcff"],
+    ],
 )
 def test_impossible_options_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as raised:

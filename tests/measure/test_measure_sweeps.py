@@ -338,9 +338,13 @@ def test_command_says_what_is_wrong_in_one_line(checkpoint, capsys, arguments, m
 
 
 def test_command_refuses_options_that_it_would_not_use(capsys):
-    with pytest.raises(SystemExit):
-        sweep_epsilon.main(["--csv", "out.csv"])
-    assert "need --checkpoint" in capsys.readouterr().err
+    for arguments, message in (
+        (["--csv", "out.csv"], "need --checkpoint"),
+        (["--checkpoint", "x", "--run", "y"], "--checkpoint is of no suite; leave out --suite, --run"),
+    ):
+        with pytest.raises(SystemExit):
+            sweep_epsilon.main(arguments)
+        assert message in capsys.readouterr().err
 
 
 def test_command_on_a_suite_writes_records_and_keeps_current_ones(tmp_path, monkeypatch, capsys):

@@ -53,9 +53,11 @@ TASKS = (*PAPER_TASKS, *BOOK_TASKS)
 
 def check_names(names: Iterable[str], known: Iterable[str] = TASKS) -> None:
     """Raises:
-    UnknownName: one of ``names`` is no task; names what is near it.
+    UnknownName: some of ``names`` are no tasks; names what is near each.
     """
     known = tuple(known)
-    for name in names:
-        if name not in known:
-            raise UnknownName.among(f"there is no task {name!r}", name, known)
+    unknown = [name for name in dict.fromkeys(names) if name not in known]
+    if unknown:
+        raise UnknownName(
+            " ".join(str(UnknownName.among(f"there is no task {name!r}", name, known)) for name in unknown)
+        )
