@@ -150,7 +150,7 @@ def recorded_settings(run: Run) -> dict[str, Any] | None:
         recorded["run"], recorded["measure"]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise RecordError(
             f"{path} is damaged ({error}), so nothing says of what settings the records beside it are; put "
             "it back, or delete it to take them for records of the present ones"

@@ -16,7 +16,7 @@ from ..chain.paper import Suite
 from ..chain.provenance import device_name
 from ..chain.run import Run
 from ..common import files
-from .run_folder import check_done
+from .run_folder import TrainingError, check_done
 
 T = TypeVar("T")
 Batch = tuple[Tensor, ...]
@@ -122,11 +122,20 @@ class Task(ABC):
         """The finished run, loaded for measuring.
 
         Raises:
-            TrainingError: it is not trained, or with other settings; names the command.
+            TrainingError: it is not trained, or with other settings, or a file beside its weights is damaged;
+                names the command.
         """
-        check_done(self.run)
-        tokens = json.loads((self.run.folder / "done.json").read_text())["tokens"]
-        return Trained(suite, self.run, self, self.load(self.run.model_folder, device), device, tokens)
+        run = self.run
+        check_done(run)
+        tokens = json.loads((run.folder / "done.json").read_text())["tokens"]
+        try:
+            model = self.load(run.model_folder, device)
+        except (OSError, ValueError) as error:
+            raise TrainingError(
+                f"{run.model_folder} cannot be loaded ({error}). Copy it back, or delete the run, rm -r "
+                f"{run.folder}, and train anew with `{run.command}`"
+            ) from error
+        return Trained(suite, run, self, model, device, tokens)
 
 
 @dataclass

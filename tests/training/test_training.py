@@ -240,6 +240,15 @@ def test_a_finished_run_that_is_damaged_is_not_trained_over(run, name):
     train_run(run)
 
 
+def test_a_damaged_config_is_named_before_measuring(run):
+    train_run(run)
+    (run.model_folder / "config.json").write_text("{")
+    with pytest.raises(
+        TrainingError, match=r"model cannot be loaded .*config.json is not valid .*rm -r runs/mini"
+    ):
+        trained_run(run.name)
+
+
 def test_held_out_text_that_is_too_short_is_said_before_training(run, tmp_path, capsys):
     (tmp_path / "heldout.txt").write_text("short")
     assert train_command.main(["--suite", "mini", "--run", run.name]) == 1
