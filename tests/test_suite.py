@@ -15,6 +15,7 @@ from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
 from acp_repro.suite import main as suite_main
+from analysis.report.gather import all_records
 from tests.analysis import synthetic
 from tests.suites import YAML, with_measure, write_suite
 
@@ -156,6 +157,7 @@ def test_records_of_other_settings_are_not_read(load):
         read_records(other, "loss")
     with pytest.raises(RecordError, match="decay for pro-tiny-128-acp are of other settings"):
         read_records(other, "decay", [other.runs[0]])
+    assert list(all_records(other)) == ["loss"]  # a report shows what is of its settings
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"a,b\n1,2,3,4\n"])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common import files
 from . import state
-from .errors import RecordError
+from .errors import OtherSettings, RecordError
 from .paper import NO_RUN, RESULTS, Paper, Quantity, Suite
 from .provenance import origin
 from .run import Run
@@ -116,8 +116,8 @@ def read_records(
             must have one.
 
     Raises:
-        RecordError: a run has no record, or not one of this version or of the suite's settings; names the
-            command that makes it.
+        OtherSettings: a run's record is not of the suite's settings; names the command that makes it.
+        RecordError: a run has no record, or not one of this version, or a damaged one; likewise.
     """
     kind = suite.paper.quantity(quantity)
     if kind.command:
@@ -129,7 +129,7 @@ def read_records(
     left = [path for run, path in paths.items() if run not in [*missing, *other]]
     if other and not (partial and left):
         which = ", ".join(run.name for run in other)
-        raise RecordError(
+        raise OtherSettings(
             f"the records of {quantity} for {which} are of other settings than suite {suite.name} has now; "
             f"put those back, or make the records anew with `{kind.command_for(suite.name, other)}`"
         )
