@@ -31,7 +31,3 @@ class UnknownName(SuiteError):
 
 class RecordError(UserError, RuntimeError):
     """Records are missing or not of the schema; the message names the command that makes them."""
-
-
-class OtherSettings(RecordError):
-    """Records are there, but of other settings than the suite has now; the message names the command."""

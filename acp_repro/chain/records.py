@@ -12,13 +12,13 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common import files
-from . import state
-from .errors import OtherSettings, RecordError
+from .errors import RecordError
 from .paper import NO_RUN, RESULTS, Paper, Quantity, Suite
 from .provenance import origin
 from .run import Run
@@ -112,12 +112,11 @@ def read_records(
     Args:
         runs: whose; default: those that the quantity is about. Records of runs that the suite no longer
             has are never read.
-        partial: leave out runs that have no record of the suite's settings instead of failing; at least one
-            must have one.
+        partial: leave out runs that have no record instead of failing; at least one must have one.
 
     Raises:
-        OtherSettings: a run's record is not of the suite's settings; names the command that makes it.
-        RecordError: a run has no record, or not one of this version, or a damaged one; likewise.
+        RecordError: a run has no record, or not one of this version, or a damaged one; names the command
+            that makes it.
     """
     kind = suite.paper.quantity(quantity)
     if kind.command:
@@ -125,15 +124,7 @@ def read_records(
     else:
         paths = {run: kind.path(suite.name, run.name) for run in (kind.runs(suite) if runs is None else runs)}
     missing = [run for run, path in paths.items() if not path.is_file()]
-    other = [run for run in paths if run and run not in missing and state.of_other_settings(suite, run, kind)]
-    left = [path for run, path in paths.items() if run not in [*missing, *other]]
-    if other and not (partial and left):
-        which = ", ".join(run.name for run in other)
-        raise OtherSettings(
-            f"the records of {quantity} for {which} are of other settings than suite {suite.name} has now; "
-            f"put those back, or make the records anew with `{kind.command_for(suite.name, other)}`"
-        )
-    if (missing and not partial) or not left:
+    if not paths or (missing and not partial) or len(missing) == len(paths):
         here = "" if Path("experiments").is_dir() else " (run from the project's folder)"
         which = ", ".join(run.name for run in missing if run is not None)
         where = f"{RESULTS / suite.name}{' for ' + which if which else ''}{here}"
@@ -141,7 +132,7 @@ def read_records(
             f"no records of {quantity} in {where}; make them with "
             f"`{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
         )
-    return _join(suite, kind, left)
+    return _join(suite, kind, [path for run, path in paths.items() if run not in missing])
 
 
 def _join(suite: Suite, kind: Quantity, paths: list[Path]) -> pandas.DataFrame:
@@ -151,9 +142,9 @@ def _join(suite: Suite, kind: Quantity, paths: list[Path]) -> pandas.DataFrame:
     for path in paths:
         try:
             frame = pandas.read_csv(path, dtype={"size": str, "commit": str})
-        except (OSError, EOFError, ValueError) as error:  # pandas' own errors are ValueErrors
+        except (OSError, EOFError, ValueError, zlib.error) as error:  # pandas' own errors are ValueErrors
             raise RecordError(
-                f"{path} cannot be read ({error}); put it back, or delete it and run "
+                f"{path} cannot be read ({' '.join(str(error).split())}); put it back, or delete it and run "
                 f"`{kind.command_for(suite.name)}`"
             ) from error
         lacking = set(kind.later) - set(frame.columns)

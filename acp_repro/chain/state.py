@@ -147,7 +147,7 @@ def recorded_settings(run: Run) -> dict[str, Any] | None:
     path = settings_path(run)
     try:
         recorded = json.loads(path.read_text())
-        recorded["run"], recorded["measure"]
+        dict(recorded["run"]), dict(recorded["measure"]), dict(recorded.get("older") or {})
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -156,18 +156,6 @@ def recorded_settings(run: Run) -> dict[str, Any] | None:
             "it back, or delete it to take them for records of the present ones"
         ) from None
     return recorded
-
-
-def of_other_settings(suite: Suite, run: Run, quantity: Quantity) -> bool:
-    """Whether a run's record says that it was made with other settings than the suite has now."""
-    recorded = recorded_settings(run)
-    if recorded is None:
-        return False
-    now, older = _settings(run, suite.measure), recorded.get("older", {})
-    return any(
-        quantity.name in older.get(key, ()) or not _agree(recorded[key], now[key])
-        for key in ("run", "measure")
-    )
 
 
 def _as_json(value: Any) -> Any:

@@ -22,7 +22,7 @@ from .strict_yaml import build, read_yaml
 EXPERIMENTS = Path("experiments")
 DEFAULT_PAPER = "acp"
 # Suites and runs name folders, and targets of Make.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def load_suite(name: str) -> Suite:
             "(run from the project's folder)"
         )
     if not _NAME.fullmatch(path.stem):
-        raise SuiteError(f"{path}: a suite's name has letters, digits and ._- alone; rename the file")
+        raise SuiteError(f"{path}: a suite's name has letters, digits and ._+- alone; rename the file")
     content = read_yaml(path)
     try:
         paper = find_paper(str(content.get("paper", DEFAULT_PAPER)))
@@ -85,10 +85,10 @@ def load_suite(name: str) -> Suite:
             if not _NAME.fullmatch(run.name):
                 raise SuiteError(
                     f"{path}: grid[{index}]: a run cannot be named {run.name!r}; use letters, digits and "
-                    "._- alone"
+                    "._+- alone"
                 )
-            if run.seed < 0:
-                raise SuiteError(f"{path}: grid[{index}].seed: must be 0 or more, got {run.seed}")
+            if not 0 <= run.seed < 2**63:
+                raise SuiteError(f"{path}: grid[{index}].seed: must be 0 to 2^63 - 1, got {run.seed}")
             if any(run.name == other.name for other in runs):
                 raise SuiteError(f"{path}: grid[{index}]: makes the run {run.name} a second time")
             runs.append(run)

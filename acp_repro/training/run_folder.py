@@ -76,7 +76,7 @@ def check_unchanged(run: Run) -> None:
             f"{run.folder} was begun with other settings: {'; '.join(differences)}. Put them back, or "
             f"delete it to train anew: rm -r {run.folder}"
         )
-    if finished:
+    if finished and not is_done(run):  # another process may have finished it just now
         raise TrainingError(
             f"{run.folder}: {run.weights_file.name} and done.json do not belong together; one of them is "
             f"missing, cut or changed. Copy it back, or delete the run to train anew: rm -r {run.folder}"

@@ -131,9 +131,10 @@ class Task(ABC):
         try:
             model = self.load(run.model_folder, device)
         except (OSError, ValueError) as error:
+            mend = f"delete the run, rm -r {run.folder}, and train anew with `{run.command}`"
             raise TrainingError(
-                f"{run.model_folder} cannot be loaded ({error}). Copy it back, or delete the run, rm -r "
-                f"{run.folder}, and train anew with `{run.command}`"
+                f"{run.model_folder} cannot be loaded ({error}). Copy back what is damaged"
+                + (f"; where there is no copy, {mend}" if run.weights is None else "")
             ) from error
         return Trained(suite, run, self, model, device, tokens)
 

@@ -89,7 +89,11 @@ def caption(records: pd.DataFrame) -> str:
     peak = mean.loc[mean["percent"].idxmax()]
     exact = records.loc[records["log_pruning_tolerance"].isna(), "run"].unique()
     other = f", and of {exact[0]}" if len(exact) else ""
-    between = ", of both runs between the same points" if len(exact) else ""
+    between = (
+        ", of both runs between the same points (where their logs are thinned otherwise, a part of a mean)"
+        if len(exact)
+        else ""
+    )
     return f"""**Figure A5.** Share of pruned blocks and training loss against the tokens trained, from the
 log of {run}{other}, trained on {", ".join(records["training_device"].unique())}. Left: each layer on the
 first sequence of a batch, and the mean of all: {peak["percent"]:.0f} % at most, after

@@ -7,7 +7,6 @@ for REPRODUCTION.md ``shapes(runs)`` and ``at_paper_scale(item, runs)``.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -17,7 +16,7 @@ from types import ModuleType
 import pandas as pd
 
 from acp_repro.chain import rules
-from acp_repro.chain.errors import OtherSettings, RecordError
+from acp_repro.chain.errors import RecordError
 from acp_repro.chain.paper import Claim, Item, Paper, Quantity, Suite
 from acp_repro.chain.records import read_records
 from acp_repro.chain.run import Run
@@ -41,8 +40,7 @@ def gather(name: str) -> Report:
     of_runs = {n: table for n, table in records.items() if not suite.paper.quantity(n).command}
     if not records:
         raise RecordError(
-            f"no records of suite {suite.name}'s settings in results/{suite.name}; make them with "
-            f"`make records SUITE={suite.name}`"
+            f"no records in results/{suite.name}; make them with `make records SUITE={suite.name}`"
         )
     models = optional_module(suite.paper, "models")
     possible = [item for item in suite.paper.items if not item.missing]
@@ -67,8 +65,7 @@ def all_records(suite: Suite, names: Container[str] | None = None) -> dict[str, 
         if names is not None and quantity.name not in names:
             continue
         if any(path.is_file() for _, path in record_paths(suite, quantity, suite.runs)):
-            with contextlib.suppress(OtherSettings):  # as if they were not there: their items say what to run
-                records[quantity.name] = read_records(suite, quantity.name, suite.runs, partial=True)
+            records[quantity.name] = read_records(suite, quantity.name, suite.runs, partial=True)
     return records
 
 

@@ -169,7 +169,7 @@ def test_nothing_measured_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     synthetic.two_lengths(tmp_path)
     for name, message in (
-        ("mini", "error: no records of suite mini's settings in results/mini; make them with"),
+        ("mini", "error: no records in results/mini; make them with"),
         ("minni", "error: experiments/minni.yaml: no such suite; there are mini (run"),
     ):
         assert main(["--suite", name]) != 0

@@ -277,7 +277,9 @@ def _read_tokenizer(path: Path, vocab_size: int) -> tuple[Callable[[bytes], np.n
 
 def _check_sum(folder: Path) -> None:
     """Where our own ``done.json`` knows the weights' checksum, a changed byte is no model to look at."""
-    done = (folder.parent if folder.resolve().name == "model" else folder) / "done.json"
+    real = folder.resolve()
+    of_run = real.name == "model" and (real.parent / RUN_FILE).is_file()
+    done = (real.parent if of_run else real) / "done.json"
     weights = folder / WEIGHTS_FILE
     try:
         expected = json.loads(done.read_text(encoding="utf-8"))["sha256"]

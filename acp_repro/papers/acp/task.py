@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from acp_repro.attention.boundary import count_blocks
 from acp_repro.chain.paper import Suite
 from acp_repro.chain.provenance import device_name
-from acp_repro.data import prepare
+from acp_repro.data import DataError, prepare
 from acp_repro.model import FoXForCausalLM, load_pretrained, save_pretrained
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.flops import peak_flops, training_flops_per_token
@@ -44,7 +44,10 @@ class FoXTask(Task):
 
     def build(self) -> FoXForCausalLM:
         if self.run.data.heldout != 0:  # where its documents are too short, say so before hours of training
-            self.corpus.sequences("heldout", self.run.context_length)
+            try:
+                self.corpus.sequences("heldout", self.run.context_length)
+            except DataError as error:
+                raise TrainingError(f"{error}; or hold out other text, or none (data.heldout)") from None
         return FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:

@@ -93,7 +93,10 @@ class Speeds:
         except (SuiteError, RecordError, UnknownName):
             return  # of another paper, or nothing was timed
         for run in suite.runs:
-            settings = recorded_settings(run)
+            try:
+                settings = recorded_settings(run)
+            except RecordError:
+                continue
             if settings is None or not isinstance(run, FoXRun):
                 continue  # nothing says what was timed
             shape, path = _shape_of_settings(settings["run"]), quantity.path(name, run.name)
