@@ -186,6 +186,14 @@ def test_facts_are_asked_for_near_and_far():
     assert (shares > 0.06).all() and shares[2:].sum() > 0.6
 
 
+def test_some_documents_open_with_a_fact():
+    filler, opening = BYTES.encode("x " * 2000), 0
+    for seed in range(40):
+        text = BYTES.decode(documents.needle_document(filler, BYTES, np.random.default_rng(seed)))
+        opening += not text.startswith("x x")
+    assert 4 <= opening <= 18  # a quarter of them
+
+
 def test_a_run_with_needles_has_them_in_its_share_and_pairs_read_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, NEEDLES)

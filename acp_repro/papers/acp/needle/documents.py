@@ -85,6 +85,9 @@ COINED_ANSWERS, COINED_SHARE = 0.25, 0.2
 # them. The others are as often far as near: where all were of the first kind, what was in the middle of long
 # texts was found least.
 NEAREST, EVEN_SHARE = 1 / 64, 0.5
+# Documents whose first fact stands before all other text: where none did, models did not find what a text
+# began with.
+OPENING_SHARE = 0.25
 
 
 def _pick(generator: np.random.Generator, words: list[str]) -> str:
@@ -159,8 +162,9 @@ def _encoded(pairs: Iterator[tuple[str, str]], tokenizer: Tokenizer) -> Iterator
 def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.random.Generator) -> np.ndarray:
     """A document of the length of ``filler`` in which facts are stated, and asked for later.
 
-    All distances from a fact to its question occur, from a few tokens to the document's length. The rest is
-    the beginning of ``filler``; answers quote what is left out of it.
+    All distances from a fact to its question occur, from a few tokens to the document's length; some
+    documents begin with a fact. The rest is the beginning of ``filler``; answers quote what is left out
+    of it.
 
     Args:
         filler: (T,) token ids of ordinary text.
@@ -170,14 +174,16 @@ def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.rand
         (T,) in the dtype of ``filler``; the same tokens where it is too short for one fact.
     """
     room, events = int(NEEDLE_TOKENS * len(filler)), []
+    opens = generator.random() < OPENING_SHARE
     words = tokenizer.decode(filler[len(filler) - room :]).split()
     for pieces in _encoded(facts(generator, words), tokenizer):
         room -= sum(map(len, pieces))
         if room < 0:
             break
-        even = generator.random() < EVEN_SHARE
+        first = opens and not events  # to be found from anywhere in the text alike
+        even = first or generator.random() < EVEN_SHARE
         distance = generator.uniform(NEAREST, 1) if even else NEAREST ** generator.random()
-        place = (1 - distance) * generator.random()
+        place = 0.0 if first else (1 - distance) * generator.random()
         events += zip((place, place + distance), pieces, strict=True)
     events.sort(key=lambda event: event[0])
     text = filler[: len(filler) - sum(len(piece) for _, piece in events)]
