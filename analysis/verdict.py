@@ -68,9 +68,20 @@ def in_range(
     below, above = values[values < low], values[values > high]
     good, bad = (below, above) if less_is_better else (above, below)
     reasons = [
-        f"{extreme:.{0 if abs(extreme) >= 10 else 1}f}{unit} is {side} the range of {low:g} to {high:g}{unit}"
-        for side, extreme, some in (("below", values.min(), below), ("above", values.max(), above))
+        f"{_apart(extreme, end)}{unit} is {side} the range of {low:g} to {high:g}{unit}"
+        for side, extreme, end, some in (
+            ("below", values.min(), low, below),
+            ("above", values.max(), high, above),
+        )
         if len(some)
     ]
     status = Status.MISSED if len(bad) else Status.BEYOND if len(good) else Status.MET
     return Verdict(status, ours + (f" ({' and '.join(reasons)})" if reasons else ""))
+
+
+def _apart(value: float, end: float) -> str:
+    """``value`` with as many digits as tell it from the end of a range that it is beyond."""
+    digits = 0 if abs(value) >= 10 else 1
+    while digits < 6 and float(f"{value:.{digits}f}") == end:
+        digits += 1
+    return f"{value:.{digits}f}"

@@ -69,6 +69,11 @@ class Suite:
         """For a paper's own class: runs of the suite whose weights must be there before ``run`` begins."""
         return []
 
+    @property
+    def aside(self) -> str:
+        """For a paper's own class: which runs of the grid only some items take, for the words of an error."""
+        return ""
+
     def with_all_seeds(self, runs: Iterable[Run]) -> list[Run]:
         """``runs`` and those that differ from one of them in the seed alone."""
         settings = {run.setting for run in runs}

@@ -66,7 +66,8 @@ def why_not(suite: Suite, item: Item) -> str:
     file = f"experiments/{suite.name}.yaml"
     if suite.not_run and item.runs(dataclasses.replace(suite, runs=suite.runs + suite.not_run)):
         return f"{item.name}: not_run in {file} names what it needs: {item.needs}"
-    return f"{item.name}: the grid of {file} has no run of {item.needs}"
+    aside = f" ({suite.aside})" if suite.aside else ""
+    return f"{item.name}: the grid of {file} has no run of {item.needs}{aside}"
 
 
 def records_of(suite: Suite, items: Iterable[Item]) -> list[tuple[Run | None, Quantity]]:

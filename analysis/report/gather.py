@@ -50,10 +50,10 @@ def gather(name: str) -> Report:
         suite,
         models.describe(suite) if models else "",
         models.caveat(suite) if models else "",
-        facts(of_runs or records),
+        facts(records),
         runs_table(suite, of_runs, models),
         shown,
-        tuple(e.item for e in entries if e not in shown),
+        tuple(e.item for e in entries if e not in shown and not e.absent),
         tuple(item for item in suite.paper.items if item.missing),
     )
 

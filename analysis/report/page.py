@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import jinja2
 from acp_repro.chain.paper import Item
 
 from ..verdict import Status
-from .entries import Entry, Report
+from .entries import Entry, Judgement, Report
 from .text import inline, paragraphs_and_tables, plain
 
 # Verdict -> (badge, CSS class, words of the count), in the order of the count.
@@ -49,8 +50,8 @@ def render(report: Report) -> str:
         paper_link=link_words(paper.url),
         measured=int((report.runs["quantities"] != "0").sum()),
         css=(_FOLDER / "report.css").read_text(encoding="utf-8"),
-        judged=[(entry, judgement) for entry in report.entries for judgement in entry.judgements],
-        counted=counted(report.entries),
+        judged=(judged := claims_of(report.entries)),
+        counted=counted([judgement for _, judgement in judged]),
         sections=[(entry, figure(entry)) for entry in report.entries],
     )
 
@@ -66,9 +67,14 @@ def in_sentence(item: Item) -> str:
     return item.title if rest[:1].isupper() else first.lower() + rest
 
 
-def counted(entries: tuple[Entry, ...]) -> str:
-    """ "20 met, 2 not met" of all claims."""
-    counts = Counter(judgement.status for entry in entries for judgement in entry.judgements)
+def claims_of(entries: Sequence[Entry]) -> list[tuple[Entry, Judgement]]:
+    """What was found of each claim of the paper; controls are shown beside their figures alone."""
+    return [(entry, found) for entry in entries for found in entry.judgements if not found.claim.control]
+
+
+def counted(judgements: Sequence[Judgement]) -> str:
+    """ "20 met, 2 not met"."""
+    counts = Counter(judgement.status for judgement in judgements)
     return ", ".join(
         f"{counts[status]} {words}" for status, (_, _, words) in STATUSES.items() if counts[status]
     )
@@ -83,8 +89,12 @@ def figure(entry: Entry) -> dict[str, Any]:
     width, height = png_size(content)
     shown = round(width / 300 * _INCH)  # drawing.save writes 300 dots an inch
     # The first sentence after "Figure N." says what is drawn; the caption below says the rest.
+    # Items of our own are named there, not numbered.
     words = plain(entry.text) if entry.text else entry.item.title
-    words = words.split(". ", 2)[1] if words.count(". ") else words
+    first, _, rest = words.partition(". ")
+    words = rest.split(". ", 1)[0] if rest else first
+    if not first.startswith(("Figure ", "Table ")):
+        words = f"{first.rstrip('.')}. {words}" if rest else words
     image = {
         "width": shown,
         "height": round(shown * height / width),

@@ -7,6 +7,7 @@ import re
 
 from markupsafe import Markup
 
+MANY_COLUMNS = 8  # more are printed on a page on its side
 _SYMBOLS = {
     "epsilon": "ε",
     "varepsilon": "ε",
@@ -29,7 +30,7 @@ def inline(text: str) -> Markup:
     A number keeps its percent sign on its line, and gets a real minus sign.
     """
     text = re.sub(r"(?<=\d) %", "\u00a0%", text)
-    text = re.sub(r"(?<=\s)-(?=\d)", "\u2212", text)
+    text = re.sub(r"(?<![^\s\[(±])-(?=[\dδ])", "\u2212", text)
     pieces = re.split(r"(`[^`]+`|\$[^$]+\$)", text)
     return Markup("".join(map(_piece, pieces)))
 
@@ -83,7 +84,7 @@ def _table(block: str) -> str:
     classes = [' class="right"' if mark.endswith(":") else "" for mark in rule]
 
     def row(cells: list[str], first: str, rest: str) -> str:
-        scopes = [first, *[rest] * (len(cells) - 1)]
+        scopes = [first if cells[0] else "td", *[rest] * (len(cells) - 1)]  # an empty cell heads nothing
         return (
             "<tr>"
             + "".join(
@@ -95,4 +96,6 @@ def _table(block: str) -> str:
 
     column, heading = 'th scope="col"', 'th scope="row"'
     body = "".join(row(cells, heading, "td") for cells in rows)
-    return f'<table class="numbers"><thead>{row(header, column, column)}</thead><tbody>{body}</tbody></table>'
+    head = row(header, column, column)
+    many = " many" if len(header) > MANY_COLUMNS else ""
+    return f'<table class="numbers{many}"><thead>{head}</thead><tbody>{body}</tbody></table>'

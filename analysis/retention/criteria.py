@@ -164,7 +164,7 @@ def plateau(score: pd.DataFrame) -> Verdict:
     words, margins, errors = [], [], []
     for name in DEFAULTS:
         table = figure2.swept(score, name)
-        for _, line in table.groupby(["dataset", "backbone", "budget", "gates"]):
+        for (task, _, budget, gates), line in table.groupby(["dataset", "backbone", "budget", "gates"]):
             default = line[line[name] == DEFAULTS[name]]["score_percent"]
             if len(line) < 2 or default.empty:
                 continue
@@ -173,7 +173,8 @@ def plateau(score: pd.DataFrame) -> Verdict:
             share = default.iloc[0]
             errors.append((2 * share * (100 - share) / line["measured_examples"].max()) ** 0.5)
             margins.append(PLATEAU_POINTS - off)
-            words.append(f"{name.replace('_', ' ')}: {off:.1f} ± {errors[-1]:.1f} points")
+            place = f"{task}, {gates.replace('_', ' ')}, {100 * budget:g} %"
+            words.append(f"{name.replace('_', ' ')} ({place}): {off:.1f} ± {errors[-1]:.1f} points")
     if not words:
         return Verdict.of(None, "nothing is swept")
     wanted = ERRORS_OF_ONE_SEED * pd.Series(errors)
@@ -183,7 +184,7 @@ def plateau(score: pd.DataFrame) -> Verdict:
 def slack_bounded(slackness: pd.DataFrame) -> Verdict:
     table = figureC.bounds(slackness)
     beyond = table[table["weighted_slack_nats"] > table["gap_nats"]]
-    words = f"{len(table) - len(beyond)} of {len(table)} gates"
+    words = f"it holds for {len(table) - len(beyond)} of {len(table)} gates"
     if len(beyond):
         worst = beyond.loc[(beyond["weighted_slack_nats"] - beyond["gap_nats"]).idxmax()]
         words += (
@@ -225,7 +226,8 @@ def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
     key = ["dataset", "backbone", "budget", "gates"]
     lines = [line.sort_values("length_tokens") for _, line in table.groupby(key)]
     words = "; ".join(
-        f"{line['dataset'].iloc[0]}, {100 * line['budget'].iloc[0]:g} %: "
+        f"{line['dataset'].iloc[0]}, {line['gates'].iloc[0].replace('_', ' ')}, "
+        f"{100 * line['budget'].iloc[0]:g} %: "
         + ", ".join(f"{x:.2f}x at {n:,}" for n, x in zip(line["length_tokens"], line["ratio"], strict=True))
         for line in lines
     )

@@ -135,7 +135,7 @@ def test_verdicts_are_shown_with_their_numbers(made):
     assert "✗ not met" in figure3 and "tiny, 512: +0.0300" in figure3
     summary = words(section(text, "claims"))
     # Figure 2: all five; Figure 4: both heads are local, none is global; Table 4: 5 % of the time.
-    assert "32 criteria: 6 met, 1 beyond the paper's range, 2 not met, 1 cannot be told" in summary
+    assert "31 criteria: 6 met, 1 beyond the paper's range, 2 not met, 1 cannot be told" in summary
     assert "11 not measured" in summary
     assert text.count("✓ met") == 2 * 6  # once in the summary, once at its figure
     assert text.count("» beyond") == 2
@@ -232,11 +232,18 @@ def test_markdown_of_captions():
     assert report_text.inline(r"$3 \times 10^2 \geq \delta$") == "3 × 10<sup>2</sup> ≥ <i>δ</i>"
     paragraph, tables = report_text.paragraphs_and_tables("Text.\n\n| a | b |\n| --- | ---: |\n| 1 | 2 |")
     assert paragraph == "Text." and len(tables) == 1
-    assert '<th scope="row">1</th><td class="right">2</td>' in tables[0]
+    assert '<th scope="row">1</th><td class="right">2</td>' in tables[0] and "many" not in tables[0]
+    assert report_text.inline("1 [-0.5, +2] at -δ, pro-1 and 1-2") == (
+        "1 [\u22120.5, +2] at \u2212δ, pro-1 and 1-2"
+    )
+    _, (table,) = report_text.paragraphs_and_tables("|" + 9 * " a |" + "\n|" + 9 * " --- |")
+    assert table.startswith('<table class="numbers many">')  # printed on a page on its side
+    _, (table,) = report_text.paragraphs_and_tables("| | a |\n| --- | --- |\n| b | 1 |")
+    assert "<tr><td></td><th" in table  # an empty cell heads no column
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser; install one, e.g. apt install chromium")
-@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize("width", [320, 360, 1200])
 def test_browser_renders_it_without_sideways_scroll(made, tmp_path, width):
     _, text = made
     # The page itself forbids scripts; this copy measures itself, in a frame as narrow as a phone,
