@@ -120,9 +120,9 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
 
 
 def retrieval_kept(needle: pd.DataFrame) -> Verdict:
-    """Met if ACP's recall is not below the exact one by more than haystacks vary, wherever that one finds
-    :data:`FOUND_RECALL` of the words; undecided where it never does, with one haystack, or where they vary
-    so much that a loss of :data:`RECALL_POINTS` would not show."""
+    """Met if ACP's recall is not below the exact one by more than haystacks vary (or pairs of trainings, of
+    several seeds), wherever that one finds :data:`FOUND_RECALL` of the words; undecided where it never does,
+    with one haystack, or where they vary so much that a loss of :data:`RECALL_POINTS` would not show."""
     table = needle_statistics.differences(needle)
     ours = needle_statistics.in_words(table)
     finds = table[table["recall_exact"] >= 100 * FOUND_RECALL]
@@ -134,7 +134,8 @@ def retrieval_kept(needle: pd.DataFrame) -> Verdict:
         return Verdict(Status.MISSED, ours)
     if (finds["recall_low"] <= -RECALL_POINTS).any():
         return Verdict(
-            Status.UNDECIDED, f"too few haystacks: a loss of {RECALL_POINTS:g} points would not show. {ours}"
+            Status.UNDECIDED,
+            f"too few haystacks or seeds: a loss of {RECALL_POINTS:g} points would not show. {ours}",
         )
     return Verdict(Status.MET, ours)
 

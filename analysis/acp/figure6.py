@@ -89,10 +89,11 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     length = int(records["decay"]["position"].max()) + 1
     caption = f"""**Figure 6.** Decay matrices D (top) and attention weights A (bottom) of heads of {run.name}
 on the first held-out sequence, {length:,} tokens. Unless named by hand, the heads are the one with the
-largest savings over the held-out text, the one nearest halfway, and the one with the smallest; titles
-count layers and heads from 0 and give the savings on this one sequence. Orange: the boundary that the
-code found; blocks left of it are pruned. The colours of D end at 1.5 times the lowest delta. Of A, which
-is very sparse, only entries over 0.1 are shown. {style.provenance(*records.values())}"""
+largest savings over the held-out text, one whose boundary shows in the first blocks, the one nearest
+halfway, and the one with the smallest; titles count layers and heads from 0 and give the savings on this
+one sequence. Orange: the boundary that the code found; blocks left of it are pruned. The colours of D end
+at 1.5 times the lowest delta. Of A, which is very sparse, only entries over 0.1 are shown.
+{style.provenance(*records.values())}"""
     return draw(records), caption
 
 

@@ -18,7 +18,7 @@ T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2
 
 
 def cells(records: pd.DataFrame) -> pd.DataFrame:
-    """Means over haystacks: one row per method, training length, evaluated length and depth.
+    """Means over haystacks and seeds: one row per method, training length, evaluated length and depth.
 
     Returns:
         :data:`SETTING`, ``method``, ``evaluated_length_tokens``, ``depth``, ``answer_recall`` in percent and
@@ -34,12 +34,12 @@ def cells(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:
-    """ACP − exact of each training length, averaged over lengths, depths and haystacks.
+    """ACP − exact of each training length, averaged over lengths, depths, haystacks and seeds.
 
     Returns:
-        one row per setting: :data:`SETTING`, and for ``recall`` (percent) and ``gain`` (nats) the mean of
-        both methods, and ``_difference``, ``_low`` and ``_high``, its 95 % interval over haystacks (Student's
-        t; NaN with one haystack).
+        one row per setting: :data:`SETTING`, ``seeds``, and for ``recall`` (percent) and ``gain`` (nats) the
+        mean of both methods, and ``_difference``, ``_low`` and ``_high``, its 95 % interval (Student's t):
+        over pairs of trainings where there are several seeds, else over haystacks (NaN with one).
 
     Raises:
         UnfitRecords: see :func:`cells`.
@@ -51,8 +51,9 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
         both["difference"] = both["acp"] - both["exact"]
         for index, (setting, some) in enumerate(both.groupby(SETTING, sort=True)):
             if name == "recall":
-                rows.append(dict(zip(SETTING, setting, strict=True)))
-            mean, low, high = interval(some.groupby("haystack_sample")["difference"].mean())
+                rows.append(dict(zip(SETTING, setting, strict=True)) | {"seeds": some["seed"].nunique()})
+            drawn = "seed" if some["seed"].nunique() > 1 else "haystack_sample"
+            mean, low, high = interval(some.groupby(drawn)["difference"].mean())
             rows[index] |= {f"{name}_{method}": some[method].mean() for method in METHODS}
             rows[index] |= {f"{name}_difference": mean, f"{name}_low": low, f"{name}_high": high}
     return pd.DataFrame(rows)
@@ -69,19 +70,34 @@ def interval(values: pd.Series) -> tuple[float, float, float]:
 
 
 def in_words(table: pd.DataFrame) -> str:
-    """The rows of :func:`differences`: "Trained at 4k: 93 % of the words with ACP, 94 % without, ..."."""
+    """The rows of :func:`differences`: "Trained at 4k: over all lengths and depths 93 % ..."."""
 
-    def ends(low: float, high: float, form: str) -> str:
-        return f" [{low:{form}}, {high:{form}}]" if math.isfinite(low) else ""
+    def difference(row: Any, name: str, form: str) -> str:
+        mean, *ends = (getattr(row, f"{name}_{part}") for part in ("difference", "low", "high"))
+        unit = " points" if name == "recall" else ""
+        if not all(map(math.isfinite, ends)):
+            return f"difference {mean:{form}}{unit}"
+        return f"difference {mean:{form}}{unit} [{ends[0]:{form}}, {ends[1]:{form}}]"
 
-    return "; ".join(
-        f"Trained at {', '.join(named)}: {row.recall_acp:.0f} % of the words "
-        f"with ACP, {row.recall_exact:.0f} % without, difference {row.recall_difference:+.1f} points"
-        f"{ends(row.recall_low, row.recall_high, '+.1f')}; the needle gains {row.gain_acp:+.1f} and "
-        f"{row.gain_exact:+.1f} nats, difference {row.gain_difference:+.2f}"
-        f"{ends(row.gain_low, row.gain_high, '+.2f')}"
-        for row, named in zip(table.itertuples(name="Row"), names(table, always=True), strict=True)
-    )
+    def words(row: Any, named: list[str]) -> str:
+        seeds = f", {row.seeds} seeds" if row.seeds > 1 else ""
+        return (
+            f"Trained at {', '.join(named)}{seeds}: over all lengths and depths {row.recall_acp:.0f} % of "
+            f"the words with ACP, {row.recall_exact:.0f} % without, {difference(row, 'recall', '+.1f')}; the "
+            f"needle gains {row.gain_acp:+.1f} and {row.gain_exact:+.1f} nats, "
+            f"{difference(row, 'gain', '+.2f')}"
+        )
+
+    return "; ".join(map(words, table.itertuples(name="Row"), names(table, always=True)))
+
+
+def by_seed(records: pd.DataFrame) -> str:
+    """ "67 and 100 % (seed 0), 99 and 98 % (seed 1)": recall with ACP and exact; empty with one seed."""
+    if records["seed"].nunique() < 2:
+        return ""
+    means = 100 * records.groupby([*SETTING, "seed", "method"])["answer_recall"].mean().unstack("method")
+    each = (f"{row['acp']:.0f} and {row['exact']:.0f} % (seed {key[-1]})" for key, row in means.iterrows())
+    return ", ".join(each)
 
 
 def names(table: pd.DataFrame, always: bool = False) -> list[list[str]]:

@@ -21,7 +21,7 @@ def draw(records: pd.DataFrame) -> Figure:
     """Heat maps, depth of the needle over context length: a column for each kind of model and method.
 
     Above, the recall of the needle's words; below, the log-likelihood of the answer, with less without the
-    needle. Each cell is the mean over haystacks.
+    needle. Each cell is the mean over haystacks and seeds.
 
     Args:
         records: ``needle`` records with both methods for each training length, size and share of needles.
@@ -71,6 +71,14 @@ def make(found: drawing.Found, item: str) -> tuple[Figure, str]:
     table = needle_statistics.differences(records)
     numbers = needle_statistics.in_words(table)
     samples = records["haystack_sample"].nunique()
+    seeds = int(table["seeds"].max())
+    if seeds > 1:
+        means = f"Means of {samples} haystacks and {seeds} pairs of trainings"
+        numbers += f". With ACP and exact, by seed: {needle_statistics.by_seed(records)}"
+        over = "Intervals (95 %) are over pairs of trainings."
+    else:
+        means = f"Means of {samples} haystacks"
+        over = "Intervals (95 %) are over haystacks; they leave out what another training seed would change."
     apart = records.groupby("method")["run"].unique()
     other = (
         "the same weights computed exactly"
@@ -91,6 +99,5 @@ def make(found: drawing.Found, item: str) -> tuple[Figure, str]:
 and for {other}: a sentence is hidden at a depth of {first["haystack"]} and asked for at the
 end. Above, the share of its words in the greedy answer (not counting words like "and"); below, how much
 likelier the right answer of {first["answer_tokens"]} tokens is than after the same prompt without the needle.
-Means of {samples} haystacks.{trained} {numbers}. Intervals (95 %) are over haystacks; they leave out what
-another training seed would change. {style.provenance(records)}"""
+{means}.{trained} {numbers}. {over} {style.provenance(records)}"""
     return draw(records), caption

@@ -124,11 +124,34 @@ def test_two_shares_of_needles_stand_beside_each_other(folder):
             write_needle(name, lambda s, d, recall=recall: recall, share=share)
     caption = synthetic.draw(figureA6)
     assert "10 % or 50 % of the sequences hold needles" in caption
-    assert "Trained at 512, 10 % needles: 30 % of the words" in caption
-    assert "Trained at 512, 50 % needles: 90 % of the words" in caption
+    assert "Trained at 512, 10 % needles: over all lengths and depths 30 % of the words" in caption
+    assert "512, 50 % needles: over all lengths and depths 90 % of the words" in caption
     figure, _ = figureA6.make(drawing.find("mini", "figureA6"))
     titles = [ax.get_title() for ax in figure.axes if ax.get_title()]
     assert titles[0] == "10 % needles, with ACP" and titles[3] == "50 % needles, without"
+
+
+def test_further_seeds_are_further_trainings(folder):
+    """With several seeds what is drawn at random is the training: haystacks are the same for each."""
+    folder.write_text(
+        folder.read_text().replace("needle_share: [0.1]", "needle_share: [0.1], seed: [0, 1, 2]")
+    )
+    for seed, (acp, exact) in enumerate([(0.6, 1.0), (0.9, 0.8), (0.9, 0.9)]):
+        for method, recall in (("acp", acp), ("exact", exact)):
+            name = f"pro-tiny-512-{method}-needles10" + (f"-seed{seed}" if seed else "")
+            write_needle(name, lambda s, d, recall=recall: recall, share=0.1)
+    records = needle_records(*(run.name for run in load_suite("mini").trained_with_needles))
+    (row,) = needle_statistics.differences(records).itertuples()
+    mean, low, high = needle_statistics.interval(pd.Series([-40.0, 10.0, 0.0]))
+    assert row.seeds == 3 and row.recall_difference == pytest.approx(mean)
+    assert (row.recall_low, row.recall_high) == pytest.approx((low, high))
+    assert criteria.retrieval_kept(records[records["seed"] == 0]).status == Status.MISSED
+    assert criteria.retrieval_kept(records).status == Status.UNDECIDED
+    caption = " ".join(synthetic.draw(figureA6).split())
+    assert (
+        "3 haystacks and 3 pairs of trainings" in caption and "Trained at 512, 3 seeds: over all" in caption
+    )
+    assert "by seed: 60 and 100 % (seed 0), 90 and 80 % (seed 1), 90 and 90 % (seed 2)" in caption
 
 
 def test_one_model_stands_beside_itself():

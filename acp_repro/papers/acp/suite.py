@@ -241,8 +241,13 @@ class FoXSuite(Suite):
 
     @property
     def trained_with_needles(self) -> list[FoXRun]:
-        """Pairs of runs whose training text holds needles."""
-        return first_seeds(_paired(run for run in self.runs if run.needle_share))
+        """Pairs of runs whose training text holds needles, of all seeds."""
+        return _paired(run for run in self.runs if run.needle_share)
+
+    @property
+    def aside(self) -> str:
+        with_needles = any(run.needle_share for run in self.runs)
+        return "runs that train with needles are for Figure A6 alone" if with_needles else ""
 
     @property
     def longest_trained(self) -> list[FoXRun]:
