@@ -82,6 +82,6 @@ def in_range(
 def _apart(value: float, end: float) -> str:
     """``value`` with as many digits as tell it from the end of a range that it is beyond."""
     digits = 0 if abs(value) >= 10 else 1
-    while digits < 6 and float(f"{value:.{digits}f}") == end:
+    while digits < 6 and (float(f"{value:.{digits}f}") - end) * (value - end) <= 0:
         digits += 1
     return f"{value:.{digits}f}"

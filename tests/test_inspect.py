@@ -211,7 +211,7 @@ def test_a_narrow_terminal_gets_fewer_columns(folder, capsys, monkeypatch):
         (["begun"], "train them with `python -m acp_repro.train --suite mini`"),
         (["cut"], "cut/run.json is damaged"),
         (["wandb"], "wandb holds no config.json; give a folder with"),
-        (["flipped"], "flipped/model/model.safetensors is not the file that "),
+        (["flipped"], "flipped/done.json names"),
         ([RUN, "--context-length", "5000"], "pass --context-length "),
         ([RUN, "--text", "blank.txt"], "holds no text; give a longer one"),
         ([RUN, "--text", "missing.txt"], "--text: missing.txt does not exist"),

@@ -144,10 +144,11 @@ def test_damaged_records_and_settings_are_one_line(load, content):
         files.write_bytes(path, content)
         with pytest.raises(RecordError, match=f"{path} (cannot be read|: not the columns)|{path}: not"):
             read_records(load(YAML), name, [run])
-    files.write_bytes(state.settings_path(run), content)
-    for ask in (state.recorded_settings, state.measured_run):
-        with pytest.raises(RecordError, match=r"settings\.json is damaged .* put it back, or delete it"):
-            ask(run)
+    for settings in (content, b'{"run": [], "measure": {}}', b'{"run": {}, "measure": {}, "older": null}'):
+        files.write_bytes(state.settings_path(run), settings)
+        for ask in (state.recorded_settings, state.measured_run):
+            with pytest.raises(RecordError, match=r"settings\.json is damaged .* put it back, or delete it"):
+                ask(run)
 
 
 def test_a_long_list_of_names_is_cut():

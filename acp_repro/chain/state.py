@@ -147,7 +147,10 @@ def recorded_settings(run: Run) -> dict[str, Any] | None:
     path = settings_path(run)
     try:
         recorded = json.loads(path.read_text())
-        dict(recorded["run"]), dict(recorded["measure"]), dict(recorded.get("older") or {})
+        if not all(isinstance(part, dict) for part in (recorded["run"], recorded["measure"])):
+            raise TypeError("run and measure must be objects")
+        if not isinstance(recorded.get("older", {}), dict):
+            raise TypeError("older must be an object")
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:

@@ -92,12 +92,15 @@ def in_words(table: pd.DataFrame) -> str:
 
 
 def by_seed(records: pd.DataFrame) -> str:
-    """ "67 and 100 % (seed 0), 99 and 98 % (seed 1)": recall with ACP and exact; empty with one seed."""
-    if records["seed"].nunique() < 2:
-        return ""
+    """ "67 and 100 % (4k, seed 0), 99 and 98 % (4k, seed 1)": recall with ACP and exact, of settings with
+    several seeds; empty where there are none."""
     means = 100 * records.groupby([*SETTING, "seed", "method"])["answer_recall"].mean().unstack("method")
-    each = (f"{row['acp']:.0f} and {row['exact']:.0f} % (seed {key[-1]})" for key, row in means.iterrows())
-    return ", ".join(each)
+    table = means.reset_index()
+    table = table[table.groupby(SETTING)["seed"].transform("nunique") > 1]
+    return ", ".join(
+        f"{row.acp:.0f} and {row.exact:.0f} % ({', '.join([*named, f'seed {row.seed}'])})"
+        for row, named in zip(table.itertuples(), names(table), strict=True)
+    )
 
 
 def names(table: pd.DataFrame, always: bool = False) -> list[list[str]]:

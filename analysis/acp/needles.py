@@ -71,14 +71,15 @@ def make(found: drawing.Found, item: str) -> tuple[Figure, str]:
     table = needle_statistics.differences(records)
     numbers = needle_statistics.in_words(table)
     samples = records["haystack_sample"].nunique()
-    seeds = int(table["seeds"].max())
-    if seeds > 1:
-        means = f"Means of {samples} haystacks and {seeds} pairs of trainings"
-        numbers += f". With ACP and exact, by seed: {needle_statistics.by_seed(records)}"
-        over = "Intervals (95 %) are over pairs of trainings."
-    else:
-        means = f"Means of {samples} haystacks"
-        over = "Intervals (95 %) are over haystacks; they leave out what another training seed would change."
+    means = f"Means of {samples} haystacks"
+    over = "Intervals (95 %) are over haystacks; they leave out what another training seed would change."
+    if each := needle_statistics.by_seed(records):
+        means += " and all seeds"
+        numbers += f". With ACP and exact, by seed: {each}"
+        over = (
+            "Intervals (95 %) are over pairs of trainings where there are several seeds, and leave out what "
+            "other haystacks would change; with one seed they are over haystacks."
+        )
     apart = records.groupby("method")["run"].unique()
     other = (
         "the same weights computed exactly"

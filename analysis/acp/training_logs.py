@@ -90,7 +90,7 @@ def caption(records: pd.DataFrame) -> str:
     exact = records.loc[records["log_pruning_tolerance"].isna(), "run"].unique()
     other = f", and of {exact[0]}" if len(exact) else ""
     between = (
-        ", of both runs between the same points (where their logs are thinned otherwise, a part of a mean)"
+        ", of both runs between the same points (a mean over longer steps is shared out evenly over them)"
         if len(exact)
         else ""
     )

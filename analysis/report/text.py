@@ -29,8 +29,6 @@ def inline(text: str) -> Markup:
 
     A number keeps its percent sign on its line, and gets a real minus sign.
     """
-    text = re.sub(r"(?<=\d) %", "\u00a0%", text)
-    text = re.sub(r"(?<![^\s\[(±])-(?=[\dδ])", "\u2212", text)
     pieces = re.split(r"(`[^`]+`|\$[^$]+\$)", text)
     return Markup("".join(map(_piece, pieces)))
 
@@ -40,6 +38,8 @@ def _piece(piece: str) -> str:
         return f"<code>{html.escape(piece[1:-1])}</code>"
     if piece.startswith("$") and len(piece) > 1:
         return math(piece[1:-1])
+    piece = re.sub(r"(?<=\d) %", "\u00a0%", piece)
+    piece = re.sub(r"(?<![^\s\[(±])-(?=[\dδ])", "\u2212", piece)
     return _emphasis(html.escape(piece))
 
 

@@ -8,7 +8,7 @@ import pytest
 from acp_repro.papers.acp.paper import ITEMS
 from analysis.acp import criteria, models, statistics, text_criteria
 from analysis.tables import UnfitRecords
-from analysis.verdict import Status
+from analysis.verdict import Status, in_range
 
 MET, BEYOND, MISSED, UNDECIDED = Status.MET, Status.BEYOND, Status.MISSED, Status.UNDECIDED
 RUN = {
@@ -314,3 +314,11 @@ def test_blocks_and_long_contexts():
     )
     assert criteria.savings_grow_past_training(longer).status is MET
     assert criteria.savings_grow_past_training(longer.assign(pruned_ratio=0.7)).status is MISSED
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "printed"), [(1.98, 2, "1.98"), (1.951, 1.96, "1.95"), (1.2, 2, "1.2")]
+)
+def test_a_value_beside_a_range_is_printed_beside_it(value, low, printed):
+    words = in_range(pd.Series([value]), low, 6, "a").ours
+    assert words == f"a ({printed} % is below the range of {low:g} to 6 %)"
