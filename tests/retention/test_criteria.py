@@ -71,4 +71,4 @@ def speeds(**of_tasks):
 )
 def test_tasks_of_one_length_do_not_decide_over_lengths(times, status):
     verdict = criteria.saves_more_when_longer(speeds(**times))
-    assert verdict.status.value == status and "short, 30 %: 2.00x at 512" in verdict.ours
+    assert verdict.status.value == status and "short, input, 30 %: 2.00x at 512" in verdict.ours
