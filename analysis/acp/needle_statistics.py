@@ -92,8 +92,8 @@ def in_words(table: pd.DataFrame) -> str:
 
 
 def by_seed(records: pd.DataFrame) -> str:
-    """ "67 and 100 % (4k, seed 0), 99 and 98 % (4k, seed 1)": recall with ACP and exact, of settings with
-    several seeds; empty where there are none."""
+    """ "67 and 100 % (seed 0), 99 and 98 % (seed 1)": recall with ACP and exact, of settings with several
+    seeds, which are named where there are two; empty where there are none."""
     means = 100 * records.groupby([*SETTING, "seed", "method"])["answer_recall"].mean().unstack("method")
     table = means.reset_index()
     table = table[table.groupby(SETTING)["seed"].transform("nunique") > 1]
