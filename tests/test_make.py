@@ -167,6 +167,8 @@ def test_every_item_has_its_target_and_what_cannot_be_made_says_why(clone):
         assert ("cannot be made yet" in done.stdout) == bool(item.missing), done.stdout
     done = subprocess.run(["make", "figure11", "SUITE=h100"], capture_output=True, text=True)
     assert "has no run of FoX (LLaMA) both with ACP and exact" in done.stderr
+    done = subprocess.run(["make", "figure2", "SUITE=h200-needle"], capture_output=True, text=True)
+    assert "runs that train with needles are for Figure A6 alone" in done.stderr
 
 
 def test_a_figure_measures_what_it_draws_and_no_more(clone):

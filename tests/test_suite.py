@@ -1,6 +1,7 @@
 """The suite loader: the grid, and one clear line for everything that can be wrong in a file."""
 
 import dataclasses
+import gzip
 import json
 import os
 import shutil
@@ -136,7 +137,11 @@ def test_records_that_were_not_measured_again_keep_the_stamp_new(load, tmp_path)
     assert new_stamps(other.replace("loss_tokens: 256", "loss_tokens: 128"), "loss") == {"measure"}
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"a,b\n1,2,3,4\n"])
+FLIPPED = bytearray(gzip.compress(bytes(range(256))))
+FLIPPED[10] ^= 0xFF  # the first byte of its only block, whose kind is then none
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"a,b\n1,2,3,4\n", bytes(FLIPPED)])
 def test_damaged_records_and_settings_are_one_line(load, content):
     run = load(YAML).runs[0]
     for name in ("loss", "decay"):  # the second is compressed
@@ -299,6 +304,7 @@ def test_every_suite_of_the_project_loads():
             "makes the run pro-tiny-128-acp a second time",
         ),
         ("[-10, null]", "[-10], seed: [-1]", r"grid\[0\].seed: must be 0 to 2.63 - 1, got -1"),
+        ("[-10, null]", f"[-10], seed: [{2**63}]", f"must be 0 to 2.63 - 1, got {2**63}"),
         (
             "  - {size: [tiny], context_length: [128], log_pruning_tolerance: [-10, null]}",
             "  []",
