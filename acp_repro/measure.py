@@ -55,8 +55,8 @@ def _measure(
         stale, key=lambda pair: (pair[0], pair[1].untrained(pair[0]))
     ):
         trained = _trained(suite, run, untrained, device)
-        quantities = [quantity for _, quantity in pairs]
-        for quantity in quantities:
+        took = state.measured_run(run)
+        for _, quantity in pairs:
             path = write_records(
                 suite.paper,
                 run,
@@ -67,9 +67,9 @@ def _measure(
                 trained_tokens=trained.trained_tokens,
                 uses_gpu=device.type == "cuda",
             )
+            # After each, so that what is stopped leaves no record beside settings of before.
+            state.write_settings(suite, run, [quantity], took and dataclasses.asdict(took))
             print(path)
-        took = state.measured_run(run)
-        state.write_settings(suite, run, quantities, took and dataclasses.asdict(took))
 
 
 def _trained(suite: Suite, run: Run, untrained: bool, device) -> Any:

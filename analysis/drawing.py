@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from acp_repro.chain import rules
+from acp_repro.chain import rules, state
 from acp_repro.chain.command import command, run_command
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.paper import Item, Suite
@@ -88,10 +89,26 @@ def draw(suite_name: str, module: str, make: Make) -> Path:
             f"suite {found.suite.name} is of paper {found.suite.paper.name}; "
             f"say python -m {right} --suite {found.suite.name}"
         )
+    _note_other_settings(found)
     style.use_style()
     drawn, caption = make(found)
     path = found.item.path(found.suite.name)
     return save_table(drawn, path, caption) if isinstance(drawn, Table) else save(drawn, path, caption)
+
+
+def _note_other_settings(found: Found) -> None:
+    """Says which records Make would measure anew: a module that is run by itself draws what there is."""
+    suite = found.suite
+    for quantity in map(suite.paper.quantity, found.item.quantities):
+        runs = () if quantity.command else found.item.runs_with(suite, quantity)
+        if other := [run for run in runs if state.of_other_settings(suite, run, quantity)]:
+            names = ", ".join(run.name for run in other) if len(other) < len(runs) else "all runs"
+            again = quantity.command_for(suite.name, other if len(other) < len(runs) else ())
+            print(
+                f"note: {quantity.name} of {names} was measured with other settings than "
+                f"experiments/{suite.name}.yaml has now; `{again} --again` measures anew",
+                file=sys.stderr,
+            )
 
 
 def save(figure: Figure, path: Path, caption: str) -> Path:

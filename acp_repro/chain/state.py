@@ -74,6 +74,22 @@ def write_stamps(suite: Suite) -> None:
     _stamp(measure_stamp(suite), _as_json(dataclasses.asdict(suite.measure)), all_current)
 
 
+def of_other_settings(suite: Suite, run: Run, quantity: Quantity) -> bool:
+    """Whether a record is known to be of other settings than the suite has now.
+
+    Raises:
+        RecordError: see :func:`recorded_settings`.
+    """
+    recorded = recorded_settings(run)
+    if recorded is None:
+        return False
+    now = _settings(run, suite.measure)
+    return any(
+        not _agree(recorded[key], now[key]) or quantity.name in (recorded.get("older", {}).get(key) or ())
+        for key in ("run", "measure")
+    )
+
+
 def _stamp(path: Path, settings: Any, records_are_current: bool) -> None:
     before = _read(path)
     if before == settings:

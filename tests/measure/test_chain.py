@@ -1,6 +1,7 @@
 """The chain on a tiny suite: weights -> records -> figure, and what it says when a link is missing."""
 
 import os
+import re
 
 import matplotlib.image
 import pandas as pd
@@ -18,7 +19,7 @@ from acp_repro.model.capture import attention_inputs, watch_attention
 from acp_repro.papers.acp.paper import PAPER
 from analysis import drawing
 from analysis.acp import figure2, statistics
-from tests.suites import records, trained_run, write_suite
+from tests.suites import YAML, records, trained_run, write_suite
 
 RUN = "pro-tiny-128-acp"
 
@@ -96,6 +97,32 @@ def test_figure2_is_drawn_from_records_alone(chain, capsys, monkeypatch):
     assert (folder / "figure2.pdf").stat().st_size > 5000
     caption = (folder / "figure2.md").read_text()
     assert "suite mini" in caption and "1,536 tokens" in caption
+
+
+def test_a_figure_says_which_records_are_of_other_settings(chain, capsys, monkeypatch):
+    def noted():
+        capsys.readouterr()
+        drawing.draw("mini", figure2.__name__, figure2.make)
+        return re.findall(r"note: (\w+) of all runs was .*`(.*)` measures anew", capsys.readouterr().err)
+
+    def interrupted(paper, run, quantity, *rest, **facts):
+        if quantity.name != first:
+            raise KeyboardInterrupt
+        return write_records(paper, run, quantity, *rest, **facts)
+
+    assert noted() == []
+    write_suite(chain, YAML.replace("timing_repeats: 1", "timing_repeats: 2"))
+    stale = noted()
+    names = [name for name, _ in stale]
+    assert set(names) == set(PAPER.item("figure2").quantities)
+    assert stale[0][1] == f"python -m acp_repro.measure {names[0]} --suite mini --again"
+    first = next(q.name for q in PAPER.quantities if q.name in names)
+    with monkeypatch.context() as patch:
+        patch.setattr("acp_repro.measure.write_records", interrupted)
+        assert measure(["--suite", "mini", "--for", "figure2"]) == 130
+    assert first not in dict(noted()) and len(noted()) == len(names) - 1
+    assert measure(["--suite", "mini", "--for", "figure2"]) == 0
+    assert noted() == []
 
 
 def test_missing_links_name_the_command_that_makes_them(chain, capsys, monkeypatch):
