@@ -11,6 +11,7 @@ import torch
 
 from ..chain.provenance import commit, device_name, version
 from ..chain.run import Run
+from ..chain.state import run_stamp
 from ..common import files
 from ..common.errors import UserError
 from ..common.files import sha256_of
@@ -47,8 +48,13 @@ def check_done(run: Run) -> None:
 
 
 def confirm(run: Run) -> None:
-    """Makes finished weights newer than the settings that they were found to be of, as Make sees files."""
-    os.utime(run.weights_file)
+    """Makes finished weights no older than the stamp of the settings that they were found to be of.
+
+    Weights that are none older stay as they are: records that are newer than they need no measuring again.
+    """
+    stamp = run_stamp(run)
+    if stamp.is_file() and run.weights_file.stat().st_mtime_ns < stamp.stat().st_mtime_ns:
+        os.utime(run.weights_file)
 
 
 def check_unchanged(run: Run) -> None:
