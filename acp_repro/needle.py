@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         from .papers.acp.fits import check_tokenizer
         from .papers.acp.needle import report, trial
         from .papers.acp.needle.haystack import checkpoint_haystacks
-        from .papers.acp.needle.prompt import tokenise_needle
+        from .papers.acp.needle.prompt import hide, tokenise_needles
         from .papers.acp.unfinished import Unfinished, digest, identity
     except ModuleNotFoundError as error:
         raise UsageError(f"{error}; pip install -e '.[inspect]'") from None
@@ -46,9 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
             f"{checkpoint.folder} has no tokenizer.json of this project's form; put the model's there"
         )
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, str(checkpoint.folder))
-    needle = tokenise_needle(tokenizer.encode, tokenizer.bos_id, options.mode)
+    needles = tokenise_needles(tokenizer.encode, tokenizer.bos_id, options.mode)
     longest = checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
-    lengths = sorted(set(options.lengths or ())) or trial.default_lengths(needle, longest, 5)
+    lengths = sorted(set(options.lengths or ())) or trial.default_lengths(needles, longest, 5)
     haystacks = checkpoint_haystacks(checkpoint, options.haystack, max(lengths), options.samples)
     try:
         model = load_pretrained(checkpoint.folder, device=device)
@@ -77,8 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     with setting:
         rows = trial.try_needle(
             model,
-            needle,
-            haystacks,
+            hide(needles, haystacks),
             lengths,
             depths,
             decode=tokenizer.decode,
@@ -138,10 +137,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--mode",
-        choices=("easy", "standard"),
+        choices=("easy", "standard", "facts"),
         default="easy",
         help="easy: the needle holds the question too, and the prompt begins the answer; standard: it is a "
-        "statement (default: %(default)s)",
+        "statement; facts: as easy, with 24 different facts, each in one haystack (default: %(default)s)",
     )
     add("--exact", action="store_true", help="compute without pruning")
     add("--batch-tokens", type=positive, default=8192, metavar="N", help="at once (default: %(default)s)")

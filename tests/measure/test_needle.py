@@ -18,7 +18,7 @@ from acp_repro.data.sources import Document
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.papers.acp.measure import long_loss_curve, needle, training_log
 from acp_repro.papers.acp.needle import documents, haystack, trial
-from acp_repro.papers.acp.needle.prompt import WORDINGS, is_exact, recall, tokenise_needle
+from acp_repro.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import TrainedFoX
@@ -37,7 +37,7 @@ NEEDLES = (
 
 
 def bytes_needle(mode="easy"):
-    return tokenise_needle(BYTES.encode, BYTES.bos_id, mode)
+    return tokenise_needles(BYTES.encode, BYTES.bos_id, mode)[0]
 
 
 # --- prompts and scores
@@ -48,14 +48,14 @@ def test_the_needle_goes_behind_the_last_full_stop_before_its_depth():
     size = needle.haystack_tokens(600)
     hay = BYTES.encode(("The fox sleeps. " * 100)[:size]).astype(np.int64)
     bare = needle.prompt(hay, 600, None)
-    assert BYTES.decode(bare) == BYTES.decode(hay) + WORDINGS["easy"].question and bare[0] == BYTES.bos_id
+    assert BYTES.decode(bare) == BYTES.decode(hay) + WORDINGS["easy"][0].question and bare[0] == BYTES.bos_id
     for depth in (0, 0.3, 0.5, 1):
         prompt = needle.prompt(hay, 600, depth)
         text = BYTES.decode(prompt)
         assert len(prompt) + needle.room == 600 and prompt[0] == BYTES.bos_id
-        assert text.endswith(WORDINGS["easy"].question) and text.count(DEED) == 1
-        before = text.index(WORDINGS["easy"].needle)
-        assert text.replace(WORDINGS["easy"].needle, "", 1) == BYTES.decode(bare)
+        assert text.endswith(WORDINGS["easy"][0].question) and text.count(DEED) == 1
+        before = text.index(WORDINGS["easy"][0].needle)
+        assert text.replace(WORDINGS["easy"][0].needle, "", 1) == BYTES.decode(bare)
         place = round(depth * size)
         assert before == (size if depth == 1 else text.rindex(".", 0, place) + 1 if depth else 0)
 
@@ -67,7 +67,7 @@ def test_without_a_full_stop_the_needle_stands_at_its_depth_and_modes_differ():
     text = BYTES.decode(standard.prompt(hay, 800, 0.5))
     assert text.endswith("\nWhat is the best thing to do in San Francisco? Answer:")
     assert f"x\nThe best thing to do in San Francisco is {DEED}.\nx" in text
-    with pytest.raises(UsageError, match="mode 'hard' is not known; use easy or standard"):
+    with pytest.raises(UsageError, match="mode 'hard' is not known; use easy, standard or facts"):
         bytes_needle("hard")
 
 
@@ -79,9 +79,9 @@ def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
     assert needle.haystack_tokens(least) == 1
     with pytest.raises(UsageError, match="the haystack has 10 tokens, and a context of 600 takes"):
         needle.prompt(np.zeros(10), 600, 0)
-    assert trial.default_lengths(needle, 11_000) == [1000 * i for i in range(1, 12)]
-    assert trial.default_lengths(needle, 1100, 1) == [1100]
-    lengths = trial.default_lengths(needle, 1100)
+    assert trial.default_lengths([needle], 11_000) == [1000 * i for i in range(1, 12)]
+    assert trial.default_lengths([needle], 1100, 1) == [1100]
+    lengths = trial.default_lengths([needle], 1100)
     assert len(lengths) == 11 and lengths[0] == 2 * (least - 1) and lengths[-1] == 1100
 
 
@@ -100,7 +100,20 @@ def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
     ],
 )
 def test_scores(answer, share, exact):
-    assert recall(answer) == pytest.approx(share) and is_exact(answer) is exact
+    wording = WORDINGS["easy"][0]
+    assert wording.recall(answer) == pytest.approx(share) and wording.is_exact(answer) is exact
+
+
+def test_the_facts_are_different_questions_that_the_training_text_knows_nothing_of():
+    wordings = WORDINGS["facts"]
+    assert len(wordings) >= 20 and wordings[0] == WORDINGS["easy"][0]
+    assert len({w.question for w in wordings}) == len({w.deed for w in wordings}) == len(wordings)
+    assert len({w.deed.split()[0] for w in wordings}) >= 20  # no one token decides many of them
+    taken = {*documents.NAMES, *documents.PLACES}
+    for wording in wordings:
+        assert not taken & set(re.findall("[A-Z][a-z]+", wording.needle))
+        assert wording.recall(wording.deed) == 1 and wording.is_exact(f"{wording.lead} {wording.deed}.")
+        assert all(other is wording or other.recall(wording.deed) < 0.3 for other in wordings)
 
 
 # --- haystacks
@@ -279,7 +292,7 @@ class Copier:
         return 20.0 * torch.nn.functional.one_hot(hidden.squeeze(-1).long(), 257).float()
 
 
-def ask(model, **changes):
+def ask(model, trials=None, **changes):
     hay = BYTES.encode("the fox and the dog. " * 100).astype(np.int64)
     arguments = {
         "decode": BYTES.decode,
@@ -288,9 +301,20 @@ def ask(model, **changes):
         "description": "",
         "unfinished": None,
     }
-    return trial.try_needle(
-        model, bytes_needle(), [hay, hay[21:]], [700, 600], [0, 0.5, 1], **arguments | changes
-    )
+    trials = trials or hide([bytes_needle()], [hay, hay[21:]])
+    return trial.try_needle(model, trials, [700, 600], [0, 0.5, 1], **arguments | changes)
+
+
+def test_each_fact_is_hidden_in_one_haystack_in_turn():
+    needles = tokenise_needles(BYTES.encode, BYTES.bos_id, "facts")
+    hay = BYTES.encode("the fox and the dog. " * 100).astype(np.int64)
+    trials = hide(needles, [hay, hay[21:]])
+    assert [(t.fact, t.haystack_sample) for t in trials] == [(i, i % 2) for i in range(len(needles))]
+    rows = ask(Copier(), trials=trials[:3])
+    assert [row["fact"] for row in rows[:9]] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    for row in rows:
+        deed = WORDINGS["facts"][row["fact"]].deed
+        assert row["answer"] == f"{deed}." and row["answer_recall"] == row["exact_match"] == 1
 
 
 def test_a_model_that_copies_finds_every_needle():

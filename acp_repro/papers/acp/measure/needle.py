@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from acp_repro.chain.state import MAKE
@@ -9,12 +10,11 @@ from acp_repro.common.files import sha256_of
 from acp_repro.data import prepare
 
 from ..needle.haystack import file_haystacks, heldout_haystacks
-from ..needle.prompt import tokenise_needle
+from ..needle.prompt import hide, tokenise_needles
 from ..needle.trial import default_lengths, try_needle
 from ..trained import TrainedFoX
 from ..unfinished import Unfinished, identity
 
-MODE = "easy"
 _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
 
 
@@ -29,19 +29,28 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         UsageError, DataError: the text is too short, or a context holds no haystack.
         TooLong: a context does not fit in memory.
     """
+    return try_mode(trained, "easy", trained.methods())
+
+
+def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dict[str, Any]]:
+    """The records of :func:`measure` for one of ``prompt.WORDINGS``.
+
+    Args:
+        methods: names, at each of which the model computes so; see :meth:`TrainedFoX.methods`.
+    """
     run, settings, corpus = trained.run, trained.measure, prepare(trained.run.data)
     encode = corpus.tokenizer.encode
-    needle = tokenise_needle(encode, corpus.bos_id, MODE)
+    needles = tokenise_needles(encode, corpus.bos_id, mode)
     lengths = settings.needle_lengths
     if isinstance(lengths, int):
-        lengths = default_lengths(needle, run.context_length, lengths)
+        lengths = default_lengths(needles, run.context_length, lengths)
     text, samples = settings.needle_haystack, settings.needle_samples
     if text is None:
         haystacks = heldout_haystacks(corpus, run.context_length, max(lengths), samples)
     else:
         haystacks = file_haystacks(text, encode, max(lengths), samples, "measure.needle_haystack")
     rows, all_done = [], []
-    for method in trained.methods():
+    for method in methods:
         weights = sha256_of(run.weights_file) if run.weights_file.is_file() else None
         key = identity(trained.model, weights) | {
             "lengths": lengths,
@@ -49,11 +58,11 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
             "haystacks": [int(haystack.sum()) for haystack in haystacks],
             "device": trained.device_name,
         }
-        unfinished = Unfinished(MAKE / run.suite / f"{run.name}.needle-{method}.jsonl", key)
+        name = f"{run.name}.needle{'' if mode == 'easy' else '-' + mode}-{method}.jsonl"
+        unfinished = Unfinished(MAKE / run.suite / name, key)
         found = try_needle(
             trained.model,
-            needle,
-            haystacks,
+            hide(needles, haystacks),
             lengths,
             settings.needle_depths,
             decode=corpus.tokenizer.decode,
@@ -63,7 +72,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
             unfinished=unfinished,
         )
         all_done.append(unfinished)
-        shared = {"method": method, "mode": MODE, "needle_share": run.needle_share}
+        shared = {"method": method, "mode": mode, "needle_share": run.needle_share}
         shared["haystack"] = text or "held-out text"
         rows += [shared | row for row in found]
     for unfinished in all_done:

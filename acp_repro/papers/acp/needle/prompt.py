@@ -2,50 +2,78 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from acp_repro.common.errors import UsageError
 
+from .facts import FACTS
+
 Encode = Callable[[str], np.ndarray]
-_QUESTION = "What is the best thing to do in San Francisco?"
-_LEAD = "The best thing to do in San Francisco is"
-_DEED = "eat a sandwich and sit in Dolores Park on a sunny day"
 # Words that any English text has are no sign that the needle was found.
-_COMMON = {"a", "and", "in", "on", "the", "to", "is"}
+_COMMON = {"a", "and", "at", "in", "of", "on", "the", "to", "is"}
 
 
 @dataclass(frozen=True)
 class Wording:
-    """What is hidden, what is asked at the end of the prompt, and how the right answer goes on from there."""
+    """What is hidden, what is asked at the end of the prompt, and how the right answer goes on from there.
+
+    ``lead`` and ``deed`` are the two halves of the hidden sentence: the deed is what must be found.
+    """
 
     needle: str
     question: str
     answer: str
+    lead: str
+    deed: str
+
+    def recall(self, answer: str) -> float:
+        """The share of the deed's words (less those of any text) that the answer has, 0 to 1."""
+        wanted = set(_words(self.deed)) - _COMMON
+        return len(wanted & set(_words(first_line(answer)))) / len(wanted)
+
+    def is_exact(self, answer: str) -> bool:
+        """Whether the answer says what the needle says, word for word and then no more."""
+        said, right = _words(first_line(answer)), _words(self.deed)
+        return said[-len(right) :] == right and (
+            len(said) == len(right) or said == _words(f"{self.lead} {self.deed}")
+        )
+
+
+def easy(question: str, lead: str, deed: str) -> Wording:
+    """The needle holds the question too, and the prompt begins the answer: for models that only continue."""
+    return Wording(
+        f"\n{question} Answer: {lead} {deed}.\n", f"\n{question} Answer: {lead}", f" {deed}.", lead, deed
+    )
+
+
+def standard(question: str, lead: str, deed: str) -> Wording:
+    """The needle is a statement, and the whole answer is the model's."""
+    return Wording(f"\n{lead} {deed}.\n", f"\n{question} Answer:", f" {lead} {deed}.", lead, deed)
 
 
 WORDINGS = {
-    # The needle holds the question too, and the prompt begins the answer: for models that only continue.
-    "easy": Wording(
-        f"\n{_QUESTION} Answer: {_LEAD} {_DEED}.\n", f"\n{_QUESTION} Answer: {_LEAD}", f" {_DEED}."
-    ),
-    # The needle is a statement, and the whole answer is the model's.
-    "standard": Wording(f"\n{_LEAD} {_DEED}.\n", f"\n{_QUESTION} Answer:", f" {_LEAD} {_DEED}."),
+    "easy": (easy(*FACTS[0]),),
+    "standard": (standard(*FACTS[0]),),
+    "facts": tuple(easy(*fact) for fact in FACTS),
 }
 
 
 @dataclass(frozen=True)
 class Needle:
-    """A wording as token ids of one tokeniser; see :func:`tokenise_needle`."""
+    """A wording as token ids of one tokeniser; see :func:`tokenise_needles`."""
 
     needle: np.ndarray
     question: np.ndarray
     answer: np.ndarray
     full_stop: np.ndarray
     bos_id: int
+    wording: Wording
 
     @property
     def room(self) -> int:
@@ -104,19 +132,41 @@ class Needle:
         return int(stops[-1]) + 1 if len(stops) else place
 
 
-def tokenise_needle(encode: Encode, bos_id: int, mode: str = "easy") -> Needle:
-    """A wording in a model's own tokens.
+class Trial(NamedTuple):
+    """A needle and the haystack that it is hidden in, with the numbers of both."""
+
+    fact: int
+    needle: Needle
+    haystack_sample: int
+    haystack: np.ndarray
+
+
+def tokenise_needles(encode: Encode, bos_id: int, mode: str = "easy") -> list[Needle]:
+    """The wordings of a mode in a model's own tokens: one, or one a fact.
 
     Raises:
         UsageError: no such mode.
     """
     if mode not in WORDINGS:
-        raise UsageError(f"needle: mode {mode!r} is not known; use {' or '.join(WORDINGS)}")
-    wording = WORDINGS[mode]
-    needle, question, answer = (
-        np.asarray(encode(text), np.int64) for text in (wording.needle, wording.question, wording.answer)
-    )
-    return Needle(needle, question, answer, np.asarray(encode("."), np.int64)[-1:], bos_id)
+        *others, last = WORDINGS
+        raise UsageError(f"needle: mode {mode!r} is not known; use {', '.join(others)} or {last}")
+    full_stop = np.asarray(encode("."), np.int64)[-1:]
+
+    def tokens(text: str) -> np.ndarray:
+        return np.asarray(encode(text), np.int64)
+
+    return [
+        Needle(tokens(w.needle), tokens(w.question), tokens(w.answer), full_stop, bos_id, w)
+        for w in WORDINGS[mode]
+    ]
+
+
+def hide(needles: Sequence[Needle], haystacks: Sequence[np.ndarray]) -> list[Trial]:
+    """What is tried: one needle in every haystack, or each of several needles in one of them in turn."""
+    if len(needles) == 1:
+        return [Trial(0, needles[0], sample, haystack) for sample, haystack in enumerate(haystacks)]
+    places = itertools.cycle(enumerate(haystacks))
+    return [Trial(fact, needle, *next(places)) for fact, needle in enumerate(needles)]
 
 
 def _words(text: str) -> list[str]:
@@ -126,15 +176,3 @@ def _words(text: str) -> list[str]:
 def first_line(text: str) -> str:
     """What counts of a continuation: its first line that is not blank."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-def recall(answer: str) -> float:
-    """The share of the needle's words (less those of any text) that the answer has, 0 to 1."""
-    wanted = set(_words(_DEED)) - _COMMON
-    return len(wanted & set(_words(first_line(answer)))) / len(wanted)
-
-
-def is_exact(answer: str) -> bool:
-    """Whether the answer says what the needle says, word for word and then no more."""
-    said, right = _words(first_line(answer)), _words(_DEED)
-    return said[-len(right) :] == right and (len(said) == len(right) or said == _words(f"{_LEAD} {_DEED}"))

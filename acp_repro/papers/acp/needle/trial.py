@@ -17,21 +17,20 @@ from acp_repro.training.step import autocast
 
 from ..fits import is_out_of_memory
 from ..unfinished import Unfinished
-from .prompt import Needle, first_line, is_exact, recall
+from .prompt import Needle, Trial, first_line
 
 
 class TooLong(UserError, RuntimeError):
     """A context does not fit in memory."""
 
 
-def default_lengths(needle: Needle, longest: int, count: int = 11) -> list[int]:
+def default_lengths(needles: Sequence[Needle], longest: int, count: int = 11) -> list[int]:
     """``count`` context lengths, evenly spaced up to ``longest``, the first with some haystack at least.
 
     Raises:
         UsageError: not even ``longest`` holds any.
     """
-    needle.haystack_tokens(longest)
-    least = longest - needle.haystack_tokens(longest)  # of all but haystack
+    least = longest - min(needle.haystack_tokens(longest) for needle in needles)  # of all but haystack
     if count == 1:
         return [longest]
     first = max(longest / count, min(2 * least, longest))
@@ -57,8 +56,7 @@ def answer_log_likelihood(model: FoXForCausalLM, prompts: Tensor, answer: Tensor
 
 def try_needle(
     model: FoXForCausalLM,
-    needle: Needle,
-    haystacks: Sequence[np.ndarray],
+    trials: Sequence[Trial],
     lengths: Iterable[int],
     depths: Sequence[float],
     *,
@@ -68,10 +66,11 @@ def try_needle(
     description: str,
     unfinished: Unfinished | None = None,
 ) -> list[dict[str, Any]]:
-    """One record for each length, haystack and depth, in this order.
+    """One record for each length, trial and depth, in this order.
 
     Args:
-        haystacks: token ids, each as long as the longest context takes.
+        trials: of :func:`acp_repro.papers.acp.needle.prompt.hide`; each haystack is as long as the longest
+            context takes.
         depths: see :meth:`acp_repro.papers.acp.needle.prompt.Needle.prompt`.
         decode: token ids to text, for the answers.
         dtype: ``bfloat16`` (autocast over the weights) or ``float32``.
@@ -85,28 +84,24 @@ def try_needle(
     """
     lengths = sorted(lengths)
     for length in lengths:  # what cannot be is said before minutes of work
-        for haystack in haystacks:
-            needle.prompt(haystack, length, None)
-    cells = [(length, sample) for length in lengths for sample in range(len(haystacks))]
+        for trial in trials:
+            trial.needle.prompt(trial.haystack, length, None)
+    cells = [(length, index) for length in lengths for index in range(len(trials))]
     done = unfinished or Unfinished(None, {})
     with tqdm(total=len(cells) * len(depths), desc=description, unit="prompt", disable=None) as bar:
         # The longest first: what does not fit fails at once.
-        for length, sample in sorted(cells, reverse=True):
-            name = f"{length} {sample}"
+        for length, index in sorted(cells, reverse=True):
+            name = f"{length} {index}"
             if name not in done:
                 with enough_memory(length), torch.no_grad():
-                    rows = _cell(
-                        model, needle, haystacks[sample], length, depths, decode, dtype, batch_tokens
-                    )
-                done.add({name: [row | {"haystack_sample": sample} for row in rows]})
+                    done.add({name: _cell(model, trials[index], length, depths, decode, dtype, batch_tokens)})
             bar.update(len(depths))
-    return [row for length, sample in cells for row in done[f"{length} {sample}"]]
+    return [row for length, index in cells for row in done[f"{length} {index}"]]
 
 
 def _cell(
     model: FoXForCausalLM,
-    needle: Needle,
-    haystack: np.ndarray,
+    trial: Trial,
     length: int,
     depths: Sequence[float],
     decode: Callable[[Iterable[int]], str],
@@ -114,6 +109,7 @@ def _cell(
     batch_tokens: int,
 ) -> list[dict[str, Any]]:
     device = next(model.parameters()).device
+    fact, needle, sample, haystack = trial
     answer = torch.from_numpy(needle.answer).to(device)
     prompts = torch.from_numpy(np.stack([needle.prompt(haystack, length, depth) for depth in depths]))
     bare = torch.from_numpy(needle.prompt(haystack, length, None))[None].to(device)
@@ -129,9 +125,11 @@ def _cell(
         {
             "evaluated_length_tokens": length,
             "depth": depth,
+            "haystack_sample": sample,
+            "fact": fact,
             "answer_tokens": len(answer),
-            "answer_recall": recall(text),
-            "exact_match": int(is_exact(text)),
+            "answer_recall": needle.wording.recall(text),
+            "exact_match": int(needle.wording.is_exact(text)),
             "answer_log_likelihood_nats": likely,
             "answer_log_likelihood_without_needle_nats": without,
             "answer": first_line(text),

@@ -1,0 +1,26 @@
+"""The needle test with two dozen questions instead of one; ACP's weights are tried without pruning, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..needle.trial import without_pruning
+from ..trained import TrainedFoX
+from .needle import try_mode
+
+
+def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record for each method, context length, fact and depth; see ``needle.measure``.
+
+    Fact i is hidden in haystack i modulo ``measure.needle_samples``. A run with ACP is tried as it was
+    trained, and with pruning off: what differs between the two is the evaluation's doing.
+    """
+    return try_mode(trained, "facts", _methods(trained))
+
+
+def _methods(trained: TrainedFoX) -> Iterator[str]:
+    if trained.run.log_pruning_tolerance is not None:
+        yield "acp"
+    with without_pruning(trained.model):
+        yield "exact"
