@@ -44,6 +44,23 @@ def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
     assert suite.pairs("pro", largest=False) == [] and suite.heads_run == suite.sweep_run == acp
 
 
+def test_a_size_may_share_qk_norm_weights_and_have_words_of_its_own(load):
+    text = YAML.replace("learning_rate: 1e-2}", "learning_rate: 1e-2}\n" + "  other: {KEYS}")
+    keys = "num_hidden_layers: 2, hidden_size: 32, head_dim: 16, tokens: 1536, learning_rate: 1e-2"
+    text = text.replace("size: [tiny]", "size: [tiny, other]")
+    more = "qk_norm_share_param_across_head: true, vocab_size: 300"
+    plain, other = load(text.replace("KEYS", f"{keys}, {more}")).runs[::2]
+    assert not plain.model_config(9).qk_norm_share_param_across_head and plain.data.tokenizer == "bytes"
+    assert other.model_config(9).qk_norm_share_param_across_head and other.data.bpe_size == 300
+    # Records of before these keys have settings without them, and are current all the same.
+    assert set(other.as_dict()["size"]) - set(plain.as_dict()["size"]) == {
+        "qk_norm_share_param_across_head",
+        "vocab_size",
+    }
+    with pytest.raises(SuiteError, match="sizes.other.vocab_size: .*258"):
+        load(text.replace("KEYS", f"{keys}, vocab_size: 100"))
+
+
 def stamp_times(folder):
     return {path.stem: path.stat().st_mtime for path in folder.iterdir()}
 

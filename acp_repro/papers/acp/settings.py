@@ -15,6 +15,8 @@ from .evaluation.catalogue import PAPER_TASKS, check_names
 
 # Keys of TrainingConfig that a size may set for itself.
 SIZE_OVERRIDES = ("micro_batch_tokens", "gradient_checkpointing")
+# Keys that came after the first records, whose settings do not name them: left out where they are not set.
+LATER_KEYS = ("qk_norm_share_param_across_head", "vocab_size")
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,15 @@ class SizeConfig(Strict):
     # What fits a GPU depends on the size; null takes what stands under training.
     micro_batch_tokens: int | None = None
     gradient_checkpointing: bool | None = None
+    # Two of the paper's choices that suites on less text make otherwise: QK-norm weights that all heads of a
+    # layer share, and the number of words (a byte-pair encoding of so many ids; null takes data.tokenizer).
+    qk_norm_share_param_across_head: bool = False
+    vocab_size: int | None = None
 
     def __post_init__(self):
         positive(self, "num_hidden_layers", "hidden_size", "tokens", "learning_rate", "head_dim")
+        if self.vocab_size is not None:
+            positive(self, "vocab_size")
         if self.hidden_size % self.head_dim:
             raise ValueError(
                 f"hidden_size: {self.hidden_size} must be a multiple of head_dim {self.head_dim}"

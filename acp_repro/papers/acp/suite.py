@@ -11,9 +11,10 @@ from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.paper import Suite, first_seeds
 from acp_repro.chain.run import Run
 from acp_repro.data.config import DataConfig
+from acp_repro.data.files import DataError
 from acp_repro.model.config import FoXConfig
 
-from .settings import SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
+from .settings import LATER_KEYS, SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
 
 # Below this many weights in the blocks each rank keeps them all (DDP); above, each keeps a share (FSDP2).
 FSDP_FROM = 300_000_000
@@ -87,6 +88,7 @@ class FoXRun(Run):
             hidden_size=self.size.hidden_size,
             num_hidden_layers=self.size.num_hidden_layers,
             num_heads=self.size.num_heads,
+            qk_norm_share_param_across_head=self.size.qk_norm_share_param_across_head,
             initializer_range=self.training.initializer_range,
             log_pruning_tolerance=self.log_pruning_tolerance,
         )
@@ -97,6 +99,9 @@ class FoXRun(Run):
             resolved["size"].pop(name)
         if not self.needle_share:  # came after the first records, whose settings do not name it
             del resolved["needle_share"]
+        for name in LATER_KEYS:
+            if not resolved["size"][name]:
+                del resolved["size"][name]
         return resolved
 
 
@@ -130,6 +135,12 @@ def make_run(
             f"{key}.micro_batch_tokens: {training.micro_batch_tokens} must be a multiple of the context "
             f"length {context_length}"
         )
+    data = file.data
+    if shape.vocab_size is not None:
+        try:
+            data = dataclasses.replace(data, tokenizer={"bpe": shape.vocab_size})
+        except DataError as error:
+            raise ValueError(f"sizes.{size}.vocab_size: {error}") from None
     return FoXRun(
         suite=suite,
         seed=seed,
@@ -140,7 +151,7 @@ def make_run(
         size=shape,
         context_length=context_length,
         log_pruning_tolerance=log_pruning_tolerance,
-        data=file.data,
+        data=data,
         needle_share=needle_share,
     )
 
