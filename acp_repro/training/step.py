@@ -39,8 +39,21 @@ def train_step(
         Mean loss in nats and the gradient's norm before clipping, of all ranks, as float32 scalars on
         the device: reading them would make the host wait.
     """
-    device = next(model.parameters()).device
     optimizer.zero_grad(set_to_none=True)
+    total = accumulate_gradients(model, loss_of, batches, num_batches, dtype=dtype)
+    return total, update(model, optimizer, total, max_grad_norm)
+
+
+def accumulate_gradients(
+    model: nn.Module,
+    loss_of: Callable[..., Tensor],
+    batches: Iterator[tuple[Tensor, ...]],
+    num_batches: int,
+    *,
+    dtype: str,
+) -> Tensor:
+    """The first half of :func:`train_step`: gradients of the mean loss, added to what there is; the loss."""
+    device = next(model.parameters()).device
     total = torch.zeros((), device=device)
     for index in range(num_batches):
         batch = [x.to(device, non_blocking=True) for x in next(batches)]
@@ -49,13 +62,17 @@ def train_step(
                 loss = loss_of(model, *batch) / num_batches
             loss.backward()
         total += loss.detach()
-    total = mean_over_ranks(total)
+    return mean_over_ranks(total)
+
+
+def update(model: nn.Module, optimizer: torch.optim.AdamW, loss: Tensor, max_grad_norm: float) -> Tensor:
+    """The second half of :func:`train_step`: clips the gradients and moves the weights; the norm before."""
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
-    stop_updates_unless_finite(optimizer, total, norm)
+    stop_updates_unless_finite(optimizer, loss, norm)
     optimizer.step()
-    return total, norm
+    return norm
 
 
 def autocast(device: torch.device, dtype: str):

@@ -80,10 +80,10 @@ def _quantity(name: str, columns: str, runs=_every_run, **facts) -> Quantity:
     return Quantity(name, tuple(columns.split()), f"{_MEASURE}.{name}", runs, **facts)
 
 
-def _benchmark(name: str, columns: str, module: str, later: str = "") -> Quantity:
+def _benchmark(name: str, columns: str, module: str, later: str = "", timed=True, **facts) -> Quantity:
     command = f"python -m acp_repro.{module} --suite {{suite}}"
     names = (*columns.split(), *later.split())
-    return Quantity(name, names, timed=True, command=command, later=tuple(later.split()))
+    return Quantity(name, names, timed=timed, command=command, later=tuple(later.split()), **facts)
 
 
 _NEEDLE = (
@@ -193,6 +193,16 @@ QUANTITIES = (
         "implementation method vocab_size ranks parallel step_tokens steps repeats step_ms "
         "throughput_tokens_per_s mfu_nominal peak_memory_bytes pruned_ratio",
         "benchmark_training",
+    ),
+    # Trainings side by side, each step compared with the exact one; see papers/acp/fork.py.
+    _benchmark(
+        "fork",
+        "training training_log_pruning_tolerance step tokens loss_nats loss_difference_nats "
+        "differing_gradients gradient_difference gradient_norm_difference most_different_gradient "
+        "weight_difference parts_here pruned_ratio largest_pruned_mass",
+        "fork",
+        timed=False,
+        large=True,
     ),
     # One decoding step of attention alone or of a whole model (`scope`); what it keeps for each head, and
     # what a block table shared by a layer's heads would keep.

@@ -1,0 +1,111 @@
+"""When does a training with ACP part from its exact pair? ``python -m acp_repro.fork --suite h200-needle``.
+
+Trains one run of the suite exactly, with ACP at several tolerances, and exactly with one weight moved by
+one unit in its last place, all side by side and step by step. Prints the first step at which the gradients
+differ in a bit, and writes what differs at each step to results/SUITE/benchmark/fork.csv.gz. No run folder
+is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from .chain.command import choose_device, command, output_file, positive, run_command
+from .chain.provenance import device_name
+from .chain.records import write_suite_records
+from .chain.suite import load_suite
+from .common.errors import UsageError
+
+
+@command()
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    suite = load_suite(options.suite)
+    quantity = suite.paper.quantity("fork")
+    exact = [run for run in suite.runs if run.log_pruning_tolerance is None]
+    run = suite.run(options.run) if options.run else (exact or list(suite.runs))[0]
+    if bad := [t for t in options.log_pruning_tolerance if not t < 0]:
+        raise UsageError(f"--log-pruning-tolerance {bad[0]:g}: is log(epsilon), negative, such as -10")
+    device = choose_device(options.device)
+    from .papers.acp.fork import measure
+
+    print(f"{run.name}: {run.steps:,} steps in all, {min(options.steps, run.steps):,} taken")
+    rows: list[dict] = []
+    for step in measure(
+        run,
+        device,
+        tolerances=options.log_pruning_tolerance,
+        steps=options.steps,
+        look_every=options.look_every,
+    ):
+        rows += step
+        for row in step:
+            if row["parts_here"]:
+                print(f"\n{_in_words(row)}", flush=True)
+    for training in dict.fromkeys(row["training"] for row in rows):
+        last = [row for row in rows if row["training"] == training][-1]
+        state = "loss apart by" if last["weight_difference"] else "the same bits to the end; loss apart by"
+        print(
+            f"{training}: after {last['step'] + 1:,} steps {state} {last['loss_difference_nats']:+.2g} nats"
+        )
+    named = {**run.columns(), "log_pruning_tolerance": None}  # each training has its own
+    path = write_suite_records(
+        suite.name,
+        suite.paper,
+        quantity,
+        [named | row for row in rows],
+        device=device_name(device),
+        dtype=run.training.dtype,
+        uses_gpu=device.type == "cuda",
+        path=options.csv,
+    )
+    print(f"records: {path}")
+    return 0
+
+
+def _in_words(row: dict) -> str:
+    mass = row["largest_pruned_mass"]
+    lost = "" if mass is None else f"; a row loses {mass:.2g} of its weight to pruning at most"
+    return (
+        f"{row['training']}: parts at step {row['step']:,}: {row['differing_gradients']} gradients differ, "
+        f"by {row['gradient_difference']:.2g} at most ({row['most_different_gradient']}){lost}"
+    )
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.fork",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
+    add("--run", metavar="NAME", help="whose seed, shape and text (default: the suite's first exact run)")
+    add(
+        "--log-pruning-tolerance",
+        type=float,
+        nargs="+",
+        default=[-10.0, -40.0],
+        metavar="X",
+        help="log epsilon of the trainings with ACP (default: -10 -40)",
+    )
+    add("--steps", type=positive, default=1000, metavar="N", help="at most (default: %(default)s)")
+    add(
+        "--look-every",
+        type=positive,
+        default=100,
+        metavar="N",
+        help="steps between two looks at the pruned mass (default: %(default)s)",
+    )
+    add("--device", help="cpu, cuda (default: a GPU if there is one)")
+    add(
+        "--csv",
+        type=output_file,
+        metavar="FILE",
+        help="write the records there, not to results/SUITE/benchmark/",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run_command(main)

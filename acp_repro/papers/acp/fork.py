@@ -1,0 +1,168 @@
+"""When does a training with ACP part from its exact pair, and is it pruning that parts them?
+
+Several trainings of one run go side by side, step by step: exact, with ACP at several tolerances, and exact
+with one weight moved by one unit in its last place. All start from the same weights and read the same
+batches, so until a step's gradients differ in a bit they are one training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from acp_repro.attention.boundary import count_blocks
+from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.training.optimizer import make_optimizer, set_learning_rate
+from acp_repro.training.run_folder import compiles
+from acp_repro.training.step import accumulate_gradients, compiled_blocks, update
+from acp_repro.training.watch import eager
+
+from .measure.pruned_mass import pruned_row_mass
+from .suite import FoXRun
+from .task import FoXTask
+
+EXACT, NUDGED = "exact", "one weight moved"
+
+
+@dataclasses.dataclass
+class Way:
+    """One of the trainings."""
+
+    name: str
+    log_pruning_tolerance: float | None
+    model: nn.Module
+    optimizer: torch.optim.AdamW
+    loss: Tensor | None = None
+    parted: bool = False
+
+    def gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.model.parameters()]
+
+
+def measure(
+    run: FoXRun, device: torch.device, *, tolerances: Sequence[float], steps: int, look_every: int
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of one step after another, one for each training but the first, which is exact.
+
+    The trainings are of ``run`` in all but their tolerance: its seed, batches, schedule and compiled blocks.
+    Columns compare with the exact training at the same step, before the weights move: the mean loss, the
+    gradients (before clipping) and the weights. ``largest_pruned_mass`` is the largest attention weight that
+    a row loses to pruning (``pruned_mass``), on all sequences of the step that parts the trainings, and on
+    one sequence each ``look_every`` steps; missing at others, as ``pruned_ratio`` is.
+
+    Args:
+        tolerances: log epsilon of the trainings with ACP.
+        steps: how many are taken, of the run's own number at most.
+    """
+    task = FoXTask(run)
+    ways = [_start(task, device, EXACT, None)]
+    ways += [_start(task, device, f"ACP, log epsilon {t:g}", t) for t in tolerances]
+    ways.append(_start(task, device, NUDGED, None))
+    _nudge(ways[-1].model)
+    blocks = [block for way in ways for block in task.blocks(way.model)]
+    names = [name for name, _ in ways[0].model.named_parameters()]
+    steps = min(steps, task.steps)
+    with (
+        compiled_blocks(blocks, compiles(run, device)),
+        tqdm(total=steps, desc=f"{run.name}: fork", unit="step") as progress,
+    ):
+        for step in range(steps):
+            indices = range(step * task.micro_batches, (step + 1) * task.micro_batches)
+            batches = [[x.to(device) for x in task.batch(index)] for index in indices]
+            rate = task.learning_rate(step)
+            for way in ways:
+                set_learning_rate(way.optimizer, rate)
+                way.optimizer.zero_grad(set_to_none=True)
+                way.loss = accumulate_gradients(
+                    way.model, task.loss, iter(batches), len(batches), dtype=run.training.dtype
+                )
+            rows = []
+            for way in ways[1:]:
+                row = _compare(ways[0], way, names)
+                parts = not way.parted and bool(row["differing_gradients"])
+                way.parted |= parts
+                looked = (
+                    _look(way, batches, parts, run.training.dtype) if parts or not step % look_every else {}
+                )
+                rows.append(
+                    {
+                        "training": way.name,
+                        "training_log_pruning_tolerance": way.log_pruning_tolerance,
+                        "step": step,
+                        "tokens": (step + 1) * task.step_tokens,
+                        **row,
+                        "parts_here": int(parts),
+                        "pruned_ratio": looked.get("pruned_ratio"),
+                        "largest_pruned_mass": looked.get("largest_pruned_mass"),
+                    }
+                )
+            for way in ways:
+                update(way.model, way.optimizer, way.loss, run.training.max_grad_norm)
+            progress.set_postfix_str(f"parted: {sum(way.parted for way in ways)} of {len(ways) - 1}")
+            progress.update()
+            yield rows
+
+
+def _start(task: FoXTask, device: torch.device, name: str, tolerance: float | None) -> Way:
+    torch.manual_seed(task.run.seed)  # the same weights for all, and for the run itself
+    model = task.build().to(device)
+    model.set_log_pruning_tolerance(tolerance)
+    return Way(name, tolerance, model, make_optimizer(model, task.run.training, task.learning_rate(0)))
+
+
+def _nudge(model: nn.Module) -> None:
+    """Moves one weight, the first of the first query projection, by one unit in its last place."""
+    weight = model.model.layers[0].attn.q_proj.weight
+    with torch.no_grad():
+        weight[0, 0] = torch.nextafter(weight[0, 0], torch.full_like(weight[0, 0], torch.inf))
+
+
+def _compare(exact: Way, way: Way, names: list[str]) -> dict[str, Any]:
+    theirs, ours = exact.gradients(), way.gradients()
+    apart = torch.stack([(a - b).abs().amax() for a, b in zip(theirs, ours, strict=True)])
+    weights = zip(exact.model.parameters(), way.model.parameters(), strict=True)
+    moved = torch.stack([(a.detach() - b.detach()).abs().amax() for a, b in weights]).amax()
+    worst = int(apart.argmax())
+    return {
+        "loss_nats": way.loss.item(),
+        "loss_difference_nats": (way.loss - exact.loss).item(),
+        "differing_gradients": int((apart > 0).sum()),
+        "gradient_difference": float(apart[worst]),
+        "gradient_norm_difference": float(
+            _norm([a - b for a, b in zip(theirs, ours, strict=True)]) / _norm(theirs)
+        ),
+        "most_different_gradient": names[worst] if apart[worst] > 0 else None,
+        "weight_difference": float(moved),
+    }
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(tensors)).norm()
+
+
+def _look(way: Way, batches: list, whole: bool, dtype: str) -> dict[str, float]:
+    """The pruned share of the blocks, and the largest pruned mass of a row, of a training with ACP."""
+    if way.log_pruning_tolerance is None:
+        return {}
+    ratios, masses = [], []
+
+    def see(_layer: int, inputs: AttentionInputs) -> None:
+        grid, length = inputs.grid(), inputs.q.shape[2]
+        boundary = inputs.boundary(*grid)
+        ratios.append(count_blocks(boundary, length, length, *grid).pruned_ratio.mean())
+        masses.append(pruned_row_mass(inputs, boundary, *grid).nan_to_num(0.0).amax())
+
+    device = next(way.model.parameters()).device
+    with eager(device, dtype), torch.no_grad(), watch_attention(way.model, see):
+        for input_ids, _ in batches if whole else batches[:1]:
+            for row in input_ids if whole else input_ids[:1]:
+                way.model(row[None], return_hidden=True)
+    return {
+        "pruned_ratio": float(torch.stack(ratios).mean()),
+        "largest_pruned_mass": float(torch.stack(masses).amax()),
+    }

@@ -1,0 +1,61 @@
+"""Trainings side by side: where they part, and what parted them."""
+
+import json
+
+import pandas as pd
+
+from acp_repro.chain.suite import load_suite
+from acp_repro.fork import main
+from tests.suites import YAML, train_run, write_suite
+
+# Long enough for blocks that can be pruned.
+LONG = YAML.replace("[128]", "[512]").replace(
+    "batch_tokens: 256, micro_batch_tokens: 128", "batch_tokens: 512, micro_batch_tokens: 512"
+)
+
+
+def test_trainings_part_where_their_gradients_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path, LONG)
+    tolerances = ["-0.001", "-10000"]  # one prunes all that it may, one nothing
+    words = ["--suite", "mini", "--device", "cpu", "--steps", "3", "--look-every", "2"]
+    assert main([*words, "--log-pruning-tolerance", *tolerances]) == 0
+    said = capsys.readouterr().out
+    rows = pd.read_csv("results/mini/benchmark/fork.csv.gz")
+    strong, weak, nudged = (rows[rows["training"] == name] for name in dict.fromkeys(rows["training"]))
+    assert list(weak["step"]) == [0, 1, 2] and list(weak["tokens"]) == [512, 1024, 1536]
+
+    # Nothing pruned: one training, bit for bit.
+    assert not weak[["loss_difference_nats", "gradient_difference", "weight_difference"]].to_numpy().any()
+    assert not weak["parts_here"].any() and (weak["pruned_ratio"].dropna() == 0).all()
+    assert "ACP, log epsilon -10000: after 3 steps the same bits to the end" in said
+
+    # Much pruned: apart at the first step, whose weights are still the same.
+    first = strong.iloc[0]
+    assert first["parts_here"] == 1 and first["weight_difference"] == 0 and first["pruned_ratio"] > 0
+    assert 0 < first["largest_pruned_mass"] < 1 and first["gradient_difference"] > 0
+    assert strong["parts_here"].sum() == 1 and (strong["weight_difference"][1:] > 0).all()
+    assert strong["pruned_ratio"].notna().tolist() == [True, False, True]
+    assert "ACP, log epsilon -0.001: parts at step 0" in said
+
+    # One weight moved: it is that far from the start on.
+    assert 0 < nudged["weight_difference"].iloc[0] < 1e-6 and nudged["largest_pruned_mass"].isna().all()
+
+
+def test_a_tolerance_that_is_no_logarithm_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    assert main(["--suite", "mini", "--log-pruning-tolerance", "10"]) == 2
+    assert "is log(epsilon), negative" in capsys.readouterr().err
+
+
+def test_its_steps_are_those_of_train(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path)
+    run = load_suite("mini").run("pro-tiny-128-exact")
+    train_run(run, stop_after=2)
+    logged = [json.loads(line)["loss_nats"] for line in (run.folder / "metrics.jsonl").open()]
+    words = ["--suite", "mini", "--device", "cpu", "--log-pruning-tolerance", "-10000"]
+    assert main([*words, "--steps", "2"]) == 0
+    rows = pd.read_csv("results/mini/benchmark/fork.csv.gz")
+    assert list(rows["loss_nats"][rows["training_log_pruning_tolerance"] == -10000]) == logged
