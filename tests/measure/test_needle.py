@@ -16,7 +16,7 @@ from acp_repro.common.errors import UsageError
 from acp_repro.data import ByteTokenizer, prepare
 from acp_repro.data.sources import Document
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.papers.acp.measure import long_loss_curve, needle, training_log
+from acp_repro.papers.acp.measure import long_loss_curve, needle, step_losses, training_log
 from acp_repro.papers.acp.needle import documents, haystack, trial
 from acp_repro.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
 from acp_repro.papers.acp.paper import PAPER
@@ -453,7 +453,13 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"device": "a chip"}))
     lines = [
-        {"step": i, "tokens": 10 * (i + 1), "loss_nats": float(i), "throughput_tokens_per_s": 1e3 + i}
+        {
+            "step": i,
+            "tokens": 10 * (i + 1),
+            "loss_nats": float(i),
+            "throughput_tokens_per_s": 1e3 + i,
+            "grad_norm": 1.0,
+        }
         | ({"pruned_ratio": [0.1, i / 1000]} if pruned and i % 2 == 0 else {})
         for i in range(401)
     ]
@@ -471,6 +477,9 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
     assert rows[-1]["averaged_steps"] == gap and rows[-1]["loss_nats"] == 400 - (gap - 1) / 2
     assert rows[-1]["throughput_tokens_per_s"] == 1400 - (gap - 1) / 2
     assert sum({row["step"]: row["averaged_steps"] for row in rows}.values()) == 401
+    each = step_losses.measure(trained)
+    assert [row["step"] for row in each] == list(range(401)) and each[-1]["loss_nats"] == 400
+    assert set(each[0]) == set(PAPER.quantity("step_losses").columns)
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(RecordError, match="cannot be read .* train with `python -m acp_repro.train"):
         training_log.measure(trained)

@@ -180,6 +180,7 @@ QUANTITIES = (
         _longest_trained,
         later=("throughput_tokens_per_s",),
     ),
+    _quantity("step_losses", "step tokens loss_nats grad_norm", _trained_with_needles, large=True),
     _benchmark(
         "kernel_time",
         "implementation method gates length_tokens heads head_dim measured_tokens repeats pruned_ratio "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 from acp_repro.chain.errors import RecordError
 
+from ..suite import FoXRun
 from ..trained import TrainedFoX
 
 MOST_POINTS = 100  # a figure in print shows no more
@@ -25,7 +25,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         RecordError: the run's folder has no log, or none with pruned ratios.
     """
     run = trained.run
-    lines = _lines(run.folder / "metrics.jsonl", run.command)
+    lines = read_log("training_log", run)
     looks = [i for i, line in enumerate(lines) if run.log_pruning_tolerance is None or "pruned_ratio" in line]
     if not looks:
         raise RecordError(f"training_log: {run.folder}/metrics.jsonl has no pruned ratios; train it anew")
@@ -52,8 +52,16 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     return records
 
 
-def _lines(path: Path, command: str) -> list[dict[str, Any]]:
+def read_log(quantity: str, run: FoXRun) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl.
+
+    Raises:
+        RecordError: there is none, or it cannot be read; names the quantity and the command that trains.
+    """
+    path = run.folder / "metrics.jsonl"
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        raise RecordError(f"training_log: {path} cannot be read ({error}); train with `{command}`") from None
+        raise RecordError(
+            f"{quantity}: {path} cannot be read ({error}); train with `{run.command}`"
+        ) from None

@@ -1,0 +1,20 @@
+"""The loss of every step of a training: two runs that are one training have the same bits until they part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..trained import TrainedFoX
+from .training_log import read_log
+
+
+def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a step, with every digit of its mean loss and of its gradient's norm before clipping.
+
+    Raises:
+        RecordError: the run's folder has no log.
+    """
+    return [
+        {name: line[name] for name in ("step", "tokens", "loss_nats", "grad_norm")}
+        for line in read_log("step_losses", trained.run)
+    ]
