@@ -1,4 +1,5 @@
-"""The wheel, installed elsewhere: what other projects import needs torch and nothing else."""
+"""The wheel, installed elsewhere: what other projects import needs torch and nothing else. And the clone,
+installed in place."""
 
 import subprocess
 import sys
@@ -13,20 +14,28 @@ EXTRAS = "numpy pandas yaml pydantic tqdm safetensors zstandard matplotlib seabo
 pytestmark = pytest.mark.slow
 
 
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """A folder that holds the installed wheel and nothing else."""
+def clone(tmp_path_factory):
+    """A copy of the sources alone, so that nothing is taken that only this checkout has."""
     pytest.importorskip("setuptools", "77", reason="building a wheel: pip install 'setuptools>=77'")
+    folder = tmp_path_factory.mktemp("beside") / "acp_repro"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(clone, tmp_path_factory):
+    """A folder that holds the installed wheel and nothing else."""
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    # From a copy of the sources alone, so that nothing is taken that only this checkout has.
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "clone")], check=True)
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "clone")]
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(clone)]
     subprocess.run(build, check=True)
     (wheel,) = folder.glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True)
+    subprocess.run([*PIP, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True)
     names = zipfile.ZipFile(wheel).namelist()
-    assert not [name for name in names if name.startswith(("analysis", "tests"))]
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"acp_repro"}
     return folder / "site"
 
 
@@ -66,6 +75,17 @@ assert train.main(["--suite", "x.yaml"]) == 2
     )
     assert done.returncode == 0, done.stderr
     assert "pip install 'acp_repro[chain]'" in done.stderr
+
+
+def test_a_script_beside_the_clone_imports_the_package_and_not_the_folder(clone, tmp_path):
+    install = [*PIP, "install", "--no-deps", "--no-build-isolation", "--target", str(tmp_path), "-e"]
+    subprocess.run([*install, str(clone)], check=True)
+    (script := clone.parent / "first.py").write_text(
+        f"import site; site.addsitedir({str(tmp_path)!r})\nimport acp_repro; print(acp_repro.__file__)\n"
+    )
+    # -S: only what was just installed, and not where this checkout is installed.
+    done = subprocess.run([sys.executable, "-S", str(script)], capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()) == clone / "acp_repro" / "__init__.py"
 
 
 def test_the_sample_text_comes_along(site):
