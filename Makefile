@@ -15,6 +15,8 @@ FIGURES := figures/$(SUITE)
 INSTALLED := $(VENV)/installed
 
 .DELETE_ON_ERROR:
+# With `make -j` too: one recipe makes what several targets lack, and trains on every core already.
+.NOTPARALLEL:
 .PHONY: help setup test test-all test-gpu check notebooks train plan clean records figures tables report all \
   reproduction
 .DEFAULT_GOAL := help

@@ -152,9 +152,9 @@ def work(tmp_path_factory):
     return folder
 
 
-def run(work, *command, expect=0):
+def run(work, *command, expect=0, makeflags=""):
     path = os.pathsep.join([str(work / "site"), str(work)])
-    environment = {**os.environ, "PYTHONPATH": path, "MAKEFLAGS": ""}
+    environment = {**os.environ, "PYTHONPATH": path, "MAKEFLAGS": makeflags}
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True)
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -180,6 +180,14 @@ def test_the_whole_chain_of_a_paper_from_elsewhere(work):
     assert "FoX" not in page and "Forgetting" not in page
     again = run(work, "make", "report", "SUITE=toy")
     assert "acp_repro.train" not in again and "acp_repro.measure" not in again and "toy.figure1" not in again
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="install make, e.g. apt install make")
+def test_a_make_of_many_jobs_trains_each_run_once(work):
+    (work / "experiments" / "jobs.yaml").write_text(YAML)
+    output = run(work, "make", "report", "SUITE=jobs", makeflags="-j4")
+    assert output.count("acp_repro.train") == output.count("acp_repro.measure") == 1
+    assert (work / "figures/jobs/report.html").is_file()
 
 
 def test_its_commands_and_errors_are_those_of_every_paper(work):
