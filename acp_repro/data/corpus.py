@@ -22,6 +22,7 @@ from acp_repro.data.longcrawl64 import LongCrawl64
 from acp_repro.data.parallel import tokenise
 from acp_repro.data.reader import SPLITS, Reader, hash_of
 from acp_repro.data.sequences import TokenSequences
+from acp_repro.data.sources import Document
 from acp_repro.data.tokenizer import (
     TOKENIZER_FILE,
     BPETokenizer,
@@ -224,7 +225,7 @@ def _build(config: DataConfig, reader: Reader, workers: int | None, writer: Entr
         names[split].append(document.name)
         writer.append(f"{split}.tokens", ids.astype(dtype))
         writer.append(f"{split}.offsets", np.array([facts["tokens"]], "<i8"))
-    _check_splits(config, splits)
+    _check_splits(config, {name: facts["documents"] for name, facts in splits.items()})
     if reader.skipped:
         count = len(reader.skipped)
         names_of = ", ".join(reader.skipped[:3]) + (", ..." if count > 3 else "")
@@ -240,12 +241,21 @@ def _tokenizer_json(config: DataConfig, reader: Reader) -> str:
         return read_json(config.tokenizer_file)
     if config.tokenizer == "gpt2":
         return gpt2_json()
-    training = (d for split, d in reader.documents("learning BPE") if split == "train")
-    return train_bpe(training, config.bpe_size)
+    return train_bpe(_training_documents(config, reader), config.bpe_size)
 
 
-def _check_splits(config: DataConfig, splits: dict[str, dict[str, int]]) -> None:
-    train, heldout = (splits[name]["documents"] for name in SPLITS)
+def _training_documents(config: DataConfig, reader: Reader) -> Iterator[Document]:
+    """What a tokeniser learns from; where that is nothing, the error is of the text and not of its ids."""
+    documents = dict.fromkeys(SPLITS, 0)
+    for split, document in reader.documents("learning BPE"):
+        documents[split] += 1
+        if split == "train":
+            yield document
+    _check_splits(config, documents)
+
+
+def _check_splits(config: DataConfig, documents: dict[str, int]) -> None:
+    train, heldout = (documents[name] for name in SPLITS)
     if not train + heldout:
         raise DataError(f"path: {', '.join(config.paths)} holds no text, only blank documents")
     if config.heldout and not heldout:

@@ -221,7 +221,10 @@ def test_prepare_errors(folder, tmp_path):
     fails("no field 'body'; set text_field", text_field="body")
     (tmp_path / "file").touch()
     fails("the cache folder .*file cannot be used .*ACP_REPRO_CACHE", cache=tmp_path / "file")
-    fails("holds no text, only blank documents", path=str(tmp_path / "file"))
+    bpe = {"tokenizer": {"bpe": 512}}  # learnt before anything is counted
+    for tokenizer in ({}, bpe):
+        fails("holds no text, only blank documents", path=str(tmp_path / "file"), **tokenizer)
+    fails("heldout: 0.999999 leaves no training document of 40", heldout=0.999999, **bpe)
     with pytest.raises(DataError, match="split: 'test' is not known; use train or heldout"):
         prepare(text(folder), tmp_path / "cache").tokens("test")
     with pytest.raises(DataError, match="context_length: 0 is no length"):
