@@ -298,6 +298,12 @@ def test_every_suite_of_the_project_loads():
         ("learning_rate: 1e-2", "learning_rate: fast", "learning_rate: must be float"),
         ("size: [tiny]", "size: [huge]", r"grid\[0\].size: no size 'huge' under sizes, which has tiny"),
         ("size: [tiny]", "size: tiny", r"grid\[0\].size: must be list"),
+        (
+            "warmup_tokens: 512",
+            "warmup_tokens: 1537",
+            "training.warmup_tokens: 1537 are more than the 1536 tokens of sizes.tiny",
+        ),
+        ("warmup_tokens: 512, ", "", "training.warmup_tokens: 268435456 are more than"),
         ("[128]", "[100]", "micro_batch_tokens: 128 must be a multiple of the context length 100"),
         ("[-10, null]", "[10]", r"grid\[0\].log_pruning_tolerance: is log\(epsilon\), negative"),
         ("[-10, null]", "[-10, -10]", "must be a list of different values"),

@@ -92,6 +92,9 @@ def test_names_axes_and_refusals(suite, work):
         ("path: texts.jsonl,", "", "path: corpus file needs a path"),
         ("d_kv: 8", "dropout_rate: 0.1", "dropout_rate: must be 0"),
         ("steps: 12", "compile: true, steps: 12", "compile: must be false"),
+        ("steps: 12", "warmup_steps: 13, steps: 12", "training.warmup_steps: 13 are more than the 12 steps"),
+        ("steps: 12", "length_warmup_steps: 13, steps: 12", "training.length_warmup_steps: 13 are more than"),
+        ("grid:", "start: {steps: 3, warmup_steps: 4}\ngrid:", "start.warmup_steps: 4 are more than the 3"),
         ("shap_texts: 1", "main_run: soft-9", "measure.main_run: suite bad has no run 'soft-9'"),
     ):
         assert old in YAML

@@ -141,6 +141,11 @@ def make_run(
             data = dataclasses.replace(data, tokenizer={"bpe": shape.vocab_size})
         except DataError as error:
             raise ValueError(f"sizes.{size}.vocab_size: {error}") from None
+    if training.warmup_tokens > shape.tokens:
+        raise ValueError(
+            f"training.warmup_tokens: {training.warmup_tokens} are more than the {shape.tokens} tokens of "
+            f"sizes.{size}, so its learning rate would only rise; give fewer"
+        )
     return FoXRun(
         suite=suite,
         seed=seed,

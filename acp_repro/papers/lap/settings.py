@@ -167,6 +167,9 @@ class TrainingConfig(TrainerConfig):
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
+        for name in ("warmup_steps", "length_warmup_steps"):
+            if (warmup := getattr(self, name)) > self.steps:
+                raise ValueError(f"{name}: {warmup} are more than the {self.steps} steps; give fewer")
         if self.lambda_zero_at_nats is not None:
             positive(self, "lambda_zero_at_nats")
         if self.decay_share > 1:
