@@ -1,7 +1,8 @@
 """Continues a text, printed as it comes: ``python -m acp_repro.generate CHECKPOINT --prompt "It was"``.
 
 CHECKPOINT is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or
-a run folder such as runs/cpu/NAME. The same seed gives the same text on the same machine.
+a run folder such as runs/cpu/NAME. The model reads BOS and the prompt, as every sequence began in its
+training. The same seed gives the same text on the same machine.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
         usual = "bfloat16" if device.type == "cuda" else "float32"
         dtype = getattr(torch, options.dtype or usual)
         model = load_pretrained(checkpoint.folder, device=device, dtype=dtype)
-        prompt = [tokenizer.bos_id, *map(int, tokenizer.encode(options.prompt))]
+        prompt = tokenizer.prompt(options.prompt)
         if max(prompt) >= model.config.vocab_size:
             raise UsageError(
                 f"the tokeniser has ids up to {max(prompt)}, and the model {model.config.vocab_size} of "

@@ -67,7 +67,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="a text file, .jsonl or folder (default: the "
         "run's held-out text, else the book that comes with the project)",
     )
-    text.add_argument("--token-ids", metavar="FILE.npy", help="integers instead of text")
+    text.add_argument("--token-ids", metavar="FILE.npy", help="integers instead of text, fed as they are")
     add(
         "--context-length",
         type=positive,

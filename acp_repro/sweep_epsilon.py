@@ -119,7 +119,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument_group("any checkpoint").add_argument
     add("--checkpoint", metavar="FOLDER", help="in the authors' format, or a run folder")
     add("--text", metavar="FILE", help="default: the run's held-out text, or the book that comes along")
-    add("--token-ids", metavar="FILE.npy", help="integers instead of text")
+    add("--token-ids", metavar="FILE.npy", help="integers instead of text, fed as they are")
     add("--context-length", type=int, metavar="N", help="default: the run's, or 4096")
     add(
         "--tokens",

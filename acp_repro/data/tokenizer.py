@@ -1,7 +1,8 @@
 """Text to token ids: bytes, byte-pair encoding trained on the corpus itself, or GPT-2's.
 
 All give every text back exactly, need no unknown token, and have a BOS that no text ever encodes
-to. Token files hold text only; BOS is put in front of each sequence.
+to. Token files hold text only. Every sequence that a model is trained on begins with BOS, so whatever a
+model reads later does too: ``prompt`` puts it there.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class ByteTokenizer:
     def encode_many(self, texts: list[str]) -> list[np.ndarray]:
         """`encode` of each."""
         return [self.encode(text) for text in texts]
+
+    def prompt(self, text: str | bytes) -> list[int]:
+        """BOS and then `encode`: what a model is to read."""
+        return [self.bos_id, *self.encode(text).tolist()]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ``ids``; BOS says nothing, half a character becomes U+FFFD."""
@@ -95,6 +100,10 @@ class BPETokenizer:
         """`encode` of each, for many short texts: one call of the library, outside Python's lock."""
         encoded = self._bpe.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, dtype=np.uint32) for one in encoded]
+
+    def prompt(self, text: str | bytes) -> list[int]:
+        """BOS and then `encode`: what a model is to read."""
+        return [self.bos_id, *self.encode(text).tolist()]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ``ids``; BOS says nothing, half a character becomes U+FFFD."""

@@ -1,8 +1,9 @@
 """FoX in the library transformers (5 and later): ``import acp_repro.hf`` registers config, model, tokenizer.
 
     import acp_repro.hf
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
     model = AutoModelForCausalLM.from_pretrained("pretrained/pro-3m-4k-acp")
+    tokenizer = AutoTokenizer.from_pretrained("pretrained/pro-3m-4k-acp")  # puts BOS in front, as in training
 
 Folders of this project and the authors' checkpoints hold the same tensors under the same names, so both
 are read as they are, by path or by name on the Hub, and no code of a checkpoint is run.
@@ -20,13 +21,16 @@ except ImportError as error:
 from .configuration import ForgettingTransformerConfig
 from .modeling import ForgettingTransformerForCausalLM
 from .past import ForgettingTransformerCache
-from .tokenization import JSONGPT2Tokenizer
+from .tokenization import FoXTokenizer, JSONGPT2Tokenizer
 
 AutoConfig.register(ForgettingTransformerConfig.model_type, ForgettingTransformerConfig, exist_ok=True)
 AutoModelForCausalLM.register(ForgettingTransformerConfig, ForgettingTransformerForCausalLM, exist_ok=True)
-AutoTokenizer.register(ForgettingTransformerConfig, tokenizer_class=JSONGPT2Tokenizer, exist_ok=True)
+# A folder may name either in tokenizer_config.json; the last is of those that name none.
+for _tokenizer in (JSONGPT2Tokenizer, FoXTokenizer):
+    AutoTokenizer.register(ForgettingTransformerConfig, tokenizer_class=_tokenizer, exist_ok=True)
 
 __all__ = [
+    "FoXTokenizer",
     "ForgettingTransformerCache",
     "ForgettingTransformerConfig",
     "ForgettingTransformerForCausalLM",

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig
 
 from acp_repro.common.files import replacing
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
@@ -26,10 +26,9 @@ from acp_repro.model.pretrained import (
 
 from .configuration import ForgettingTransformerConfig
 from .modeling import ForgettingTransformerForCausalLM
-from .tokenization import JSONGPT2Tokenizer
+from .tokenization import FoXTokenizer, JSONGPT2Tokenizer
 
 _INDEX_FILE, _TOKENIZER_FILE = f"{WEIGHTS_FILE}.index.json", "tokenizer.json"
-_END_OF_TEXT = "<|endoftext|>"
 _BYTES_VOCAB_SIZE = 257  # of models that read bytes: 256 of them, and BOS
 
 
@@ -115,9 +114,7 @@ def to_transformers(
         tokenizer.save_pretrained(target)
 
 
-def _tokenizer(
-    folder: Path, config: FoXConfig, longcrawl64: bool
-) -> PreTrainedTokenizerFast | JSONGPT2Tokenizer | None:
+def _tokenizer(folder: Path, config: FoXConfig, longcrawl64: bool) -> FoXTokenizer | JSONGPT2Tokenizer | None:
     path = folder / _TOKENIZER_FILE
     if longcrawl64:
         if not path.is_file():
@@ -132,16 +129,13 @@ def _tokenizer(
         bpe = _bytes_tokenizer()
     else:
         return None
-    # The tokenisers of this project keep BOS outside of the file, as the model's last id.
-    if bpe.token_to_id(_END_OF_TEXT) is None:
-        bpe.add_special_tokens([AddedToken(_END_OF_TEXT, special=True, normalized=False)])
-    if bpe.get_vocab_size() > config.vocab_size:
+    tokenizer = FoXTokenizer(tokenizer_object=bpe)
+    if len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"{path} has {bpe.get_vocab_size()} ids and the model {config.vocab_size}; put the tokenizer "
+            f"{path} has {len(tokenizer)} ids and the model {config.vocab_size}; put the tokenizer "
             "that it was trained with there"
         )
-    names = dict.fromkeys(("bos_token", "eos_token", "pad_token"), _END_OF_TEXT)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
+    return tokenizer
 
 
 def _bytes_tokenizer() -> Tokenizer:

@@ -1,4 +1,8 @@
-"""The tokenizer of LongCrawl64: GPT-2's, of text that is escaped as in JSON first."""
+"""The tokenizers of FoX models: one of a ``tokenizer.json``, and that of LongCrawl64.
+
+Both put BOS in front of a text, as every sequence began in training; ``add_special_tokens=False`` leaves
+it out.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import json
 import re
 from typing import Any
 
-from transformers import GPT2Tokenizer
+from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
+# BOS, EOS and padding; where ``tokenizer.json`` lacks it, as those of this project do, it is the next id.
+END_OF_TEXT = "<|endoftext|>"
 _GPT2_VOCAB_SIZE = 50257
 _ESCAPES = re.compile(r'(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))+')
 
@@ -24,6 +30,30 @@ def unescape(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+class FoXTokenizer(PreTrainedTokenizerFast):
+    """The ``tokenizer.json`` beside a model's weights, as it stands. BOS, EOS and padding are
+    ``<|endoftext|>``, the token between documents.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        if not (kwargs.get("tokenizer_file") or kwargs.get("tokenizer_object")):
+            raise ValueError(
+                f"{kwargs.get('name_or_path') or 'the folder'} has no tokenizer.json; put the model's there, "
+                "or for a model of bytes: python -m acp_repro.convert FOLDER OUT --to transformers"
+            )
+        super().__init__(*args, **_with_ends(kwargs))
+
+    @classmethod
+    def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
+        """The file goes to ``__init__`` whole; transformers would take its vocabulary and merges alone."""
+        return kwargs
+
+
 class JSONGPT2Tokenizer(GPT2Tokenizer):
     """GPT-2's byte-level BPE over JSON-escaped text, as LongCrawl64 was tokenised. BOS, EOS and padding
     are ``<|endoftext|>``, id 50256, the token between its documents.
@@ -33,13 +63,11 @@ class JSONGPT2Tokenizer(GPT2Tokenizer):
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("pad_token", "<|endoftext|>")
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **_with_ends(kwargs))
         if len(self) != _GPT2_VOCAB_SIZE:
             raise ValueError(
                 f"this tokenizer has {len(self)} ids, and GPT-2's, of which LongCrawl64 is made, "
-                f"{_GPT2_VOCAB_SIZE}; for a folder of this project: "
-                "python -m acp_repro.convert FOLDER OUT --to transformers"
+                f"{_GPT2_VOCAB_SIZE}; put GPT-2's tokenizer.json there"
             )
 
     def _encode_plus(self, text, text_pair=None, **kwargs):
@@ -47,6 +75,11 @@ class JSONGPT2Tokenizer(GPT2Tokenizer):
 
     def _decode(self, token_ids, **kwargs) -> str:
         return unescape(super()._decode(token_ids, **kwargs))
+
+
+def _with_ends(kwargs: dict[str, Any]) -> dict[str, Any]:
+    ends = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
+    return {**ends, "add_bos_token": True, **kwargs}
 
 
 def _each(text):

@@ -44,14 +44,35 @@ def test_there_and_back(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(there)
     tokenizer = AutoTokenizer.from_pretrained(there)
     ours = BPETokenizer((source / "tokenizer.json").read_text())
-    assert tokenizer(TEXT)["input_ids"] == ours.encode(TEXT).tolist()
-    assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
+    assert tokenizer(TEXT)["input_ids"] == ours.prompt(TEXT)
+    assert tokenizer.decode(tokenizer(TEXT)["input_ids"], skip_special_tokens=True) == TEXT
     assert tokenizer.bos_token_id == tokenizer.eos_token_id == model.config.eos_token_id == ours.bos_id
     assert model.generation_config.eos_token_id == ours.bos_id
     # The one that came back is one that this project reads, with BOS in the file.
     again = BPETokenizer((back / "tokenizer.json").read_text())
     assert (again.bos_id, again.vocab_size) == (ours.bos_id, ours.vocab_size)
     assert again.encode(TEXT).tolist() == ours.encode(TEXT).tolist()
+
+
+def test_every_folder_has_a_tokenizer(tmp_path):
+    """The shipped one, what convert writes in both directions, and what transformers writes of it."""
+    shipped = REPO_ROOT / "pretrained" / "pro-3m-4k-acp"
+    there, back, again = tmp_path / "there", tmp_path / "back", tmp_path / "again"
+    assert main([str(shipped), str(there), "--to", "transformers"]) == 0
+    assert main([str(there), str(back), "--to", "official"]) == 0
+    AutoTokenizer.from_pretrained(shipped).save_pretrained(again)
+    expected = BPETokenizer((shipped / "tokenizer.json").read_text()).prompt(TEXT)
+    for folder in (shipped, there, back, again):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert isinstance(tokenizer, acp_repro.hf.FoXTokenizer) and len(tokenizer) == 4096
+        assert tokenizer(TEXT)["input_ids"] == expected
+    model = AutoModelForCausalLM.from_pretrained(shipped)
+    prompt = tokenizer("It was a dark and stormy night", return_tensors="pt")
+    text = tokenizer.decode(model.generate(**prompt, max_new_tokens=5)[0], skip_special_tokens=True)
+    assert text.startswith("It was a dark and stormy night") and len(text) > 35
+    (back / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"back has no tokenizer\.json; put the model's there"):
+        AutoTokenizer.from_pretrained(back)
 
 
 def test_shards_are_joined(tmp_path):
@@ -68,8 +89,8 @@ def test_models_of_bytes(tmp_path):
     saved(tmp_path / "source", vocab_size=257)
     assert main([str(tmp_path / "source"), str(tmp_path / "out"), "--to", "transformers"]) == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert tokenizer(TEXT)["input_ids"] == ByteTokenizer().encode(TEXT).tolist()
-    assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
+    assert tokenizer(TEXT)["input_ids"] == ByteTokenizer().prompt(TEXT)
+    assert tokenizer.decode(tokenizer(TEXT)["input_ids"], skip_special_tokens=True) == TEXT
     assert tokenizer.eos_token_id == ByteTokenizer.bos_id
 
 
@@ -93,8 +114,9 @@ def test_the_json_tokenizer_of_longcrawl64(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert isinstance(tokenizer, acp_repro.hf.JSONGPT2Tokenizer)
     escaped = json.dumps(TEXT)[1:-1]
-    assert tokenizer(TEXT)["input_ids"] == list(escaped.encode())
-    assert tokenizer([TEXT, "a"])["input_ids"] == [list(escaped.encode()), [97]]
+    assert tokenizer(TEXT)["input_ids"] == [50256, *escaped.encode()]
+    assert tokenizer([TEXT, "a"])["input_ids"] == [[50256, *escaped.encode()], [50256, 97]]
+    assert tokenizer(TEXT, add_special_tokens=False)["input_ids"] == list(escaped.encode())
     assert tokenizer.decode(list(escaped.encode())) == TEXT
     assert tokenizer(TEXT + tokenizer.eos_token)["input_ids"][-1] == 50256 == tokenizer.eos_token_id
     assert AutoModelForCausalLM.from_pretrained(out).config.eos_token_id == 50256

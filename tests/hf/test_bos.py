@@ -1,0 +1,93 @@
+"""One text is one row of tokens, whichever way it goes to the model: BOS in front, as in training."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="pip install 'acp_repro[transformers]'")
+
+from transformers import AutoTokenizer
+
+import acp_repro.hf
+import acp_repro.model
+from acp_repro import convert, generate, load_pretrained
+from acp_repro.data import BPETokenizer, TokenSequences
+from acp_repro.papers.acp.checkpoint_folder import Checkpoint
+from tests.conftest import REPO_ROOT
+
+FOLDER = REPO_ROOT / "pretrained" / "pro-3m-4k-acp"
+SENTENCE = "It was a dark and stormy night"  # the README's
+
+
+def in_training() -> list[int]:
+    tokenizer = BPETokenizer((FOLDER / "tokenizer.json").read_text())
+    ids = tokenizer.encode(SENTENCE)
+    # A sequence is fed without its last token.
+    ids, offsets = np.append(ids, ids[:1]), [0, len(ids) + 1]
+    return TokenSequences(ids, offsets, len(ids), "train", bos_id=tokenizer.bos_id).batch(0, 1)[0][0].tolist()
+
+
+def by_the_command(monkeypatch) -> list[int]:
+    prompts = []
+    monkeypatch.setattr(acp_repro.model, "stream_tokens", lambda _, ids, *a, **k: prompts.append(ids) or [])
+    assert generate.main([str(FOLDER), "--prompt", SENTENCE]) == 0
+    return prompts[0][0].tolist()
+
+
+def by_a_page(page: str, model, monkeypatch) -> list[int]:
+    """The Python blocks that have the sentence; all say the same."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (REPO_ROOT / page).read_text(), re.S | re.M)
+    prompts = []
+    for kind in (acp_repro.model.FoXForCausalLM, acp_repro.hf.ForgettingTransformerForCausalLM):
+        monkeypatch.setattr(
+            kind, "generate", lambda self, input_ids, **k: prompts.append(input_ids) or input_ids
+        )
+    monkeypatch.chdir(REPO_ROOT)
+    for block in blocks:
+        if SENTENCE in block:
+            exec(block, {"torch": torch, "model": model})
+    first, *others = (prompt[0].tolist() for prompt in prompts)
+    assert all(other == first for other in others)
+    return first
+
+
+def by_transformers(folder) -> list[int]:
+    return AutoTokenizer.from_pretrained(folder)(SENTENCE)["input_ids"]
+
+
+def by_inspect(tmp_path, length: int) -> list[int]:
+    (tmp_path / "text.txt").write_text(f"{SENTENCE} and the rain fell")
+    ids = Checkpoint.find(FOLDER).input_ids(length, length, text=tmp_path / "text.txt")
+    return ids[0].tolist()
+
+
+def nats(model, ids: list[int], tokens: int) -> float:
+    """A token, of the last so many."""
+    ids = torch.tensor([ids])
+    with torch.no_grad():
+        return model.loss_per_token(ids[:, :-1], ids[:, 1:])[0, -tokens:].mean().item()
+
+
+def test_a_sentence_has_one_perplexity(tmp_path, monkeypatch):
+    expected, model = in_training(), load_pretrained(FOLDER)
+    assert convert.main([str(FOLDER), str(tmp_path / "there"), "--to", "transformers"]) == 0
+    ways = {
+        "shipped folder": by_transformers(FOLDER),
+        "converted folder": by_transformers(tmp_path / "there"),
+        "inspect": by_inspect(tmp_path, len(expected)),
+        "generate": by_the_command(monkeypatch),
+        "README": by_a_page("README.md", model, monkeypatch),
+        "docs/model.md": by_a_page("docs/model.md", model, monkeypatch),
+    }
+    words = len(expected) - 2  # all but BOS and the first, which nothing predicts without BOS
+    right = nats(model, expected, words)
+    for way, ids in ways.items():
+        assert ids == expected, way
+        assert nats(model, ids, words) == right, way
+    # It matters: docs/model.md has these two.
+    assert right == pytest.approx(2.84, abs=0.005)
+    assert nats(model, expected[1:], words) == pytest.approx(3.12, abs=0.005)
