@@ -44,7 +44,7 @@ def draw(records: pd.DataFrame) -> Figure:
         ax.text(
             x,
             1.03,
-            f"{WORDS[kind]}\n{100 * share:.0f} % of heads",
+            f"{WORDS[kind]}\n{100 * share:.0f} % of heads".replace(" (", "\n("),  # three fit side by side
             ha=align,
             va="bottom",
             transform=ax.transAxes,
@@ -53,7 +53,7 @@ def draw(records: pd.DataFrame) -> Figure:
     ax.plot([100 * limit] * 2, [0, top], **LIMIT_LINE)
     on_right = limit < 0.7  # where there is room
     ax.annotate(
-        f"most that the\ngrid allows: {100 * limit:.0f} %\n({at_limit.sum()} heads there)",
+        f"limit, the most that\nthe grid allows: {100 * limit:.0f} %\n({at_limit.sum()} heads there)",
         (100 * limit, top),
         (4 if on_right else -4, 0),
         textcoords="offset points",

@@ -44,7 +44,7 @@ def draw(records: pd.DataFrame) -> Figure:
     ax.set_xlabel("layer (each column: 0 to 100 % of its heads)")
     ax.set_ylabel("pruned share of blocks (%)")
     handles = [Patch(color=colour, label=WORDS[kind]) for kind, colour in KINDS.items()]
-    handles.append(Line2D([], [], label="the most that the grid allows", **LIMIT_LINE))
+    handles.append(Line2D([], [], label="limit, the most that the grid allows", **LIMIT_LINE))
     figure.legend(
         handles=handles,
         loc="outside upper center",

@@ -7,14 +7,20 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from acp_repro.papers.acp.grid import GLOBAL, LOCAL
+
 from .. import style
 from . import statistics
 
 BINS = 20
 EDGES = np.arange(0, 100, 100 // BINS)
 KINDS = {"global": style.SIZES[1], "between": "#8c8c8c", "local": style.SIZES[0]}
-# Shares of what the grid allows; see statistics.head_kinds.
-WORDS = {"global": "global (< 5 %)", "between": "between", "local": "local (≥ 95 %)"}
+# Shares of the limit, the most that the grid of blocks allows; see statistics.head_kinds.
+WORDS = {
+    "global": f"global (< {100 * GLOBAL:g} % of limit)",
+    "between": "between",
+    "local": f"local (≥ {100 * LOCAL:g} % of limit)",
+}
 LIMIT_LINE = {"color": "0.2", "lw": 0.8, "ls": (0, (3, 2))}
 
 
@@ -43,9 +49,9 @@ def describe(records: pd.DataFrame) -> str:
     one = records.iloc[0]
     percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
-    return f"""Of the {len(records)} heads of {one["run"]}, {percent["local"]} are local (95 % or more
-of what the grid of blocks allows is pruned), {percent["global"]} global (under 5 % of it) and
-{percent["between"]} between. Dashed: at {one["context_length_tokens"]:,} tokens in blocks of {grid} no head
+    return f"""Of the {len(records)} heads of {one["run"]}, {percent["local"]} are local (they prune
+{100 * LOCAL:g} % or more of the limit, the most that the grid of blocks allows), {percent["global"]} global
+(under {100 * GLOBAL:g} % of it) and {percent["between"]} between. Dashed, the limit: at {one["context_length_tokens"]:,} tokens in blocks of {grid} no head
 can save more than {100 * limit:.1f} % unless a single forget gate closes, for each row keeps the diagonal
 block and the one before; {at_limit.sum()} heads are within a percentage point of it. Savings over
 {one["measured_tokens"]:,} held-out tokens. {style.provenance(records)}"""

@@ -41,7 +41,7 @@ def draw(records: pd.DataFrame) -> Figure:
     )
     for (top, bottom), size in zip(axes.T, sizes, strict=True):
         _column(top, bottom, curves[curves["size"] == size], colours)
-        top.set_title(f"{size} parameters")
+        top.set_title(models.in_words([size]))
     widest = max(1.1 * curves["difference"].abs().max(), 1e-4)  # rounding alone is no curve
     axes[1, 0].set_ylim(-widest, widest)
     axes[0, 0].set_ylabel("loss (nats)")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from acp_repro.chain.paper import Item
 from acp_repro.papers.acp.settings import SizeConfig
@@ -27,12 +28,21 @@ def run_cells(run: FoXRun) -> dict[str, str]:
     }
 
 
+def in_words(sizes: Iterable[str]) -> str:
+    """Names of sizes: "125M, 360M parameters"; a name that is no count is "size tiny"."""
+    sizes = list(sizes)
+    listed = ", ".join(sizes)
+    if all(re.fullmatch(r"\d+(\.\d+)?[kMB]?", size) for size in sizes):
+        return f"{listed} parameters"
+    return f"{'size' if len(sizes) == 1 else 'sizes'} {listed}"
+
+
 def describe(suite: FoXSuite) -> str:
     """The models of a suite in half a sentence."""
-    sizes = ", ".join(dict.fromkeys(run.size_name for run in suite.runs))
+    sizes = in_words(dict.fromkeys(run.size_name for run in suite.runs))
     lengths = ", ".join(style.length_label(n) for n in sorted({run.context_length for run in suite.runs}))
     tokens = _span([run.size.tokens for run in suite.runs])
-    return f"{sizes} parameters, contexts of {lengths} tokens, trained on {tokens} tokens each"
+    return f"{sizes}, contexts of {lengths} tokens, trained on {tokens} tokens each"
 
 
 def caveat(suite: FoXSuite) -> str:
@@ -45,7 +55,7 @@ def caveat(suite: FoXSuite) -> str:
     context = max(run.context_length for run in suite.runs)
     our_name = next(run.size_name for run in suite.runs if run.size is ours)
     shorter = {
-        f"are smaller ({our_name} parameters at most, against {name})": ours.non_embedding
+        f"are smaller ({in_words([our_name])} at most, against {name})": ours.non_embedding
         < 0.9 * largest.non_embedding,
         f"saw fewer tokens ({_span(tokens)}, against {_span([size.tokens for size in paper.values()])})": max(
             tokens

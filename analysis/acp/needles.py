@@ -93,9 +93,7 @@ def make(found: drawing.Found, item: str) -> tuple[Figure, str]:
         if table["needle_share"].any()
         else ""
     )
-    model = (
-        f"{', '.join(records['size'].unique())} parameters of {models.ARCHITECTURES[first['architecture']]}"
-    )
+    model = f"{models.in_words(records['size'].unique())} of {models.ARCHITECTURES[first['architecture']]}"
     caption = f"""**Figure {item}.** Needle in a haystack, {first["mode"]} mode, for {model} with ACP
 and for {other}: a sentence is hidden at a depth of {first["haystack"]} and asked for at the
 end. Above, the share of its words in the greedy answer (not counting words like "and"); below, how much

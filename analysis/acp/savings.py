@@ -47,17 +47,19 @@ def draw(records: Mapping[str, pd.DataFrame], item: str) -> Figure:
     figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.5), layout="constrained")
     labels = []
     for ax, (title, quantity, table, unit) in zip(axes, panels, strict=True):
-        labels.append(_bars(ax, table, unit))
-        _paper_bar(ax, table["context_length_tokens"].nunique(), *models.PUBLISHED.range(item, quantity))
+        low, high = models.PUBLISHED.range(item, quantity)
+        labels.append(_bars(ax, table, unit, high))
+        _paper_bar(ax, table["context_length_tokens"].nunique(), low, high)
         ax.set_title(title)
         ax.set_xlabel("context length $L$ (tokens)")
     sizes = list(dict.fromkeys(panels[0][2]["size"]))
-    handles = [Patch(color=c, label=f"{s} parameters") for s, c in zip(sizes, style.SIZES, strict=False)]
+    handles = [Patch(color=c, label=models.in_words([s])) for s, c in zip(sizes, style.SIZES, strict=False)]
     paper = Patch(fc="white", ec=style.PAPER, hatch="////", label="range in the paper")
     handles.append(paper)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     if len(sizes) > 1:
         _part(figure, labels)
+    _make_room(figure)
     return figure
 
 
@@ -75,8 +77,23 @@ def _part(figure: Figure, labels: list[list[list[Annotation]]]) -> None:
                     label.xyann = (x, y + lift)
 
 
-def _bars(ax: Axes, table: pd.DataFrame, unit: str | None) -> list[list[Annotation]]:
+def _make_room(figure: Figure) -> None:
+    """Raises the top of a panel whose words, of a fixed size, end above it."""
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        (bottom, top), height = ax.get_ylim(), ax.get_window_extent().height
+        for words in ax.texts:
+            value = words.xy[1]
+            reach = words.get_window_extent().y1 - ax.transData.transform(words.xy)[1]
+            top = max(top, bottom + (value - bottom) * height / (height - reach))
+        ax.set_ylim(top=top)
+
+
+def _bars(ax: Axes, table: pd.DataFrame, unit: str | None, paper: float) -> list[list[Annotation]]:
     """Grouped bars of ``percent``; with ``unit`` each bar shows "with / without ACP" inside.
+
+    Args:
+        paper: the end of the paper's range, for which the axis leaves room.
 
     Returns:
         what is written above each bar, from left to right.
@@ -85,8 +102,9 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None) -> list[list[Annotati
     lengths = sorted(table["context_length_tokens"].unique())
     sizes = list(dict.fromkeys(table["size"]))
     width = 0.8 / len(sizes)
-    top = max(100.0, table["percent"].max()) if unit != "tok/s" else table["percent"].max()
-    ax.set_ylim(min(0, table["percent"].min()), 1.17 * top)
+    top = max(table["percent"].max(), paper if unit == "tok/s" else 100.0)
+    bottom = min(0, table["percent"].min())
+    ax.set_ylim(bottom, 1.17 * top)
     labels: list[list[Annotation]] = []
     for at, length in enumerate(lengths):
         rows = table[table["context_length_tokens"] == length]
@@ -106,7 +124,7 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None) -> list[list[Annotati
             ]
             labels.append(above)
             if unit is not None:
-                inside = row.percent > 0.55 * top
+                inside = row.percent > 0.55 * (top - bottom)
                 form = "{:,.0f}".format if unit == "ms" else style.count_label
                 both = " / ".join(map(form, (row.acp, row.exact)))
                 ink = ("white" if index == 0 else "0.1") if inside else "0.25"

@@ -304,6 +304,22 @@ def test_bars_of_figure_4_stack_to_the_distribution(folder):
     assert np.allclose(sizes, [share for share in head_kinds.kinds(records).values() if share])
 
 
+def test_kinds_are_named_as_shares_of_what_the_grid_allows(folder):
+    """At short contexts a local head prunes 95 % of the limit, which may be two thirds of all blocks."""
+    write_heads()
+    records = read("pruned_ratio")
+    for module in (figure4, figure5):
+        figure = module.draw(records)
+        words = [t.get_text() for ax in figure.axes for t in ax.texts]
+        words += [t.get_text() for legend in figure.legends for t in legend.texts]
+        figure.draw_without_rendering()
+        boxes = [t.get_window_extent() for t in figure.axes[0].texts]
+        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+        assert any("≥ 95 % of limit" in word for word in words)
+        assert any("< 5 % of limit" in word for word in words)
+        assert any(word.startswith("limit") and "grid allows" in word for word in words)
+
+
 def test_loss_figures_take_their_sizes_and_print_the_gap(folder):
     write_curves([run.name for run in load_suite("mini").runs])
     write_losses([run.name for run in load_suite("mini").runs])

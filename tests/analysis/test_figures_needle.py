@@ -94,7 +94,7 @@ def test_heat_maps_of_a_pair(module, length, suffix):
     caption = synthetic.draw(module)
     title = PAPER.item(module.__name__.rpartition(".")[2]).label
     assert caption.startswith(
-        f"**{title}.** Needle in a haystack, easy mode, for tiny parameters of FoX (Pro)"
+        f"**{title}.** Needle in a haystack, easy mode, for size tiny of FoX (Pro)"
     )
     assert "60 % of the words with ACP, 75 % without, difference -15.0 points [-15.0, -15.0]" in caption
     assert "the needle gains +6.0 and +7.5 nats, difference -1.50" in caption and "3 haystacks" in caption

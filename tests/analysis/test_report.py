@@ -202,7 +202,7 @@ def test_the_scale_is_said_in_words_that_fit_the_numbers(tmp_path, monkeypatch):
     synthetic.two_lengths(tmp_path)
     suite = load_suite("mini")
     words = models.caveat(suite)
-    assert "are smaller (tiny parameters at most, against 760M)" in words
+    assert "are smaller (size tiny at most, against 760M)" in words
     assert "saw fewer tokens (1.5k, against 2.7B to 16B)" in words
     assert "and had shorter contexts (512 tokens at most, against 16k)" in words
     paper = Path(__file__).parents[2] / "experiments" / "paper.yaml"

@@ -133,6 +133,41 @@ def test_figure10_is_figure2_for_llama(tmp_path, monkeypatch):
     plt.close(figure)
 
 
+@pytest.mark.parametrize("throughputs", [(115.0, 115.0), (60.0, 60.0), (70.0, 125.0)])
+def test_the_papers_range_and_all_words_stay_inside_the_panel(suite, throughputs):
+    """The range ends at 40 %; where every gain is less, or there is none, it ran into the title."""
+    records = drawing.find("mini", "figure2").records
+    pruned = records["throughput"]["method"] == "acp"
+    records["throughput"].loc[pruned, "throughput_tokens_per_s"] = throughputs
+    figure = figure2.draw(records)
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        assert max(text.get_window_extent().y1 for text in ax.texts) <= ax.get_window_extent().y1 + 1
+    assert "10 to 40" in [text.get_text() for text in figure.axes[2].texts]
+    assert figure.axes[2].get_ylim()[1] > 40
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (["125M"], "125M parameters"),
+        (["0.2M", "1.3B"], "0.2M, 1.3B parameters"),
+        (["tiny"], "size tiny"),
+        (["tiny", "125M"], "sizes tiny, 125M"),
+    ],
+)
+def test_a_size_that_is_no_count_is_called_a_size(sizes, words):
+    assert models.in_words(sizes) == words
+
+
+def test_figures_call_a_size_what_it_is(suite):
+    figure = figure2.draw(drawing.find("mini", "figure2").records)
+    assert [text.get_text() for text in figure.legends[0].texts] == ["size tiny", "range in the paper"]
+    assert models.describe(load_suite("mini")).startswith("size tiny, contexts of 256, 512 tokens")
+    plt.close(figure)
+
+
 def test_labels_of_neighbouring_bars_do_not_touch(suite):
     """At 107 % and 109 % side by side they did."""
     records = drawing.find("mini", "figure2").records
