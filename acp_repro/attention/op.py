@@ -187,7 +187,7 @@ def attend(*arguments) -> tuple[Tensor, Tensor]:
 def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether nobody has to see an operator: PyTorch runs eagerly, transforms nothing, shows operators to
     no mode (such as those of FakeTensor, of ``make_fx`` or of selective checkpoints), and these are tensors
-    of its own."""
+    of its own, each of one problem."""
     if torch.compiler.is_compiling():
         return False
     return not (
@@ -200,10 +200,16 @@ def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
             not isinstance(torch._C._get_function_stack_at(n), DeviceContext)
             for n in range(torch._C._len_torch_function_stack())
         )
-    ) and all(type(x) in _OWN_TENSORS for x in tensors)
+    ) and all(map(_is_own, tensors))
 
 
-_OWN_TENSORS = (Tensor, torch.nn.Parameter, type(None))
+def _is_own(x: Tensor | None) -> bool:
+    """A gradient of ``is_grads_batched`` and ``vectorize`` has the type of one tensor and is many, without
+    a transform: PyTorch calls the operator once for each."""
+    return x is None or (type(x) in _OWN_TENSORS and not torch._C._functorch.is_legacy_batchedtensor(x))
+
+
+_OWN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 def _wants_gradients(tensors: tuple[Tensor, ...]) -> bool:

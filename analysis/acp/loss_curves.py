@@ -62,22 +62,22 @@ def draw(records: pd.DataFrame) -> Figure:
 
 
 def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> None:
-    for length, curve in curves.groupby("context_length_tokens"):
+    for (length, _), curve in curves.groupby(["context_length_tokens", "seed"]):
         top.plot(curve["position"], curve["acp"], color=colours[length], **ACP)
         top.plot(curve["position"], curve["exact"], color=colours[length], **EXACT)
         bottom.plot(curve["position"], curve["difference"], color=colours[length], lw=0.9)
     bottom.axhline(0, color="0.6", lw=0.6, zorder=0)
     style.token_axis(top.xaxis, int(curves["context_length_tokens"].max()))
     bottom.set_xlabel("token position")
-    # The largest gap of each length, in its colour, over the differences.
-    gaps = statistics.largest_gaps(curves).sort_values("context_length_tokens")
+    # The largest gap of each pair, in the colour of its length, over the differences.
+    gaps = statistics.largest_gaps(curves).sort_values("seed").groupby("context_length_tokens")["gap_nats"]
+    labels = {n: " / ".join(f"{gap:.4f}" if gap else "none" for gap in of_length) for n, of_length in gaps}
     bottom.legend(
-        handles=[Line2D([], [], alpha=0, label="largest gap:")]
-        + [Line2D([], [], alpha=0, label=f"{gap:.4f}" if gap else "none") for gap in gaps["gap_nats"]],
-        labelcolor=["0.3", *(colours[n] for n in gaps["context_length_tokens"])],
+        handles=[Line2D([], [], alpha=0, label=label) for label in ("largest gap:", *labels.values())],
+        labelcolor=["0.3", *(colours[length] for length in labels)],
         loc="lower left",
         bbox_to_anchor=(0.02, 0.97),
-        ncols=len(gaps) + 1,
+        ncols=len(labels) + 1,
         handlelength=0,
         handletextpad=0,
         columnspacing=1.0,
@@ -86,16 +86,24 @@ def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> Non
     )
 
 
+def gaps_in_words(differences: pd.DataFrame) -> str:
+    """The largest gap of each pair of curves of :func:`statistics.loss_differences`, and where it is."""
+    gaps = statistics.largest_gaps(differences)
+    return "; ".join(
+        f"{size}, {style.length_label(length)}: "
+        + ", ".join(
+            (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "none, they are identical")
+            + (f" (seed {row.seed})" if len(pairs) > 1 else "")
+            for row in pairs.itertuples()
+        )
+        for (size, length), pairs in gaps.groupby(["size", "context_length_tokens"], sort=False)
+    )
+
+
 def make(found: drawing.Found, item: str, architecture: str) -> tuple[Figure, str]:
     """The figure and its caption; ``item`` is its number in the paper."""
     name, records = models.ARCHITECTURES[architecture], found.records["loss_curve"]
-    gaps = statistics.largest_gaps(statistics.loss_differences(records))
-    numbers = "; ".join(
-        f"{row.size}, {style.length_label(row.context_length_tokens)}: "
-        + (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "none, they are identical")
-        + (f" (mean of {row.pairs} pairs of seeds)" if row.pairs > 1 else "")
-        for row in gaps.itertuples()
-    )
+    numbers = gaps_in_words(statistics.loss_differences(records))
     noise = statistics.seed_gap(records)
     noise = "" if noise is None else f" Two seeds of one setting differ by up to {noise:.3f}."
     tokens, windows = (
@@ -106,7 +114,7 @@ def make(found: drawing.Found, item: str, architecture: str) -> tuple[Figure, st
 trained and evaluated with ACP (wide, pale) and without (dashed), by context length $L$; below, their
 difference. Each point is the mean over a window of {windows} positions centred there, whole windows
 only, of {tokens} held-out tokens, the same text at every context length. Paired runs differ in
-that one setting and are trained apart. Their largest absolute difference in nats, and where:
-{numbers}.{noise}
+that one setting and are trained apart; each pair is drawn. Largest absolute difference of a pair in nats, and
+where: {numbers}.{noise}
 {style.provenance(records)}"""
     return draw(records), caption

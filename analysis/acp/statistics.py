@@ -118,14 +118,14 @@ CURVE = ["architecture", "size", "context_length_tokens", "position"]
 
 
 def loss_differences(records: pd.DataFrame) -> pd.DataFrame:
-    """``loss_curve`` records with and without ACP beside each other, the mean of all pairs of seeds.
+    """``loss_curve`` records with and without ACP beside each other, each pair of runs by itself.
 
     Runs with the paper's log epsilon = -10 count as ACP. A seed that has one of the two alone says nothing
     of the difference and is left out.
 
     Returns:
-        one row per position of a curve: :data:`CURVE`, ``acp``, ``exact`` and ``difference`` in nats, and
-        ``pairs``, the number of seeds that they are the mean of.
+        one row per position of a pair of curves: :data:`CURVE`, ``seed``, and ``acp``, ``exact`` and
+        ``difference`` in nats.
 
     Raises:
         UnfitRecords: a curve lacks one of the two at every seed, or a position of it, or has two records of
@@ -140,20 +140,18 @@ def loss_differences(records: pd.DataFrame) -> pd.DataFrame:
     if paired.groupby(CURVE[:-1]).ngroups != curves:
         raise UnfitRecords("loss_curve: every curve needs a run with ACP and its exact pair")
     pairs = side_by_side(paired, [*CURVE, "seed"], "method", "loss_nats", METHODS, "loss_curve")
-    means = pairs.groupby(CURVE, sort=False)
-    table = means[list(METHODS)].mean().assign(pairs=means.size())
-    return table.assign(difference=table["acp"] - table["exact"]).reset_index()
+    return pairs.assign(difference=pairs["acp"] - pairs["exact"])
 
 
 def largest_gaps(differences: pd.DataFrame) -> pd.DataFrame:
     """Largest absolute difference of each pair of curves of :func:`loss_differences`.
 
     Returns:
-        one row per size and context length, in the order given: ``gap_nats``, its ``position`` and ``pairs``.
+        one row per size, context length and seed, in the order given: ``gap_nats`` and its ``position``.
     """
     gaps = differences.assign(gap_nats=differences["difference"].abs())
-    rows = gaps.groupby(CURVE[:-1], sort=False)["gap_nats"].idxmax()
-    return gaps.loc[rows, [*CURVE, "gap_nats", "pairs"]].reset_index(drop=True)
+    rows = gaps.groupby([*CURVE[:-1], "seed"], sort=False)["gap_nats"].idxmax()
+    return gaps.loc[rows, [*CURVE, "seed", "gap_nats"]].reset_index(drop=True)
 
 
 def seed_gap(records: pd.DataFrame) -> float | None:

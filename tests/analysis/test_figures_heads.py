@@ -226,10 +226,13 @@ def test_curves_are_paired_position_by_position():
     assert statistics.seed_gap(more) == pytest.approx(0.5)
     # A seed without its pair says nothing of the difference.
     pd.testing.assert_frame_equal(statistics.loss_differences(more), statistics.loss_differences(table))
-    # With it the two pairs are averaged: at position 1, 0 and -0.5.
-    pairs = pd.concat([more, curve(-10.0, [3.0, 2.0, 1.0], seed=1)])
-    assert set(statistics.loss_differences(pairs)["pairs"]) == {2}
-    assert statistics.loss_differences(pairs)["difference"].tolist() == pytest.approx([-0.1, -0.25, -0.2])
+    # With it there are two pairs, each with its own gap: the mean of both would hide the larger one.
+    pairs = statistics.loss_differences(pd.concat([more, curve(-10.0, [3.0, 2.0, 1.0], seed=1)]))
+    of_seed = pairs.groupby("seed")["difference"].apply(list).to_dict()
+    assert of_seed == {0: pytest.approx([-0.1, 0.0, -0.2]), 1: pytest.approx([-0.1, -0.5, -0.2])}
+    gaps = statistics.largest_gaps(pairs)
+    assert gaps[["seed", "position"]].to_numpy().tolist() == [[0, 2], [1, 1]]
+    assert gaps["gap_nats"].tolist() == pytest.approx([0.2, 0.5])
     for half in (table[:3], table[:-1]):
         with pytest.raises(ValueError, match="exact pair|one of exact"):
             statistics.loss_differences(half)
@@ -332,6 +335,20 @@ def test_loss_figures_take_their_sizes_and_print_the_gap(folder):
     words = [t.get_text() for ax in figure.axes for t in (ax.get_legend() or figure.legends[0]).texts]
     assert words.count("0.0300") == 4  # two sizes of two lengths
     assert {line.get_linestyle() for line in figure.axes[0].lines} == {"-", "--"}
+
+
+def test_each_pair_of_seeds_is_drawn_and_named():
+    """One pair of two may be identical to the bit: its mean with the other halves the gap."""
+    same = [3.0, 2.0, 1.0]
+    pairs = ((-10.0, same, 0), (None, same, 0), (-10.0, same, 1), (None, [3.0, 2.1, 1.0], 1))
+    records = pd.concat([curve(tolerance, losses, seed=seed) for tolerance, losses, seed in pairs])
+    figure = loss_curves.draw(records)
+    top, bottom = figure.axes
+    assert len(top.lines) == 4
+    assert [max(abs(line.get_ydata())) for line in bottom.lines[:2]] == pytest.approx([0.0, 0.1])
+    assert [t.get_text() for t in bottom.get_legend().texts] == ["largest gap:", "none / 0.1000"]
+    found = loss_curves.gaps_in_words(statistics.loss_differences(records))
+    assert found == "big, 256: none, they are identical (seed 0), 0.1000 at 1 (seed 1)"
 
 
 def test_a_missing_record_of_one_run_names_its_command(folder):

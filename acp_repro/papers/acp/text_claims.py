@@ -196,7 +196,7 @@ CLAIMS = (
     Claim(
         "Dropping pruned keys and values saves memory while decoding",
         "Appendix F and Section 6: thus reducing memory consumption and memory accesses",
-        "at every batch and length the cache of a whole model holds fewer bytes for each head with ACP; "
+        "at every batch and length the cache of a whole model allocates fewer bytes with ACP; "
         "gates are drawn, two heads in three local",
         ("decode_time",),
         "cache_shrinks",
