@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         from .papers.acp.checkpoint_folder import Checkpoint
         from .papers.acp.fits import check_tokenizer
         from .papers.acp.needle import report, trial
-        from .papers.acp.needle.haystack import checkpoint_haystacks
+        from .papers.acp.needle.haystack import checkpoint_haystacks, fingerprints
         from .papers.acp.needle.prompt import hide, tokenise_needles
         from .papers.acp.unfinished import Unfinished, digest, identity
     except ModuleNotFoundError as error:
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         "wording": options.mode,
         "depths": depths,
         "exact": options.exact,
-        "haystacks": [int(haystack.sum()) for haystack in haystacks],
+        "haystacks": fingerprints(haystacks),
         "device": str(device),
     }
     # Known by what is measured, so that a test may go on under another name.

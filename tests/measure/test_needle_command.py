@@ -57,8 +57,10 @@ def test_command(checkpoint, capsys):
     assert "exact answers 0 of 2" in capsys.readouterr().out
 
 
-def test_a_stopped_test_goes_on_with_the_same_model_alone(checkpoint, capsys, monkeypatch, tmp_path):
+def test_a_stopped_test_goes_on_with_the_same_model_and_text_alone(checkpoint, capsys, monkeypatch, tmp_path):
     fox = shutil.copytree(checkpoint / "fox", tmp_path / "fox")
+    hay, other_order = (shutil.copy(checkpoint / "text.txt", tmp_path / name) for name in ("hay", "order"))
+    other_order.write_text(hay.read_text().replace("What a fox forgets", "What a forgets fox"))
     lengths, cell = [], trial._cell
 
     def count(model, needle, haystack, length, *rest):
@@ -67,11 +69,11 @@ def test_a_stopped_test_goes_on_with_the_same_model_alone(checkpoint, capsys, mo
         lengths.append(length)
         return cell(model, needle, haystack, length, *rest)
 
-    def test(name, stopped):
+    def test(name, stopped, text=hay):
         nonlocal stop
         stop = stopped
         lengths.clear()
-        text = ["--haystack", str(checkpoint / "text.txt"), "--samples", "1", "--depths", "1"]
+        text = ["--haystack", str(text), "--samples", "1", "--depths", "1"]
         code = command([str(fox), *text, "--lengths", "500", "600", "--csv", str(tmp_path / name)])
         return code, lengths
 
@@ -82,6 +84,7 @@ def test_a_stopped_test_goes_on_with_the_same_model_alone(checkpoint, capsys, mo
     (fox / "config.json").write_text(json.dumps(config | {"norm_eps": 0.1}))
     assert test("a.csv", stopped=True) == (130, [600])  # the same weights under another config
     (fox / "config.json").write_text(json.dumps(config))
+    assert test("z.csv", False, other_order) == (0, [600, 500])  # the same words in another order
     (tmp_path / "b.csv").write_text("of something else")
     assert test("b.csv", stopped=False) == (2, [])
     assert test("c.csv", stopped=False) == (0, [500])

@@ -9,7 +9,7 @@ from acp_repro.chain.state import MAKE
 from acp_repro.common.files import sha256_of
 from acp_repro.data import prepare
 
-from ..needle.haystack import file_haystacks, heldout_haystacks
+from ..needle.haystack import file_haystacks, fingerprints, heldout_haystacks
 from ..needle.prompt import hide, tokenise_needles
 from ..needle.trial import default_lengths, try_needle
 from ..trained import TrainedFoX
@@ -55,7 +55,7 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
         key = identity(trained.model, weights) | {
             "lengths": lengths,
             "depths": settings.needle_depths,
-            "haystacks": [int(haystack.sum()) for haystack in haystacks],
+            "haystacks": fingerprints(haystacks),
             "device": trained.device_name,
         }
         name = f"{run.name}.needle{'' if mode == 'easy' else '-' + mode}-{method}.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -108,3 +109,8 @@ def checkpoint_haystacks(
     if checkpoint.run is not None:
         return heldout_haystacks(checkpoint.corpus(), checkpoint.context_length, length, samples)
     return text_haystacks(SampleSource().documents(), checkpoint.tokenizer.encode, length, samples)
+
+
+def fingerprints(haystacks: Iterable[np.ndarray]) -> list[str]:
+    """What stands for these tokens in this order, in the key of results that are kept."""
+    return [hashlib.sha256(haystack.tobytes()).hexdigest() for haystack in haystacks]
