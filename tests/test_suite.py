@@ -96,8 +96,11 @@ def test_a_first_stamp_is_new_where_the_records_are_of_other_settings(load, tmp_
     }
 
 
-def test_a_key_that_is_new_makes_no_older_record_stale(tmp_path, monkeypatch):
-    """Records were made before a measure had its setting: they cannot depend on it."""
+@pytest.mark.parametrize(("items", "current"), [(None, True), (5, False)])
+def test_a_key_that_is_new_makes_older_records_stale_unless_it_has_its_default(
+    tmp_path, monkeypatch, items, current
+):
+    """A record that was made before a measure had its setting is of the default, and of no other value."""
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     suite = load_suite("mini")
@@ -119,14 +122,15 @@ def test_a_key_that_is_new_makes_no_older_record_stale(tmp_path, monkeypatch):
 
     forget_the_key(state.measure_stamp(suite))
     forget_the_key(state.settings_path(run), "measure")
-    later = with_measure(suite, lm_eval_items=5)
+    later = with_measure(suite, lm_eval_items=items)
     for fresh_clone in (False, True):
         if fresh_clone:
             shutil.rmtree(state.MAKE)
         state.write_stamps(later)
-        assert state.is_current(later, run, quantity)
+        assert state.is_current(later, run, quantity) == current
+        assert state.of_other_settings(later, run, quantity) != current
     state.write_settings(later, run, [suite.paper.quantity("lm_eval")])
-    assert "older" not in state.recorded_settings(run)
+    assert state.recorded_settings(run).get("older", {}) == ({} if current else {"measure": ["loss"]})
     # Another value of a key that there was is another setting.
     other = with_measure(later, lm_eval_items=6)
     state.write_stamps(other)

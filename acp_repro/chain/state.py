@@ -63,15 +63,15 @@ def write_stamps(suite: Suite) -> None:
     all_current = True
     for run in suite.runs:
         recorded = recorded_settings(run)
-        now = _settings(run, suite.measure)
+        of = {"run": run, "measure": suite.measure}
         current = {
             key: recorded is None
-            or (_agree(recorded[key], now[key]) and not recorded.get("older", {}).get(key))
-            for key in ("run", "measure")
+            or (_agree(recorded[key], of[key]) and not recorded.get("older", {}).get(key))
+            for key in of
         }
-        _stamp(run_stamp(run), now["run"], current["run"])
+        _stamp(run_stamp(run), run, current["run"])
         all_current &= current["measure"]
-    _stamp(measure_stamp(suite), _as_json(dataclasses.asdict(suite.measure)), all_current)
+    _stamp(measure_stamp(suite), suite.measure, all_current)
 
 
 def of_other_settings(suite: Suite, run: Run, quantity: Quantity) -> bool:
@@ -83,33 +83,44 @@ def of_other_settings(suite: Suite, run: Run, quantity: Quantity) -> bool:
     recorded = recorded_settings(run)
     if recorded is None:
         return False
-    now = _settings(run, suite.measure)
     return any(
-        not _agree(recorded[key], now[key]) or quantity.name in (recorded.get("older", {}).get(key) or ())
-        for key in ("run", "measure")
+        not _agree(recorded[key], of) or quantity.name in (recorded.get("older", {}).get(key) or ())
+        for key, of in (("run", run), ("measure", suite.measure))
     )
 
 
-def _stamp(path: Path, settings: Any, records_are_current: bool) -> None:
-    before = _read(path)
+def _stamp(path: Path, of: Any, records_are_current: bool) -> None:
+    before, settings = _read(path), _settings(of)
     if before == settings:
         return
     then = path.stat() if path.exists() else None
     files.write_json(path, settings)
     if then is None and records_are_current:
         os.utime(path, (_LONG_AGO, _LONG_AGO))
-    elif then is not None and _agree(before, settings):
+    elif then is not None and _agree(before, of):
         os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
 
 
-def _agree(before: Any, now: Any) -> bool:
-    """Whether settings are the same but for keys that there were none of before.
+def _agree(before: Any, of: Any) -> bool:
+    """Whether settings are those of a run or of the measures now, but for keys that there were none of.
 
-    What was made before a key existed cannot depend on it.
+    What was made before a key existed is of the key's default, and of no other value.
     """
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return before == now
-    return before.keys() <= now.keys() and all(now[key] == value for key, value in before.items())
+    if not isinstance(before, dict):
+        return False
+    now = _settings(of)
+    if any(name not in now or now[name] != value for name, value in before.items()):
+        return False
+    return all(_is_default(of, name) for name in now.keys() - before.keys())
+
+
+def _is_default(of: Any, name: str) -> bool:
+    """Whether a key has the value that it has where nothing names it."""
+    for field in dataclasses.fields(of):
+        if field.name == name:
+            new = field.default_factory
+            return getattr(of, name) == (field.default if new is dataclasses.MISSING else new())
+    return False
 
 
 def settings_path(run: Run) -> Path:
@@ -128,16 +139,16 @@ def write_settings(
     Where the settings are no longer those of before, the run's other records are named under ``older``:
     ``run`` if the training is another, else ``measure``, until they too are measured again.
     """
-    now = _settings(run, suite.measure)
+    now = {"run": _settings(run), "measure": _settings(suite.measure)}
     before = recorded_settings(run) or dict(now)
     older = {key: set(names) for key, names in before.pop("older", {}).items()}
-    for key in ("run", "measure"):
-        if not _agree(before[key], now[key]):
+    for key, of in (("run", run), ("measure", suite.measure)):
+        if not _agree(before[key], of):
             older[key] = {q.name for q in suite.paper.quantities if q.path(run.suite, run.name).exists()}
     measured = {quantity.name for quantity in quantities}
     older = {key: sorted(names - measured) for key, names in older.items()}
     now |= {"older": older} if any(older.values()) else {}
-    same = _agree(before["run"], now["run"])  # else it took another training
+    same = _agree(before["run"], run)  # else it took another training
     if trained := trained or (before.get("trained") if same else None):
         now["trained"] = dict(trained)
     files.write_json(settings_path(run), now)
@@ -150,8 +161,9 @@ def _read(path: Path) -> Any:
         return None
 
 
-def _settings(run: Run, measure: Any) -> dict[str, Any]:
-    return _as_json({"run": run.as_dict(), "measure": dataclasses.asdict(measure)})
+def _settings(of: Any) -> dict[str, Any]:
+    """Those of a run, or of the measures."""
+    return _as_json(of.as_dict() if isinstance(of, Run) else dataclasses.asdict(of))
 
 
 def recorded_settings(run: Run) -> dict[str, Any] | None:
