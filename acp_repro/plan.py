@@ -12,6 +12,8 @@ import dataclasses
 import math
 import shutil
 import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from .chain.command import command, output_file, run_command
 from .chain.errors import SuiteError
@@ -19,8 +21,9 @@ from .chain.paper import Suite
 from .chain.state import measured_run
 from .chain.suite import load_suite
 from .model.flops import peak_flops
-from .papers.acp.plan.cost import Assumptions, Cost, cost_of
-from .papers.acp.plan.speed import Speeds
+
+if TYPE_CHECKING:
+    from .papers.acp.plan import Assumptions, Cost, Speeds
 
 PRUNED_RATIO = 0.7  # "around 70 %" (abstract), at all lengths and sizes
 MFU = 0.3  # an assumption, of executed FLOPs: small models reach less, large ones more
@@ -32,26 +35,27 @@ _GPUS = "a100, h100, h200, l40s, b200, 4090"  # names that model.flops.peak_flop
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     suite = load_suite(options.suite)
-    if suite.paper.steps:
-        return _print_steps(suite, options)
     if not suite.paper.plan:
+        if suite.paper.steps:
+            return _print_steps(suite, options)
         raise SuiteError(f"suite {suite.name}: there is no plan for runs of paper {suite.paper.name}")
-    assumptions = Assumptions(
+    formulas = suite.paper.load_plan()
+    assumptions = formulas.Assumptions(
         gpu=options.gpu,
         ranks=options.nproc,
         mfu=options.mfu,
         pruned_ratio=options.pruned_ratio,
         vocab_size=options.vocab_size,
     )
-    speeds = Speeds.find(suite, options.tokens_per_s, of_finished_runs=not options.check)
+    speeds = formulas.Speeds.find(suite, options.tokens_per_s, of_finished_runs=not options.check)
     if options.check:
-        rows = _checked(suite, assumptions, speeds)
+        rows = _checked(suite, formulas, assumptions, speeds)
     else:
         if peak_flops(options.gpu) is None:
             raise SuiteError(
                 f"--gpu {options.gpu}: not in the table of acp_repro/model/flops.py, which has {_GPUS}"
             )
-        costs = [cost_of(run, assumptions, speeds) for run in suite.runs]
+        costs = [formulas.cost_of(run, assumptions, speeds) for run in suite.runs]
         rows = [_row(cost) for cost in costs]
     if not rows:
         print(f"no run of suite {suite.name} is finished: there is nothing to check", file=sys.stderr)
@@ -106,7 +110,9 @@ def _row(cost: Cost) -> dict[str, str]:
     }
 
 
-def _checked(suite: Suite, assumptions: Assumptions, speeds: Speeds) -> list[dict[str, str]]:
+def _checked(
+    suite: Suite, formulas: ModuleType, assumptions: Assumptions, speeds: Speeds
+) -> list[dict[str, str]]:
     """Predicted, measured and their ratio, for every finished run, on the machine that it ran on."""
     rows = []
     for run in suite.runs:
@@ -114,7 +120,7 @@ def _checked(suite: Suite, assumptions: Assumptions, speeds: Speeds) -> list[dic
         if found is None:
             continue
         there = dataclasses.replace(assumptions, gpu=found.device, ranks=found.ranks)
-        cost = cost_of(run, there, speeds)
+        cost = formulas.cost_of(run, there, speeds)
         memory = found.peak_memory_bytes or math.nan
         rows.append(
             {

@@ -105,10 +105,20 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
 
 
 def in_order(suite: Suite, runs: list[Run]) -> list[list[Run]]:
-    """``runs`` in groups: each group needs the weights of groups before it alone."""
+    """``runs`` in groups: each group needs the weights of groups before it alone.
+
+    Raises:
+        SuiteError: some need each other's, so that none can be the first.
+    """
     waiting, groups = list(runs), []
     while waiting:
         ready = [run for run in waiting if not any(needed in waiting for needed in suite.needs(run))]
+        if not ready:
+            names = ", ".join(run.name for run in waiting)
+            raise SuiteError(
+                f"suite {suite.name}: {names} need each other's weights, or those of such runs; correct "
+                f"`{type(suite).__name__}.needs` of paper {suite.paper.name}"
+            )
         groups.append(ready)
         waiting = [run for run in waiting if run not in ready]
     return groups

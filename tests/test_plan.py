@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,18 @@ def test_speeds_are_given_or_measured_on_the_same_shape_and_gpu(mini, capsys):
     assert found.of(exact, "h100") == (70.0, f"results/h100/{run.name}/throughput.csv")
     assert plan.main(["--suite", "mini", "--tokens-per-s", "pro-tiny=5"]) == 2
     assert "did you mean pro-tiny-128" in capsys.readouterr().err
+
+
+def test_the_plan_is_the_papers_own(mini, capsys, monkeypatch):
+    """Also of a paper that counts steps, too."""
+    theirs = types.ModuleType("theirs")
+    theirs.Assumptions, theirs.Speeds = Assumptions, Speeds
+    theirs.cost_of = lambda *of: dataclasses.replace(cost_of(*of), steps=12_345)
+    monkeypatch.setitem(sys.modules, "theirs", theirs)
+    paper = dataclasses.replace(mini.paper, plan="theirs", steps="theirs:steps")
+    monkeypatch.setattr(plan, "load_suite", lambda name: dataclasses.replace(mini, paper=paper))
+    assert plan.main(["--suite", "mini"]) == 0
+    assert capsys.readouterr().out.count("12,345") == 2
 
 
 def test_check_holds_the_plan_against_finished_runs(mini, capsys, tmp_path):

@@ -13,6 +13,7 @@ import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from .errors import UnknownName
@@ -253,7 +254,8 @@ class Paper:
             when something is trained.
         analysis: the package of its items' modules, of ``criteria`` and, to describe its models in the
             report, of ``models`` (see ``analysis.report.gather``).
-        plan: ``MODULE`` with ``cost_of(run, ...)``, for the plan command; empty for none.
+        plan: ``MODULE`` with ``Assumptions``, ``Speeds`` and ``cost_of`` like those of
+            ``acp_repro.papers.acp.plan``, for the plan command; empty for none.
         steps: ``MODULE:NAME`` of a function that gives a run's optimiser steps, which is the plan of a paper
             without one; empty for none.
         claims: what it says besides its figures and tables, in its own order.
@@ -302,6 +304,10 @@ class Paper:
     def load_task(self) -> Callable[[Run], Any]:
         """What makes the task of a run; imports torch."""
         return _named(self.task)
+
+    def load_plan(self) -> ModuleType:
+        """The module with the formulas of what a run costs."""
+        return importlib.import_module(self.plan)
 
     def load_steps(self) -> Callable[[Run], int]:
         """What counts the steps of a run."""

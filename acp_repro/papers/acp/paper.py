@@ -417,6 +417,6 @@ PAPER = Paper(
     items=ITEMS,
     task=f"{__package__}.task:FoXTask",
     analysis="analysis.acp",
-    plan=f"{__package__}.plan.cost",
+    plan=f"{__package__}.plan",
     claims=text_claims.CLAIMS,
 )
