@@ -70,6 +70,7 @@ def _measure(
             # After each, so that what is stopped leaves no record beside settings of before.
             state.write_settings(suite, run, [quantity], took and dataclasses.asdict(took))
             print(path)
+        trained.written()
 
 
 def _trained(suite: Suite, run: Run, untrained: bool, device) -> Any:

@@ -150,6 +150,7 @@ class Trained:
     device: torch.device
     trained_tokens: int
     _once: dict[str, Any] = field(default_factory=dict, repr=False)
+    _kept: list[Callable[[], object]] = field(default_factory=list, repr=False)
 
     @property
     def measure(self) -> Any:
@@ -166,3 +167,13 @@ class Trained:
         if name not in self._once:
             self._once[name] = compute(self)
         return self._once[name]
+
+    def when_written(self, delete: Callable[[], object]) -> None:
+        """``delete`` is called when all records of the run are written: what a long measure keeps until then
+        is not lost if they cannot be."""
+        self._kept.append(delete)
+
+    def written(self) -> None:
+        """All records of the run are written."""
+        while self._kept:
+            self._kept.pop()()

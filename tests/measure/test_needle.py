@@ -1,14 +1,18 @@
 """The needle test: prompts by hand, scores, training text that holds needles, and what a model is asked."""
 
+import contextlib
 import dataclasses
+import errno
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from acp_repro import measure as measure_command
 from acp_repro.chain import state
 from acp_repro.chain.errors import RecordError, SuiteError
 from acp_repro.chain.suite import load_suite
@@ -23,7 +27,7 @@ from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import TrainedFoX
 from acp_repro.papers.acp.unfinished import Unfinished
-from tests.suites import YAML, with_measure, write_suite
+from tests.suites import YAML, records, with_measure, write_suite
 
 BYTES = ByteTokenizer()
 DEED = "eat a sandwich and sit in Dolores Park on a sunny day"
@@ -365,6 +369,23 @@ def test_a_test_that_is_stopped_goes_on_where_it_was(tmp_path):
     assert not path.exists()
 
 
+def test_what_is_kept_survives_a_disk_that_is_full_when_it_goes_on(tmp_path, monkeypatch):
+    path = tmp_path / "unfinished"
+    Unfinished(path, {"a": 1}).add({"700 1": [1]})
+    with path.open("a") as file:
+        file.write('["600 1", [{"half')
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        for name in ("write_text", "write_bytes"):
+            patch.setattr(Path, name, lambda path, *_, **__: (path.open("w").close(), full()))
+        with contextlib.suppress(OSError):
+            Unfinished(path, {"a": 1})
+    assert "700 1" in Unfinished(path, {"a": 1})
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -409,7 +430,7 @@ def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
     rows = needle.measure(trained)
     assert all(set(row) == set(PAPER.quantity("needle").columns) for row in rows)
     assert [row["method"] for row in rows] == ["acp"] * 2 + ["exact"] * 2
-    assert trained.model.config.log_pruning_tolerance == -10 and not list(state.MAKE.rglob("*.jsonl"))
+    assert trained.model.config.log_pruning_tolerance == -10
     gaps = [
         abs(a["answer_log_likelihood_nats"] - b["answer_log_likelihood_nats"])
         for a, b in zip(rows[:2], rows[2:], strict=True)
@@ -421,6 +442,27 @@ def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
         needle.measure(trained)
     (state.MAKE.parent / "essays").write_text("An essay says this and that. " * 30)
     assert {row["haystack"] for row in needle.measure(trained)} == {"essays"}
+
+
+def test_what_is_found_is_kept_until_its_record_is_written(trained, monkeypatch):
+    stale = [(trained.run, PAPER.quantity("needle"))]
+    lengths, cell = [], trial._cell
+    monkeypatch.setattr(
+        trial, "_cell", lambda *asked: (lengths.append(asked[3]), cell(*asked))[1]
+    )
+    monkeypatch.setattr(measure_command, "_trained", lambda *_: trained)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measure_command, "write_records", full)
+        with pytest.raises(OSError, match="No space left"):
+            measure_command._measure(trained.suite, stale, "cpu", {})
+    assert lengths == [500, 500]  # with ACP and without
+    measure_command._measure(trained.suite, stale, "cpu", {})
+    assert lengths == [500, 500] and len(records("needle")) == 4
+    assert not list(state.MAKE.rglob("*.jsonl"))
 
 
 def test_long_curves_cover_twice_and_four_times_the_training_length(trained):

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from acp_repro.common import files
+
 
 def identity(model: Any, weights_sha256: str | None) -> dict[str, Any]:
     """Which model it is, for results that are kept: the same weights under another config are another."""
@@ -46,8 +48,7 @@ class Unfinished:
                     break
                 self._rows[name] = rows
                 whole.append(line)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(whole) + "\n", encoding="utf-8")
+        files.write_text(path, "\n".join(whole) + "\n")
 
     def __contains__(self, name: str) -> bool:
         return name in self._rows

@@ -27,8 +27,8 @@ class NoHarness(UserError, RuntimeError):
 def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
     """The results of ``measure.lm_eval_tasks`` with the run's own tokeniser, context length and dtype.
 
-    Finished tasks are kept in ``.make/SUITE/lm_eval/RUN`` until all are, so that a long evaluation that is
-    stopped goes on where it was.
+    Finished tasks are kept in ``.make/SUITE/lm_eval/RUN`` until all records are written, so that a long
+    evaluation that is stopped goes on where it was.
 
     Raises:
         NoHarness, TaskData, TaskUnavailable: see ``load_tasks``.
@@ -55,5 +55,5 @@ def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
         identity=identity(trained.model, files.sha256_of(run.weights_file)),
         say=lambda line: print(f"{run.name}: {line}"),
     )
-    shutil.rmtree(kept)
+    trained.when_written(lambda: shutil.rmtree(kept))
     return results

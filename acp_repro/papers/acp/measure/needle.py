@@ -23,7 +23,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
     The method is the run's own; a run with ACP whose exact pair the suite lacks is also tried without
     pruning. The haystack is the run's held-out text, or ``measure.needle_haystack``. What is done is kept
-    until all is, so the same command goes on where it was stopped.
+    until the record is written, so the same command goes on where it was stopped.
 
     Raises:
         UsageError, DataError: the text is too short, or a context holds no haystack.
@@ -49,7 +49,7 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
         haystacks = heldout_haystacks(corpus, run.context_length, max(lengths), samples)
     else:
         haystacks = file_haystacks(text, encode, max(lengths), samples, "measure.needle_haystack")
-    rows, all_done = [], []
+    rows = []
     for method in methods:
         weights = sha256_of(run.weights_file) if run.weights_file.is_file() else None
         key = identity(trained.model, weights) | {
@@ -71,10 +71,8 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
             description=f"{run.name}: needle, {method}",
             unfinished=unfinished,
         )
-        all_done.append(unfinished)
+        trained.when_written(unfinished.finish)
         shared = {"method": method, "mode": mode, "needle_share": run.needle_share}
         shared["haystack"] = text or "held-out text"
         rows += [shared | row for row in found]
-    for unfinished in all_done:
-        unfinished.finish()
     return rows
