@@ -93,9 +93,7 @@ def test_heat_maps_of_a_pair(module, length, suffix):
     pair(length, lambda s, d: 0.5 + 0.1 * s, lambda s, d: 0.6 + 0.1 * s + 0.1 * d, suffix, share)
     caption = synthetic.draw(module)
     title = PAPER.item(module.__name__.rpartition(".")[2]).label
-    assert caption.startswith(
-        f"**{title}.** Needle in a haystack, easy mode, for size tiny of FoX (Pro)"
-    )
+    assert caption.startswith(f"**{title}.** Needle in a haystack, easy mode, for size tiny of FoX (Pro)")
     assert "60 % of the words with ACP, 75 % without, difference -15.0 points [-15.0, -15.0]" in caption
     assert "the needle gains +6.0 and +7.5 nats, difference -1.50" in caption and "3 haystacks" in caption
     assert "its exact pair, trained apart" in caption

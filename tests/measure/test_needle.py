@@ -447,9 +447,7 @@ def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
 def test_what_is_found_is_kept_until_its_record_is_written(trained, monkeypatch):
     stale = [(trained.run, PAPER.quantity("needle"))]
     lengths, cell = [], trial._cell
-    monkeypatch.setattr(
-        trial, "_cell", lambda *asked: (lengths.append(asked[3]), cell(*asked))[1]
-    )
+    monkeypatch.setattr(trial, "_cell", lambda *asked: (lengths.append(asked[2]), cell(*asked))[1])
     monkeypatch.setattr(measure_command, "_trained", lambda *_: trained)
 
     def full(*_, **__):
