@@ -51,7 +51,8 @@ def describe(records: pd.DataFrame) -> str:
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
     return f"""Of the {len(records)} heads of {one["run"]}, {percent["local"]} are local (they prune
 {100 * LOCAL:g} % or more of the limit, the most that the grid of blocks allows), {percent["global"]} global
-(under {100 * GLOBAL:g} % of it) and {percent["between"]} between. Dashed, the limit: at {one["context_length_tokens"]:,} tokens in blocks of {grid} no head
+(under {100 * GLOBAL:g} % of it) and {percent["between"]} between. Dashed, the limit: at
+{one["context_length_tokens"]:,} tokens in blocks of {grid} no head
 can save more than {100 * limit:.1f} % unless a single forget gate closes, for each row keeps the diagonal
 block and the one before; {at_limit.sum()} heads are within a percentage point of it. Savings over
 {one["measured_tokens"]:,} held-out tokens. {style.provenance(records)}"""

@@ -31,7 +31,8 @@ SUITE = YAML
 for before, after in (
     (
         "sizes:\n",
-        "sizes:\n  big: {num_hidden_layers: 2, hidden_size: 64, head_dim: 16, tokens: 512, learning_rate: 1}\n",
+        "sizes:\n"
+        "  big: {num_hidden_layers: 2, hidden_size: 64, head_dim: 16, tokens: 512, learning_rate: 1}\n",
     ),
     ("size: [tiny], context_length: [128]", "size: [tiny, big], context_length: [256, 512]"),
     ("batch_tokens: 256, micro_batch_tokens: 128", "batch_tokens: 512, micro_batch_tokens: 512"),

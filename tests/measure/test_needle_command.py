@@ -63,11 +63,11 @@ def test_a_stopped_test_goes_on_with_the_same_model_and_text_alone(checkpoint, c
     other_order.write_text(hay.read_text().replace("What a fox forgets", "What a forgets fox"))
     lengths, cell = [], trial._cell
 
-    def count(model, needle, haystack, length, *rest):
+    def count(model, trial, length, *rest):
         if len(lengths) == 1 and stop:
             raise KeyboardInterrupt
         lengths.append(length)
-        return cell(model, needle, haystack, length, *rest)
+        return cell(model, trial, length, *rest)
 
     def test(name, stopped, text=hay):
         nonlocal stop
