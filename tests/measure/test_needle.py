@@ -20,7 +20,7 @@ from acp_repro.common.errors import UsageError
 from acp_repro.data import ByteTokenizer, prepare
 from acp_repro.data.sources import Document
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.papers.acp.measure import long_loss_curve, needle, step_losses, training_log
+from acp_repro.papers.acp.measure import long_loss_curve, needle, needle_facts, step_losses, training_log
 from acp_repro.papers.acp.needle import documents, haystack, trial
 from acp_repro.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
 from acp_repro.papers.acp.paper import PAPER
@@ -442,6 +442,18 @@ def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
         needle.measure(trained)
     (state.MAKE.parent / "essays").write_text("An essay says this and that. " * 30)
     assert {row["haystack"] for row in needle.measure(trained)} == {"essays"}
+
+
+def test_weights_trained_with_acp_are_asked_all_facts_with_and_without_pruning(trained, monkeypatch):
+    monkeypatch.setattr(trial, "generate", lambda model, prompts, room: prompts)  # quick, and says nothing
+    trained.suite = with_measure(trained.suite, needle_depths=[1.0])
+    rows = needle_facts.measure(trained)
+    assert all(set(row) == set(PAPER.quantity("needle_facts").columns) for row in rows)
+    facts = list(range(len(WORDINGS["facts"])))
+    assert [(row["method"], row["fact"]) for row in rows] == [(m, f) for m in ("acp", "exact") for f in facts]
+    assert {row["mode"] for row in rows} == {"facts"} and trained.model.config.log_pruning_tolerance == -10
+    trained.run = dataclasses.replace(trained.run, log_pruning_tolerance=None)
+    assert {row["method"] for row in needle_facts.measure(trained)} == {"exact"}
 
 
 def test_what_is_found_is_kept_until_its_record_is_written(trained, monkeypatch):
