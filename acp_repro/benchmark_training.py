@@ -13,18 +13,25 @@ import tempfile
 from pathlib import Path
 
 from .chain.command import choose_device, command, output_file, positive, run_command
+from .chain.errors import SuiteError
 from .chain.provenance import device_name
 from .chain.records import write_suite_records
 from .chain.run import PARALLEL
 from .chain.suite import load_suite
 from .common.errors import UsageError
 from .common.files import write_text
+from .papers.acp.suite import FoXSuite
 
 
 @command()
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     suite = load_suite(options.suite)
+    if not isinstance(suite, FoXSuite):
+        raise SuiteError(
+            f"suite {suite.name} is of paper {suite.paper.name}, which has no steps to time here; name one "
+            "of acp"
+        )
     runs = [suite.run(name) for name in options.run] if options.run else [suite.heads_run]
     if options.rows:
         return _measure(runs, options)

@@ -42,7 +42,9 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
     """The suite's own sweep is the record that Figure 7 draws; one at other values is a record of its own."""
     suite = load_suite(options.suite or "cpu")
     if not isinstance(suite, FoXSuite):
-        raise SuiteError(f"suite {suite.name} is of paper {suite.paper.name}, which has no epsilon")
+        raise SuiteError(
+            f"suite {suite.name} is of paper {suite.paper.name}, which has no epsilon; name one of acp"
+        )
     run = suite.run(options.run) if options.run else suite.sweep_run
     quantity, usual = suite.paper.quantity(QUANTITY), suite.measure.sweep_log_pruning_tolerances
     values = options.log_pruning_tolerance or usual

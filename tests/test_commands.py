@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from acp_repro import benchmark_attention, inspect, measure, sweep_epsilon, train, tune_attention
+from acp_repro import (
+    benchmark_attention,
+    benchmark_training,
+    inspect,
+    measure,
+    sweep_epsilon,
+    train,
+    tune_attention,
+)
 from acp_repro.chain import state
 from acp_repro.chain.command import command
 from acp_repro.common import files
@@ -86,6 +94,14 @@ def test_a_count_that_is_none(capsys, main, arguments):
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2 and "is not a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [benchmark_training.main, sweep_epsilon.main])
+def test_a_suite_of_another_paper_is_refused_in_one_line(monkeypatch, capsys, main):
+    monkeypatch.chdir(ROOT)
+    assert main(["--suite", "lap"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: suite lap is of paper lap, which has no ") and error.count("\n") == 1
 
 
 def test_one_process_measures_at_a_time(work):
