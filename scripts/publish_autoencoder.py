@@ -29,7 +29,7 @@ and {decoder_layers} decoder blocks of width {width}, {parameters:,} weights in 
 gates after encoder blocks {gates} (counted from 0) and a decoder that sees {window} tokens. It is here to
 look at. It was trained from scratch on short sentences, so text of other kinds comes back with mistakes.
 
-    python -m acp_repro.lap.compress pretrained/{name} --text "the green cat sat on the mat"
+    python -m acp_repro.lap.compress pretrained/{name} --text "Return the number of items in the list."
 
 | | |
 |---|---|

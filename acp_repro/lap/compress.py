@@ -1,7 +1,7 @@
 """What a pruning autoencoder keeps of a text: ``python -m acp_repro.lap.compress MODEL --text "..."``.
 
 MODEL is the folder of a trained model, or a run folder such as runs/lap/NAME. Prints each text with its
-dropped tokens marked, what each gate drops, and the text as the model writes it from what is kept.
+dropped tokens marked (the first line says how), what each gate drops, and the text as the model writes it from what is kept.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     device = choose_device(options.device)
     from .autoencoder import PruningAutoencoder
-    from .show import by_gate, marked
+    from .show import by_gate, legend, marked
 
     folder = options.model / "model" if (options.model / "model").is_dir() else options.model
     model = PruningAutoencoder.from_pretrained(folder, device)
     texts = options.text or _lines(options.file)
     memory = model.encode(texts)
     written = model.decode(memory, options.max_length)
+    terminal = sys.stdout.isatty()
+    print(f"{legend(terminal)}\n")
     for row, text in enumerate(texts):
         kept, length = int(memory.kept[row]), int(memory.lengths[row])
-        print(f"{marked(model, memory, row, sys.stdout.isatty())}")
+        print(f"{marked(model, memory, row, terminal)}")
         print(f"  keeps {kept} of {length} tokens ({kept / length:.0%}), EOS among them")
         for name, tokens in by_gate(model, memory, row):
             print(f"  {name}: {' '.join(token.strip() or '␣' for token in tokens) or 'nothing'}")

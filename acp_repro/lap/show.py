@@ -8,6 +8,13 @@ from .memory import Memory
 KEPT = "kept"
 
 
+def legend(colour: bool) -> str:
+    """What the marks of :func:`marked` mean."""
+    if colour:
+        return "\033[1mbold\033[0m: kept; \033[90mgrey\033[0m: dropped; a word may be several tokens"
+    return "[word]2: a token that gate 2 dropped; the others are kept; a word may be several tokens"
+
+
 def marked(model: PruningAutoencoder, memory: Memory, row: int, colour: bool) -> str:
     """The tokens of one text, kept ones plain and dropped ones marked.
 

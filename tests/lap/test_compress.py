@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
 
 from acp_repro.lap.compress import main
-from acp_repro.lap.show import by_gate, marked
+from acp_repro.lap.show import by_gate, legend, marked
 from tests.lap.tiny import TEXTS, model
 
 
@@ -35,6 +35,16 @@ def test_the_command(folder, capsys):
     assert main([folder, "--text", TEXTS[0], "--text", TEXTS[1]]) == 0
     output = capsys.readouterr().out
     assert output.count("gate 1 drops") == 2 and output.count("written") == 2 and "of 12 tokens" in output
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_marks_are_explained_once(folder, capsys, monkeypatch, terminal):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    assert main([folder, "--text", TEXTS[0], "--text", TEXTS[1]]) == 0
+    first, _, rest = capsys.readouterr().out.partition("\n")
+    assert first == legend(terminal) and legend(terminal) not in rest
+    words = ("bold", "grey") if terminal else ("[word]2", "gate 2")
+    assert all(word in first for word in (*words, "kept", "dropped"))
 
 
 def test_run_folders_and_files(folder, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The trained model that comes with the project: what it is, and the two ways in that the docs show."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from acp_repro.papers.lap.texts import encode, load_texts
 
 ROOT = Path(__file__).parents[2]
 (FOLDER,) = (ROOT / "pretrained").glob("lap-*")
-TEXTS = ["the green cat sat on the mat", "Return the number of items in the list."]
+TEXTS = ["Return the number of items in the list.", "the green cat sat on the mat"]
+PAGES = ("docs/learnable-attention-pruning.md", "pretrained/lap-0.6m/README.md")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,17 @@ def test_encode_and_decode_as_in_the_docs(shipped):
         assert memory.tokens[row][:-1] == shipped.tokenizer.tokens(ids[i] for i in places[:-1])
     together = shipped.decode(memory)
     assert together == [shipped.decode(shipped.encode([text]))[0] for text in TEXTS]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_first_example_of_a_page_comes_back_as_it_was(page, capsys, monkeypatch):
+    """The model knows one kind of sentence; of another it writes nonsense, which is no way to meet it."""
+    monkeypatch.chdir(ROOT)
+    start = "python -m acp_repro.lap.compress "
+    lines = (ROOT / page).read_text(encoding="utf-8").split("\n")
+    example = next(line.strip() for line in lines if line.strip().startswith(start))
+    assert main(shlex.split(example.removeprefix(start))) == 0
+    assert "\n  the same text\n" in capsys.readouterr().out
 
 
 def test_the_command_shows_what_is_kept(capsys):
