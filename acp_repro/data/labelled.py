@@ -53,10 +53,12 @@ class LabelledSet:
     Attributes:
         splits: examples by ``train``, ``dev``, ``test``.
         classes: names of the classes in the order of their numbers; empty for extractive questions.
+        classes_are: what they are names of, in words.
     """
 
     splits: dict[str, list[Example]]
     classes: tuple[str, ...] = ()
+    classes_are: str = "classes"
     _hash: list[str] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -100,7 +102,7 @@ def read_labelled(reader: str, path: str | None = None, **options: Any) -> Label
         raise
 
 
-def _classes(rows: Iterator[Row], least: int = 1) -> LabelledSet:
+def _classes(rows: Iterator[Row], classes_are: str, least: int = 1) -> LabelledSet:
     """Rows as a set of classes in alphabetical order; those with fewer than ``least`` examples left out.
 
     What has no text or no class is no example."""
@@ -114,7 +116,7 @@ def _classes(rows: Iterator[Row], least: int = 1) -> LabelledSet:
         if name in names:
             label = names.index(name)
             splits[split or _split_of(belongs_to)].append(Example(text, question, label))
-    return LabelledSet(splits, names)
+    return LabelledSet(splits, names, classes_are)
 
 
 def _split_of(belongs_to: str) -> str:
@@ -207,7 +209,7 @@ def stdlib(
             for module, text in by_hash[:most_each]:
                 yield None, module if whole_modules else f"{module} {text}", text, "", package
 
-    return _classes(rows())
+    return _classes(rows(), "packages of the Python standard library")
 
 
 def sst2(path: str | None = None) -> LabelledSet:
@@ -222,7 +224,7 @@ def sst2(path: str | None = None) -> LabelledSet:
             for row in lines:
                 yield name.strip("/").removesuffix(".tsv"), "", row["sentence"].strip(), "", row["label"]
 
-    return _classes(rows())
+    return _classes(rows(), "sentiments")
 
 
 def imdb(path: str | None = None) -> LabelledSet:
@@ -236,7 +238,7 @@ def imdb(path: str | None = None) -> LabelledSet:
             text = record["text"].replace("<br />", " ")
             yield _with_dev(record["split"], text), "", text, "", str(record["label"])
 
-    return _classes(rows())
+    return _classes(rows(), "sentiments")
 
 
 def _one_file(path: str | None) -> str:
@@ -261,7 +263,7 @@ def cuad(path: str | None = None, least: int = 10) -> LabelledSet:
         for record in _json_lines(_one_file(path), str(path), "file", "type", "text"):
             yield None, record["file"], record["text"], "", record["type"]
 
-    return _classes(rows(), least)
+    return _classes(rows(), "types of contract", least)
 
 
 def csabstruct(path: str | None = None) -> LabelledSet:
@@ -275,7 +277,7 @@ def csabstruct(path: str | None = None) -> LabelledSet:
                 for sentence, label in zip(record["sentences"], record["labels"], strict=True):
                     yield name.strip("/").removesuffix(".jsonl"), "", abstract, sentence, label
 
-    return _classes(rows())
+    return _classes(rows(), "roles of a sentence")
 
 
 def books(
@@ -319,7 +321,7 @@ def books(
                 for piece in pieces:
                     yield split, identity, piece, "", name
 
-    return _classes(rows())
+    return _classes(rows(), f"{label}s")
 
 
 _NAMES = "Nora Otto Petra Quinn Rosa Silas Tilda Urban Vera Wanda Xaver Yara Anton Berta Clara David"
@@ -364,7 +366,7 @@ def facts(
                 text = f"{text[:at]} The code of {name} is {code}. {text[at:]}"
             yield None, f"facts {number}", text, f"What is the code of {chosen[0]}?", told[0]
 
-    return _classes(rows())
+    return _classes(rows(), "codes that a text tells")
 
 
 class _Draw:
@@ -453,7 +455,7 @@ def hf(
                 where = split if dev else _with_dev(split, record[text])
                 yield where, "", record[text], asked, name
 
-    return _classes(rows())
+    return _classes(rows(), f"values of {label}")
 
 
 def _hf_answers(loaded: dict[str, Any], text: str, question: str | None, answers: str, dev: str | None):

@@ -103,7 +103,8 @@ def show(folder: Path, text: str, question: str = "", budget: float | None = Non
         classes = json.loads(names.read_text())
         share = output.logits[0].float().softmax(-1)
         if len(classes) == len(share):
-            lines += ["", f"answer: {classes[int(share.argmax())]} ({float(share.max()):.0%})"]
+            of = f"{len(classes)} {getattr(model.config, 'classes_are', 'classes')}: {', '.join(classes)}"
+            lines += ["", f"answer: {classes[int(share.argmax())]} ({float(share.max()):.0%}), of {of}"]
     return lines
 
 

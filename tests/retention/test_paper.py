@@ -315,7 +315,8 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     assert "keeps 30% of its tokens" in card and "{" not in card
     capsys.readouterr()
     assert show.main(["pretrained/tiny", "--text", "the tenant rents the flat"]) == 0
-    assert "budget 30%" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "budget 30%" in shown and "of 3 types of contract: lease, loan, sale" in shown
 
 
 def test_answers_in_the_text_and_their_scores(here):

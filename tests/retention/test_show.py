@@ -49,7 +49,7 @@ def test_the_text_once_a_gate(folder, capsys):
     for line in shown:
         assert all(a in (b, "·") for a, b in zip(line, text, strict=True))
     assert all(b == "·" or a == b for a, b in zip(shown[0], shown[1], strict=True))  # none comes back
-    assert lines[-1].startswith("answer: ")
+    assert lines[-1].startswith("answer: ") and lines[-1].endswith("%), of 3 classes: red, green, blue")
     assert show.main([str(folder), "--text", text, "--budget", "0.75"]) == 0
     assert "at the input: 6 of 8 tokens go on" in capsys.readouterr().out
     assert show.main([str(folder), "--text", "one two", "--question", "six?"]) == 0
@@ -85,4 +85,6 @@ def test_the_model_of_the_project(capsys):
     tokens = int(first.split()[0])
     assert first.endswith("adaptive, budget 30%")
     assert f"at the input: {3 * tokens // 10} of {tokens} tokens go on" in lines
-    assert lines[-1].startswith("answer: asyncio")
+    assert lines[-1].startswith("answer: asyncio (")
+    packages = "asyncio, distutils, email, idlelib, tkinter, xml"
+    assert lines[-1].endswith(f"%), of 6 packages of the Python standard library: {packages}")

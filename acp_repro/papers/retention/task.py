@@ -58,6 +58,7 @@ class RetentionTask(Task):
 
     def build(self) -> nn.Module:
         model = self._dense()
+        model.config.classes_are = self.texts.labelled.classes_are  # for who shows what the model answers
         if self.run.is_dense:
             return model
         teacher = self._teacher() if self.run.method == "top" else None

@@ -223,7 +223,7 @@ def _cut(labelled: LabelledSet, limit: int | None) -> LabelledSet:
         return hashlib.sha256(f"{example.question}\n{example.text}".encode()).digest()
 
     splits = {split: sorted(found, key=by_hash)[:limit] for split, found in labelled.splits.items()}
-    return LabelledSet(splits, labelled.classes)
+    return LabelledSet(splits, labelled.classes, labelled.classes_are)
 
 
 def _span(answer: tuple[int, int], offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
