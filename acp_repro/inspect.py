@@ -10,6 +10,7 @@ import argparse
 import math
 
 from .chain.command import choose_device, command, output_file, positive, run_command
+from .common import files
 from .common.errors import UsageError
 
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
@@ -47,8 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"text: {checkpoint.source(options.text, options.token_ids)}")
     print_heads(str(checkpoint.folder), heads, options.sort)
     if options.csv:
-        options.csv.parent.mkdir(parents=True, exist_ok=True)
-        heads.to_csv(options.csv, index=False)
+        files.write_text(options.csv, heads.to_csv(index=False))
         print(f"csv     {options.csv.resolve()}")
     return 0
 

@@ -7,7 +7,6 @@ is not imported. `--check` holds the predictions against the runs that are finis
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import math
 import shutil
@@ -20,6 +19,7 @@ from .chain.errors import SuiteError
 from .chain.paper import Suite
 from .chain.state import measured_run
 from .chain.suite import load_suite
+from .common import files
 from .model.flops import peak_flops
 
 if TYPE_CHECKING:
@@ -64,10 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.check:
         _print_totals(costs, assumptions)
     if options.csv:
-        with options.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        files.write_csv(options.csv, list(rows[0]), (row.values() for row in rows))
         print(f"csv: {options.csv.resolve()}")
     return 0
 

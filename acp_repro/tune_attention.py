@@ -7,9 +7,9 @@ Every candidate is checked against the present tiles before it is timed. The las
 from __future__ import annotations
 
 import argparse
-import csv
 
 from .chain.command import command, output_file, positive, run_command
+from .common import files
 from .common.errors import UsageError
 
 
@@ -55,10 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         tiles = ", ".join(f"Tile{tuple(best[head_dim, kernel])}" for kernel in KERNELS)
         print(f"    {head_dim}: Tiles({tiles}),")
     if options.csv:
-        options.csv.parent.mkdir(parents=True, exist_ok=True)
-        with options.csv.open("w", newline="") as file:
-            names = "head_dim kernel rows columns warps stages registers milliseconds why_not"
-            csv.writer(file).writerows([names.split(), *rows])
+        names = "head_dim kernel rows columns warps stages registers milliseconds why_not"
+        files.write_csv(options.csv, names.split(), rows)
         print(f"timings: {options.csv}")
     return 0
 

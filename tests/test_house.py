@@ -166,6 +166,20 @@ def test_only_the_records_module_reads_records():
             assert not re.search(r"read_csv|csv\.(DictReader|reader)\(", text), name
 
 
+def test_files_are_written_whole_or_not_at_all():
+    """By `common.files`, but for what lies in a folder or under a name that is temporary itself."""
+    in_place = re.compile(r"\.open\(\"w|(?<!files)\.write_(text|bytes)\(|\.to_csv\((?!index)")
+    temporary = {
+        "acp_repro.common.files",
+        "acp_repro.hf.conversion",
+        "acp_repro.model.pretrained",
+        "acp_repro.papers.acp.evaluation.tasks",
+        "acp_repro.training.checkpoint",
+    }
+    found = {name for name, path in MODULES.items() if in_place.search(path.read_text(encoding="utf-8"))}
+    assert found == temporary
+
+
 @pytest.mark.parametrize(
     ("forbidden", "statement"),
     [

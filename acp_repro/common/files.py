@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
+import io
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:
     """:func:`write_text` of JSON, indented, with a line end."""
     return write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_csv(path: str | os.PathLike[str], names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Path:
+    """:func:`write_text` of a CSV: the columns' names, then the rows."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([names, *rows])
+    return write_text(path, text.getvalue())
 
 
 def sync(path: str | os.PathLike[str]) -> None:

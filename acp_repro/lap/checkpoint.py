@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..common import files
 from .settings import PruningConfig, PruningError
 from .text import TOKENIZER_FILE, TextTokenizer
 
@@ -82,7 +83,7 @@ def write(
     # transformers reads from this key alone whether the head scales.
     config["tie_word_embeddings"] = bool(t5.config.scale_decoder_outputs)
     config[CONFIG_KEY] = dataclasses.asdict(pruning)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    files.write_json(folder / "config.json", config)
     if tokenizer is not None:
         tokenizer.save(folder)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..common import files
 from .settings import PruningError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -87,7 +88,7 @@ class TextTokenizer:
         return self._tokenizer.decode([int(token_id)]) or token
 
     def save(self, folder: Path) -> None:
-        (folder / TOKENIZER_FILE).write_text(self.json_text, encoding="utf-8")
+        files.write_text(folder / TOKENIZER_FILE, self.json_text)
 
 
 def _why_no_text(texts: list) -> str:

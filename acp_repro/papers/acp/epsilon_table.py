@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from acp_repro.common import files
 
 HEADER = (
     "log epsilon",
@@ -41,9 +42,5 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], origin: Mapping[str, Any]) -> Path:
     """Writes ``rows``, each followed by the same columns of ``origin``; for checkpoints without a run."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0], *origin], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, **origin} for row in rows)
-    return path
+    names = [*rows[0], *origin]
+    return files.write_csv(path, names, ([{**row, **origin}[name] for name in names] for row in rows))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from acp_repro.chain.paper import Suite
+from acp_repro.common import files
 from acp_repro.retention import from_pretrained, retain
 from acp_repro.training.distributed import mean_over_ranks
 from acp_repro.training.run_folder import TrainingError, check_done
@@ -179,7 +180,7 @@ class RetentionTask(Task):
         save_pretrained(model, folder, weights)
         self.texts.tokenizer.save_pretrained(folder)
         names = json.dumps(list(self.texts.labelled.classes))
-        (folder / "classes.json").write_text(names + "\n")
+        files.write_text(folder / "classes.json", names + "\n")
 
     def load(self, folder: Path, device: torch.device) -> nn.Module:
         return load_model(folder).to(device)
