@@ -1,4 +1,5 @@
-"""On a real GPU: the operator under torch.compile, and a model that trains as the CPU one does."""
+"""On a real GPU: the operator under torch.compile and on huge tensors, and a model that trains as the CPU
+one does."""
 
 import pytest
 import torch
@@ -33,6 +34,29 @@ def test_operator_is_registered_soundly():
     inputs = [x.detach().transpose(1, 2).clone().cuda().requires_grad_() for x in make_inputs(65, 65)]
     threshold = torch.full((2, 2), -20.0, device="cuda")
     torch.library.opcheck(forgetting_attention_op, (*inputs, threshold, None, 0.2, "triton"))
+
+
+def test_tokens_that_lie_17_million_elements_apart():
+    """In the public layout of 70,000 heads; 127 rows further the offset inside a tile passes 2**31."""
+    if torch.cuda.get_device_properties(0).total_memory < 120e9:
+        pytest.skip("run it where a GPU has 120 GB")
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = (1, 128, 70_000, 256)
+    q, k, v, dout = (
+        torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(4)
+    )
+    log_fgate = -torch.rand(shape[:3], generator=generator, device="cuda")
+    some = [0, 1, 34_999, 69_999]
+
+    def both(q, k, v, log_fgate, dout):
+        leaves = [x.requires_grad_() for x in (q, k, v, log_fgate)]
+        out = forgetting_attention(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+    expected = both(*(x[:, :, some] for x in (q, k, v, log_fgate, dout)))
+    results = both(q, k, v, log_fgate, dout)
+    for name, actual, right in zip(("out", "dq", "dk", "dv", "df"), results, expected, strict=True):
+        assert torch.equal(actual[:, :, some], right), name
 
 
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
