@@ -19,6 +19,7 @@ from acp_repro.attention.boundary import find_boundary, find_boundary_serial
 pytest.importorskip("triton", reason="pip install triton")
 
 from acp_repro.attention import triton as kernels
+from acp_repro.attention.triton import tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
@@ -220,6 +221,22 @@ def test_strides_do_not_matter():
     dense = [summed[0].contiguous(), *inputs[1:]]
     for a, b in zip(run(summed, None, None, 0.25, 64, 64), run(dense, None, None, 0.25, 64, 64), strict=True):
         assert torch.equal(a, b)
+
+
+def test_what_a_tile_reads_and_writes_lies_within_2_to_the_31_elements():
+    far = torch.empty(128, 2**18, 1, 64, device="meta").permute(1, 2, 0, 3)  # tokens 2**24 elements apart
+    for x in (tiles.addressable(far), tiles.empty_rows_like(torch.empty_like(far))):
+        assert x.shape == far.shape and x.stride(3) == 1 and 256 * x.stride(2) <= 2**31
+
+
+@pytest.mark.parametrize("heads", [2, 1])
+def test_results_too_far_apart_are_copied_to_their_place(monkeypatch, heads):
+    dout, q, k, v, c = make_inputs(70, 70, 16, torch.float32)
+    inputs = [dout, q, k[:, :heads], v[:, :heads], c]
+    expected = run(inputs, None, None, 0.25, 64, 64)
+    monkeypatch.setattr(tiles, "FAR", 16)
+    for a, b in zip(run(inputs, None, None, 0.25, 64, 64), expected, strict=True):
+        assert torch.equal(a, b) and a.stride() == b.stride()
 
 
 def test_a_strided_seq_start_is_read_as_it_is():

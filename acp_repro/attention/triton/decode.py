@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..kvcache import PagedKVCache
 from .launch import launch
-from .tiles import LOG2E, empty_rows_like, on_device_of, padded_head_dim, product
+from .tiles import LOG2E, addressable, empty_rows_like, on_device_of, padded_head_dim, product
 
 # Programs for each multiprocessor: more even out heads of different lengths, fewer mean fewer parts.
 _PROGRAMS_PER_PROCESSOR = 32
@@ -249,7 +249,7 @@ def decode(
     """
     batch, kv_heads, max_blocks = cache.block_table.shape
     heads, tokens, head_dim = q.shape[1:]
-    q = q if q.stride(-1) == 1 else q.contiguous()
+    q = addressable(q)
     out = torch.empty_like(q)
     rows = empty_rows_like(out)
     sizes = (batch * kv_heads, kv_heads, max_blocks)

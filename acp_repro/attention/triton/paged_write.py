@@ -9,7 +9,7 @@ from torch import Tensor
 from ..decay import LOG_FGATE_FLOOR
 from ..kvcache import PagedKVCache
 from .launch import launch
-from .tiles import on_device_of, padded_head_dim
+from .tiles import addressable, on_device_of, padded_head_dim
 
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
 _SIZES = ["batch_heads", "kv_heads", "max_blocks"]
@@ -75,7 +75,7 @@ def _write_kernel(
 def write_kvcache(cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
     """:meth:`PagedKVCache.write` in one kernel, for some tokens: k, v (B, Hkv, T, D) in the cache's dtype,
     log_fgate (B, H, T) float32."""
-    k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
+    k, v = (addressable(x) for x in (k, v))
     batch, kv_heads, tokens, head_dim = k.shape
     with on_device_of(k):
         launch(
@@ -158,7 +158,7 @@ def write_blocks(cache: PagedKVCache, k: Tensor, v: Tensor, c: Tensor) -> None:
     Args:
         k, v: (B, Hkv, T, D) in the cache's dtype. c: (B, H, T) float64, from the base of the cache's.
     """
-    k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
+    k, v = (addressable(x) for x in (k, v))
     batch, kv_heads, tokens, head_dim = k.shape
     columns = triton.cdiv(tokens, cache.block_size) + 1  # the first new token may stand in a block's middle
     with on_device_of(k):

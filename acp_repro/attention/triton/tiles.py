@@ -24,6 +24,9 @@ COUNTS = ["batch_heads", "heads", "group", "row_tiles", "row_blocks", "key_rows"
 # Heads whose tiles are launched together (`share_of_work`). On an H100, forward and backward over
 # 192 heads of 4,096 positions took 2.8 ms with all of them together, and 2.0 ms with 12 or 24.
 GROUP = 12
+# Elements from one token to the next from which on the offsets inside a tile, of 256 rows at most, would not
+# fit int32.
+FAR = 2**23
 
 
 class Tile(NamedTuple):
@@ -143,14 +146,18 @@ def on_device_of(x: Tensor):
 
 
 def addressable(x: Tensor) -> Tensor:
-    """``x`` as the kernels read it: any strides but the last, which is 1, and offsets inside a tile
-    that fit int32."""
-    return x if x.stride(-1) == 1 and x.stride(2) < 2**23 else x.contiguous()
+    """``x`` (B, H, T, D) as the kernels read it: any strides but the last, which is 1, and offsets inside a
+    tile that fit int32."""
+    return x if _is_addressable(x) else x.contiguous()
 
 
 def empty_rows_like(x: Tensor) -> Tensor:
-    """What a kernel may write in place of ``x``: ``x``, if its last dimension is contiguous."""
-    return x if x.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    """What a kernel may write in place of ``x`` (B, H, T, D): ``x``, if it is :func:`addressable`."""
+    return x if _is_addressable(x) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _is_addressable(x: Tensor) -> bool:
+    return x.stride(-1) == 1 and x.stride(2) < FAR
 
 
 @triton.jit
