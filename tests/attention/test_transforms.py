@@ -77,6 +77,28 @@ def test_jacrev(inputs, implementation):
 
 
 @pytest.mark.parametrize("implementation", ALL)
+def test_gradients_of_a_batch_at_once_are_those_of_each(inputs, implementation):
+    """PyTorch maps these without a transform that functions could ask for."""
+    leaves = [x[0, :, :70].clone().requires_grad_() for x in inputs]
+    q, *rest = leaves
+    out = calls(implementation)(*leaves)
+    douts = torch.randn(3, *out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    for create_graph in (False, True):
+        batch = torch.autograd.grad(
+            out, leaves, douts, is_grads_batched=True, retain_graph=True, create_graph=create_graph
+        )
+        for n, dout in enumerate(douts):
+            for a, b in zip(batch, torch.autograd.grad(out, leaves, dout, retain_graph=True), strict=True):
+                torch.testing.assert_close(a[n], b, rtol=1e-6, atol=1e-6)
+
+    def few_outputs(q):
+        return calls(implementation)(q, *rest)[0, -2:, 0, 0]
+
+    both = [torch.autograd.functional.jacobian(few_outputs, q, vectorize=x) for x in (True, False)]
+    torch.testing.assert_close(*both, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ALL)
 def test_vmap_is_one_call_for_each(inputs, implementation):
     """Also over one argument alone, over another dimension than the first, and of gradients."""
     each = [calls(implementation)(*(x[n] for x in inputs)) for n in range(3)]
