@@ -72,17 +72,27 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, impl
             f"log_fgate must have shape {tuple(expected)}, one gate per key and query head "
             f"(head_first={head_first}), got {tuple(log_fgate.shape)}"
         )
-    if seq_start is not None:
-        if not isinstance(seq_start, Tensor) or seq_start.dtype not in (torch.int32, torch.int64):
-            raise TypeError("seq_start must be an int64 tensor of shape (batch,)")
-        if seq_start.shape != q.shape[:1]:
-            raise ValueError(f"seq_start must have shape ({q.shape[0]},), got {tuple(seq_start.shape)}")
-        if seq_start.device != q.device:
-            raise ValueError(f"seq_start must be on the device of q, {q.device}")
+    check_seq_start(seq_start, q)
     if sm_scale is not None and not (
         isinstance(sm_scale, (int, float)) and math.isfinite(sm_scale) and sm_scale > 0
     ):
         raise ValueError(f"sm_scale must be a positive finite number or None, got {sm_scale!r}")
+
+
+def check_seq_start(seq_start: Tensor | None, q: Tensor) -> None:
+    """The first real token of each row of ``q``, whose values :func:`check_values` reads.
+
+    Raises:
+        TypeError, ValueError: ``seq_start`` is wrong.
+    """
+    if seq_start is None:
+        return
+    if not isinstance(seq_start, Tensor) or seq_start.dtype not in (torch.int32, torch.int64):
+        raise TypeError("seq_start must be an int64 tensor of shape (batch,)")
+    if seq_start.shape != q.shape[:1]:
+        raise ValueError(f"seq_start must have shape ({q.shape[0]},), got {tuple(seq_start.shape)}")
+    if seq_start.device != q.device:
+        raise ValueError(f"seq_start must be on the device of q, {q.device}")
 
 
 def check_packing(cu_seqlens, q, k, *, head_first: bool, seq_start) -> None:

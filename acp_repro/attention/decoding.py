@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .checks import IMPLEMENTATIONS, threshold_tensor
+from .checks import IMPLEMENTATIONS, check_seq_start, threshold_tensor
 from .kvcache import PagedKVCache
 from .op import implementation_module
 
@@ -16,7 +16,9 @@ from .op import implementation_module
 MOST_ROWS = 64
 
 
-def check_decode_arguments(q: Tensor, cache: PagedKVCache, start_block: Tensor, implementation: str) -> None:
+def check_decode_arguments(
+    q: Tensor, cache: PagedKVCache, start_block: Tensor, seq_start: Tensor | None, implementation: str
+) -> None:
     """Shapes, dtypes and devices of a decoding call, q (B, H, T, D).
 
     Raises:
@@ -49,7 +51,9 @@ def check_decode_arguments(q: Tensor, cache: PagedKVCache, start_block: Tensor, 
             f"c must be float64 of shape {(k.shape[0], group, block)}, got {c.dtype} {tuple(c.shape)}"
         )
     if seqlens.dtype != torch.int32 or seqlens.shape != (batch,):
-        raise ValueError(f"seqlens must be int32 of shape ({batch},), got {seqlens.dtype}")
+        raise ValueError(
+            f"seqlens must be int32 of shape ({batch},), got {seqlens.dtype} {tuple(seqlens.shape)}"
+        )
     if start_block.dtype != torch.int32 or start_block.shape != (batch, heads):
         raise ValueError(
             f"start_block must be int32 of shape {(batch, heads)}, got {start_block.dtype} "
@@ -65,6 +69,9 @@ def check_decode_arguments(q: Tensor, cache: PagedKVCache, start_block: Tensor, 
             raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
         if not x.is_contiguous():
             raise ValueError(f"{name} must be contiguous")
+    if seqlens.device != q.device:
+        raise ValueError(f"seqlens must be on the device of q, {q.device}, got {seqlens.device}")
+    check_seq_start(seq_start, q)
 
 
 def decode(

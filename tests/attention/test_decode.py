@@ -164,10 +164,41 @@ def test_the_boundary_moves_on_with_the_stream(implementation):
     assert start[0, 0] > 10 and start[0, 1] == 0
 
 
+def views(x):
+    """The same numbers with others in between, and where they are all the same, in the place of one."""
+    yield torch.stack((x, torch.full_like(x, 1)), 1)[:, 0]
+    if (x == x[0]).all():
+        yield torch.cat((x[:1], torch.full_like(x, 1)))[:1].expand_as(x)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("lengths", [[130, 77, 100], [99, 99, 99]])
+def test_strides_of_lengths_and_starts_are_read_as_they_are(lengths, implementation):
+    seq_start = torch.tensor([20, 40, 10]) if lengths[0] > lengths[1] else torch.tensor([33, 33, 33])
+    given = make_problem(lengths, 1, 1, 2, 16, torch.float32, 16, delta=-3.0, seq_start=seq_start)
+    q, cache, start, threshold, right = given
+    seq_start = seq_start.to(DEVICE)
+    truth = decode_reference(q, cache, right, seq_start, 0.25)
+    for seqlens, first in zip(views(cache.seqlens), views(seq_start), strict=True):
+        start.zero_()
+        out = forgetting_attention_with_kvcache(
+            q,
+            cache._replace(seqlens=seqlens),
+            start,
+            head_first=True,
+            seq_start=first,
+            adaptive_threshold=threshold,
+            implementation=implementation,
+        )
+        assert torch.equal(start, right)
+        torch.testing.assert_close(out, truth)
+
+
 def test_writing_is_the_same_on_both_sides():
     kernels = pytest.importorskip("acp_repro.attention.triton", reason="pip install triton")
     _, cache, *_ = make_problem([70, 31], 1, 2, 2, 24, torch.float32, 32)
     generator = torch.Generator().manual_seed(3)
+    cache = cache._replace(seqlens=next(views(cache.seqlens)))
     for tokens in (1, 3, 8, 40):
         cache.seqlens.add_(tokens)
         k, v = (
@@ -175,7 +206,7 @@ def test_writing_is_the_same_on_both_sides():
         )
         gates = -torch.rand(2, tokens, 4, generator=generator).to(DEVICE).transpose(1, 2) * 4
         gates[0, 1, 0] = -math.inf
-        twin = PagedKVCache(*(x.clone() for x in cache))
+        twin = PagedKVCache(*(x.clone() for x in cache))._replace(seqlens=cache.seqlens)
         cache.write(k, v, gates)
         if tokens <= 8:
             kernels.write_kvcache(twin, k, v, gates)
@@ -216,6 +247,12 @@ def test_decay_stays_exact_over_a_million_tokens():
         ({"q": (1, 2, 65, 16)}, ValueError, "longer chunks are for forgetting_attention"),
         ({"q": (1, 2, 1, 32)}, ValueError, "k and v must have shape"),
         ({"dtype": torch.float16}, TypeError, "must have the dtype of q"),
+        ({"seqlens": torch.ones(2, dtype=torch.int32)}, ValueError, "seqlens must be int32 of shape .1,."),
+        ({"seq_start": torch.ones(1)}, TypeError, "seq_start must be an int64 tensor"),
+        ({"seq_start": [0]}, TypeError, "seq_start must be an int64 tensor"),
+        ({"seq_start": torch.zeros(1, 1, dtype=torch.int64)}, ValueError, "seq_start must have shape .1,."),
+        ({"seq_start": torch.zeros(1, dtype=int, device="meta")}, ValueError, "seq_start must be on the dev"),
+        ({"seqlens": torch.ones(1, dtype=torch.int32, device="meta")}, ValueError, "seqlens must be on the"),
     ],
 )
 def test_wrong_arguments_are_named(change, error, message):
@@ -223,11 +260,12 @@ def test_wrong_arguments_are_named(change, error, message):
     k = torch.zeros(shape)
     c = torch.zeros(change.get("c", (shape[0], 1, shape[1])), dtype=torch.float64)
     table = torch.zeros(1, 2, 2, dtype=change.get("table", torch.int32))
-    cache = PagedKVCache(k, k, c, table, torch.ones(1, dtype=torch.int32))
+    seqlens = change.get("seqlens", torch.ones(1, dtype=torch.int32))
+    cache = PagedKVCache(k, k, c, table, seqlens)
     q = torch.zeros(change.get("q", (1, 2, 1, 16)), dtype=change.get("dtype", torch.float32))
     start = torch.zeros(q.shape[:2], dtype=torch.int32)
     with pytest.raises(error, match=message):
-        forgetting_attention_with_kvcache(q, cache, start, head_first=True)
+        forgetting_attention_with_kvcache(q, cache, start, head_first=True, seq_start=change.get("seq_start"))
 
 
 @pytest.mark.skipif(

@@ -250,6 +250,8 @@ def decode(
     batch, kv_heads, max_blocks = cache.block_table.shape
     heads, tokens, head_dim = q.shape[1:]
     q = addressable(q)
+    seqlens = cache.seqlens.contiguous()
+    seq_start = None if seq_start is None else seq_start.contiguous()
     out = torch.empty_like(q)
     rows = empty_rows_like(out)
     sizes = (batch * kv_heads, kv_heads, max_blocks)
@@ -275,7 +277,7 @@ def decode(
             cache.v,
             cache.c,
             cache.block_table,
-            cache.seqlens,
+            seqlens,
             start_block,
             threshold,
             seq_start,
@@ -299,7 +301,7 @@ def decode(
             level,
             total,
             rows,
-            cache.seqlens,
+            seqlens,
             start_block,
             *rows.stride()[:3],
             *sizes,
