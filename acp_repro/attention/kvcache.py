@@ -81,16 +81,16 @@ class PagedKVCache(NamedTuple):
             start_block: (batch, heads) int32.
             threshold: (batch, heads) float32, delta; None prunes nothing.
             seqlen_q: the queries are the last so many tokens.
-            seq_start: (batch,) int64; blocks wholly before it are passed too.
+            seq_start: (batch,) int64; blocks wholly before it are passed first.
         """
         first = self.positions(seqlen_q)[:, :1]
         diagonal = (first // self.block_size).unsqueeze(1)  # (B, 1, 1)
         start = start_block.long()
+        if seq_start is not None:
+            start = torch.maximum(start, (seq_start // self.block_size)[:, None])
         if threshold is not None:
             ends = self.c[self.block_table.long(), :, -1].transpose(2, 3).flatten(1, 2)  # (B, H, N)
             column = torch.arange(ends.shape[2], device=ends.device)
             pruned = self.c_at(first) - ends < threshold.double()[..., None]
             start = start + (pruned & (column >= start[..., None]) & (column < diagonal)).sum(-1)
-        if seq_start is not None:
-            start = torch.maximum(start, (seq_start // self.block_size)[:, None])
         start_block.copy_(torch.minimum(start, diagonal[..., 0]))

@@ -164,6 +164,34 @@ def test_the_boundary_moves_on_with_the_stream(implementation):
     assert start[0, 0] > 10 and start[0, 1] == 0
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("strange", [1e9, -1e9, math.nan, "mixed"])
+def test_the_table_may_hold_any_number_where_there_is_only_padding(strange, implementation):
+    """Wherever the search begins, as it does in programs that come after another has stored its end."""
+    lengths, seq_start, block = [900, 300], torch.tensor([130, 95]), 16
+    given = make_problem(lengths, 1, 2, 1, 16, torch.float32, block, delta=-3.0, seq_start=seq_start)
+    q, cache, start, threshold, right = given
+    seq_start, padding = seq_start.to(DEVICE), seq_start // block
+    assert (right[:, 0].cpu() > padding).all() and (right[:, 1].cpu() == padding).all()
+    nobodys = len(cache.k) - 3  # `make_problem` leaves three blocks to nobody
+    for n, c in enumerate((1e9, -1e9, math.nan) if strange == "mixed" else (strange,) * 3):
+        cache.c[nobodys + n] = c
+    for b, blocks in enumerate(padding.tolist()):
+        cache.block_table[b, :, :blocks] = nobodys + torch.arange(blocks, dtype=torch.int32) % 3
+    for first in (0, 2, 5, right):
+        start.zero_().add_(first)
+        out = forgetting_attention_with_kvcache(
+            q,
+            cache,
+            start,
+            head_first=True,
+            seq_start=seq_start,
+            adaptive_threshold=threshold,
+            implementation=implementation,
+        )
+        assert torch.equal(start, right) and out.isfinite().all()
+
+
 def views(x):
     """The same numbers with others in between, and where they are all the same, in the place of one."""
     yield torch.stack((x, torch.full_like(x, 1)), 1)[:, 0]

@@ -44,9 +44,10 @@ def _first_block(
     STEP: tl.constexpr,
     HAS_THRESHOLD: tl.constexpr,
 ):
-    """The first block that query head ``h`` reads: ``start[h]``, moved on as far as the oldest query at
-    ``first`` allows. Programs of one head find the same whether another has stored it already or not."""
-    s = tl.load(start + h)
+    """The first block that query head ``h`` reads: ``start[h]``, moved on past the padding and as far as the
+    oldest query at ``first`` allows. Programs of one head find the same whether another has stored it
+    already or not, so the search begins behind the padding, for which the table may hold any number."""
+    s = tl.maximum(tl.load(start + h), earliest // BLOCK)
     if HAS_THRESHOLD:
         delta = tl.load(threshold + h).to(tl.float64)
         page_first = tl.load(table + first // BLOCK).to(tl.int64)
@@ -61,7 +62,7 @@ def _first_block(
             count = tl.sum(pruned.to(tl.int32), 0)
             s += count
             more = count == STEP
-    return tl.minimum(tl.maximum(s, earliest // BLOCK), diagonal)
+    return tl.minimum(s, diagonal)
 
 
 @triton.jit(do_not_specialize=_SIZES)
