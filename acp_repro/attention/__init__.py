@@ -232,7 +232,7 @@ def forgetting_attention_with_kvcache(
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it and what is right.
     """
-    q = q if head_first else q.transpose(1, 2)
+    q = (q if head_first else q.transpose(1, 2)).resolve_neg()
     check_decode_arguments(q, cache, start_block, seq_start, implementation)
     if implementation == "auto":
         implementation = choose_implementation(q.device)

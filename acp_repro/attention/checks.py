@@ -140,14 +140,14 @@ def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tens
             and adaptive_threshold.shape == (batch, heads)
             and adaptive_threshold.device == device
         ):
-            return adaptive_threshold.detach().contiguous()
+            return adaptive_threshold.detach().contiguous().resolve_neg()
         if not adaptive_threshold.is_floating_point():
             raise TypeError(f"{rule}; got dtype {adaptive_threshold.dtype}")
         try:
             expanded = adaptive_threshold.detach().to(device, torch.float32).expand(batch, heads)
         except RuntimeError:
             raise ValueError(f"{rule}; got shape {tuple(adaptive_threshold.shape)}") from None
-        return expanded.contiguous()
+        return expanded.contiguous().resolve_neg()
     if isinstance(adaptive_threshold, bool) or not isinstance(adaptive_threshold, (int, float)):
         raise TypeError(f"{rule}; got {adaptive_threshold!r}")
     if not adaptive_threshold <= 0:

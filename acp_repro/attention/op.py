@@ -187,7 +187,7 @@ def attend(*arguments) -> tuple[Tensor, Tensor]:
 def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether nobody has to see an operator: PyTorch runs eagerly, transforms nothing, shows operators to
     no mode (such as those of FakeTensor, of ``make_fx`` or of selective checkpoints), and these are tensors
-    of its own, each of one problem."""
+    of its own, each of one problem and with its values in memory."""
     if torch.compiler.is_compiling():
         return False
     return not (
@@ -205,8 +205,13 @@ def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
 
 def _is_own(x: Tensor | None) -> bool:
     """A gradient of ``is_grads_batched`` and ``vectorize`` has the type of one tensor and is many, without
-    a transform: PyTorch calls the operator once for each."""
-    return x is None or (type(x) in _OWN_TENSORS and not torch._C._functorch.is_legacy_batchedtensor(x))
+    a transform: PyTorch calls the operator once for each. And of one with the negative bit, such as
+    ``z.conj().imag``, memory holds the other sign: PyTorch turns it before it calls the operator."""
+    if x is None:
+        return True
+    if type(x) not in _OWN_TENSORS or x.is_neg():
+        return False
+    return not torch._C._functorch.is_legacy_batchedtensor(x)
 
 
 _OWN_TENSORS = (Tensor, torch.nn.Parameter)

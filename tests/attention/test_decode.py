@@ -245,6 +245,29 @@ def test_writing_is_the_same_on_both_sides():
             assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 
 
+def test_a_sign_that_pytorch_only_noted_is_read():
+    """Numbers of the other sign, which PyTorch turns when it reads them: of what is written, and of q and
+    delta."""
+    kernels = pytest.importorskip("acp_repro.attention.triton", reason="pip install triton")
+    q, cache, *_ = make_problem([70], 1, 1, 1, 16, torch.float32, 16)
+    generator = torch.Generator().manual_seed(3)
+    k, v = (torch.randn(1, 1, 1, 16, generator=generator).to(DEVICE) for _ in range(2))
+    gates = -torch.rand(1, 1, 1, generator=generator).to(DEVICE) * 4
+    delta = torch.full((1, 1), -5.0, device=DEVICE)
+    cache.seqlens.add_(1)
+    results = []
+    for turn in (lambda x: x, lambda x: torch._neg_view(-x)):
+        twin = PagedKVCache(*(x.clone() for x in cache))
+        kernels.write_kvcache(twin, turn(k), turn(v), turn(gates))
+        start = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
+        out = forgetting_attention_with_kvcache(
+            turn(q), twin, start, head_first=True, adaptive_threshold=turn(delta), implementation="triton"
+        )
+        results.append([x.nan_to_num(7.0) for x in (*twin, start, out)])
+    assert results[0][-2] > 0
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_decay_stays_exact_over_a_million_tokens():
     """Strong gates: c passes -5e6, where float32 steps by 0.5. Decays over the last 500 tokens, against
     sums of the gates themselves."""

@@ -251,6 +251,42 @@ def test_a_strided_seq_start_is_read_as_it_is():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+def negated(x):
+    """x, held by PyTorch as numbers of the other sign and a note to turn them when they are read."""
+    y = torch.complex(torch.zeros_like(x), -x).conj().imag
+    assert y.is_neg() and torch.equal(y, x)
+    return y
+
+
+@pytest.mark.parametrize("threshold", [-1.5, "auto"])
+def test_a_sign_that_pytorch_only_noted_is_read(threshold):
+    """Of each argument and of the gradient that arrives, one after the other."""
+    dout, q, k, v, c = make_inputs(70, 70, 16, torch.float32, batch=1, heads=1, strength=9.0)
+    log_fgate = c.diff(dim=-1, prepend=torch.zeros_like(c[..., :1])).float()
+    given = [q, k, v, log_fgate, dout]
+    if threshold != "auto":
+        given.append(torch.full((1, 1), threshold, device=DEVICE))
+
+    def both(q, k, v, log_fgate, dout, threshold="auto"):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v, log_fgate)]
+        out, start = forgetting_attention(
+            *leaves,
+            head_first=True,
+            adaptive_threshold=threshold,
+            implementation="triton",
+            return_start_index=True,
+        )
+        return [out, *torch.autograd.grad(out, leaves, dout), start]
+
+    expected = both(*given)
+    assert threshold == "auto" or expected[-1].max() > 0
+    for n in range(len(given)):
+        changed = [negated(x) if n == m else x for m, x in enumerate(given)]
+        changed += [torch._neg_view(-x) if n == m else x for m, x in enumerate(given)]  # contiguous too
+        for one in (changed[: len(given)], changed[len(given) :]):
+            assert all(torch.equal(a, b) for a, b in zip(both(*one), expected, strict=True)), n
+
+
 def test_poisoned_memory_and_bits_that_repeat(monkeypatch):
     """Every element of every output and buffer is written before it is read."""
     inputs = make_inputs(129, 200, 48, torch.float16, batch=2)

@@ -75,6 +75,8 @@ def _write_kernel(
 def write_kvcache(cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
     """:meth:`PagedKVCache.write` in one kernel, for some tokens: k, v (B, Hkv, T, D) in the cache's dtype,
     log_fgate (B, H, T) float32."""
+    # A kernel reads memory as it stands, so signs that PyTorch has only noted are turned first.
+    k, v, log_fgate = (x.resolve_neg() for x in (k, v, log_fgate))
     k, v = (addressable(x) for x in (k, v))
     batch, kv_heads, tokens, head_dim = k.shape
     with on_device_of(k):
