@@ -152,7 +152,8 @@ def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tens
         raise TypeError(f"{rule}; got {adaptive_threshold!r}")
     if not adaptive_threshold <= 0:
         raise ValueError(f"{rule}; got {adaptive_threshold}")
-    return torch.full((batch, heads), float(adaptive_threshold), device=device)
+    # Of the default dtype it might be rounded up, and prune more than was asked for.
+    return torch.full((batch, heads), float(adaptive_threshold), dtype=torch.float32, device=device)
 
 
 def check_values(log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor | None) -> None:

@@ -58,7 +58,8 @@ def documents_threshold(threshold: Tensor | None, log_fgate: Tensor) -> Tensor:
         (B, H) float32, at least ``LOG_FGATE_FLOOR / 2``.
     """
     if threshold is None:
-        return torch.full(log_fgate.shape[:2], LOG_FGATE_FLOOR / 2, device=log_fgate.device)
+        shape, device = log_fgate.shape[:2], log_fgate.device
+        return torch.full(shape, LOG_FGATE_FLOOR / 2, dtype=torch.float32, device=device)
     return threshold.clamp(min=LOG_FGATE_FLOOR / 2)
 
 

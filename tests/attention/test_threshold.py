@@ -7,9 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acp_repro.attention import logit_bound_from_norms, logit_bound_from_qk_norm, pruning_threshold, reference
+from acp_repro.attention import (
+    forgetting_attention,
+    logit_bound_from_norms,
+    logit_bound_from_qk_norm,
+    pruning_threshold,
+    reference,
+)
 from acp_repro.attention.boundary import find_boundary
-from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.attention.checks import threshold_tensor
+from acp_repro.attention.decay import cumulative_log_fgate, documents_threshold
 
 
 def adversarial_inputs(seed, seqlen, head_dim, scale, mean_gate, aligned):
@@ -124,3 +131,42 @@ def test_threshold_formula_and_errors():
         pruning_threshold(1.0, 0)
     with pytest.raises(ValueError, match=r"q_weight must have shape \(16,\) or \(48,\)"):
         logit_bound_from_qk_norm(torch.ones(5), torch.ones(16), 3, 16)
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_threshold_is_float32_whatever_the_default_dtype(default):
+    """In bfloat16 -20.06 would be -20.0, which prunes more than was asked for; between documents -5,000
+    would be -4,992."""
+    torch.set_default_dtype(default)
+    try:
+        delta = threshold_tensor(-20.06, 2, 3, torch.device("cpu"))
+        between = documents_threshold(None, torch.zeros(1, 1, 8, dtype=torch.float32))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert delta.dtype == between.dtype == torch.float32
+    assert torch.equal(delta, torch.full((2, 3), -20.06)) and between.item() == -5000.0
+
+
+def test_pruning_is_the_same_whatever_the_default_dtype():
+    """Decays between -20.06 and -20.0 stay kept, with a number and with "auto"."""
+    length = 300
+    q, k, v = torch.randn(3, 1, length, 1, 16, generator=torch.Generator().manual_seed(0))
+    log_fgate = torch.zeros(1, length, 1)
+    log_fgate[:, 128] = -20.03
+    packing = {"cu_seqlens": torch.tensor([0, 100, length])}
+    results = []
+    for default in (torch.float32, torch.bfloat16, torch.float64):
+        torch.set_default_dtype(default)
+        try:
+            results.append(
+                [
+                    x
+                    for more in ({"adaptive_threshold": -20.06}, {"adaptive_threshold": "auto"}, packing)
+                    for x in forgetting_attention(q, k, v, log_fgate, return_start_index=True, **more)
+                ]
+            )
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert not results[0][1].any()
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
