@@ -247,7 +247,7 @@ def _longest_document_gain(cu_seqlens: Tensor, length: int) -> Tensor:
     """What delta gains because no row has more keys than the longest document; without a wait for the
     GPU. Rounded down, so that the proof's inequality holds."""
     longest = cu_seqlens.diff().amax().clamp(min=1).double()
-    return ((math.log(length) - longest.log()) * (1 - 2**-20)).float()
+    return ((length / longest).log() * (1 - 2**-20)).float()
 
 
 def _resolve_threshold(adaptive_threshold, q: Tensor, k: Tensor, sm_scale: float) -> Tensor | None:

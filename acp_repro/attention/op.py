@@ -361,18 +361,18 @@ def largest_norms(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("acp_repro::threshold_from_norms", mutates_args=())
-def threshold_from_norms_op(q: Tensor, k: Tensor, factor: float, offset: float) -> Tensor:
-    """q (B, H, Tq, D), k (B, Hkv, Tk, D) on a GPU -> (B, H) float32, ``-2 U - offset`` with
-    ``U = factor max_i ||q_i|| max_j ||k_j||``; no gradient."""
-    return _module("triton").threshold_from_norms(q, k, factor, offset)
+def threshold_from_norms_op(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
+    """q (B, H, Tq, D), k (B, Hkv, Tk, D) on a GPU -> (B, H) float32, delta of
+    ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk; no gradient."""
+    return _module("triton").threshold_from_norms(q, k, factor, log_pruning_tolerance)
 
 
 @threshold_from_norms_op.register_fake
-def _(q, k, factor, offset):
+def _(q, k, factor, log_pruning_tolerance):
     return q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
-def threshold_from_norms(q: Tensor, k: Tensor, factor: float, offset: float) -> Tensor:
+def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
     """:func:`threshold_from_norms_op`, which is called where somebody has to see it."""
     call = _module("triton").threshold_from_norms if _is_plain((q, k)) else threshold_from_norms_op
-    return call(q, k, factor, offset)
+    return call(q, k, factor, log_pruning_tolerance)

@@ -49,13 +49,16 @@ def pruning_threshold(
         ValueError: if ``seqlen < 1`` or ``log_pruning_tolerance`` is not a negative finite number.
     """
     bound = torch.as_tensor(logit_bound, dtype=torch.float32)
-    delta = -2.0 * bound - _offset(seqlen, log_pruning_tolerance)
+    offset = threshold_offset(seqlen, log_pruning_tolerance, bound.device)
+    delta = -2.0 * bound - offset
     # Three float32 roundings happen above; one step outwards each keeps the proof's inequality.
     return delta * (1.0 + 2.0**-22)
 
 
-def _offset(seqlen: int, log_pruning_tolerance: float) -> float:
-    """``log L - log epsilon``, of what :func:`pruning_threshold` accepts."""
+def threshold_offset(
+    seqlen: int, log_pruning_tolerance: float, device: torch.device | None = None
+) -> float | Tensor:
+    """``log L - log epsilon``, of what :func:`pruning_threshold` accepts; in compiled code a tensor."""
     if seqlen < 1:
         raise ValueError(f"seqlen must be at least 1, got {seqlen}")
     if not -math.inf < log_pruning_tolerance < 0:
@@ -63,6 +66,10 @@ def _offset(seqlen: int, log_pruning_tolerance: float) -> float:
             "log_pruning_tolerance is log(epsilon) and must be negative and finite "
             f"(the paper uses -10), got {log_pruning_tolerance}"
         )
+    if torch.compiler.is_compiling():
+        # The math module would ask for the length itself, and each length would have a graph of its own.
+        length = torch.full((), seqlen, dtype=torch.float64, device=device)
+        return length.log() - log_pruning_tolerance
     return math.log(seqlen) - log_pruning_tolerance
 
 
@@ -154,8 +161,8 @@ def threshold_from_norms(
         return pruning_threshold(logit_bound_from_norms(q, k, sm_scale), k.shape[2], log_pruning_tolerance)
     head_dim = q.shape[-1]
     sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
-    offset = _offset(k.shape[2], log_pruning_tolerance)
-    return op.threshold_from_norms(q.detach(), k.detach(), _norms_factor(head_dim, sm_scale), offset)
+    factor = _norms_factor(head_dim, sm_scale)
+    return op.threshold_from_norms(q.detach(), k.detach(), factor, log_pruning_tolerance)
 
 
 def _norms_factor(head_dim: int, sm_scale: float) -> float:

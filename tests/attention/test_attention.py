@@ -198,6 +198,32 @@ def test_operator_is_registered_soundly_and_compiles_without_breaks():
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adaptive_threshold": "auto"},
+        {"adaptive_threshold": -20.0},
+        {"adaptive_threshold": "auto", "cu_seqlens": torch.tensor([0, 30, 66])},
+    ],
+    ids=["auto", "number", "packed"],
+)
+def test_one_graph_serves_every_length(options):
+    """More lengths than PyTorch keeps graphs for one function, which is eight."""
+    torch.compiler.reset()
+
+    def attend(q, k, v, log_fgate, cu_seqlens=None):
+        return forgetting_attention(q, k, v, log_fgate, **{**options, "cu_seqlens": cu_seqlens})
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    starts = options.get("cu_seqlens")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for more in range(10):
+            inputs = make_inputs(66 + more, 66 + more, batch=1)
+            packing = None if starts is None else starts + more * torch.tensor([0, 1, 1])
+            assert torch.equal(compiled(*inputs, packing), attend(*inputs, packing))
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("implementation", ["blockwise", "reference"])
 def test_autocast_changes_nothing_inside(implementation):
     inputs = make_inputs(65, 65)

@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="pip install triton")
 import triton
 from torch.utils._python_dispatch import _disable_current_modes
 
-from acp_repro.attention import forgetting_attention
+from acp_repro.attention import forgetting_attention, pruning_threshold
 from acp_repro.attention import triton as kernels
 from acp_repro.attention.triton import launch, notes
 
@@ -158,8 +158,8 @@ def test_without_gradients_and_with_the_boundary(launched, monkeypatch):
 def test_norms(launched):
     for seed in range(3):
         q, k, *_ = inputs(seed=seed)
-        expected = -2 * q.norm(dim=-1).amax(-1) * k.norm(dim=-1).amax(-1) - 3
-        torch.testing.assert_close(kernels.threshold_from_norms(q, k, 1.0, 3.0), expected)
+        expected = pruning_threshold(q.norm(dim=-1).amax(-1) * k.norm(dim=-1).amax(-1), k.shape[2], -3.0)
+        torch.testing.assert_close(kernels.threshold_from_norms(q, k, 1.0, -3.0), expected)
     assert len(launched) == 3
 
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..threshold import threshold_offset
 from .launch import launch, ready
 from .tiles import addressable, load_rows, on_device_of, padded_head_dim
 
@@ -87,8 +88,8 @@ def largest_norms(x: Tensor) -> Tensor:
         return _squares(x).amax(-1).view(torch.float32).sqrt()
 
 
-def threshold_from_norms(q: Tensor, k: Tensor, factor: float, offset: float) -> Tensor:
-    """``-2 U - offset`` with ``U = factor max_i ||q_i|| max_j ||k_j||``.
+def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
+    """:func:`acp_repro.attention.pruning_threshold` of ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk.
 
     Args:
         q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. Types as for :func:`largest_norms`.
@@ -96,6 +97,7 @@ def threshold_from_norms(q: Tensor, k: Tensor, factor: float, offset: float) -> 
     Returns:
         (B, H) float32.
     """
+    offset = threshold_offset(k.shape[2], log_pruning_tolerance)
     return _find_threshold(addressable(q), addressable(k), (factor, offset))[0]
 
 
