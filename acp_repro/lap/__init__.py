@@ -2,7 +2,7 @@
 
     from acp_repro.lap import PruningAutoencoder
     model = PruningAutoencoder.from_pretrained("runs/lap/NAME/model")
-    memory = model.encode(["Return the number of items in the list."])  # kept vectors, their positions and tokens
+    memory = model.encode(["Return the number of items in the list."])  # kept vectors, positions and tokens
     model.decode(memory)  # free running, batched, cached
 
 Needs torch, and transformers where a T5 is made or read (``pip install -e '.[lap]'``). Names load on

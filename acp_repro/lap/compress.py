@@ -1,7 +1,8 @@
 """What a pruning autoencoder keeps of a text: ``python -m acp_repro.lap.compress MODEL --text "..."``.
 
 MODEL is the folder of a trained model, or a run folder such as runs/lap/NAME. Prints each text with its
-dropped tokens marked (the first line says how), what each gate drops, and the text as the model writes it from what is kept.
+dropped tokens marked (the first line says how), what each gate drops, and the text as the model writes it
+from what is kept.
 """
 
 from __future__ import annotations

@@ -72,6 +72,10 @@ def _needle_runs(suite: FoXSuite) -> list[Run]:
     return [run for run in suite.runs if run in runs]
 
 
+def _arms(suite: FoXSuite) -> list[Run]:
+    return suite.arms
+
+
 def _longest_trained(suite: FoXSuite) -> list[Run]:
     return suite.longest_trained
 
@@ -376,6 +380,14 @@ ITEMS = (
         _trained_with_needles,
         "a pair that trains with needles (needle_share), with ACP and exact",
         claims.RETRIEVAL_TRAINED,
+        ours=True,
+    ),
+    Item(
+        "figureA7",
+        "What moves the pruned share",
+        ("pruned_ratio",),
+        _arms,
+        "trainings with ACP that differ in learning rate, words, text or QK-norm",
         ours=True,
     ),
     Item(

@@ -261,6 +261,14 @@ class FoXSuite(Suite):
         return _paired(run for run in self.runs if run.needle_share)
 
     @property
+    def arms(self) -> list[FoXRun]:
+        """Trainings with ACP that differ from the first in one thing that could move the pruned share, or in
+        the seed: none where all are alike in their learning rate, words, text and QK-norm."""
+        runs = [run for run in self.runs if run.log_pruning_tolerance == PAPER_TOLERANCE]
+        runs = [run for run in runs if _shape(run) == _shape(runs[0])]
+        return runs if len({_suspects(run) for run in runs}) > 2 else []
+
+    @property
     def aside(self) -> str:
         with_needles = any(run.needle_share for run in self.runs)
         return "runs that train with needles are for Figure A6 alone" if with_needles else ""
@@ -277,6 +285,20 @@ class FoXSuite(Suite):
         alike = {"size_name": best.size_name, "context_length": best.context_length}
         exact = first_seeds(self.select(architecture="pro", acp=False, **alike))
         return [run for run in self.runs if run in (best, *exact)]
+
+
+def _shape(run: FoXRun) -> tuple:
+    """What the trainings of one comparison have in common."""
+    size = run.size
+    shape = (size.num_hidden_layers, size.hidden_size, size.head_dim, size.tokens)
+    return (run.architecture, run.context_length, *shape)
+
+
+def _suspects(run: FoXRun) -> tuple:
+    """What of a training could move its pruned share."""
+    size = run.size
+    own = (size.learning_rate, size.qk_norm_share_param_across_head, size.vocab_size)
+    return (run.needle_share, *own)
 
 
 def _paired(runs: Iterable[FoXRun]) -> list[FoXRun]:

@@ -1,0 +1,71 @@
+"""Figure A7: which suspects move the pruned share, by its criterion."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+
+from acp_repro.chain.suite import load_suite
+from analysis.acp import figureA7
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    return load_suite("h200-arms").arms
+
+
+def records(runs, percents):
+    """Two heads a training: one prunes all that it may, the other the rest of ``percents``."""
+    return pd.DataFrame(
+        {
+            "run": run.name,
+            "layer": 0,
+            "head": head,
+            "pruned_blocks": blocks,
+            "causal_blocks": 1000,
+            "pruned_ratio": blocks / 1000,
+            "context_length_tokens": 4096,
+            "block_q_tokens": 64,
+            "block_k_tokens": 64,
+        }
+        for run, percent in zip(runs, percents, strict=True)
+        for head, blocks in enumerate((1000, round(20 * percent) - 1000))
+    )
+
+
+def test_each_training_is_named_by_what_it_does_otherwise(runs):
+    assert [figureA7.difference(run, runs[0]) for run in runs] == [
+        "",
+        "",
+        "75 % of the text asks for facts",
+        "learning rate 0.002, not 0.001",
+        "QK-norm weights shared by all heads",
+        "50,257 words",
+    ]
+
+
+def test_a_suspect_counts_past_four_points_and_twice_the_gap_between_seeds(runs):
+    table = figureA7.shares(records(runs, [77, 78, 71, 74, 82, 77.5]), runs)
+    assert table["moved_points"].round(1).tolist() == [-0.5, 0.5, -6.5, -3.5, 4.5, 0]
+    assert figureA7.counts(table).tolist() == [False, False, True, False, True, False]
+    far = figureA7.shares(records(runs, [76, 79, 71, 74, 82, 77.5]), runs)  # seeds 3 points apart
+    assert figureA7.counts(far).tolist() == [False, False, True, False, False, False]
+    alone = figureA7.shares(records([runs[0], *runs[2:]], [77, 60, 74, 82, 77.5]), [runs[0], *runs[2:]])
+    assert not figureA7.counts(alone).any()  # without a second seed nothing can be told
+    figure = figureA7.draw(table)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()][::-1][:3] == [
+        "seed 0",
+        "seed 1",
+        "75 % of the text asks for facts",
+    ]
+    plt.close(figure)
+
+
+def test_other_suites_have_no_arms(monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    for name in ("cpu", "h100", "h200-needle", "h200-long", "paper"):
+        assert load_suite(name).arms == []
