@@ -96,7 +96,7 @@ def draw(table: pd.DataFrame) -> Figure:
         start = start + 100 * table[kind]
     right.set_xlim(0, 100)
     right.set_xlabel("heads (%)")
-    right.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, columnspacing=1, fontsize=7)
+    figure.legend(loc="outside lower right", ncols=3, columnspacing=1)
     return figure
 
 
