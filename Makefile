@@ -35,8 +35,10 @@ PIN ?= -c constraints.txt
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than 3.11; run make PYTHON=/path/to/python3.11"; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
+	@test -x $(BIN)/pip || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { echo "error: $(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
+	  { echo "error: $(CURDIR)/$(VENV) cannot be made, see above; clone into a folder that you may write to"; exit 1; }
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIN) -e '.[test]'
 	@touch $@
@@ -78,7 +80,7 @@ plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h10
 RULES := .make/$(SUITE).mk
 STATIC := help setup test test-all test-gpu check notebooks train plan clean reproduction REPRODUCTION.md
 CHAIN := $(filter-out $(STATIC),$(MAKECMDGOALS))
-ifneq (,$(CHAIN)$(filter train plan clean,$(MAKECMDGOALS)))
+ifneq (,$(CHAIN)$(filter help train plan clean,$(or $(MAKECMDGOALS),help)))
 ifeq (,$(wildcard experiments/$(SUITE).yaml))
 $(error no suite $(SUITE) in experiments/; there are: $(basename $(notdir $(wildcard experiments/*.yaml))))
 endif
@@ -86,6 +88,9 @@ endif
 ifneq (,$(CHAIN))
 include $(RULES)
 endif
+
+.DEFAULT:
+	@echo "error: nothing is called $@; suite $(SUITE) has $(ITEMS), and make help lists the rest" >&2; exit 2
 
 PACKAGE_FILES := $(wildcard acp_repro/chain/*.py acp_repro/papers/*/*.py analysis/*.py analysis/*/*.py)
 .make/%.mk: experiments/%.yaml $(PACKAGE_FILES) | $(INSTALLED)

@@ -171,6 +171,39 @@ def test_every_item_has_its_target_and_what_cannot_be_made_says_why(clone):
     assert "runs that train with needles are for Figure A6 alone" in done.stderr
 
 
+def fails(*arguments):
+    done = subprocess.run(["make", *arguments], capture_output=True, text=True)
+    assert done.returncode == 2
+    return done.stdout, done.stderr
+
+
+def test_a_name_that_is_none_is_answered_with_those_that_are(clone):
+    _, error = fails("figure99", "SUITE=h100")
+    line, _ = error.splitlines()
+    assert line.startswith("error: nothing is called figure99; suite h100 has figure1 figure2 ")
+    for goal in (["help"], []):
+        output, error = fails(*goal, "SUITE=cpuu")
+        assert "no suite cpuu in experiments/; there are: " in error and not output
+
+
+def test_a_suite_that_cannot_be_read_has_no_list_of_figures(clone):
+    edit("h100", "grid:", "gird:")
+    assert "experiments/h100.yaml: gird: unknown key; did you mean grid?" in fails("help", "SUITE=h100")[1]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_keeps_an_environment_from_being_made(clone, fits):
+    shutil.rmtree(".venv")
+    Path(".venv").touch()  # as little of a folder as one in a place that nobody may write to
+    python = Path("python")
+    ensurepip = f"case $2 in *ensurepip*) exit {1 - fits};; esac"
+    python.write_text(f'#!/bin/sh\n{ensurepip}\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    output = "".join(fails("setup", "PYTHON=./python"))
+    assert ("apt install python3-venv" in output) != fits
+    assert (f"{clone}/.venv cannot be made, see above; clone into a folder that" in output) == fits
+
+
 def test_a_figure_measures_what_it_draws_and_no_more(clone):
     run = load_suite("h100").heads_run
     for quantity in QUANTITIES:

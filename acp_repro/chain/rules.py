@@ -205,12 +205,12 @@ def _exists(name: str) -> bool:
 
 
 def items_in_words(suite_name: str) -> str:
-    """Every item with its title, a line each: of the suite's paper, or of all where that cannot be read."""
+    """Every item with its title, a line each: of the suite's paper, or of all where nothing can read it."""
     try:
         from .suite import load_suite
 
         papers = [load_suite(suite_name).paper]
-    except (ImportError, ValueError):  # nothing is installed yet
+    except ImportError:  # nothing is installed yet
         papers = [find_paper(name) for name in paper_names()]
     lines = []
     for paper in papers:
