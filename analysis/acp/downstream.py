@@ -151,6 +151,12 @@ def caption(found: drawing.Found, architecture: str) -> str:
             f"{int(records['truncated_requests'].sum()):,} requests were longer than their model's context "
             "and lost their beginning."
         )
+    if records["begins_with_bos"].isna().any():
+        runs = ", ".join(dict.fromkeys(records.loc[records["begins_with_bos"].isna(), "run"]))
+        text.append(
+            "Measured before prompts began with BOS, as text does in training and in the authors' evaluation:"
+            f" {runs}. There only the perplexities of whole pages have it."
+        )
     if len(_differences(found.records["lm_eval_items"])):
         text.append(
             "Differences of paired runs are tested item by item (McNemar's exact test; sign permutations for "

@@ -205,6 +205,16 @@ def test_a_suite_without_pairs_shows_what_it_has(suite):
     assert "McNemar" not in downstream.caption(dataclasses.replace(found, records=alone), "pro")
 
 
+def test_records_of_prompts_without_bos_are_named(suite):
+    found = drawing.find("mini", "table1")
+    assert "BOS" not in downstream.caption(found, "pro")
+    records = dict(found.records)
+    older = records["lm_eval"]["run"] == "pro-tiny-256-acp"
+    records["lm_eval"] = records["lm_eval"].assign(begins_with_bos=lambda t: t["begins_with_bos"].mask(older))
+    caption = downstream.caption(dataclasses.replace(found, records=records), "pro")
+    assert "before prompts began with BOS" in caption and "evaluation: pro-tiny-256-acp. There" in caption
+
+
 def test_latex_is_escaped():
     text = latex.table(
         pd.DataFrame({"a_b ↓": ["5 % **x** ± 2", "$e^{-1}$"]}), '**Table 4.** Of `run_a` & "$L_1$".\nTwo'

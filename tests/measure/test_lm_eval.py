@@ -245,7 +245,9 @@ def stock_model(max_length: int):
     )
     raw.train_from_iterator([json.dumps(items) for items in ITEMS.values()] + [HELLASWAG, WIKITEXT], trainer)
     theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|endoftext|>", bos_token="<|endoftext|>", pad_token="<|endoftext|>"
+        tokenizer_object=raw,
+        add_bos_token=True,
+        **dict.fromkeys(("eos_token", "bos_token", "pad_token"), "<|endoftext|>"),
     )
     torch.manual_seed(1)
     config = transformers.LlamaConfig(
@@ -269,7 +271,10 @@ def test_our_numbers_are_those_of_the_harness_on_a_stock_model(evaluation, data,
 
     from acp_repro.data import BPETokenizer
 
-    stock = HFLM(pretrained=model, tokenizer=theirs, backend="causal", batch_size=3, max_length=max_length)
+    options = {"tokenizer": theirs, "backend": "causal", "batch_size": 3, "max_length": max_length}
+    stock = HFLM(pretrained=model, add_bos_token=True, **options)
+    # It puts BOS in front of whole pages itself, and would put a second one there.
+    of_pages = HFLM(pretrained=model, add_bos_token=False, **options)
     ours = evaluation.FoXLM.of(
         AsFoX(model),
         BPETokenizer(raw.to_str()),
@@ -284,7 +289,8 @@ def test_our_numbers_are_those_of_the_harness_on_a_stock_model(evaluation, data,
     assert any(result.truncated for result in results) == (max_length == 24)
     again, _ = evaluation.load_tasks(PAPER_TASKS, data)
     for task, result in zip(again, results, strict=True):
-        expected = lm_eval.evaluator.evaluate(stock, {task.name: task.task}, bootstrap_iters=100)
+        lm = of_pages if task.task.OUTPUT_TYPE == "loglikelihood_rolling" else stock
+        expected = lm_eval.evaluator.evaluate(lm, {task.name: task.task}, bootstrap_iters=100)
         numbers = expected["results"][task.name]
         assert {f"{name},none" for name in result.metrics} == {
             key for key in numbers if key.endswith(",none") and "_stderr" not in key
@@ -438,7 +444,7 @@ def test_generation_stops_where_the_task_says(evaluation):
     from lm_eval.api.instance import Instance
 
     lm = fox_lm(evaluation)
-    whole = lm.scorer.model.generate(torch.tensor([list(b"a fox")]), 20)[0, 5:].tolist()
+    whole = lm.scorer.model.generate(torch.tensor([ByteTokenizer().prompt("a fox")]), 20)[0, 6:].tolist()
     text = ByteTokenizer().decode(whole[: whole.index(256)] if 256 in whole else whole)
 
     def ask(prompt: str, until: list[str]) -> Instance:
@@ -468,6 +474,7 @@ def test_a_suite_s_records_and_its_table(evaluation, tmp_path, monkeypatch):
     assert measure.main(["--for", "table1", "--suite", "mini", "--device", "cpu"]) == 0
     table = records("lm_eval")
     assert set(table["task"]) == {"book_last_word"} and set(table["items"]) == {3}
+    assert table["begins_with_bos"].all()
     items = records("lm_eval_items")
     assert len(items) == 2 * 2 * 3  # runs, metrics, items
     path = drawing.draw("mini", "analysis.acp.table1", table1.make)

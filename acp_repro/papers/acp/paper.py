@@ -155,10 +155,11 @@ QUANTITIES = (
     _quantity("long_context", "evaluated_length_tokens measured_tokens pruned_ratio loss_nats", _sweep_run),
     _quantity(
         "lm_eval",
-        "task metric value standard_error items truncated_requests source harness_version",
+        "task metric value standard_error items truncated_requests source harness_version begins_with_bos",
         _evaluated,
         together="lm_eval",
         library=_HARNESS,
+        later=("begins_with_bos",),
     ),
     # For paired tests: of each item whether it is right, or its log-likelihood in nats over `weight` words.
     _quantity(

@@ -122,6 +122,7 @@ def _key(lm: FoXLM, task: LoadedTask, items: int | None, identity: dict[str, Any
         "dtype": scorer.dtype,
         "device": scorer.device.type,
         "share_contexts": scorer.share_contexts,
+        "begins_with_bos": True,
     }
     return json.loads(json.dumps(identity | settings))
 

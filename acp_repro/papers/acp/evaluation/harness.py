@@ -48,8 +48,8 @@ class Tokenizer(Protocol):
 class FoXLM(TemplateLM):
     """A model with its tokeniser, for the harness.
 
-    Prompts are not begun with BOS, as the harness does for GPT-2; an empty one is BOS alone. What is longer
-    than ``max_length`` loses its beginning.
+    Every prompt begins with BOS, as every sequence did in training; so it is in the authors' evaluation. What
+    is longer than ``max_length`` loses its beginning, BOS with it.
 
     Args:
         scorer: holds the model and how it is run.
@@ -122,7 +122,7 @@ class FoXLM(TemplateLM):
         return getattr(self.tokenizer, "name", type(self.tokenizer).__name__)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
-        return list(self._encode(string))
+        return [*([] if add_special_tokens is False else [self.tokenizer.bos_id]), *self._encode(string)]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         # Without the bar for tokenising, which takes a few seconds at most.
@@ -139,7 +139,7 @@ class FoXLM(TemplateLM):
         counts = []
         for (text,) in (request.args for request in requests):
             found = get_rolling_token_windows(
-                token_list=self.tok_encode(text),
+                token_list=self.tok_encode(text, add_special_tokens=False),  # the prefix is BOS
                 prefix_token=self.prefix_token_id,
                 max_seq_len=self.max_length,
                 context_len=1,
@@ -177,7 +177,7 @@ class FoXLM(TemplateLM):
         for index, (prompt, options) in enumerate(request.args for request in requests):
             wanted = _Generation.of(options)
             room = max(1, self.max_length - wanted.new_tokens)
-            ids = self.tok_encode(prompt)[-room:] or [self.prefix_token_id]
+            ids = self.tok_encode(prompt)[-room:]
             groups[wanted, len(ids)].append((index, ids))
         texts = [""] * len(requests)
         with tqdm(total=len(requests), unit="request", disable=not self.progress, desc="generating") as bar:

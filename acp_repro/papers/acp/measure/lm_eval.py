@@ -12,6 +12,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a task and metric, with the standard error of sampling its items.
 
     ``value`` and ``standard_error`` are shares for accuracies, and perplexities or bits per byte for those.
+    ``begins_with_bos`` is missing in records of prompts that did not.
     """
     from ..evaluation.evaluation import HARNESS_VERSION
 
@@ -26,6 +27,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
             "truncated_requests": result.truncated,
             "source": result.source,
             "harness_version": HARNESS_VERSION,
+            "begins_with_bos": True,
         }
         for result in results
         for name, metric in result.metrics.items()
