@@ -39,12 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     rows, best = [], {}
     for head_dim in options.head_dims:
-        found: dict[str, list] = {kernel: [] for kernel in KERNELS}
         work = tune(head_dim, options.length, options.repeats, options.jobs)
-        for kernel, timing in tqdm(work, desc=f"head_dim {head_dim}", unit="tile"):
-            found[kernel].append(timing)
-            rows.append([head_dim, kernel, *timing.tile, timing.milliseconds, timing.why_not])
-        for kernel, timings in found.items():
+        for kernel, timings in tqdm(work, desc=f"head_dim {head_dim}", unit="kernel", total=len(KERNELS)):
+            rows += [[head_dim, kernel, *t.tile, t.milliseconds, t.why_not] for t in timings]
             print(f"\nhead_dim {head_dim}, {kernel}: {timings[0].milliseconds:.3f} ms now")
             good = sorted((t for t in timings if t.milliseconds), key=lambda t: t.milliseconds)
             for t in good[:5]:

@@ -37,8 +37,22 @@ ALLOWED = {
         "acp_repro.data",
         *METHODS,
     },
-    "acp_repro.papers.retention": {COMMON, CHAIN, "acp_repro.training", "acp_repro.data", RETENTION},
-    "acp_repro.papers.lap": {COMMON, CHAIN, "acp_repro.training", "acp_repro.data", LAP},
+    "acp_repro.papers.retention": {
+        COMMON,
+        CHAIN,
+        "acp_repro.training",
+        "acp_repro.benchmark",  # its timer
+        "acp_repro.data",
+        RETENTION,
+    },
+    "acp_repro.papers.lap": {
+        COMMON,
+        CHAIN,
+        "acp_repro.training",
+        "acp_repro.benchmark",
+        "acp_repro.data",
+        LAP,
+    },
     # analysis never needs torch: of a paper it reads what stands in modules that need nothing.
     "analysis": {COMMON, CHAIN},
     "analysis.report": {COMMON, CHAIN, "analysis"},

@@ -6,9 +6,10 @@ share of blocks that are left: what pruning would cost if it were as fast a bloc
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
-import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from ..attention.op import running_sum_and_boundary
 from ..attention.reference import forgetting_attention as equations
 from ..attention.threshold import logit_bound_from_norms
 from .rivals import RIVALS, Call
-from .timing import elapsed_ms
+from .timing import ORDER, Clock, device_ms, host_ms, interleaved, orders
 
 # Mean log gate of each kind of head, and how many of them are local.
 LOCAL_NATS, GLOBAL_NATS = -0.2, -1e-4
@@ -155,81 +156,89 @@ def why_not(error: Exception) -> str:
     return f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
 
 
-def time_call(
-    call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool, repeats: int
-) -> tuple[float, float]:
-    """Median milliseconds of forward, and of forward + backward; the boundary search inside."""
-    leaves = [x.detach().requires_grad_() for x in problem.inputs]
-
-    def forward() -> Tensor:
-        return call(*leaves, threshold)
-
-    def both() -> None:
-        torch.autograd.grad(forward(), leaves if gated else leaves[:3], problem.dout)
-
-    return tuple(_median_ms(one, repeats, problem.q.device) for one in (forward, both))
-
-
-def _median_ms(call, repeats: int, device: torch.device) -> float:
-    for _ in range(1 if device.type == "cpu" else 4):
-        call()
-    if device.type != "cuda":
-        return median(elapsed_ms(call, device)[0] for _ in range(repeats))
-    # All repeats are queued behind a pause of some 50 ms, so that the GPU never waits for the host.
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    torch.cuda._sleep(100_000_000)
-    for start, end in events:
-        start.record()
-        call()
-        end.record()
-    torch.cuda.synchronize(device)
-    return median(start.elapsed_time(end) for start, end in events)
-
-
-def host_ms(
-    call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool, repeats: int
-) -> tuple[float | None, float | None]:
-    """Median milliseconds until the host has a call behind it, while the GPU is still at work: of forward
-    without gradients, and of forward + backward. None on a CPU, which is host and device in one."""
-    if problem.q.device.type != "cuda":
-        return None, None
-    leaves = [x.detach().requires_grad_() for x in problem.inputs]
-
-    def forward() -> None:
-        with torch.no_grad():
-            call(*leaves, threshold)
-
-    def both() -> None:
-        torch.autograd.grad(call(*leaves, threshold), leaves if gated else leaves[:3], problem.dout)
-
-    def once(one) -> float:
-        torch.cuda.synchronize(problem.q.device)  # so that no full queue of launches holds the host up
-        begin = time.perf_counter()
-        one()
-        return (time.perf_counter() - begin) * 1e3
-
-    return tuple(median([once(one) for _ in range(4 + repeats)][4:]) for one in (forward, both))
-
-
 def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
     """Yields one record, or one line of text on why there is none, for each method of a rival.
 
-    A method that fails, at whatever point, has no record, and what it held is given back.
+    Its methods take turns: forward, forward + backward (the boundary search inside), and the search alone;
+    then the same by the host's clock, the forward without gradients. A method that fails, at whatever point,
+    has no record, and what it held is given back.
     """
-    batch, heads, length, _ = problem.q.shape
+    batch, heads, length, head_dim = problem.q.shape
+    device, gpu = problem.q.device, problem.q.device.type == "cuda"
     entries = causal_blocks(length, length, 1, 1) * batch * heads
-    for method in RIVALS[name].methods:
-        if name == "eager" and 6 * entries * 8 > _EAGER_LIMIT_BYTES:
-            yield f"{name}, {method}: not timed, its scores do not fit into memory"
-            continue
+    forward = attention_flops(entries, 1, 1, head_dim, backward=False) / 1e12
+    backward = attention_flops(entries, 1, 1, head_dim, backward=True) / 1e12
+    methods = RIVALS[name].methods
+    pruned: dict[str, float] = {}
+    gate_errors: dict[str, float | None] = {}
+    failed: dict[str, str] = {}
+
+    def attempt(method: str, work: Callable[[], Any]) -> None:
+        """``work()``, unless the method has failed before."""
+        if method in failed:
+            return
         try:
-            found = _measure_method(problem, gates, name, method, call, repeats, entries)
+            work()
         except Exception as error:  # what passed the check may still not fit at the whole batch
-            found = why_not(error)
-        if isinstance(found, str):
+            failed[method] = why_not(error)
+        if method in failed:
             give_memory_back()
-            found = f"{name}, {method}: {found}"
-        yield found
+
+    def look(method: str) -> None:
+        wrong, gate_errors[method] = check(call, problem, problem.threshold_of(method), method != "no gates")
+        if wrong:
+            failed[method] = wrong
+        else:
+            pruned[method] = problem.pruned_ratio(method)
+
+    for method in methods:
+        if name == "eager" and 6 * entries * 8 > _EAGER_LIMIT_BYTES:
+            failed[method] = "not timed, its scores do not fit into memory"
+        attempt(method, functools.partial(look, method))
+
+    def timed(part: Callable[[str], Any], clock: Clock, methods=methods) -> dict[str, float]:
+        calls = {m: functools.partial(attempt, m, functools.partial(part, m)) for m in methods}
+        times = interleaved(calls, device, repeats, clock, warm_ups=4 if gpu else 1)
+        return {m: median(values) for m, values in times.items()}
+
+    leaves = [x.detach().requires_grad_() for x in problem.inputs]
+
+    def attend(method: str) -> Tensor:
+        return call(*leaves, problem.threshold_of(method))
+
+    def both(method: str) -> None:
+        inputs = leaves if method != "no gates" else leaves[:3]
+        torch.autograd.grad(attend(method), inputs, problem.dout)
+
+    searching = [m for m in methods if name == "ours" and m.startswith("acp")]
+    columns = {
+        "forward_ms": timed(attend, device_ms),
+        "forward_backward_ms": timed(both, device_ms),
+        "search_ms": timed(problem.search, device_ms, searching),
+        # A CPU is host and device in one.
+        "forward_host_ms": timed(torch.no_grad()(attend), host_ms) if gpu else {},
+        "forward_backward_host_ms": timed(both, host_ms) if gpu else {},
+    }
+    for method in methods:
+        if method in failed:
+            yield f"{name}, {method}: {failed[method]}"
+            continue
+        yield {
+            "implementation": name if name != "ours" else choose_implementation(device),
+            "method": method,
+            "gates": gates,
+            "length_tokens": length,
+            "heads": heads,
+            "head_dim": head_dim,
+            "measured_tokens": batch * length,
+            "repeats": len(list(orders(methods, repeats))),
+            "order": ORDER,
+            "pruned_ratio": pruned[method],
+            "nominal_forward_tflop": forward,
+            "nominal_forward_backward_tflop": forward + backward,
+            "gate_gradient_error": gate_errors[method],
+            **{column: times.get(method) for column, times in columns.items()},
+        }
 
 
 def give_memory_back() -> None:
@@ -237,41 +246,3 @@ def give_memory_back() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def _measure_method(
-    problem: Problem, gates: str, name: str, method: str, call: Call, repeats: int, entries: int
-) -> dict[str, Any] | str:
-    """A record, or why there is none."""
-    batch, heads, length, head_dim = problem.q.shape
-    forward = attention_flops(entries, 1, 1, head_dim, backward=False) / 1e12
-    backward = attention_flops(entries, 1, 1, head_dim, backward=True) / 1e12
-    threshold = problem.threshold_of(method)
-    gated = method != "no gates"
-    wrong, gate_error = check(call, problem, threshold, gated)
-    if wrong:
-        return wrong
-    times = time_call(call, problem, threshold, gated, repeats)
-    host = host_ms(call, problem, threshold, gated, repeats)
-    search = None
-    if name == "ours" and method.startswith("acp"):
-        search = _median_ms(lambda: problem.search(method), repeats, problem.q.device)
-    return {
-        "implementation": name if name != "ours" else choose_implementation(problem.q.device),
-        "method": method,
-        "gates": gates,
-        "length_tokens": length,
-        "heads": heads,
-        "head_dim": head_dim,
-        "measured_tokens": batch * length,
-        "repeats": repeats,
-        "pruned_ratio": problem.pruned_ratio(method),
-        "forward_ms": times[0],
-        "forward_backward_ms": times[1],
-        "search_ms": search,
-        "nominal_forward_tflop": forward,
-        "nominal_forward_backward_tflop": forward + backward,
-        "gate_gradient_error": gate_error,
-        "forward_host_ms": host[0],
-        "forward_backward_host_ms": host[1],
-    }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -23,8 +25,8 @@ from acp_repro.model.decode_step import DecodeStep
 from acp_repro.model.generation import prefill
 
 from .attention import GATES, GLOBAL_NATS, LOCAL_NATS
-from .rivals import Call
-from .timing import elapsed_ms
+from .rivals import Call as Rival
+from .timing import ORDER, Call, Clock, device_ms, interleaved, orders, peak_memory
 
 _BLOCK = 64
 # More than the level-2 cache of any GPU: written between two calls, so that keys come from memory.
@@ -106,36 +108,45 @@ def output_error(problem: DecodeProblem, method: str) -> float:
     return ((problem.step(method)[:1].double() - truth).norm() / truth.norm()).item()
 
 
-def median_ms(call: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """On a GPU as a CUDA graph, as a decoding model runs it, with the level-2 cache emptied before."""
+def _graphed(call: Call, device: torch.device) -> Call:
+    """On a GPU ``call`` as a CUDA graph, as a decoding model runs it."""
+    if device.type != "cuda":
+        return call
     for _ in range(3):
         call()
-    if device.type != "cuda":
-        return median(elapsed_ms(call, device)[0] for _ in range(repeats))
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for start, end in events:
-        flush.zero_()
-        start.record()
+
+    def replay(_held: Call = call) -> None:  # with the tensors that the graph reads
         graph.replay()
-        end.record()
-    torch.cuda.synchronize(device)
-    return median(start.elapsed_time(end) for start, end in events)
+
+    return replay
 
 
-def read_ms(count: int, repeats: int, device: torch.device) -> float:
-    """Milliseconds to read ``count`` bytes once: the fastest of two reductions that do nothing else."""
+def _clock(device: torch.device) -> Clock:
+    """The device's time, on a GPU with the level-2 cache emptied before."""
+    if device.type != "cuda":
+        return device_ms
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+
+    def flushed_ms(call: Call, device: torch.device) -> float:
+        flush.zero_()
+        return device_ms(call, device)
+
+    return flushed_ms
+
+
+def _reads(count: int, device: torch.device) -> dict[str, Call]:
+    """Two reductions that read ``count`` bytes once and do nothing else; the faster one counts."""
     numbers = torch.zeros(max(count // 4, 1), dtype=torch.int32, device=device)
-    floats = numbers.view(torch.float32)
-    return min(median_ms(reduce, repeats, device) for reduce in (numbers.amax, floats.sum))
+    reductions = {"amax": numbers.amax, "sum": numbers.view(torch.float32).sum}
+    return {name: _graphed(reduce, device) for name, reduce in reductions.items()}
 
 
 def measure_attention(
-    problem: DecodeProblem, gates: str, repeats: int, rivals: dict[str, Call]
+    problem: DecodeProblem, gates: str, repeats: int, rivals: dict[str, Rival]
 ) -> list[dict]:
     """A record for each implementation with and without ACP.
 
@@ -151,37 +162,33 @@ def measure_attention(
         "layers": 1,
         "heads": heads,
         "head_dim": head_dim,
-        "repeats": repeats,
+        "repeats": repeats + repeats % 2,  # many calls in turns
+        "order": ORDER,
     }
-    records = []
+    records, calls = [], {}
     for method in ("acp", "exact"):
         kept, found = problem.kept_bytes(method), output_error(problem, method)
         if not found < 0.02:
             raise ArithmeticError(f"{method}: an error of {found:.2e} against float64")
+        ours = choose_implementation(device)
+        calls[ours, method] = _graphed(functools.partial(problem.step, method), device)
+        calls |= {(name, method): read for name, read in _reads(kept, device).items()}
         records.append(
-            {
-                **shared,
-                "implementation": choose_implementation(device),
-                "method": method,
-                "step_ms": median_ms(lambda method=method: problem.step(method), repeats, device),
-                "read_ms": read_ms(kept, repeats, device),
-                "kept_bytes": kept,
-                "output_error": found,
-            }
+            {**shared, "implementation": ours, "method": method, "kept_bytes": kept, "output_error": found}
         )
     for name, call in rivals.items():
         k, v = problem.dense()
         for method, threshold in (("acp", problem.threshold), ("exact", None)):
-            arguments = (problem.q, k, v, problem.log_fgate, threshold)
-
-            def step(call: Call = call, arguments: tuple = arguments) -> Tensor:
-                with torch.no_grad():
-                    return call(*arguments)
-
             # Not in a graph, which others may not bear; the GPU's own time, without the launches.
-            step()
-            time = median(elapsed_ms(step, device)[0] for _ in range(repeats))
-            records.append({**shared, "implementation": name, "method": method, "step_ms": time})
+            step = functools.partial(call, problem.q, k, v, problem.log_fgate, threshold)
+            calls[name, method] = torch.no_grad()(step)
+            records.append({**shared, "implementation": name, "method": method})
+    found = interleaved(calls, device, repeats, _clock(device))
+    times = {key: median(values) for key, values in found.items()}
+    for one in records:
+        one["step_ms"] = times[one["implementation"], one["method"]]
+        if one["implementation"] not in rivals:
+            one["read_ms"] = min(times["amax", one["method"]], times["sum", one["method"]])
     return records
 
 
@@ -197,15 +204,26 @@ def measure_model(
     for block in model.model.layers:
         block.attn.fgate_proj.bias.copy_(-nats.expm1().log())  # logsigmoid of it is -nats
     prompt = torch.randint(0, config.vocab_size, (batch, length), device=device)
-    for method, tolerance in (("acp", config.log_pruning_tolerance), ("exact", None)):
-        model.set_log_pruning_tolerance(tolerance)
-        _decode_once(model, prompt, repeats)  # compiles
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        prefill_ms, step_ms, use = _decode_once(model, prompt, repeats)
-        # Weights, cache, and what a prefill computes with.
-        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-        kept = int(use.per_head.sum())
+    methods = {"acp": config.log_pruning_tolerance, "exact": None}
+
+    def once(method: str) -> tuple[float, float, MemoryUse]:
+        model.set_log_pruning_tolerance(methods[method])
+        return _decode_once(model, prompt, repeats)
+
+    peaks: dict[str, int | None] = dict.fromkeys(methods)
+    for method in methods:  # compiles
+        if device.type == "cuda":  # weights, cache, and what a prefill computes with
+            there = torch.cuda.memory_allocated(device)
+            peaks[method] = there + peak_memory(functools.partial(once, method), device)
+        else:
+            once(method)
+    passes: dict[str, list] = {method: [] for method in methods}
+    for method in itertools.chain(*orders(methods, 2)):
+        passes[method].append(once(method))
+    for method, found in passes.items():
+        prefill_ms, step_ms, uses = zip(*found, strict=True)
+        kept = int(uses[0].per_head.sum())
+        reads = _reads(kept + config.num_parameters() * dtype.itemsize, device)
         yield {
             "scope": "model",
             "gates": gates,
@@ -215,15 +233,16 @@ def measure_model(
             "heads": config.num_heads,
             "head_dim": config.head_dim,
             "repeats": repeats,
+            "order": ORDER,
             "implementation": choose_implementation(device),
             "method": method,
-            "prefill_ms": prefill_ms,
-            "step_ms": step_ms,
-            "read_ms": read_ms(kept + config.num_parameters() * dtype.itemsize, repeats, device),
+            "prefill_ms": median(prefill_ms),
+            "step_ms": median(step_ms),
+            "read_ms": min(map(median, interleaved(reads, device, repeats, _clock(device)).values())),
             "kept_bytes": kept,
-            "layer_kept_bytes": int(use.per_layer.sum()),
-            "allocated_bytes": use.allocated,
-            "peak_bytes": peak,
+            "layer_kept_bytes": int(uses[0].per_layer.sum()),
+            "allocated_bytes": uses[0].allocated,
+            "peak_bytes": peaks[method],
         }
 
 
@@ -232,8 +251,8 @@ def _decode_once(model: FoXForCausalLM, prompt: Tensor, repeats: int) -> tuple[f
     """Milliseconds of the prefill and of a step, and what the cache holds at the end."""
     cache = FoXCache(model.config.num_hidden_layers, max_length=prompt.shape[1] + repeats + 3)
     step = DecodeStep(model, cache)
-    prefill_ms, _ = elapsed_ms(lambda: prefill(model, prompt, cache), prompt.device)
+    prefill_ms = device_ms(lambda: prefill(model, prompt, cache), prompt.device)
     for _ in range(3):  # of which one captures the graph
         step(prompt[:, 0])
-    total_ms, _ = elapsed_ms(lambda: [step(prompt[:, 0]) for _ in range(repeats)], prompt.device)
+    total_ms = device_ms(lambda: [step(prompt[:, 0]) for _ in range(repeats)], prompt.device)
     return prefill_ms, total_ms / repeats, cache.memory()

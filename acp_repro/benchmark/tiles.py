@@ -5,11 +5,13 @@ The table in ``attention/triton/tiles.py`` comes from here. Nothing is tuned whe
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -20,7 +22,8 @@ from ..attention.op import running_sum_and_boundary
 from ..attention.triton.backward import launch_backward
 from ..attention.triton.forward import launch_forward
 from ..attention.triton.tiles import Tile, Tiles, block_sizes, tiles_for
-from .attention import Problem, _median_ms, make_problem
+from .attention import Problem, make_problem
+from .timing import interleaved
 
 KERNELS = ("forward", "query_side", "key_side")
 # Rounding differs between tiles, because sums are taken in another order; more than this is wrong.
@@ -92,28 +95,33 @@ class Bench:
             tiles,
         )
 
-    def time(self, kernel: str, tile: Tile, repeats: int) -> Timing:
-        """Milliseconds of the forward, or of the whole backward with this tile in one of its places."""
+    def time(self, kernel: str, tiles: list[Tile], repeats: int) -> list[Timing]:
+        """Milliseconds of the forward, or of the whole backward with each tile in one of its places.
+
+        Tiles take turns; one that is wrong or does not run is not timed.
+        """
         results = [self.out, self.lse] if kernel == "forward" else self.grads
         truth = self.truth[:2] if kernel == "forward" else self.truth[2:]
-        try:
+        faults: dict[Tile, str] = {}
+        for tile in tiles:
             for x in results:
                 x.fill_(float("nan"))
-            self.run(kernel, tile)
-            worst = max(_difference(a, t) for a, t in zip(results, truth, strict=True))
-            if not worst <= _LARGEST_DIFFERENCE:
-                return Timing(tile, None, f"wrong: off by {worst:.1e}")
-            milliseconds = _median_ms(lambda: self.run(kernel, tile), repeats, self.problem.q.device)
-            return Timing(tile, milliseconds)
-        except (RuntimeError, TritonError) as error:  # the tile does not fit this GPU
-            return Timing(tile, None, str(error).splitlines()[0][:60])
-        finally:
-            for x, t in zip(results, truth, strict=True):
-                x.copy_(t)  # the backward reads what the forward wrote
+            try:
+                self.run(kernel, tile)
+                worst = max(_difference(a, t) for a, t in zip(results, truth, strict=True))
+                faults[tile] = "" if worst <= _LARGEST_DIFFERENCE else f"wrong: off by {worst:.1e}"
+            except (RuntimeError, TritonError) as error:  # the tile does not fit this GPU
+                faults[tile] = str(error).splitlines()[0][:60]
+        calls = {t: functools.partial(self.run, kernel, t) for t, fault in faults.items() if not fault}
+        device = self.problem.q.device
+        times = interleaved(calls, device, repeats, warm_ups=4 if device.type == "cuda" else 1)
+        for x, t in zip(results, truth, strict=True):
+            x.copy_(t)  # the backward reads what the forward wrote
+        return [Timing(t, median(times[t]) if t in times else None, fault) for t, fault in faults.items()]
 
 
-def tune(head_dim: int, length: int, repeats: int, jobs: int | None) -> Iterator[tuple[str, Timing]]:
-    """Times every candidate of every kernel; yields (kernel, timing), the present tile first."""
+def tune(head_dim: int, length: int, repeats: int, jobs: int | None) -> Iterator[tuple[str, list[Timing]]]:
+    """Times every candidate of every kernel; yields (kernel, its timings), the present tile first."""
     bench = Bench(head_dim, length)
     every = {
         kernel: list(
@@ -125,13 +133,13 @@ def tune(head_dim: int, length: int, repeats: int, jobs: int | None) -> Iterator
     # Compiling takes seconds each and lands in Triton's cache on disk, so other processes do it.
     with ProcessPoolExecutor(jobs or min(16, os.cpu_count() or 1), get_context("spawn")) as pool:
         list(pool.map(_compile, work, chunksize=4))
-    for _, kernel, tile in work:
-        yield kernel, bench.time(kernel, tile, repeats)
+    for kernel, tiles in every.items():
+        yield kernel, bench.time(kernel, tiles, repeats)
 
 
 def _compile(job: tuple[int, str, Tile]) -> None:
     head_dim, kernel, tile = job
-    Bench(head_dim, 256, heads=2, tokens=512).time(kernel, tile, 1)
+    Bench(head_dim, 256, heads=2, tokens=512).time(kernel, [tile], 1)
 
 
 def _difference(actual: Tensor, truth: Tensor) -> float:

@@ -1,27 +1,130 @@
-"""Clocks: CUDA events on a GPU, the host's clock elsewhere."""
+"""One timer for all that is compared, and the most memory that a piece of work holds at once.
+
+What runs first, or after heavier work, meets another machine: colder, busier, at another clock. So calls take
+turns, and no call keeps one place in the order.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from torch.profiler import ProfilerActivity, profile
+from tqdm import tqdm
 
-# About 2 ms: the host queues a call while the GPU is busy, so the GPU's clock sees no waiting for it.
-_HEAD_START_CYCLES = 4_000_000
+Call = Callable[[], Any]
+Clock = Callable[[Call, torch.device], float]  # milliseconds of one call
+Name = TypeVar("Name", bound=Hashable)
+
+# Of a record whose calls took turns by `orders`. Older records, whose order was fixed, have none.
+ORDER = "balanced"
+# About 6 ms: the host queues a call while the GPU is busy, so the GPU's clock sees no waiting for it.
+_HEAD_START_CYCLES = 12_000_000
+_CPU_IN_TRACE = 0  # "Device Type" in a profiler's trace
 
 
-def elapsed_ms(call: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    """Milliseconds that ``call`` took on ``device``, and what it returned."""
-    if device.type == "cuda":
-        torch.cuda._sleep(_HEAD_START_CYCLES)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        result = call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end), result
+def device_ms(call: Call, device: torch.device) -> float:
+    """The device's own time: of a GPU without what it waits for the host."""
+    if device.type != "cuda":
+        return wall_ms(call, device)
+    torch.cuda._sleep(_HEAD_START_CYCLES)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def wall_ms(call: Call, device: torch.device) -> float:
+    """The time on the wall from an idle device until it has done the call."""
+    return host_ms(lambda: (call(), _wait(device)), device)
+
+
+def host_ms(call: Call, device: torch.device) -> float:
+    """The host's time from an idle device until the host has the call behind it."""
+    _wait(device)  # so that no full queue of launches holds the host up
     begin = time.perf_counter()
-    result = call()
-    return (time.perf_counter() - begin) * 1e3, result
+    call()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def orders(names: Iterable[Name], repeats: int) -> Iterator[list[Name]]:
+    """The order of each turn, so that a name has each place, and each other name before it, equally often.
+
+    A Williams design: a zigzag over the names that shifts by one, each order beside its reverse. Turns are
+    ``repeats``, rounded up to an even number where there are several names.
+    """
+    names = list(names)
+    zigzag = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(len(names))]  # 0 1 -1 2 -2 ...
+    for turn in range(repeats + repeats % 2 * (len(names) > 1)):
+        order = [names[(step + turn // 2) % len(names)] for step in zigzag]
+        yield order[::-1] if turn % 4 in (1, 2) else order  # so turns often meet at one name
+
+
+def interleaved(
+    calls: Mapping[Name, Call],
+    device: torch.device,
+    repeats: int,
+    clock: Clock = device_ms,
+    *,
+    warm_ups: int = 1,
+    title: str | None = None,
+) -> dict[Name, list[float]]:
+    """Milliseconds of each call in each turn, the calls in the order of :func:`orders`.
+
+    Args:
+        warm_ups: turns before these, which do not count.
+        title: of a progress bar; None shows none.
+    """
+    times: dict[Name, list[float]] = {name: [] for name in calls}
+    turns = [list(calls)] * warm_ups + list(orders(calls, repeats))
+    with tqdm(total=len(turns) * len(calls), desc=title, unit="pass", disable=title is None) as progress:
+        for turn, order in enumerate(turns):
+            for name in order:
+                milliseconds = clock(calls[name], device)
+                if turn >= warm_ups:
+                    times[name].append(milliseconds)
+                progress.update()
+    return times
+
+
+def peak_memory(work: Call, device: torch.device) -> int:
+    """The largest sum of bytes of tensors that are alive at once in ``work``, above what was there before.
+
+    On a GPU PyTorch's allocator counts; on a CPU its profiler does, which notes every allocation.
+    """
+    if device.type == "cuda":
+        _wait(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would say when it starts and stops
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        return largest_sum(json.loads(trace.read_text())["traceEvents"])
+
+
+def largest_sum(events: list[dict[str, Any]]) -> int:
+    """The most bytes that are allocated and not yet freed, from the events of a trace on the CPU."""
+    memory = [e for e in events if e.get("name") == "[memory]" and e["args"]["Device Type"] == _CPU_IN_TRACE]
+    held = most = 0
+    for event in sorted(memory, key=lambda e: e["ts"]):
+        held += event["args"]["Bytes"]  # negative where memory is freed
+        most = max(most, held)
+    return most
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

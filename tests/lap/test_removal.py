@@ -7,54 +7,11 @@ import torch
 
 from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
-from acp_repro.papers.lap.measure.peak import largest_sum, peak_bytes
-from acp_repro.papers.lap.measure.removal_time import SHARES, held_bytes, measure
+from acp_repro.papers.lap.measure.removal_time import SHARES, _compare, held_bytes, measure
 from tests.lap.tiny import TEXTS, model
+from tests.suites import slow_every_other
 
 CPU = torch.device("cpu")
-
-
-def event(ts, size, device=0):
-    return {"name": "[memory]", "ts": ts, "args": {"Bytes": size, "Device Type": device}}
-
-
-def test_the_largest_sum_is_of_what_lives_at_once():
-    events = [event(3, 50), event(1, 100), event(2, -100), event(2.5, 999, device=1), {"name": "aten::add"}]
-    assert largest_sum(events) == 100
-    assert largest_sum([]) == 0
-
-
-def test_peak_memory_on_a_cpu():
-    def work(first):
-        one = torch.zeros(first)  # float32
-        del one
-        two = torch.zeros(25_000)
-        return two + 1  # two at once
-
-    assert peak_bytes(lambda: work(100_000), CPU) == pytest.approx(400_000, rel=0.01)
-    assert peak_bytes(lambda: work(10), CPU) == pytest.approx(200_000, rel=0.01)
-
-
-def test_peak_memory_on_a_gpu_is_above_what_was_there(monkeypatch):
-    """The logic, without a GPU: what was allocated before does not count, and the peak is reset first."""
-    calls = []
-    for name, value in (
-        ("synchronize", None),
-        ("memory_allocated", 700),
-        ("reset_peak_memory_stats", None),
-        ("max_memory_allocated", 1000),
-    ):
-        monkeypatch.setattr(torch.cuda, name, lambda device, n=name, v=value: (calls.append(n), v)[1])
-    assert peak_bytes(lambda: calls.append("work"), torch.device("cuda")) == 300
-    assert calls.index("reset_peak_memory_stats") < calls.index("work") < calls.index("max_memory_allocated")
-
-
-@pytest.mark.gpu
-def test_peak_memory_on_a_gpu():
-    device = torch.device("cuda")
-    there = torch.zeros(10**6, device=device)
-    assert peak_bytes(lambda: torch.zeros(10**6, device=device) + 1, device) == pytest.approx(8e6, rel=0.01)
-    del there
 
 
 def test_what_the_decoder_holds_is_what_is_computed():
@@ -100,3 +57,12 @@ def test_each_kept_share_is_measured_once(alike):
     keys = [(row["method"], row["length_tokens"], row["kept_ratio"]) for row in rows]
     assert len(set(keys)) == len(keys) == 4 * (1 if alike else len(SHARES))
     assert (min(row["kept_ratio"] for row in rows) == 1.0) == alike
+
+
+def test_the_order_favours_neither_masks_nor_removal(monkeypatch):
+    built = model()
+    trained = SimpleNamespace(model=built, device=CPU, measure=SimpleNamespace(timing_repeats=3))
+    slow_every_other(monkeypatch)
+    masked, removed = _compare(trained, built, built.token_ids([TEXTS[2]]))
+    for column in ("encoder_ms", "decoder_ms"):
+        assert masked[column] == pytest.approx(removed[column]) == pytest.approx(1020)

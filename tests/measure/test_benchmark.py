@@ -243,13 +243,14 @@ def test_tuning_finds_tiles_and_names_wrong_ones(device, kernel):
 
     bench = Bench(64, 256, heads=1, tokens=256, device=device)
     present = getattr(bench.present, kernel)
-    assert bench.time(kernel, present, 1).milliseconds > 0
+    (timing,) = bench.time(kernel, [present], 1)
+    assert timing.milliseconds > 0
     assert len(candidates(kernel, 64, torch.bfloat16)) > 5
     bench.truth[0 if kernel == "forward" else 2] += 1
-    assert bench.time(kernel, present, 1).why_not.startswith("wrong")
+    assert bench.time(kernel, [present], 1)[0].why_not.startswith("wrong")
 
     def too_large(*_):
         raise OutOfResources(233_496, 232_448, "shared memory")
 
     bench.run = too_large
-    assert "shared memory" in bench.time(kernel, present, 1).why_not
+    assert "shared memory" in bench.time(kernel, [present], 1)[0].why_not

@@ -16,10 +16,11 @@ from acp_repro.chain.records import read_records, write_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.measure import main as measure
 from acp_repro.model.capture import attention_inputs, watch_attention
+from acp_repro.papers.acp.measure import attention_time, throughput
 from acp_repro.papers.acp.paper import PAPER
 from analysis import drawing
 from analysis.acp import figure2, statistics
-from tests.suites import YAML, records, trained_run, write_suite
+from tests.suites import YAML, records, slow_every_other, trained_run, write_suite
 
 RUN = "pro-tiny-128-acp"
 
@@ -97,6 +98,17 @@ def test_figure2_is_drawn_from_records_alone(chain, capsys, monkeypatch):
     assert (folder / "figure2.pdf").stat().st_size > 5000
     caption = (folder / "figure2.md").read_text()
     assert "suite mini" in caption and "1,536 tokens" in caption
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [(attention_time, ["forward_ms", "backward_ms"]), (throughput, ["throughput_tokens_per_s"])],
+)
+def test_the_order_favours_neither_method(chain, monkeypatch, kind, columns):
+    trained = trained_run(RUN)
+    slow_every_other(monkeypatch)
+    acp, exact = kind.measure(trained)
+    assert [acp[name] for name in columns] == pytest.approx([exact[name] for name in columns])
 
 
 def test_a_figure_says_which_records_are_of_other_settings(chain, capsys, monkeypatch):

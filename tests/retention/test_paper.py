@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,15 @@ from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.rules import can_be_drawn, make_rules, why_not
 from acp_repro.chain.suite import load_suite
-from acp_repro.papers.retention import simulations
+from acp_repro.papers.retention import backbones, simulations
+from acp_repro.papers.retention.measure.speed import measure as measure_speed
 from acp_repro.papers.retention.paper import PAPER
 from acp_repro.papers.retention.task import load_model
 from acp_repro.papers.retention.texts import TextError, Texts
 from acp_repro.papers.retention.trained import SCORES, normalized
 from acp_repro.retention import show
 from acp_repro.training.loop import train
+from acp_repro.training.task import Trained
 from analysis import drawing
 from analysis.report.gather import gather
 from analysis.style import provenance
@@ -160,6 +163,17 @@ def test_times_need_no_training_and_no_data(here, tmp_path, monkeypatch, capsys)
     (tmp_path / "toy.jsonl").write_text(toy)
     assert train_command.main(["--suite", "mini", "--device", "cpu", "--for", "table4"]) == 0
     assert [folder.name for folder in Path("runs/mini").iterdir()] == [trained]
+
+
+def test_the_dense_model_against_itself_is_as_fast(here, monkeypatch):
+    """On a clock by which a pass takes 1 s and every other one 4 % more, whatever it is."""
+    model, passes = backbones.untrained(here.run("toy-mini-dense")), []
+    model.register_forward_pre_hook(lambda *_: passes.append(1.04 if len(passes) % 2 else 1.0))
+    monkeypatch.setattr(time, "perf_counter", lambda: sum(passes))
+    trained = Trained(here, here.run("toy-mini-dense"), None, model, CPU, trained_tokens=0)
+    for record in measure_speed(trained):
+        for name in ("batch_ms", "training_batch_ms"):
+            assert record[name] == pytest.approx(record[f"dense_{name}"])
 
 
 def test_a_measure_of_another_kind_of_run_is_refused(here, capsys):

@@ -84,7 +84,9 @@ def _quantity(name: str, columns: str, runs=_every_run, **facts) -> Quantity:
     return Quantity(name, tuple(columns.split()), f"{_MEASURE}.{name}", runs, **facts)
 
 
-def _benchmark(name: str, columns: str, module: str, later: str = "", timed=True, **facts) -> Quantity:
+def _benchmark(
+    name: str, columns: str, module: str, later: str = "order", timed: bool = True, **facts
+) -> Quantity:
     command = f"python -m acp_repro.{module} --suite {{suite}}"
     names = (*columns.split(), *later.split())
     return Quantity(name, names, timed=timed, command=command, later=tuple(later.split()), **facts)
@@ -106,17 +108,19 @@ QUANTITIES = (
     ),
     _quantity(
         "attention_time",
-        "implementation method measured_tokens repeats forward_ms backward_ms boundary_search_ms",
+        "implementation method measured_tokens repeats forward_ms backward_ms boundary_search_ms order",
         _acp_runs,
         together="speed",
         timed=True,
+        later=("order",),
     ),
     _quantity(
         "throughput",
-        "implementation method measured_tokens repeats throughput_tokens_per_s",
+        "implementation method measured_tokens repeats throughput_tokens_per_s order",
         _acp_runs,
         together="speed",
         timed=True,
+        later=("order",),
     ),
     _quantity(
         "loss_curve", "position window_tokens measured_tokens loss_nats", together="losses", large=True
@@ -192,7 +196,7 @@ QUANTITIES = (
         "forward_ms forward_backward_ms search_ms nominal_forward_tflop nominal_forward_backward_tflop "
         "gate_gradient_error",
         "benchmark_attention",
-        "forward_host_ms forward_backward_host_ms",
+        "forward_host_ms forward_backward_host_ms order",
     ),
     _benchmark(
         "training_step",
@@ -207,6 +211,7 @@ QUANTITIES = (
         "differing_gradients gradient_difference gradient_norm_difference most_different_gradient "
         "weight_difference parts_here pruned_ratio largest_pruned_mass",
         "fork",
+        later="",
         timed=False,
         large=True,
     ),

@@ -8,6 +8,7 @@ rate is 0. Steps are timed as a run takes them: compiled blocks, optimiser, and 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
@@ -16,11 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from acp_repro.attention import choose_implementation
 from acp_repro.benchmark.attention import GATES, GLOBAL_NATS, LOCAL_NATS
-from acp_repro.benchmark.timing import elapsed_ms
+from acp_repro.benchmark.timing import ORDER, interleaved, peak_memory
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.provenance import device_name
 from acp_repro.model import FoXConfig, FoXForCausalLM
@@ -100,10 +100,10 @@ def _measure(
     mode = run.parallel_mode(world_size())
     wrapped = parallelize(made.model, made.blocks, mode, device)
     optimizer = make_optimizer(made.model, run.training, learning_rate=0.0)
-    times: dict[str, list[float]] = {"acp": [], "exact": []}
-    peaks = dict.fromkeys(times, 0)
+    peaks: dict[str, int | None] = {"acp": None, "exact": None}
 
-    def take(count: int) -> None:
+    def take(method: str, count: int = steps) -> None:
+        made.set_tolerance(tolerance if method == "acp" else None)
         for _ in range(count):
             train_step(
                 wrapped,
@@ -115,19 +115,14 @@ def _measure(
                 dtype=run.training.dtype,
             )
 
-    title = f"{run.name}, {config.vocab_size:,} words, {made.name} on {world_size()}"
-    progress = tqdm(total=2 * (repeats + 1), desc=title, unit="pass", disable=rank() > 0)
-    with progress, compiled_blocks(made.blocks, made.compiled):
-        for repeat, method in itertools.product(range(repeats + 1), times):
-            made.set_tolerance(tolerance if method == "acp" else None)
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
-            milliseconds, _ = elapsed_ms(lambda: take(steps), device)
-            if repeat:  # the first pass compiles
-                times[method].append(milliseconds / steps)
-                if device.type == "cuda":
-                    peaks[method] = max(peaks[method], torch.cuda.max_memory_allocated(device))
-            progress.update()
+    title = None if rank() > 0 else f"{run.name}, {config.vocab_size:,} words, {made.name} on {world_size()}"
+    with compiled_blocks(made.blocks, made.compiled):
+        calls = {method: functools.partial(take, method) for method in peaks}
+        times = interleaved(calls, device, repeats, title=title)  # the first turn, before these, compiles
+        if device.type == "cuda":
+            for method in peaks:
+                there = torch.cuda.memory_allocated(device)  # weights and the optimiser's numbers
+                peaks[method] = there + peak_memory(functools.partial(take, method, 1), device)
     peak_rate = peak_flops(device_name(device), run.training.dtype)
     flops = training_flops_per_token(config, length)
     return [
@@ -142,11 +137,12 @@ def _measure(
             "parallel": mode,
             "step_tokens": tokens * world_size(),
             "steps": steps,
-            "repeats": repeats,
-            "step_ms": (step := median(values)),
+            "repeats": len(values),
+            "order": ORDER,
+            "step_ms": (step := median(values) / steps),
             "throughput_tokens_per_s": (rate := 1e3 * tokens * world_size() / step),
             "mfu_nominal": peak_rate and rate * flops / (peak_rate * world_size()),
-            "peak_memory_bytes": peaks[method] or None,
+            "peak_memory_bytes": peaks[method],
             "pruned_ratio": pruned if method == "acp" and made.name != "official" else None,
         }
         for method, values in times.items()

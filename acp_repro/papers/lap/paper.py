@@ -54,9 +54,10 @@ QUANTITIES = (
     _quantity(
         "removal_time",
         "method length_tokens measured_texts repeats kept_ratio encoder_ms decoder_ms encoder_peak_bytes "
-        "decoder_peak_bytes memory_bytes",
+        "decoder_peak_bytes memory_bytes order",
         _main,
         timed=True,
+        later=("order",),
     ),
 )
 

@@ -45,9 +45,10 @@ QUANTITIES = (
         "length_tokens batch_examples repeats batch_ms dense_batch_ms scorer_ms throughput_tokens_per_s "
         "dense_throughput_tokens_per_s peak_memory_bytes dense_peak_memory_bytes "
         "training_batch_examples training_batch_ms dense_training_batch_ms training_peak_memory_bytes "
-        "dense_training_peak_memory_bytes example_flop dense_example_flop",
+        "dense_training_peak_memory_bytes example_flop dense_example_flop order",
         lambda suite: suite.timed(),
         timed=True,
+        later=("order",),
         untrained=lambda run: run.is_timed_untrained,
     ),
     # On problems small enough to know the truth, so of no run.

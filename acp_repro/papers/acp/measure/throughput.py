@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from tqdm import tqdm
-
 from acp_repro.attention import choose_implementation
-from acp_repro.benchmark.timing import elapsed_ms
+from acp_repro.benchmark.timing import ORDER, interleaved
 from acp_repro.training.optimizer import make_optimizer
 from acp_repro.training.run_folder import compiles
 from acp_repro.training.step import compiled_blocks, train_step
@@ -22,44 +20,46 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
     The final weights are used because throughput drops while gates open and then stands still
     (Section 4.1); a learning rate of 0 keeps them where they are. Both methods take turns. Blocks are
-    compiled where training compiles them, in the first pass, which is not timed.
+    compiled where training compiles them, in the first turn, which does not count.
     """
     run, config = trained.run, trained.run.training
     rows = max(1, config.micro_batch_tokens // run.context_length)
     batches = list(trained.heldout_batches(trained.measure.timing_tokens, rows))
     tokens = sum(input_ids.numel() for input_ids, _ in batches)
     optimizer = make_optimizer(trained.model, config, learning_rate=0.0)
-    repeats = trained.measure.timing_repeats
-    times: dict[str, list[float]] = {"acp": [], "exact": []}
     tolerance = trained.model.config.log_pruning_tolerance
-    progress = tqdm(total=2 * (repeats + 1), desc=f"{run.name}: training throughput", unit="pass")
-    with progress, compiled_blocks(trained.task.blocks(trained.model), compiles(run, trained.device)):
-        for repeat, method in itertools.product(range(repeats + 1), times):
-            trained.model.set_log_pruning_tolerance(tolerance if method == "acp" else None)
 
-            def steps():
-                for batch in batches:
-                    train_step(
-                        trained.model,
-                        optimizer,
-                        trained.task.loss,
-                        iter([batch]),
-                        1,
-                        max_grad_norm=config.max_grad_norm,
-                        dtype=config.dtype,
-                    )
+    def steps_with(tolerance: float | None) -> Callable[[], None]:
+        def steps() -> None:
+            trained.model.set_log_pruning_tolerance(tolerance)
+            for batch in batches:
+                train_step(
+                    trained.model,
+                    optimizer,
+                    trained.task.loss,
+                    iter([batch]),
+                    1,
+                    max_grad_norm=config.max_grad_norm,
+                    dtype=config.dtype,
+                )
 
-            milliseconds, _ = elapsed_ms(steps, trained.device)
-            if repeat:  # the first pass warms up
-                times[method].append(milliseconds)
-            progress.update()
+        return steps
+
+    with compiled_blocks(trained.task.blocks(trained.model), compiles(run, trained.device)):
+        times = interleaved(
+            {"acp": steps_with(tolerance), "exact": steps_with(None)},
+            trained.device,
+            trained.measure.timing_repeats,
+            title=f"{run.name}: training throughput",
+        )
     trained.model.set_log_pruning_tolerance(tolerance)
     return [
         {
             "implementation": choose_implementation(trained.device),
             "method": method,
             "measured_tokens": tokens,
-            "repeats": repeats,
+            "repeats": len(values),
+            "order": ORDER,
             "throughput_tokens_per_s": tokens / (median(values) / 1e3),
         }
         for method, values in times.items()

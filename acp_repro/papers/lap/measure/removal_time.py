@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import statistics
-import time
-from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from acp_repro.benchmark.timing import ORDER, interleaved, peak_memory, wall_ms
 from acp_repro.lap import PruningAutoencoder
 from acp_repro.lap.autoencoder import pad
 from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
 
 from ..trained import TrainedPruning
-from .peak import peak_bytes
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
 DECODED_TOKENS = 16
@@ -87,18 +85,22 @@ def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tens
     }
     held = {"masked": (masked.hidden, masked.memory_mask), "removed": (memory.vectors, memory.mask)}
     decode = {name: functools.partial(_write, model, *parts) for name, parts in held.items()}
-    encoder_ms, decoder_ms = _median_ms(trained, encode), _median_ms(trained, decode)
+    encoder_ms, decoder_ms = (
+        interleaved(works, trained.device, trained.measure.timing_repeats, wall_ms)
+        for works in (encode, decode)
+    )
     return [
         {
             "method": name,
             "length_tokens": input_ids.shape[1],
             "measured_texts": len(input_ids),
-            "repeats": trained.measure.timing_repeats,
+            "repeats": len(encoder_ms[name]),
+            "order": ORDER,
             "kept_ratio": float(memory.kept_ratio.mean()),
-            "encoder_ms": encoder_ms[name],
-            "decoder_ms": decoder_ms[name],
-            "encoder_peak_bytes": peak_bytes(encode[name], trained.device),
-            "decoder_peak_bytes": peak_bytes(decode[name], trained.device),
+            "encoder_ms": median(encoder_ms[name]),
+            "decoder_ms": median(decoder_ms[name]),
+            "encoder_peak_bytes": peak_memory(encode[name], trained.device),
+            "decoder_peak_bytes": peak_memory(decode[name], trained.device),
             "memory_bytes": held_bytes(model, held[name][0]),
         }
         for name in held
@@ -117,22 +119,3 @@ def _write(model: PruningAutoencoder, vectors: Tensor, mask: Tensor) -> None:
     tokens = torch.full((len(vectors),), model.t5.config.decoder_start_token_id, device=vectors.device)
     for _ in range(DECODED_TOKENS):
         tokens = state.step(tokens).argmax(-1)
-
-
-def _median_ms(trained: TrainedPruning, works: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """The median time of each, taken in turns, so that what else the machine does falls on all alike."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(trained.measure.timing_repeats + 1):
-        for name, work in works.items():
-            _wait(trained.device)
-            start = time.perf_counter()
-            work()
-            _wait(trained.device)
-            if turn:  # the first warms up
-                times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from acp_repro.benchmark.timing import ORDER, interleaved, peak_memory, wall_ms
 from acp_repro.retention import RetentionConfig, encoder_cost, token_budgets
 from acp_repro.training.step import autocast
 from acp_repro.training.task import Trained
@@ -53,7 +54,7 @@ def _at(trained: Trained, length: int) -> dict[str, Any]:
     ids = ids.to(trained.device)
     gates = getattr(trained.model, "retention", None)
     config = gates.config if gates is not None else RetentionConfig(1.0, method="dense")
-    record = {"length_tokens": length, "batch_examples": rows, "repeats": settings.timing_repeats}
+    record = {"length_tokens": length, "batch_examples": rows, "order": ORDER}
     return (
         record
         | _inference(trained, ids)
@@ -75,16 +76,19 @@ def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
     def run() -> None:
         model(input_ids=ids)
 
-    ours, plain, scoring = _in_turns(
-        trained, run, _without(gates, run), lambda: _scoring(trained.device, gates, run)
-    )
-    memory, dense_memory = _peak(trained.device, run), _peak(trained.device, _without(gates, run))
+    repeats, dense = trained.measure.timing_repeats, _without(gates, run)
+    times = interleaved({"ours": run, "dense": dense}, trained.device, repeats, wall_ms)
+    # Not in turns with these: what it runs to keep a GPU busy would be felt by what follows.
+    scoring = median(_scoring_ms(trained.device, gates, run) for _ in range(repeats))
+    memory, dense_memory = _peak(trained.device, run), _peak(trained.device, dense)
+    ours, plain = median(times["ours"]), median(times["dense"])
     return {
-        "batch_ms": 1e3 * ours,
-        "dense_batch_ms": 1e3 * plain,
-        "scorer_ms": 1e3 * scoring,
-        "throughput_tokens_per_s": ids.numel() / ours,
-        "dense_throughput_tokens_per_s": ids.numel() / plain,
+        "repeats": len(times["ours"]),
+        "batch_ms": ours,
+        "dense_batch_ms": plain,
+        "scorer_ms": scoring,
+        "throughput_tokens_per_s": 1e3 * ids.numel() / ours,
+        "dense_throughput_tokens_per_s": 1e3 * ids.numel() / plain,
         "peak_memory_bytes": memory,
         "dense_peak_memory_bytes": dense_memory,
     }
@@ -111,15 +115,17 @@ def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
     dense = _without(gates, step)
     try:
-        ours, plain = _in_turns(trained, step, dense)
+        repeats = trained.measure.timing_repeats
+        times = interleaved({"ours": step, "dense": dense}, trained.device, repeats, wall_ms)
+        ours, plain = median(times["ours"]), median(times["dense"])
         memory, dense_memory = _peak(trained.device, step), _peak(trained.device, dense)
     except torch.cuda.OutOfMemoryError:
         ours = plain = float("nan")
         memory = dense_memory = None
     return {
         "training_batch_examples": len(ids),
-        "training_batch_ms": 1e3 * ours,
-        "dense_training_batch_ms": 1e3 * plain,
+        "training_batch_ms": ours,
+        "dense_training_batch_ms": plain,
         "training_peak_memory_bytes": memory,
         "dense_training_peak_memory_bytes": dense_memory,
     }
@@ -135,29 +141,8 @@ def _without(gates: nn.Module | None, run: Step) -> Step:
     return dense
 
 
-def _in_turns(trained: Trained, *runs: Callable[[], float | None]) -> list[float]:
-    """The median seconds of each, in turns, so that what slows the machine for a while slows all.
-
-    A run that returns seconds has timed itself."""
-    found: list[list[float]] = [[] for _ in runs]
-    for repeat in range(-1, trained.measure.timing_repeats):
-        for run, times in zip(runs, found, strict=True):
-            _wait(trained.device)
-            begin = time.perf_counter()
-            own = run()
-            _wait(trained.device)
-            if repeat >= 0:  # the first warms up
-                times.append(time.perf_counter() - begin if own is None else own)
-    return [statistics.median(times) for times in found]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _scoring(device: torch.device, gates: nn.Module | None, run: Step) -> float:
-    """Seconds inside the gates' own forward passes in one run, on the device's clock if it is a GPU.
+def _scoring_ms(device: torch.device, gates: nn.Module | None, run: Step) -> float:
+    """Milliseconds inside the gates' own forward passes in one run, on the device's clock if it is a GPU.
 
     A GPU gets other work first, so that it is busy while the host launches the gates' kernels: it would
     wait for them at the start of a run, and that is no time of theirs.
@@ -189,20 +174,12 @@ def _scoring(device: torch.device, gates: nn.Module | None, run: Step) -> float:
     pairs = zip(marks[::2], marks[1::2], strict=True)
     if on_gpu:
         torch.cuda.synchronize()
-        return sum(a.elapsed_time(b) for a, b in pairs) / 1e3
-    return sum(b - a for a, b in pairs)
+        return sum(a.elapsed_time(b) for a, b in pairs)
+    return 1e3 * sum(b - a for a, b in pairs)
 
 
 def _peak(device: torch.device, run: Step) -> int | None:
-    """Bytes at the peak of a pass, less what was there before."""
-    if device.type != "cuda":
-        return None
-    _wait(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    run()
-    _wait(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return peak_memory(run, device) if device.type == "cuda" else None
 
 
 def _flop(trained: Trained, config: RetentionConfig, length: int) -> float:

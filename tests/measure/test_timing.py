@@ -1,0 +1,133 @@
+"""The timer: an order that favours no call, so that a method against itself gives 1; and peak memory."""
+
+import itertools
+import time
+from collections import Counter
+from statistics import median
+
+import pytest
+import torch
+
+from acp_repro.benchmark.timing import interleaved, largest_sum, orders, peak_memory, wall_ms
+
+CPU = torch.device("cpu")
+
+
+def ratio(times):
+    first, second = times
+    return median(times[first]) / median(times[second])
+
+
+SLOWED = {
+    "first of a turn": lambda index: 1 + 0.04 * (index % 2 == 0),
+    "second of a turn": lambda index: 1 + 0.04 * (index % 2 == 1),
+    "later and later": lambda index: 1 + 0.04 * index,
+}
+
+
+@pytest.mark.parametrize("slowed", SLOWED)
+@pytest.mark.parametrize("repeats", [1, 3, 9, 10])
+def test_a_method_against_itself_is_1_whatever_place_is_slowed(slowed, repeats):
+    """With one order for all turns the ratio is 1.04, or 1 / 1.04."""
+    index = itertools.count()
+
+    def clock(call, device):
+        call()
+        return SLOWED[slowed](next(index))
+
+    times = interleaved({"one": lambda: None, "other": lambda: None}, CPU, repeats, clock)
+    assert ratio(times) == pytest.approx(1.0, abs=1e-12)
+    assert len(times["one"]) == len(times["other"]) == repeats + repeats % 2
+
+
+@pytest.mark.parametrize("heavy", ["a", "b", "c"])
+def test_what_follows_a_heavy_call_is_not_always_the_same(heavy):
+    last = []
+
+    def clock(call, device):
+        slow = last and last[-1] == heavy
+        last.append(call())
+        return 1.04 if slow else 1.0
+
+    times = interleaved({name: lambda name=name: name for name in "abc"}, CPU, 20, clock)
+    assert {name: median(values) for name, values in times.items()} == dict.fromkeys("abc", 1.0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+def test_each_has_every_place_and_every_other_before_it_equally_often(count):
+    turns = list(orders(range(count), 2 * count))
+    assert all(sorted(turn) == list(range(count)) for turn in turns)
+    assert set(Counter((place, name) for turn in turns for place, name in enumerate(turn)).values()) == {2}
+    before = Counter(pair for turn in turns for pair in itertools.pairwise(turn))
+    assert len(before) == count * (count - 1) and set(before.values()) == {2}
+
+
+def test_one_call_has_its_repeats_and_several_an_even_number():
+    assert list(orders("a", 3)) == [["a"]] * 3
+    assert list(orders("ab", 3)) == [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
+
+
+def test_warm_ups_do_not_count_and_a_failure_is_the_callers():
+    made = []
+    times = interleaved({"one": lambda: made.append(1)}, CPU, 2, warm_ups=3)
+    assert len(made) == 5 and len(times["one"]) == 2
+    with pytest.raises(ZeroDivisionError):
+        interleaved({"one": lambda: 1 / 0}, CPU, 2)
+
+
+def test_a_method_against_itself_on_this_machine():
+    """A loose budget: other work on the machine falls on both alike, but not to the last percent."""
+    a = torch.randn(200, 200)
+    work = {name: lambda: [a @ a for _ in range(10)] for name in ("one", "other")}
+    for clock in (wall_ms, None):
+        times = interleaved(work, CPU, 60, *filter(None, [clock]))
+        assert 0.7 < ratio(times) < 1.4
+        assert min(times["one"]) > 0
+
+
+def test_the_wall_is_measured_in_milliseconds():
+    times = interleaved({"sleep": lambda: time.sleep(0.02)}, CPU, 3, wall_ms)
+    assert 19 < min(times["sleep"]) < 200
+
+
+def event(ts, size, device=0):
+    return {"name": "[memory]", "ts": ts, "args": {"Bytes": size, "Device Type": device}}
+
+
+def test_the_largest_sum_is_of_what_lives_at_once():
+    events = [event(3, 50), event(1, 100), event(2, -100), event(2.5, 999, device=1), {"name": "aten::add"}]
+    assert largest_sum(events) == 100
+    assert largest_sum([]) == 0
+
+
+def test_peak_memory_on_a_cpu():
+    def work(first):
+        one = torch.zeros(first)  # float32
+        del one
+        two = torch.zeros(25_000)
+        return two + 1  # two at once
+
+    assert peak_memory(lambda: work(100_000), CPU) == pytest.approx(400_000, rel=0.01)
+    assert peak_memory(lambda: work(10), CPU) == pytest.approx(200_000, rel=0.01)
+
+
+def test_peak_memory_on_a_gpu_is_above_what_was_there(monkeypatch):
+    """The logic, without a GPU: what was allocated before does not count, and the peak is reset first."""
+    calls = []
+    for name, value in (
+        ("synchronize", None),
+        ("memory_allocated", 700),
+        ("reset_peak_memory_stats", None),
+        ("max_memory_allocated", 1000),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda device, n=name, v=value: (calls.append(n), v)[1])
+    assert peak_memory(lambda: calls.append("work"), torch.device("cuda")) == 300
+    assert calls.index("reset_peak_memory_stats") < calls.index("work") < calls.index("max_memory_allocated")
+
+
+@pytest.mark.gpu
+def test_peak_memory_on_a_gpu():
+    device = torch.device("cuda")
+    there = torch.zeros(10**6, device=device)
+    assert peak_memory(lambda: torch.zeros(10**6, device=device) + 1, device) == pytest.approx(8e6, rel=0.01)
+    del there
