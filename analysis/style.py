@@ -94,5 +94,5 @@ def _fixed_order(tables: Iterable[pd.DataFrame]) -> str:
     old = [table[table["order"].isna()] for table in tables if "order" in table]
     commits = sorted({str(commit) for table in old for commit in table["commit"].dropna().unique()})
     whose = f" of commit {', '.join(commits)}" if commits else ""
-    words = f" Times{whose} were taken in one fixed order, which may favour a method by up to 4 %."
+    words = f" Times{whose} were taken in one fixed order, which has shifted ratios by up to 4 %."
     return words if any(map(len, old)) else ""

@@ -35,11 +35,22 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     return drawing.Table(shown, values)
 
 
+def _batches(found: drawing.Found, records: pd.DataFrame) -> str:
+    """How much text a call had: on a GPU a search takes as long for less of it, and attention does not."""
+    sizes: dict[int, dict[str, None]] = {}
+    for run in found.runs:
+        if run.name in set(records["run"]):
+            rows = max(1, run.training.micro_batch_tokens // run.context_length)
+            sizes.setdefault(rows * run.context_length, {})[run.size_name] = None
+    batches = [f"{tokens:,} tokens ({', '.join(names)})" for tokens, names in sizes.items()]
+    return f"Timed in batches of {' and '.join(batches)}."
+
+
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["attention_time"]
     caption = f"""**Table 4.** Share of attention time, one forward and one backward pass with ACP, that the
 boundary search takes in FoX (Pro), by context length $L$ and size; beside it, the paper's Table 4. A dash:
-not measured. {style.provenance(records)}"""
+not measured. {_batches(found, records)} {style.provenance(records)}"""
     return tabulate(records), caption
 
 

@@ -79,6 +79,22 @@ def test_table4_by_hand(suite):
     assert values[values["source"] == "paper"]["search_ms"].isna().all()
 
 
+def test_table4_says_the_batches(suite):
+    """A search takes as long for a smaller batch, so its share depends on that."""
+    _, caption = table4.make(drawing.find("mini", "table4"))
+    assert "Timed in batches of 512 tokens (tiny)." in caption
+
+
+def test_times_in_one_fixed_order_are_named_by_their_commit():
+    new = pd.DataFrame({name: ["x"] for name in ("suite", "device", "dtype", "torch_version", "commit")})
+    new = new.assign(trained_tokens=0, order="balanced", commit="abc")
+    old = new.assign(order=None, commit="123")
+    words = "Times of commit 123 were taken in one fixed order"
+    assert words in style.provenance(pd.concat([new, old])) and words in style.provenance(new, old)
+    assert "fixed order" not in style.provenance(new)
+    assert "fixed order" not in style.provenance(old.drop(columns="order"))  # no times
+
+
 def test_table_command_writes_text_and_numbers(suite, capsys, monkeypatch):
     synthetic.draw(table4)
     printed = capsys.readouterr().out
