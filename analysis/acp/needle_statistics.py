@@ -37,7 +37,8 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
     """ACP − exact of each training length, averaged over lengths, depths, haystacks and seeds.
 
     Returns:
-        one row per setting: :data:`SETTING`, ``seeds``, and for ``recall`` (percent) and ``gain`` (nats) the
+        one row per setting: :data:`SETTING`, ``seeds``, ``apart`` (ACP and exact are two trainings, not one
+        model evaluated both ways), and for ``recall`` (percent) and ``gain`` (nats) the
         mean of both methods, and ``_difference``, ``_low`` and ``_high``, its 95 % interval (Student's t):
         over pairs of trainings where there are several seeds, else over haystacks (NaN with one).
 
@@ -46,12 +47,15 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
     """
     table = _with_gain(records)
     rows: list[dict[str, Any]] = []
+    runs = table.groupby("method")["run"].agg(set)
     for name, column in (("recall", "answer_recall"), ("gain", "gain_nats")):
         both = side_by_side(table, CELL, "method", column, METHODS, "needle")
         both["difference"] = both["acp"] - both["exact"]
         for index, (setting, some) in enumerate(both.groupby(SETTING, sort=True)):
             if name == "recall":
-                rows.append(dict(zip(SETTING, setting, strict=True)) | {"seeds": some["seed"].nunique()})
+                apart = not runs["acp"] & runs["exact"]
+                seeds = some["seed"].nunique()
+                rows.append(dict(zip(SETTING, setting, strict=True)) | {"seeds": seeds, "apart": apart})
             drawn = "seed" if some["seed"].nunique() > 1 else "haystack_sample"
             mean, low, high = interval(some.groupby(drawn)["difference"].mean())
             rows[index] |= {f"{name}_{method}": some[method].mean() for method in METHODS}

@@ -87,9 +87,9 @@ RETRIEVAL = (
         "Section 4.2: ACP also does not damage long-context retrieval performance",
         "where exact attention finds the needle at all (a mean recall of "
         f"{FOUND_RECALL:g} or more of its words), the 95 % interval of the mean difference, ACP − exact, "
-        "over haystacks (over pairs of trainings where there are several seeds) reaches 0 at every training "
-        "length, and does not reach down to "
-        f"−{RECALL_POINTS:g} points; where it reaches both, it cannot be told",
+        "over pairs of trainings (over haystacks where one model is evaluated both ways) reaches 0 at every "
+        f"training length, and does not reach down to −{RECALL_POINTS:g} points; where it reaches both, or "
+        "where there is one pair of trainings, it cannot be told",
         ("needle",),
         "retrieval_kept",
     ),
