@@ -20,6 +20,7 @@ from analysis.acp import (
     figureA5,
     figureA6,
     needle_statistics,
+    tableA1,
     training_logs,
 )
 from analysis.tables import UnfitRecords
@@ -149,6 +150,19 @@ def test_further_seeds_are_further_trainings(folder):
     caption = " ".join(synthetic.draw(figureA6).split())
     assert "3 haystacks and all seeds" in caption and "Trained at 512, 3 seeds: over all" in caption
     assert "by seed: 60 and 100 % (seed 0), 90 and 80 % (seed 1), 90 and 90 % (seed 2)" in caption
+
+
+def test_table_a1_has_the_pairs_of_before_and_todays():
+    for method, recall in (("acp", 0.5), ("exact", 0.9)):
+        write_needle(f"pro-tiny-512-{method}-needles10", lambda s, d, recall=recall: recall, share=0.1)
+    records = needle_records(*(run.name for run in load_suite("mini").trained_with_needles))
+    before = len(pd.read_csv(tableA1.HISTORY))
+    table = tableA1.pairs(records)
+    assert len(table) == before + 1 and table["difference_nats"].iloc[-1] == pytest.approx(4.0)
+    assert tableA1.in_words(table).startswith(f"Of {before + 1} pairs 3 are one training to the last digit")
+    known = records.assign(commit=table["kernel_commit"].iloc[0])
+    assert len(tableA1.pairs(known)) == before  # its records stand in the file already
+    assert "Of 8 pairs" in " ".join(synthetic.draw(tableA1).split())
 
 
 def test_one_model_stands_beside_itself():
