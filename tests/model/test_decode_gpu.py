@@ -38,6 +38,30 @@ def test_a_graph_gives_the_answers_of_the_steps(architecture, dtype, padded):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("late", [False, True])
+def test_a_cache_that_records_its_past_is_stepped_without_a_graph(late):
+    """What it records grows with every token, which a graph would not see."""
+    torch.manual_seed(0)
+    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 60), device="cuda")
+    cache = FoXCache(2, max_length=100)
+    if not late:
+        cache.record_past()
+    model(ids[:, :20], cache=cache)
+    step, logits = DecodeStep(model, cache), []
+    for t in range(20, 60):
+        if late and t == 40:
+            cache.record_past()
+        logits.append(step(ids[:, t]).clone())
+    assert step.captures == late
+    cache.crop(5)
+    logits += [step(ids[:, t]).clone() for t in range(55, 60)]
+    whole = model(ids).float()
+    found, right = torch.stack(logits, 1), torch.cat((whole[:, 20:], whole[:, 55:]), 1)
+    assert relative_error(found, right) < 2e-4
+
+
+@torch.no_grad()
 def test_generate_under_autocast_is_greedy():
     torch.manual_seed(0)
     model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
