@@ -21,7 +21,8 @@ class DecodeStep:
     Args:
         model: a ``generation.LanguageModel``.
         cache: holds the prompt, and was given a ``max_length``: without one delta changes with every token,
-            and steps run without a graph.
+            and steps run without a graph. So they do while the cache records its past, which grows with
+            every token.
 
     Attributes:
         captures: how often a graph was captured.
@@ -52,7 +53,9 @@ class DecodeStep:
         return self._logits
 
     def _can_capture(self, tokens: Tensor) -> bool:
-        return choose_implementation(tokens.device) == "triton" and self.cache.max_length is not None
+        if self.cache.max_length is None or self.cache.recording:
+            return False
+        return choose_implementation(tokens.device) == "triton"
 
     def _run(self, tokens: Tensor) -> Tensor:
         hidden = self.model(tokens[:, None], cache=self.cache, return_hidden=True)
