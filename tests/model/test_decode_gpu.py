@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from model_helpers import SMALL, relative_error, with_strong_gates
@@ -84,3 +86,70 @@ def test_sampling_follows_its_generator_with_a_graph():
         for seed in (1, 1, 2)
     ]
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
+def in_threads(*calls):
+    """What the calls return, made at once; the first error that one of them raises."""
+    results, errors = {}, []
+
+    def work(n, call):
+        try:
+            results[n] = call()
+            torch.cuda.current_stream().synchronize()
+        except Exception as error:
+            errors.append(error)
+
+    workers = [threading.Thread(target=work, args=one) for one in enumerate(calls)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    if errors:
+        raise errors[0]
+    return [results[n] for n in range(len(calls))]
+
+
+def assert_greedy(model, ids, prompt):
+    """Every token is the likeliest, but for near-ties."""
+    logits = model(ids)[:, prompt - 1 : -1].float()
+    chosen = logits.gather(-1, ids[:, prompt:, None])[..., 0]
+    assert (logits.amax(-1) - chosen).max() < 1e-2 * logits.std()
+
+
+@torch.no_grad()
+def test_another_thread_takes_memory_while_a_step_is_captured(monkeypatch):
+    torch.manual_seed(0)
+    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+    prompt = torch.randint(0, SMALL["vocab_size"], (2, 50), device="cuda")
+    run, met = DecodeStep._run, []
+
+    def prefill_elsewhere():
+        with torch.no_grad():
+            held = torch.empty(2**28, device="cuda")  # none is left over: a capture empties the allocator
+            return model(prompt, cache=FoXCache(2, max_length=60))[:, -1].sum().item() + len(held)
+
+    def run_beside_another(self, tokens):
+        logits = run(self, tokens)
+        if torch.cuda.is_current_stream_capturing():
+            met.extend(in_threads(prefill_elsewhere))
+        return logits
+
+    monkeypatch.setattr(DecodeStep, "_run", run_beside_another)
+    ids = model.generate(prompt, 10)
+    assert met
+    assert_greedy(model, ids, 50)
+
+
+@torch.no_grad()
+def test_threads_that_generate_at_once():
+    torch.manual_seed(0)
+    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+    prompts = [torch.randint(0, SMALL["vocab_size"], (2, 50 + n), device="cuda") for n in range(4)]
+    model.generate(prompts[0], 3)  # compiled, so that the threads meet
+    calls = [lambda prompt=prompt: model.generate(prompt, 40) for prompt in prompts]
+    calls.append(lambda: model.generate(prompts[0], 40, 1.0, top_p=0.9))  # from the generator of PyTorch
+    for _ in range(3):
+        *found, drawn = in_threads(*calls)
+        assert drawn.shape == (2, 90)
+        for ids, prompt in zip(found, prompts, strict=True):
+            assert_greedy(model, ids, prompt.shape[1])
