@@ -7,12 +7,18 @@ are; what moves storage (a pool that grows) happens between steps, and the graph
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor
 
 from acp_repro.attention import choose_implementation
 
 from .cache import FoXCache
+
+# Held by who captures, replays or draws random numbers. PyTorch captures all graphs on one stream, waits for
+# the device before it does, and some versions refuse random numbers to all threads meanwhile.
+CAPTURING = threading.Lock()
 
 
 class DecodeStep:
@@ -46,9 +52,10 @@ class DecodeStep:
             return self._run(tokens)
         self._tokens.copy_(tokens)
         self.cache.reserve(1)
-        if self._version != self.cache.version:
-            self._capture()
-        self._graph.replay()
+        with CAPTURING:
+            if self._version != self.cache.version:
+                self._capture()
+            self._graph.replay()
         self.cache.count(1)
         return self._logits
 
@@ -72,7 +79,8 @@ class DecodeStep:
             enabled=torch.is_autocast_enabled(device),
             cache_enabled=False,
         )
-        with autocast, torch.cuda.graph(graph):
+        # Another thread may take memory meanwhile.
+        with autocast, torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._logits = self._run(self._tokens)
         self.cache.count(-1)  # capturing computed nothing
         self._graph, self._version = graph, self.cache.version

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .cache import FoXCache
 from .config import FoXConfig
-from .decode_step import DecodeStep
+from .decode_step import CAPTURING, DecodeStep
 
 # Tokens of all rows that a prefill takes at once: half a GiB of the 125M model's activations in bfloat16.
 PREFILL_TOKENS = 2**16
@@ -97,7 +97,8 @@ def choose_tokens(
     # In float64 and relative to the largest logit, or a tiny temperature would give infinity and NaN.
     scaled = (logits - logits.amax(-1, keepdim=True)).double() / temperature
     probabilities = torch.softmax(filter_logits(scaled, top_k, top_p), dim=-1)
-    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+    with CAPTURING:
+        return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
 
 
 def stream_tokens(
