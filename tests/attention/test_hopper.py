@@ -103,14 +103,21 @@ def test_a_triton_that_refuses_them_falls_back_with_a_reason(monkeypatch):
         calls.append(given)
         raise TritonError("no such builtin")
 
-    monkeypatch.setattr(backward, "_why_portable", None)
-    monkeypatch.setattr(backward, "faster_launch", lambda *_: refuse)
-    with pytest.warns(UserWarning, match="no such builtin\nThe portable ones"):
-        actual = run(inputs, *grid)
+    monkeypatch.setattr(backward, "_refused", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(backward, "faster_launch", lambda *_: refuse)
+        with pytest.warns(UserWarning, match="no such builtin\nThe portable ones"):
+            actual = run(inputs, *grid)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)) and calls
-    monkeypatch.undo()
-    monkeypatch.setattr(backward, "_why_portable", "as above")
     assert backward.faster_launch(*inputs[:4], 64, 64) is None
+
+    def says(*shape, **changes):
+        x = make_inputs(*shape, **changes)[1:4]
+        return "no such builtin" in backward.why_portable(*x, 64, 64)
+
+    # Calls that the same kernels would serve, and no others.
+    assert says(64, 64, 16, torch.float32) and says(70, 70, 16, torch.float32, batch=1, heads=1)
+    assert not says(64, 64, 32, torch.float32) and not says(64, 64, 16, torch.float16)
 
 
 @needs_hopper

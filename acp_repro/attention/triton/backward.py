@@ -102,7 +102,7 @@ def backward_shares(
     )
     with on_device_of(q):
         faster = faster_launch(dout, q, k, v, block_q, block_k)
-        if faster is None or not _launched(faster, given):
+        if faster is None or not _launched(faster, given, _compiled_for(q, k, block_q, block_k)):
             launch_backward(*given, tiles_for(q, block_q, block_k))
     for wanted, grad in zip((dq, dk, dv), grads, strict=True):
         if wanted is not grad:
@@ -117,8 +117,8 @@ def sum_of_shares(shares: Tensor, like: Tensor) -> Tensor:
     return torch.empty_like(like).copy_(shares.unflatten(1, (like.shape[1], -1)).sum(2))
 
 
-# Why the kernels of another module are not called again, once this Triton could not compile them.
-_why_portable: str | None = None
+# Why the kernels of another module are not called again for such inputs, once Triton could not compile them.
+_refused: dict[tuple, str] = {}
 
 
 def faster_launch(
@@ -138,8 +138,9 @@ def faster_launch(
 def why_portable(q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, *others: Tensor) -> str | None:
     """Why the kernels of this module run, in one line; None: there are faster ones. The one place where a
     path is chosen."""
-    if is_portable():
-        return _why_portable or "ACP_REPRO_PORTABLE=1 is in the environment"
+    kept = kept_portable(q, k, block_q, block_k)
+    if kept is not None:
+        return kept
     if q.device.type != "cuda" or torch.version.hip is not None:
         return f"{q.device} is no NVIDIA GPU"
     try:
@@ -152,19 +153,26 @@ def why_portable(q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, *o
     return reason
 
 
-def is_portable() -> bool:
-    """Whether every input is kept to the kernels of this module."""
-    return os.environ.get("ACP_REPRO_PORTABLE") == "1" or _why_portable is not None
+def kept_portable(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
+    """Why such inputs are kept to the kernels of this module on every device; None: they are not."""
+    if os.environ.get("ACP_REPRO_PORTABLE") == "1":
+        return "ACP_REPRO_PORTABLE=1 is in the environment"
+    return _refused.get(_compiled_for(q, k, block_q, block_k))
 
 
-def _launched(faster: Callable, given: tuple) -> bool:
+def _compiled_for(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple:
+    """What a compiled kernel depends on, whatever the lengths."""
+    return q.device, q.dtype, q.shape[-1], q.shape[1] // k.shape[1], block_q, block_k
+
+
+def _launched(faster: Callable, given: tuple, compiled_for: tuple) -> bool:
     """Whether ``faster`` ran: Gluon is experimental, and a Triton of another version may refuse it."""
-    global _why_portable
     try:
         faster(*given)
     except TritonError as error:
-        _why_portable = f"Triton {triton.__version__} does not compile the Hopper kernels: {error}"
-        warnings.warn(f"{_why_portable}\nThe portable ones, which are slower, run instead.", stacklevel=2)
+        reason = f"Triton {triton.__version__} does not compile the Hopper kernels: {error}"
+        _refused[compiled_for] = reason
+        warnings.warn(f"{reason}\nThe portable ones, which are slower, run instead.", stacklevel=2)
         return False
     return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .backward import backward_shares, is_portable, sum_of_shares
+from .backward import backward_shares, kept_portable, sum_of_shares
 from .forward import forward
 from .gates import cumulative_log_fgate, log_fgate_grad
 from .launch import ready
@@ -65,7 +65,7 @@ def backward_pass(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of out with respect to q, k, v and log_fgate, each like what it is the gradient of but for
     the last, which is contiguous. dout: (B, H, Tq, D), any strides; the rest as in :func:`forward_pass`."""
-    constants = (sm_scale, block_q, block_k, is_portable())
+    constants = (sm_scale, block_q, block_k, kept_portable(q, k, block_q, block_k))
     dq, dk, dv, grad = _backward(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, constants)
     return dq, sum_of_shares(dk, k), sum_of_shares(dv, v), grad
 
