@@ -244,4 +244,4 @@ def decode(
         scores = torch.einsum("ngtd,nkd->ngtk", q_rows[tasks], k) * sm_scale + bias
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
         out[tasks] = torch.einsum("ngtk,nkd->ngtd", weights, v)
-    return out.view(q.shape).to(q.dtype)
+    return torch.empty_like(q).copy_(out.view(q.shape))

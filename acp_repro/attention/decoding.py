@@ -89,12 +89,45 @@ def decode(
     threshold = None
     if adaptive_threshold is not None:
         threshold = threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
+    run = decode_op if torch.compiler.is_compiling() else _decode
+    return run(q, *cache, start_block, threshold, seq_start, sm_scale, implementation)
+
+
+def _decode(
+    q, k, v, c, block_table, seqlens, start_block, threshold, seq_start, sm_scale, implementation
+) -> Tensor:
+    cache = PagedKVCache(k, v, c, block_table, seqlens)
     if implementation == "triton":
         return implementation_module("triton").decode(q, cache, start_block, threshold, seq_start, sm_scale)
     cache.advance(start_block, threshold, q.shape[2], seq_start)
     if implementation == "reference":
         return decode_reference(q, cache, start_block, seq_start, sm_scale)
     return implementation_module("blockwise").decode(q, cache, start_block, seq_start, sm_scale)
+
+
+@torch.library.custom_op("acp_repro::forgetting_attention_with_kvcache", mutates_args=("start_block",))
+def decode_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    c: Tensor,
+    block_table: Tensor,
+    seqlens: Tensor,
+    start_block: Tensor,
+    threshold: Tensor | None,
+    seq_start: Tensor | None,
+    sm_scale: float,
+    implementation: str,
+) -> Tensor:
+    """What compiled code sees of :func:`decode`: what is computed depends on numbers that it cannot know."""
+    return _decode(
+        q, k, v, c, block_table, seqlens, start_block, threshold, seq_start, sm_scale, implementation
+    )
+
+
+@decode_op.register_fake
+def _(q, *_):
+    return torch.empty_like(q)
 
 
 def decode_reference(

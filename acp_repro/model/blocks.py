@@ -66,7 +66,7 @@ class BlockPool:
     ) -> None:
         """The newest tokens, which ``seqlens`` already counts; see ``PagedKVCache.write``. ``c`` (B, H, T) is
         their :func:`running_sum`, where it is known."""
-        if choose_implementation(k.device) == "triton":
+        if _has_kernels(k):
             from acp_repro.attention import triton as kernels
 
             if c is None:
@@ -188,8 +188,13 @@ class BlockPool:
 
 def running_sum(log_fgate: Tensor, before: Tensor) -> Tensor:
     """(B, H, T) float64: c of new tokens whose predecessor has ``before`` (B, H, 1)."""
-    if choose_implementation(log_fgate.device) == "triton":
+    if _has_kernels(log_fgate):
         from acp_repro.attention.triton import cumulative_log_fgate
 
         return before + cumulative_log_fgate(log_fgate)
     return before + log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1)
+
+
+def _has_kernels(x: Tensor) -> bool:
+    """Compiled code has kernels of its own, and cannot look into ours."""
+    return choose_implementation(x.device) == "triton" and not torch.compiler.is_compiling()

@@ -103,6 +103,8 @@ class FoXCache:
         """
         batch, tokens = input_ids.shape
         self._check_length(tokens)
+        if torch.compiler.is_compiling():
+            model = None  # compiled code cannot follow a weak reference to a module
         if self._model is not None and model is not None and self._model() is not model:
             raise ValueError(
                 "another model began this cache: continue with that one, or start a new FoXCache"
@@ -126,7 +128,8 @@ class FoXCache:
             )
         if self.length and tokens <= DECODE_TOKENS:
             self.reserve(tokens)
-        self._model = self._model or (None if model is None else weakref.ref(model))
+        if self._model is None and model is not None:
+            self._model = weakref.ref(model)
         self._in_call, self.touched = True, False
         self.seqlens.add_(tokens)
         return self.seq_start

@@ -75,9 +75,9 @@ class LayerCache:
     @property
     def fuses(self) -> bool:
         """Whether a layer may take the kernels of ``step_kernels``: on a GPU, after the padding, and while
-        nothing but the last input of the token shift is kept."""
+        nothing but the last input of the token shift is kept. Compiled code has kernels of its own."""
         parent = self.parent
-        if self.length < parent.latest_start or parent.recording:
+        if self.length < parent.latest_start or parent.recording or torch.compiler.is_compiling():
             return False
         return choose_implementation(parent.seqlens.device) == "triton"
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from acp_repro.attention import PagedKVCache, forgetting_attention_with_kvcache
-from acp_repro.attention.decoding import decode_reference
+from acp_repro.attention.decoding import decode_op, decode_reference
 from acp_repro.attention.op import HAS_TRITON
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -286,6 +286,50 @@ def test_decay_stays_exact_over_a_million_tokens():
     right = [math.fsum(gates[0, 0, -n:].double().tolist()) for n in range(499, 0, -1)]
     assert c.flatten()[-1] < -5e6
     assert (found - torch.tensor(right, dtype=torch.float64)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("implementation", ["auto", "reference"])
+@pytest.mark.parametrize("head_first", [True, False])
+def test_a_compiled_step_is_the_step(implementation, head_first):
+    """As one graph: what is written, what moves on, and the answers."""
+    torch.compiler.reset()
+    q, cache, start, threshold, _ = make_problem([333, 129, 63], 1, 2, 1, 64, torch.float32)
+    generator = torch.Generator().manual_seed(3)
+    k, v = torch.randn(2, 3, 2, 1, 64, generator=generator).to(DEVICE)
+    gates = -torch.rand(3, 2, 1, generator=generator).to(DEVICE)
+    q = q if head_first else q.transpose(1, 2)
+
+    def step(cache, start):
+        cache.seqlens.add_(1)
+        cache.write(k, v, gates)
+        return forgetting_attention_with_kvcache(
+            q,
+            cache,
+            start,
+            head_first=head_first,
+            adaptive_threshold=threshold,
+            implementation=implementation,
+        )
+
+    results = []
+    for call in (step, torch.compile(step, fullgraph=True)):
+        own, start_own = PagedKVCache(*(x.clone() for x in cache)), start.clone()
+        outs = [call(own, start_own) for _ in range(3)]
+        results.append([*outs, start_own, *(x.nan_to_num(7.0) for x in own)])
+    assert results[0][3].max() > 0
+    for name, a, b in zip(("out 1", "out 2", "out 3", "start", *cache._fields), *results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("implementation", ["reference", *IMPLEMENTATIONS])
+def test_the_operator_is_registered_soundly(implementation):
+    q, cache, start, threshold, _ = make_problem([70], 2, 2, 1, 16, torch.float32, 16)
+    # What nothing reads is NaN, which is equal to nothing.
+    cache = PagedKVCache(*(x.nan_to_num(7.0) for x in cache))
+    for first, second in ((1, 2), (1, 3)):  # time before heads, and heads last of all
+        rows = q.transpose(first, second).contiguous().transpose(first, second)
+        arguments = (rows, *cache, start.clone(), threshold, None, 0.25, implementation)
+        torch.library.opcheck(decode_op, arguments)
 
 
 @pytest.mark.parametrize(

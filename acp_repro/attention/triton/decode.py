@@ -250,10 +250,10 @@ def decode(
     """
     batch, kv_heads, max_blocks = cache.block_table.shape
     heads, tokens, head_dim = q.shape[1:]
+    out = torch.empty_like(q)
     q = addressable(q)
     seqlens = cache.seqlens.contiguous()
     seq_start = None if seq_start is None else seq_start.contiguous()
-    out = torch.empty_like(q)
     rows = empty_rows_like(out)
     sizes = (batch * kv_heads, kv_heads, max_blocks)
     shape = {
