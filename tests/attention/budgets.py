@@ -1,0 +1,125 @@
+"""What a call is to give, in float64, and how far rounding may lead each element of it from that."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from acp_repro.attention import reference
+from acp_repro.attention.decay import LOG_FGATE_FLOOR, cumulative_log_fgate
+
+NAMES = ("out", "dq", "dk", "dv", "dlog_fgate")
+EPS = 2.0**-24  # the unit roundoff of float32, in which everything between two products is held
+SIGMAS = 6.0  # of a sum of roundings; each is uniform, so its deviation is its bound over sqrt(3)
+LEVELS = 5.0  # roundings of a number as large as lse or a decay between a score and its weight
+
+
+def expected(q, k, v, log_fgate, visible, scale, dtype, dout=None, fall=0.0):
+    """{name: (value, budget)} of out and, with ``dout``, of every gradient (Equations 1 to 3).
+
+    A budget follows each rounding to the result. The weights P, dS and out are rounded to ``dtype`` (unit
+    u), each by itself: SIGMAS deviations of such a sum. What is held in float32 is wrong by a few EPS of its
+    largest intermediate, counted as if all errors added up. A softmax forgives what all scores of a row
+    share, so a score's error counts by 1 - p; but the backward pass reads lse, with an error that stays.
+
+    Args:
+        q, dout: (B, H, Tq, D). k, v: (B, Hkv, Tk, D). log_fgate: (B, H, Tk). All float64.
+        visible: (B, H, Tq, Tk) bool, entries that are neither masked nor pruned; causality comes on top.
+        fall: nats that an implementation adds to all scores of a block and takes away again.
+    """
+    u = torch.finfo(dtype).eps / 2
+    least = torch.finfo(dtype).smallest_normal * u  # half of the smallest number
+    chance = SIGMAS * u / math.sqrt(3)
+    group, head_dim, shift = q.shape[1] // k.shape[1], q.shape[3], k.shape[2] - q.shape[2]
+    k, v = (reference.shared_heads(x, q.shape[1]) for x in (k, v))
+    scores = reference.attention_scores(q, k, log_fgate, sm_scale=scale, kept=visible)
+    lse = scores.logsumexp(-1, keepdim=True)
+    lse = lse.masked_fill(lse == -math.inf, 0.0)  # a row that sees nothing
+    p = (scores - lse).exp()
+    out = p @ v
+
+    product = EPS * 4 * math.sqrt(head_dim)  # of a sum over D, of its terms' sizes
+    total = EPS * (8 + 2 * math.sqrt(k.shape[2]))  # of a sum over keys or queries
+    c = cumulative_log_fgate(log_fgate)[..., shift:, None]
+    decay = reference.decay_bias(log_fgate, q.shape[2])
+    decay = decay.masked_fill(decay == -math.inf, 0.0)
+    level = lse.abs() + decay.abs() + c.abs() * 2.0**-22 + fall
+    score_noise = product * scale * (q.abs() @ k.abs().mT) + LEVELS * EPS * level
+    noise = score_noise * (1 - 2 * p) + (p * score_noise).sum(-1, keepdim=True)
+    budget = chance * (p.square() @ v.square()).sqrt()
+    found = {"out": (out, budget + (p * (noise + total) + p.clamp(max=least)) @ v.abs(), u)}
+
+    if dout is not None:
+        dp = dout @ v.mT
+        ds = p * (dp - (dout * out).sum(-1, keepdim=True))
+        noise = noise + score_noise  # lse is stored, and scores are computed again, perhaps in another order
+        p_wrong = p * (noise + total) + p.clamp(max=least)
+        dp_noise = product * (dout.abs() @ v.abs().mT)
+        # delta, the row sums of dout * out, comes of an out that is rounded, and so were its weights.
+        variance = (dout * out).square().sum(-1, keepdim=True) + (p * dp).square().sum(-1, keepdim=True)
+        delta_variance = chance**2 * variance
+        delta_noise = (p * noise * dp.abs()).sum(-1, True) + product * (dout * out).abs().sum(-1, True)
+        ds_noise = noise * ds.abs() + p * (dp_noise + delta_noise)
+        ds_wrong = ds_noise + total * ds.abs() + ds.abs().clamp(max=least)
+
+        def over_heads(*shares):
+            return (x.unflatten(1, (-1, group)).sum(2) for x in shares)
+
+        def gradient(value, variance, linear, factor=1.0, unit=u):
+            return value * factor, (variance.sqrt() + linear) * factor, unit
+
+        variance = chance**2 * (ds.square() @ k.square()) + delta_variance * (p @ k).square()
+        found["dq"] = gradient(ds @ k, variance, ds_wrong @ k.abs(), scale)
+        variance = (chance**2 * ds.square() + delta_variance * p.square()).mT @ q.square()
+        found["dk"] = gradient(*over_heads(ds.mT @ q, variance, ds_wrong.mT @ q.abs()), scale)
+        variance = chance**2 * (p.square().mT @ dout.square())
+        found["dv"] = gradient(*over_heads(p.mT @ dout, variance, p_wrong.mT @ dout.abs()))
+
+        # A gate is in the decay of each pair of a key before it with a query at it or after it.
+        above = torch.ones_like(ds[0, 0], dtype=torch.bool).triu(shift + 1)
+
+        def across(x):
+            return (x.cumsum(-1) - x).masked_fill(above, 0.0)
+
+        # dc is a row's sum less a column's, of dS that were computed twice: that does not cancel in pairs.
+        apart = EPS * (2 + LEVELS * level) * ds.abs() + p * dp_noise
+        sums = apart.sum(-2)
+        sums[..., shift:] += apart.sum(-1)
+        variance = (delta_variance * across(p).square()).sum(-2)
+        variance = variance + (SIGMAS * sums).square().flip(-1).cumsum(-1).flip(-1)
+        read = log_fgate >= LOG_FGATE_FLOOR
+        gates = (x * read for x in (across(ds).sum(-2), variance, across(ds_noise).sum(-2)))
+        found["dlog_fgate"] = gradient(*gates, unit=EPS)
+    nothing = 4 * least if dtype == torch.float16 else 1e-33
+    return {name: (x, budget + 2 * unit * x.abs() + nothing) for name, (x, budget, unit) in found.items()}
+
+
+def judge(actual: dict[str, torch.Tensor], right: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """The largest error over its budget.
+
+    Raises:
+        AssertionError: it is over 1; the message says where.
+    """
+    worst = 0.0
+    for name, x in actual.items():
+        value, budget = right[name]
+        require(x.shape == value.shape, f"{name} has shape {tuple(x.shape)}, not {tuple(value.shape)}")
+        require(x.isfinite().all(), f"{name} holds {(~x.isfinite()).sum()} numbers that are not finite")
+        ratio = (x.double() - value).abs() / budget
+        if ratio.numel():
+            largest, at = ratio.flatten().max(0)
+            place = tuple(n.item() for n in torch.unravel_index(at, ratio.shape))
+            require(
+                largest <= 1,
+                f"{name}{[*place]} is {x[place]:.6g} and not {value[place]:.6g}: {largest:.3g} times its "
+                f"budget; {(ratio > 1).sum()} of {ratio.numel()} are over theirs",
+            )
+            worst = max(worst, largest.item())
+    return worst
+
+
+def require(true, message: str) -> None:
+    """``assert`` without pytest's picture of the tensors."""
+    if not true:
+        raise AssertionError(message)
