@@ -9,9 +9,12 @@ DO := $(BIN)/python -m
 # Threads that wait by spinning make small operators 20 times slower on a machine that is shared.
 export OMP_WAIT_POLICY ?= passive
 
-RUNS_DIR := runs/$(SUITE)
-RESULTS := results/$(SUITE)
-FIGURES := figures/$(SUITE)
+# A suite is a name in experiments/, or a file that ends in .yaml.
+SUITE_FILE := $(if $(filter %.yaml,$(SUITE)),$(SUITE),experiments/$(SUITE).yaml)
+NAME := $(patsubst %.yaml,%,$(notdir $(SUITE_FILE)))
+RUNS_DIR := runs/$(NAME)
+RESULTS := results/$(NAME)
+FIGURES := figures/$(NAME)
 INSTALLED := $(VENV)/installed
 
 .DELETE_ON_ERROR:
@@ -24,7 +27,7 @@ INSTALLED := $(VENV)/installed
 help: ## list every target
 	@grep -hE '^[a-zA-Z0-9%-]+:.*?## ' $(firstword $(MAKEFILE_LIST)) | \
 	  sed -E 's/^([a-zA-Z0-9%-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-13s %s\n", $$1, $$2}'
-	@echo "  SUITE=$(SUITE) is the suite at hand; choose another with SUITE=name (experiments/name.yaml)"
+	@echo "  SUITE=$(SUITE) is the suite at hand; choose another with SUITE=name (experiments/name.yaml) or SUITE=file.yaml"
 	@echo "Figures and tables, each made with all that it needs:"
 	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m acp_repro.chain.rules --items $(SUITE)
 
@@ -77,12 +80,18 @@ plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h10
 # --- experiments/SUITE.yaml -> runs -> results -> figures -----------------------------------------
 # All rules of the chain are generated, from the suite's file and the registry of its paper: a target for
 # each run's weights, each record, each figure and table, and the lists ITEMS, USUAL_ITEMS and so on.
-RULES := .make/$(SUITE).mk
+RULES := .make/$(subst /,+,$(SUITE)).mk
 STATIC := help setup test test-all test-gpu check notebooks train plan clean reproduction REPRODUCTION.md
 CHAIN := $(filter-out $(STATIC),$(MAKECMDGOALS))
 ifneq (,$(CHAIN)$(filter help train plan clean,$(or $(MAKECMDGOALS),help)))
-ifeq (,$(wildcard experiments/$(SUITE).yaml))
-$(error no suite $(SUITE) in experiments/; there are: $(basename $(notdir $(wildcard experiments/*.yaml))))
+ifneq (1,$(words $(SUITE)))
+$(error SUITE=$(SUITE): a path with spaces is too much for make; link the file into experiments/ and give its name)
+endif
+ifeq (,$(wildcard $(SUITE_FILE)))
+$(error $(SUITE_FILE): no such suite; there are: $(patsubst %.yaml,%,$(notdir $(wildcard experiments/*.yaml))))
+endif
+ifneq (,$(filter-out $(realpath $(SUITE_FILE)),$(realpath experiments/$(NAME).yaml)))
+$(error $(SUITE_FILE): experiments/$(NAME).yaml has its name, and so its runs, records and figures; rename it)
 endif
 endif
 ifneq (,$(CHAIN))
@@ -93,9 +102,9 @@ endif
 	@echo "error: nothing is called $@; suite $(SUITE) has $(ITEMS), and make help lists the rest" >&2; exit 2
 
 PACKAGE_FILES := $(wildcard acp_repro/chain/*.py acp_repro/papers/*/*.py analysis/*.py analysis/*/*.py)
-.make/%.mk: experiments/%.yaml $(PACKAGE_FILES) | $(INSTALLED)
+$(RULES): $(SUITE_FILE) $(PACKAGE_FILES) | $(INSTALLED)
 	@mkdir -p .make
-	@$(DO) acp_repro.chain.rules $* > $@.new && mv $@.new $@
+	@$(DO) acp_repro.chain.rules $(SUITE) > $@.new && mv $@.new $@
 
 # What is asked for, so that one process makes all that it lacks.
 ASKED := $(sort $(filter $(ITEMS),$(subst -,_,$(CHAIN))) \
@@ -118,4 +127,4 @@ REPRODUCTION.md: $(PACKAGE_FILES) $(wildcard analysis/*/*.csv experiments/*.yaml
 clean: ## delete what SUITE made: runs, results and figures
 	@test -z "$(FORCE)$$(git ls-files $(RESULTS) 2>/dev/null)" || test -n "$(FORCE)" || \
 	  { echo "error: $(RESULTS) came with the project; make clean SUITE=$(SUITE) FORCE=1 deletes it"; exit 1; }
-	rm -rf $(RUNS_DIR) $(RESULTS) $(FIGURES) $(RULES) .make/$(SUITE)
+	rm -rf $(RUNS_DIR) $(RESULTS) $(FIGURES) $(RULES) .make/$(NAME)

@@ -30,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     from .benchmark.rivals import available
 
     device = choose_device(options.device)
-    paper = load_suite(options.suite).paper if options.suite else find_paper("acp")
+    suite = load_suite(options.suite) if options.suite else None
+    paper = suite.paper if suite else find_paper("acp")
     gpu = device.type == "cuda"
     dtype = torch.bfloat16 if gpu else torch.float32
     lengths = options.lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     def write() -> list[Path]:
         paths = [options.csv] * bool(options.csv) + [None] * bool(options.suite)
         return [
-            write_suite_records(options.suite, paper, quantity, records, path=path, **provenance)
+            write_suite_records(suite and suite.name, paper, quantity, records, path=path, **provenance)
             for path in paths
         ]
 

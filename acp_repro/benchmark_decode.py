@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     from .model import FoXConfig
 
     device = choose_device(options.device)
-    paper = load_suite(options.suite).paper if options.suite else find_paper("acp")
+    suite = load_suite(options.suite) if options.suite else None
+    paper = suite.paper if suite else find_paper("acp")
     gpu = device.type == "cuda"
     dtype = torch.bfloat16 if gpu else torch.float32
     shape = {"vocab_size": 50_304} if gpu else {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2}
@@ -50,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def write() -> Path:
         rows = [dict.fromkeys(quantity.columns) | one for one in records]
-        return write_suite_records(options.suite, paper, quantity, rows, **provenance)
+        return write_suite_records(suite and suite.name, paper, quantity, rows, **provenance)
 
     for text in options.shapes or (SHAPES_GPU if gpu else SHAPES_CPU):
         batch, length = map(int, text.split("x"))

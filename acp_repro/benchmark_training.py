@@ -127,7 +127,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
+    add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add(
         "--run",
         action="append",

@@ -79,7 +79,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
+    add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add("--run", metavar="NAME", help="whose seed, shape and text (default: the suite's first exact run)")
     add(
         "--log-pruning-tolerance",

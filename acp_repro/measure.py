@@ -138,7 +138,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("quantity", nargs="*", help="what to measure")
-    add("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
+    add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add("--run", action="append", metavar="NAME", help="only this run (repeatable; default: all it is about)")
     add(
         "--for",

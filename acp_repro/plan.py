@@ -199,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
         "same shape, else from --mfu; the last column says which.",
     )
     add = parser.add_argument
-    add("--suite", default="paper", help="a name in experiments/ (default: paper)")
+    add("--suite", default="paper", help="a name in experiments/ or a YAML file (default: paper)")
     add("--gpu", default="h100", metavar="NAME", help=f"{_GPUS} (default: h100)")
     add("--nproc", type=int, default=1, metavar="N", help="GPUs that share a run (default: 1)")
     add(

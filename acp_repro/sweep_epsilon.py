@@ -115,7 +115,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add = parser.add_argument_group("a run of a suite").add_argument
-    add("--suite", help="a name in experiments/ (default: cpu)")
+    add("--suite", help="a name in experiments/ or a YAML file (default: cpu)")
     add("--run", metavar="NAME", help="default: the suite's sweep_run")
     add("--again", action="store_true", help="measure anew what is up to date")
     add = parser.add_argument_group("any checkpoint").add_argument

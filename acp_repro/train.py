@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"the weights of suite {suite.name} are ready, in {suite.weights.folder}/; train such weights "
             f"anew with `{runs[0].command}`"
         )
+    state.claim_name(suite)
     if options.items:  # Make asks, so what is found done must be newer than its stamp
         state.write_stamps(suite)
 
@@ -165,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         "parallel (auto, ddp, fsdp) and checkpoint_every_seconds can change at any time.",
     )
     add = parser.add_argument
-    add("--suite", default="cpu", help="a name in experiments/ (default: cpu)")
+    add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add("--run", action="append", metavar="NAME", help="only this run (repeatable)")
     add("--for", dest="items", nargs="+", metavar="ITEM", help="also the runs of these figures or tables")
     add("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun one GPU a rank)")

@@ -87,7 +87,7 @@ def draw(suite_name: str, module: str, make: Make) -> Path:
     if module != right:
         raise SuiteError(
             f"suite {found.suite.name} is of paper {found.suite.paper.name}; "
-            f"say python -m {right} --suite {found.suite.name}"
+            f"say python -m {right} --suite {found.suite.option}"
         )
     _note_other_settings(found)
     style.use_style()
@@ -106,7 +106,7 @@ def _note_other_settings(found: Found) -> None:
             again = quantity.command_for(suite.name, other if len(other) < len(runs) else ())
             print(
                 f"note: {quantity.name} of {names} was measured with other settings than "
-                f"experiments/{suite.name}.yaml has now; `{again} --again` measures anew",
+                f"{suite.path} has now; `{again} --again` measures anew",
                 file=sys.stderr,
             )
 

@@ -243,6 +243,25 @@ def test_runs_side_by_side_end_as_those_one_after_the_other(work, device):
         assert weights[0] == weights[1]
 
 
+def test_runs_of_a_file_elsewhere_train_side_by_side_and_leave_nothing_there(work, tmp_path, capsys):
+    for name in ("mine", "own"):
+        (tmp_path / f"{name}.yaml").write_text(YAML)
+    write_suite(work, name="own")
+    options = ["--device", "cpu", "--jobs", "2"]
+    assert train.main(["--suite", str(tmp_path / "mine.yaml"), *options]) == 0
+    for run in (RUN, EXACT):
+        assert (work / "runs/mine" / run / "model/model.safetensors").is_file()
+    assert f"--suite {tmp_path}/mine.yaml" in (work / "runs/mine" / RUN / "run.json").read_text()
+    assert measure.main(["loss", "--suite", str(tmp_path / "mine.yaml"), "--run", RUN]) == 0
+    small = ["--lengths", "64", "--rivals", "--repeats", "1", "--device", "cpu"]
+    assert benchmark_attention.main([*small, "--suite", str(tmp_path / "mine.yaml")]) == 0
+    assert {path.name for path in (work / "results/mine").iterdir()} == {RUN, "benchmark"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.yaml", "own.yaml"]
+    capsys.readouterr()
+    assert train.main(["--suite", str(tmp_path / "own.yaml"), *options]) == 2
+    assert "experiments/own.yaml has its name" in capsys.readouterr().err and not (work / "runs/own").exists()
+
+
 def test_what_trains_side_by_side_ends_with_its_command(work):
     """However that was killed: else nobody could train these runs before they are done."""
     write_suite(work, YAML.replace("tokens: 1536", "tokens: 1536000"), name="long")

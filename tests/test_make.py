@@ -183,7 +183,7 @@ def test_a_name_that_is_none_is_answered_with_those_that_are(clone):
     assert line.startswith("error: nothing is called figure99; suite h100 has figure1 figure2 ")
     for goal in (["help"], []):
         output, error = fails(*goal, "SUITE=cpuu")
-        assert "no suite cpuu in experiments/; there are: " in error and not output
+        assert "experiments/cpuu.yaml: no such suite; there are: cpu " in error and not output
 
 
 def test_a_suite_that_cannot_be_read_has_no_list_of_figures(clone):

@@ -1,9 +1,11 @@
 """The suite loader: the grid, and one clear line for everything that can be wrong in a file."""
 
+import copy
 import dataclasses
 import gzip
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -354,6 +356,40 @@ def test_names_that_cannot_be_folders_and_targets_of_make_are_refused(load, tmp_
     write_suite(tmp_path, name="my suite")
     with pytest.raises(SuiteError, match="my suite.yaml: a suite's name has letters"):
         load_suite("my suite")
+
+
+def test_a_file_elsewhere_goes_by_its_name_and_is_asked_for_by_its_path(load, tmp_path):
+    load(YAML)
+    elsewhere = tmp_path / "my suites"
+    elsewhere.mkdir()
+    (file := elsewhere / "mine.yaml").write_text(YAML)
+    suite = load_suite(str(file))
+    run, quantity = suite.runs[0], suite.paper.quantity("loss")
+    assert (suite.name, run.folder) == ("mine", Path("runs/mine") / run.name)
+    assert json.loads(json.dumps(run.as_dict()))["suite"] == "mine"
+    option = f"--suite '{file}' --run {run.name}"  # as a shell takes it
+    assert run.command.endswith(option) and quantity.command_for(suite.name, [run]).endswith(option)
+    assert copy.deepcopy(run).command == pickle.loads(pickle.dumps(run)).command == run.command
+    with pytest.raises(RecordError, match=f"measure loss --suite '{file}'"):
+        read_records(suite, "loss")
+    for name in ("mini", "experiments/mini.yaml", str(tmp_path / "experiments/mini.yaml")):
+        assert load_suite(name).runs[0].command.endswith(f"--suite mini --run {run.name}")
+
+
+def test_two_files_of_one_name_are_not_one_suite(load, tmp_path):
+    load(YAML)
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        for name in ("mini", "mine"):
+            (tmp_path / folder / f"{name}.yaml").write_text(YAML)
+    with pytest.raises(SuiteError, match="^a/mini.yaml: experiments/mini.yaml has its name, and so its "):
+        load_suite("a/mini.yaml")
+    state.write_stamps(load_suite("a/mine.yaml"))
+    state.write_stamps(load_suite(str(tmp_path / "a/mine.yaml")))
+    with pytest.raises(SuiteError, match=f"^b/mine.yaml: {tmp_path}/a/mine.yaml has its name"):
+        state.write_stamps(load_suite("b/mine.yaml"))
+    (tmp_path / "a/mine.yaml").unlink()  # moved
+    state.write_stamps(load_suite("b/mine.yaml"))
 
 
 def test_unknown_suites_and_runs_are_answered_with_what_there_is(load):

@@ -190,6 +190,25 @@ def test_a_make_of_many_jobs_trains_each_run_once(work):
     assert (work / "figures/jobs/report.html").is_file()
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="install make, e.g. apt install make")
+def test_make_takes_the_file_of_a_suite_and_writes_nothing_beside_it(work, tmp_path):
+    (file := tmp_path / "my.own.yaml").write_text(YAML)
+    assert "error: figure2 cannot be made yet" in run(work, "make", "figure2", f"SUITE={file}", expect=2)
+    assert "Error against width" in run(work, "make", "help", f"SUITE={file}")
+    run(work, "make", "report", f"SUITE={file}")
+    assert (work / "figures/my.own/report.html").is_file() and list(tmp_path.iterdir()) == [file]
+    again = run(work, "make", "report", f"SUITE={file}")
+    assert "acp_repro" not in again and "toy.figure1" not in again
+    (file := tmp_path / "toy.yaml").write_text(YAML)
+    for goal in ("figure1", "clean"):
+        error = run(work, "make", goal, f"SUITE={file}", expect=2)
+        assert f"{file}: experiments/toy.yaml has its name" in error
+    assert "rm -rf runs/toy " in run(work, "make", "-n", "clean", f"SUITE={work}/experiments/toy.yaml")
+    error = run(work, "make", "figure1", "SUITE=/a b/c.yaml", expect=2)
+    assert "a path with spaces is too much for make; link the file into experiments/" in error
+    assert "rm -rf runs/my.own " in run(work, "make", "clean", f"SUITE={tmp_path}/my.own.yaml")
+
+
 def test_its_commands_and_errors_are_those_of_every_paper(work):
     python = str(work / ".venv/bin/python")
     assert "width3-seed0" in run(work, python, "-m", "acp_repro.suite", "toy")

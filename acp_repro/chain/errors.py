@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Self
 
 from ..common.errors import UsageError, UserError
@@ -27,6 +28,15 @@ class UnknownName(SuiteError):
         more = len(known) - _NAMES_SHOWN
         there = ", ".join(known) if more <= 0 else f"{', '.join(known[:_NAMES_SHOWN])} and {more:,} more"
         return cls(f"{what}; " + (f"did you mean {near[0]}?" if near else f"it has {there}"))
+
+
+class NameTaken(SuiteError):
+    """Two files of suites have one name, which their folders would bear."""
+
+    def __init__(self, file: Path, other: Path):
+        super().__init__(
+            f"{file}: {other} has its name, and so its runs, records and figures; rename one of the two"
+        )
 
 
 class RecordError(UserError, RuntimeError):

@@ -18,7 +18,7 @@ from typing import Any
 
 from .errors import UnknownName
 from .provenance import ORIGIN_COLUMNS
-from .run import Run, WeightsConfig
+from .run import Run, WeightsConfig, file_of, option_of
 
 RESULTS = Path("results")
 FIGURES = Path("figures")
@@ -30,7 +30,7 @@ class Suite:
     """A suite file, validated and multiplied out into its runs.
 
     Attributes:
-        name: the file's name without its suffix.
+        name: the file's name without its suffix, a ``SuiteName``.
         file: the file as the dataclass ``paper.file``.
         runs: of its grid, without ``not_run``, which the file names as gaps.
     """
@@ -40,6 +40,16 @@ class Suite:
     file: Any
     runs: tuple[Run, ...]
     not_run: tuple[Run, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The file that it was read from."""
+        return file_of(self.name)
+
+    @property
+    def option(self) -> str:
+        """What ``--suite`` takes; see ``run.option_of``."""
+        return option_of(self.name)
 
     @property
     def description(self) -> str:
@@ -139,9 +149,9 @@ class Quantity:
     def command_for(self, suite: str, runs: Iterable[Run] = ()) -> str:
         """The command that makes the records, of all runs or of ``runs``."""
         if self.command:
-            return self.command.format(suite=suite)
+            return self.command.format(suite=option_of(suite))
         names = "".join(f" --run {run.name}" for run in runs)
-        return f"python -m acp_repro.measure {self.name} --suite {suite}{names}"
+        return f"python -m acp_repro.measure {self.name} --suite {option_of(suite)}{names}"
 
     def measure(self, trained: Any, **options: Any) -> list[dict[str, Any]]:
         """Imports the module and measures."""

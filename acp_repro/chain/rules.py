@@ -30,7 +30,7 @@ def make_rules(suite: Suite) -> str:
     usual = [item for item in drawn if is_usual(suite, item)]
     pairs = records_of(suite, drawn)
     lines = [
-        f"# From experiments/{suite.name}.yaml and the registry of paper {paper.name}.",
+        f"# From {suite.path} and the registry of paper {paper.name}.",
         f"ITEMS := {_names(drawn)}",
         f"USUAL_ITEMS := {_names(usual)}",
         f"USUAL_RECORDS := {_paths(_path(suite, *pair) for pair in records_of(suite, usual))}",
@@ -45,7 +45,7 @@ def make_rules(suite: Suite) -> str:
         lines += _item(suite, item) if item in drawn else _cannot(suite, item)
     report = FIGURES / suite.name / "report.html"
     needs = [*(item.path(suite.name) for item in usual), *sources(REPORT_MODULE), *_criteria(paper)]
-    lines += _rule(report, needs, [f"@$(eval drawn_report := 1)$(DO) {REPORT_MODULE} --suite {suite.name}"])
+    lines += _rule(report, needs, [f"@$(eval drawn_report := 1)$(DO) {REPORT_MODULE} --suite {suite.option}"])
     return "\n".join(lines)
 
 
@@ -63,7 +63,7 @@ def why_not(suite: Suite, item: Item) -> str:
     """Why an item cannot be drawn from a suite, as the words of an error."""
     if item.missing:
         return f"{item.name} cannot be made yet: {item.missing}"
-    file = f"experiments/{suite.name}.yaml"
+    file = suite.path
     if suite.not_run and item.runs(dataclasses.replace(suite, runs=suite.runs + suite.not_run)):
         return f"{item.name}: not_run in {file} names what it needs: {item.needs}"
     aside = f" ({suite.aside})" if suite.aside else ""
@@ -88,7 +88,7 @@ def _weights(suite: Suite) -> list[str]:
     lines = []
     for run in suite.runs:
         if suite.weights is None:
-            recipe = f"$(TRAIN) --suite {suite.name} --run {run.name} $(FOR)"
+            recipe = f"$(TRAIN) --suite {suite.option} --run {run.name} $(FOR)"
             # Its settings hold those of what it starts from, so only the order matters here.
             first = [needed.weights_file for needed in suite.needs(run)]
             lines += _rule(run.weights_file, [state.run_stamp(run)], [recipe], first)
@@ -111,7 +111,7 @@ def _record(suite: Suite, run: Run | None, quantity: Quantity) -> list[str]:
     together = [
         q.name for q in suite.paper.quantities if q is quantity or q.together == quantity.together != ""
     ]
-    recipe = f"$(DO) acp_repro.measure {' '.join(together)} --suite {suite.name} --run {run.name} $(FOR)"
+    recipe = f"$(DO) acp_repro.measure {' '.join(together)} --suite {suite.option} --run {run.name} $(FOR)"
     lines = [recipe]
     if quantity.library:  # no prerequisite: Make would install it for records that are there
         extra = f"$(INSTALLED)-{quantity.library[1]}"
@@ -122,9 +122,9 @@ def _record(suite: Suite, run: Run | None, quantity: Quantity) -> list[str]:
 def _item(suite: Suite, item: Item) -> list[str]:
     module, output = suite.paper.module_of(item), item.path(suite.name)
     records = [_path(suite, run, quantity) for run, quantity in records_of(suite, [item])]
-    settings = [] if records else [Path("experiments") / f"{suite.name}.yaml"]
+    settings = [] if records else [suite.path]
     quiet = " > /dev/null" if item.is_table else ""
-    recipe = f"@$(eval drawn_{item.name} := 1)$(DO) {module} --suite {suite.name}{quiet}"
+    recipe = f"@$(eval drawn_{item.name} := 1)$(DO) {module} --suite {suite.option}{quiet}"
     show = (
         f"@cat {output}" if item.is_table else f'$(if $(drawn_{item.name}),@:,@echo "figure: $(abspath $<)")'
     )
@@ -222,7 +222,7 @@ def items_in_words(suite_name: str) -> str:
 @command()
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m acp_repro.chain.rules", description=__doc__)
-    parser.add_argument("suite", help="a name in experiments/")
+    parser.add_argument("suite", help="a name in experiments/ or a YAML file")
     parser.add_argument("--items", action="store_true", help="list figures and tables in words instead")
     options = parser.parse_args(arguments)
     if options.items:

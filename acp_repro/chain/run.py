@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 RUNS = Path("runs")
+EXPERIMENTS = Path("experiments")
+
+
+class SuiteName(str):
+    """The name of a suite, which its folders bear, with the ``file`` that it was read from."""
+
+    file: Path
+
+    def __new__(cls, name: str, file: Path | None = None):
+        made = super().__new__(cls, name)
+        made.file = file or EXPERIMENTS / f"{name}.yaml"
+        return made
+
+
+def file_of(suite: str) -> Path:
+    """The file of the suite of that name."""
+    return suite.file if isinstance(suite, SuiteName) else SuiteName(suite).file
+
+
+def option_of(suite: str) -> str:
+    """What ``--suite`` takes, in a shell: the name, or the file where that is not in ``experiments/``."""
+    file = file_of(suite)
+    return suite if file == SuiteName(suite).file else shlex.quote(file.as_posix())
 
 
 def positive(config: Any, *names: str) -> None:
@@ -128,7 +152,7 @@ class Run(ABC):
     @property
     def command(self) -> str:
         """The command that trains these weights."""
-        suite = self.suite if self.weights is None else self.weights.trained_by
+        suite = option_of(self.suite) if self.weights is None else self.weights.trained_by
         return f"python -m acp_repro.train --suite {suite} --run {self.name}"
 
     def as_dict(self) -> dict[str, Any]:

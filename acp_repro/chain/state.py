@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ..common import files
-from .errors import RecordError
+from .errors import NameTaken, RecordError
 from .paper import RESULTS, Quantity, Suite
-from .run import Run
+from .run import EXPERIMENTS, Run
 
 MAKE = Path(".make")
 _LONG_AGO = 86_400.0  # a day after the epoch: Make takes the epoch itself for "does not exist"
@@ -53,6 +53,21 @@ def is_current(suite: Suite, run: Run, quantity: Quantity) -> bool:
     return record.stat().st_mtime_ns >= newest
 
 
+def claim_name(suite: Suite) -> None:
+    """Keeps the folders of a suite whose file is not in ``experiments/`` for that file.
+
+    Raises:
+        NameTaken: they are another file's, which is still there.
+    """
+    file, note = suite.path, MAKE / suite.name / "file"
+    if file.parent == EXPERIMENTS:
+        return
+    before = Path(note.read_text()) if note.is_file() else file
+    if before.is_file() and not before.samefile(file):
+        raise NameTaken(file, before)
+    files.write_text(note, str(file.resolve()))
+
+
 def write_stamps(suite: Suite) -> None:
     """Brings the stamps of all runs and of the measures up to date.
 
@@ -60,6 +75,7 @@ def write_stamps(suite: Suite) -> None:
     in whatever order, stay up to date; unless ``results/SUITE/RUN/settings.json`` says that they are of
     other settings.
     """
+    claim_name(suite)
     all_current = True
     for run in suite.runs:
         recorded = recorded_settings(run)

@@ -13,13 +13,12 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import SuiteError, UnknownName
+from .errors import NameTaken, SuiteError, UnknownName
 from .paper import Suite
 from .registry import find_paper
-from .run import Run, Strict, WeightsConfig
+from .run import EXPERIMENTS, Run, Strict, SuiteName, WeightsConfig
 from .strict_yaml import build, read_yaml
 
-EXPERIMENTS = Path("experiments")
 DEFAULT_PAPER = "acp"
 # Suites and runs name folders, and targets of Make.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -68,6 +67,12 @@ def load_suite(name: str) -> Suite:
         )
     if not _NAME.fullmatch(path.stem):
         raise SuiteError(f"{path}: a suite's name has letters, digits and ._+- alone; rename the file")
+    own = EXPERIMENTS / path.name
+    if own.is_file():
+        if not own.samefile(path):
+            raise NameTaken(path, own)
+        path = own
+    suite_name = SuiteName(path.stem, path)
     content = read_yaml(path)
     try:
         paper = find_paper(str(content.get("paper", DEFAULT_PAPER)))
@@ -79,7 +84,7 @@ def load_suite(name: str) -> Suite:
         for values in itertools.product(*(getattr(grid, axis) for axis in paper.axes)):
             point = dict(zip(paper.axes, values, strict=True))
             try:
-                run = paper.make_run(file, path.stem, f"grid[{index}]", **point)
+                run = paper.make_run(file, suite_name, f"grid[{index}]", **point)
             except ValueError as error:
                 raise SuiteError(f"{path}: {error}") from None
             if not _NAME.fullmatch(run.name):
@@ -103,7 +108,7 @@ def load_suite(name: str) -> Suite:
     if not there:
         raise SuiteError(f"{path}: grid: has no run{' but those of not_run' if runs else ''}; add one")
     not_run = tuple(run for run in runs if run.name in gaps)
-    suite = paper.suite(path.stem, paper, file, there, not_run)
+    suite = paper.suite(suite_name, paper, file, there, not_run)
     try:
         for name in file.leave_out:
             paper.item(name)

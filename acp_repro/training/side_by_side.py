@@ -57,7 +57,7 @@ def train_side_by_side(
         places.put((line, str(devices[line % len(devices)])))
     pool = ProcessPoolExecutor(jobs, context, _begin, (places, lock))
     try:
-        tasks = [pool.submit(_train, suite.name, run.name, watch_every, tensorboard) for run in runs]
+        tasks = [pool.submit(_train, str(suite.path), run.name, watch_every, tensorboard) for run in runs]
         done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
         for task in done:
             task.result()
@@ -96,8 +96,8 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _train(suite_name: str, run_name: str, watch_every: int | None, tensorboard: bool) -> None:
-    suite = load_suite(suite_name)
+def _train(suite_file: str, run_name: str, watch_every: int | None, tensorboard: bool) -> None:
+    suite = load_suite(suite_file)
     run = suite.run(run_name)
     try:
         train(

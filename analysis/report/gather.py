@@ -40,7 +40,7 @@ def gather(name: str) -> Report:
     of_runs = {n: table for n, table in records.items() if not suite.paper.quantity(n).command}
     if not records:
         raise RecordError(
-            f"no records in results/{suite.name}; make them with `make records SUITE={suite.name}`"
+            f"no records in results/{suite.name}; make them with `make records SUITE={suite.option}`"
         )
     models = optional_module(suite.paper, "models")
     possible = [item for item in suite.paper.items if not item.missing]
@@ -129,9 +129,9 @@ def record_paths(suite: Suite, quantity: Quantity, runs: Sequence[Run]) -> list[
 def _steps(item: Item, suite: Suite) -> list[str]:
     quantities = [suite.paper.quantity(name) for name in item.quantities]
     measured = [quantity.name for quantity in quantities if not quantity.command]
-    steps = [f"python -m acp_repro.measure {' '.join(measured)} --suite {suite.name}"] if measured else []
+    steps = [f"python -m acp_repro.measure {' '.join(measured)} --suite {suite.option}"] if measured else []
     steps += [quantity.command_for(suite.name) for quantity in quantities if quantity.command]
-    return [*steps, f"python -m {suite.paper.module_of(item)} --suite {suite.name}"]
+    return [*steps, f"python -m {suite.paper.module_of(item)} --suite {suite.option}"]
 
 
 def judge(

@@ -32,6 +32,7 @@ from acp_repro.papers.retention.trained import SCORES, normalized
 from acp_repro.retention import show
 from acp_repro.training.loop import train
 from acp_repro.training.task import Trained
+from acp_repro.training.run_folder import TrainingError
 from analysis import drawing
 from analysis.report.gather import gather
 from analysis.style import provenance
@@ -269,12 +270,15 @@ def test_a_resume_gives_the_same_bits(here, name):
     assert len(record["multiplier"]) == len(record["counted_share"]) == 1
 
 
-def test_top_is_taught_by_the_dense_run(here):
+def test_top_is_taught_by_the_dense_run(here, tmp_path):
     run = here.run("toy-mini-top-30-input")
     teacher = PAPER.load_task()(run).build()._teacher
     assert torch.equal(
         next(teacher.parameters()), next(load_model(here.run("toy-mini-dense").model_folder).parameters())
     )
+    (file := tmp_path / "elsewhere.yaml").write_text(YAML)
+    with pytest.raises(TrainingError, match=f"train them with .*--suite {file} --run toy-mini-dense"):
+        PAPER.load_task()(load_suite(str(file)).run(run.name)).build()
 
 
 def test_everything_is_measured_drawn_and_reported(here, capsys):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from acp_repro.chain.paper import Suite
+from acp_repro.chain.run import file_of
 from acp_repro.common import files
 from acp_repro.retention import from_pretrained, retain
 from acp_repro.training.distributed import mean_over_ranks
@@ -94,7 +95,7 @@ class RetentionTask(Task):
         """
         from acp_repro.chain.suite import load_suite
 
-        dense = [run for run in load_suite(self.run.suite).needs(self.run) if run.is_dense]
+        dense = [run for run in load_suite(str(file_of(self.run.suite))).needs(self.run) if run.is_dense]
         if not dense:
             raise TrainingError(
                 f"{self.run.name} is distilled from a dense run of its seed; the suite has none"
