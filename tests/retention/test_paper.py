@@ -31,8 +31,8 @@ from acp_repro.papers.retention.texts import TextError, Texts
 from acp_repro.papers.retention.trained import SCORES, normalized
 from acp_repro.retention import show
 from acp_repro.training.loop import train
-from acp_repro.training.task import Trained
 from acp_repro.training.run_folder import TrainingError
+from acp_repro.training.task import Trained
 from analysis import drawing
 from analysis.report.gather import gather
 from analysis.style import provenance
