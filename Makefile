@@ -81,7 +81,7 @@ plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h10
 # All rules of the chain are generated, from the suite's file and the registry of its paper: a target for
 # each run's weights, each record, each figure and table, and the lists ITEMS, USUAL_ITEMS and so on.
 RULES := .make/$(subst /,+,$(SUITE)).mk
-STATIC := help setup test test-all test-gpu check notebooks train plan clean reproduction REPRODUCTION.md
+STATIC := help setup test test-all test-gpu check notebooks train plan clean
 CHAIN := $(filter-out $(STATIC),$(MAKECMDGOALS))
 ifneq (,$(CHAIN)$(filter help train plan clean,$(or $(MAKECMDGOALS),help)))
 ifneq (1,$(words $(SUITE)))
@@ -101,7 +101,8 @@ endif
 .DEFAULT:
 	@echo "error: nothing is called $@; suite $(SUITE) has $(ITEMS), and make help lists the rest" >&2; exit 2
 
-PACKAGE_FILES := $(wildcard acp_repro/chain/*.py acp_repro/papers/*/*.py analysis/*.py analysis/*/*.py)
+# What the rules are made from, and what they name as prerequisites of figures: whatever imports may lead to.
+PACKAGE_FILES := $(wildcard acp_repro/*/*.py acp_repro/*/*/*.py acp_repro/*/*/*/*.py analysis/*.py analysis/*/*.py)
 $(RULES): $(SUITE_FILE) $(PACKAGE_FILES) | $(INSTALLED)
 	@mkdir -p .make
 	@$(DO) acp_repro.chain.rules $(SUITE) > $@.new && mv $@.new $@
@@ -118,10 +119,10 @@ report: $(FIGURES)/report.html ## one page with every figure, table and claim, c
 	$(if $(drawn_report),@:,@echo "report: $(abspath $<)")
 all: report ## everything: train, measure, figures, tables, report
 
-# Of every suite and paper at once, from records alone.
+# Of every suite and paper at once, from the records that lie there: by names that no rule makes anew (`./`).
 reproduction: REPRODUCTION.md ## one page with a verdict on every claim, from all published records
 	@echo "page: $(abspath $<)"
-REPRODUCTION.md: $(PACKAGE_FILES) $(wildcard analysis/*/*.csv experiments/*.yaml results/*/*/*.csv*) | $(INSTALLED)
+REPRODUCTION.md: $(wildcard experiments/*.yaml results/./*/*/*.csv*) | $(INSTALLED)
 	@$(DO) analysis.reproduction > /dev/null
 
 clean: ## delete what SUITE made: runs, results and figures

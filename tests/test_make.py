@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from acp_repro.chain import state
+from acp_repro.chain.rules import can_be_drawn, is_usual
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.acp.paper import PAPER
 
@@ -103,6 +105,81 @@ def test_an_edit_redoes_its_own_runs_whether_make_ran_before_or_not(clone):
         assert chain(would_do("figure2", "SUITE=h100")) == [again, again]  # until it is done
         shutil.rmtree(".make")  # now as if the edit had come before the first make
         edit("h100", "num_hidden_layers: 13", "num_hidden_layers: 12")
+
+
+def modules(names):
+    return {f"acp.{name}" for name in names.split()}
+
+
+# Of suite h100, by what module draws or writes them.
+PAGES = {"report", "reproduction"}
+GRID = modules("figure1 figure2 figure3 figure4 figure5 figure6 figure8 figure10 table4 figureA2")
+EVERY = GRID | modules("figure7 table2 figureA1 figureA3 figureA5") | PAGES
+DEPENDS = {
+    # What all figures are made with: how they look, and what says of which runs they are.
+    "analysis/style.py": EVERY,
+    "analysis/acp/paper_values.csv": EVERY,
+    "acp_repro/common/files.py": EVERY,
+    "acp_repro/chain/suite.py": EVERY,
+    "acp_repro/papers/acp/paper.py": EVERY,
+    "acp_repro/papers/acp/settings.py": EVERY,
+    "acp_repro/data/config.py": EVERY,
+    "experiments/h100.yaml": EVERY,
+    # One figure, or a part that some share.
+    "analysis/acp/figure2.py": {"acp.figure2", "report"},
+    "analysis/acp/head_kinds.py": modules("figure4 figure5") | {"report"},
+    "acp_repro/papers/acp/grid.py": GRID | PAGES,
+    # What judges claims.
+    "acp_repro/papers/acp/claims.py": PAGES,
+    "acp_repro/papers/acp/text_claims.py": PAGES,
+    "analysis/acp/criteria.py": PAGES,
+    "analysis/acp/text_criteria.py": {"reproduction"},
+    "acp_repro/papers/retention/claims.py": {"reproduction"},
+    "experiments/lap-h200.yaml": {"reproduction"},
+    # The pages themselves.
+    "analysis/report/page.py": {"report"},
+    "analysis/report/report.css": PAGES,  # REPRODUCTION.md takes modules beside it
+    "analysis/reproduction/page.py": {"reproduction"},
+    # Records: of a figure, and of none that `make all` draws, which the pages show nevertheless.
+    "results/h100/pro-125m-16k-acp/block_size.csv": modules("figureA2") | PAGES,
+    "results/h100/pro-125m-16k-acp/needle.csv.gz": PAGES,
+    "results/h100/benchmark/kernel_time.csv": PAGES,
+    "figures/h100/figure_kernel.md": {"report"},
+    # What trains and measures.
+    "acp_repro/attention/triton/forward.py": set(),
+    "acp_repro/attention/op.py": set(),
+    "acp_repro/model/fox.py": set(),
+    "acp_repro/training/loop.py": set(),
+    "acp_repro/papers/acp/measure/loss.py": set(),
+}
+
+
+@pytest.mark.parametrize("clone", [0], indirect=True)
+def test_an_edit_redraws_all_that_depends_on_it_and_no_more(clone):
+    suite = load_suite("h100")
+    for quantity in (quantity for quantity in PAPER.quantities if quantity.command):
+        quantity.path("h100").parent.mkdir(exist_ok=True)
+        quantity.path("h100").touch()
+        os.utime(quantity.path("h100"), (1.7e9, 1.7e9))
+    usual = [item.path("h100") for item in PAPER.items if can_be_drawn(suite, item) and is_usual(suite, item)]
+    kernel = Path("figures/h100/figure_kernel.md")  # drawn by its own name alone
+    for path in (kernel, *usual, Path("figures/h100/report.html"), Path("REPRODUCTION.md")):
+        path.touch()
+
+    def redrawn():
+        # A touch changes no import, so the rules need not be made again each time.
+        output = would_do("report", "reproduction", "SUITE=h100", "-o", ".make/h100.mk")
+        assert chain(output) == [set(), set()]
+        return set(re.findall(r"-m analysis\.(\S+)", output))
+
+    would_do("report", "SUITE=h100")  # makes the rules
+    assert redrawn() == set()
+    for name, depends in DEPENDS.items():
+        then = Path(name).stat().st_mtime_ns
+        os.utime(name)
+        assert redrawn() == depends, name
+        os.utime(name, ns=(then, then))
+    assert redrawn() == set()
 
 
 def test_the_page_of_claims_follows_the_records(clone):

@@ -26,6 +26,13 @@ def paper_names() -> list[str]:
     return list(dict.fromkeys([*ours, *others]))
 
 
+def paper_module(name: str) -> str:
+    """The module that defines a paper."""
+    for point in importlib.metadata.entry_points(group=PAPERS, name=name):
+        return point.module
+    return f"{PAPERS}.{name}.paper"
+
+
 def find_paper(name: str) -> Paper:
     """The paper called ``name``.
 
@@ -36,4 +43,4 @@ def find_paper(name: str) -> Paper:
         raise UnknownName.among(f"no paper {name!r}", name, paper_names())
     for point in importlib.metadata.entry_points(group=PAPERS, name=name):
         return point.load()
-    return importlib.import_module(f"{PAPERS}.{name}.paper").PAPER
+    return importlib.import_module(paper_module(name)).PAPER

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,10 +18,12 @@ from pathlib import Path
 from . import state
 from .command import command, run_command
 from .paper import FIGURES, NO_RUN, Item, Paper, Quantity, Suite
-from .registry import find_paper, paper_names
+from .registry import find_paper, paper_module, paper_names
 from .run import Run
+from .suite import load_suite
 
 REPORT_MODULE = "analysis.report"
+REPRODUCTION_MODULE = "analysis.reproduction"
 
 
 def make_rules(suite: Suite) -> str:
@@ -43,10 +46,7 @@ def make_rules(suite: Suite) -> str:
     lines += [f".PRECIOUS: {_paths(_path(suite, *pair) for pair in pairs)}"]
     for item in paper.items:
         lines += _item(suite, item) if item in drawn else _cannot(suite, item)
-    report = FIGURES / suite.name / "report.html"
-    needs = [*(item.path(suite.name) for item in usual), *sources(REPORT_MODULE), *_criteria(paper)]
-    lines += _rule(report, needs, [f"@$(eval drawn_report := 1)$(DO) {REPORT_MODULE} --suite {suite.option}"])
-    return "\n".join(lines)
+    return "\n".join([*lines, *_report(suite, usual), *_reproduction()])
 
 
 def can_be_drawn(suite: Suite, item: Item) -> bool:
@@ -122,14 +122,14 @@ def _record(suite: Suite, run: Run | None, quantity: Quantity) -> list[str]:
 def _item(suite: Suite, item: Item) -> list[str]:
     module, output = suite.paper.module_of(item), item.path(suite.name)
     records = [_path(suite, run, quantity) for run, quantity in records_of(suite, [item])]
-    settings = [] if records else [suite.path]
+    made_of = [*sources(module), *_registry(suite.paper), suite.path]
     quiet = " > /dev/null" if item.is_table else ""
     recipe = f"@$(eval drawn_{item.name} := 1)$(DO) {module} --suite {suite.option}{quiet}"
     show = (
         f"@cat {output}" if item.is_table else f'$(if $(drawn_{item.name}),@:,@echo "figure: $(abspath $<)")'
     )
     return [
-        *_rule(output, [*sources(module), *settings, *records], [recipe]),
+        *_rule(output, [*made_of, *records], [recipe]),
         f".PHONY: {' '.join((item.name, *item.aliases))}",
         f"{' '.join((item.name, *item.aliases))}: {output}",
         f"\t{show}",
@@ -154,26 +154,48 @@ def _names(items: Iterable[Item]) -> str:
     return " ".join(item.name for item in items)
 
 
-def _criteria(paper: Paper) -> list[Path]:
-    return sources(f"{paper.analysis}.criteria")
+def _report(suite: Suite, usual: list[Item]) -> list[str]:
+    """Makes what is usual and shows whatever lies there: that by names that no rule makes (``./``)."""
+    there = [f"$(wildcard figures/./{suite.name}/*.{kind})" for kind in ("png", "md")]
+    there.append(f"$(wildcard results/./{suite.name}/*/*.csv*)")
+    made_of = [*sources(REPORT_MODULE), *_judges(suite.paper), suite.path]
+    needs = [*(item.path(suite.name) for item in usual), *made_of]
+    target = f"{FIGURES / suite.name / 'report.html'}: {' '.join(there)}"
+    recipe = f"@$(eval drawn_report := 1)$(DO) {REPORT_MODULE} --suite {suite.option}"
+    return [target, *_rule(FIGURES / suite.name / "report.html", needs, [recipe])]
+
+
+def _reproduction() -> list[str]:
+    """The Makefile knows its recipe, and that it is made of every suite and record."""
+    judges = [path for name in paper_names() for path in _judges(find_paper(name), "text_criteria")]
+    return [f"REPRODUCTION.md: {_paths([*sources(REPRODUCTION_MODULE), *judges])}"]
+
+
+def _registry(paper: Paper, *, claims: bool = False) -> list[Path]:
+    """What says of which runs and records a paper's items are drawn.
+
+    Its modules of claims, whose names end so, are for those alone who judge them.
+    """
+    files = sources(paper_module(paper.name))
+    return [path for path in files if claims or not path.stem.endswith("claims")]
+
+
+def _judges(paper: Paper, *more: str) -> list[Path]:
+    """What a paper claims, and what judges that and describes its models."""
+    names = ("criteria", "models", *more)
+    return [*_registry(paper, claims=True), *(p for n in names for p in sources(f"{paper.analysis}.{n}"))]
 
 
 def sources(module: str) -> list[Path]:
-    """The files under the working folder that a module is made of: its own, those it imports of its
-    top-level package, and the tables and templates beside them."""
-    top = module.split(".")[0]
+    """The files under the working folder that a module is made of: its own, those that it imports, and the
+    tables and templates beside them; none of a module that does not exist."""
     found: dict[str, Path] = {}
-    waiting = [module]
+    waiting = [module, f"{module}.__main__"]  # a package that is run
     while waiting:
         name = waiting.pop()
-        spec = importlib.util.find_spec(name) if name not in found else None
-        if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-            continue
-        found[name] = Path(spec.origin)
-        package = name if spec.submodule_search_locations else name.rpartition(".")[0]
-        waiting += [n for n in _imported(Path(spec.origin), package) if n.split(".")[0] == top]
-        if spec.submodule_search_locations and name == module:  # a package that is run
-            waiting.append(f"{name}.__main__")
+        if name not in found and (there := _module(name)):
+            found[name], imported = there
+            waiting += (n for n in imported if n.partition(".")[0] in {*_OURS, module.partition(".")[0]})
     data = {
         file for path in found.values() for file in path.parent.iterdir() if file.suffix in _DATA_SUFFIXES
     }
@@ -182,11 +204,21 @@ def sources(module: str) -> list[Path]:
     return sorted(p.relative_to(here) for p in paths if p.is_relative_to(here))
 
 
+_OURS = ("acp_repro", "analysis")
 _DATA_SUFFIXES = {".csv", ".css", ".j2"}
 
 
-def _imported(path: Path, package: str) -> list[str]:
-    names = []
+@functools.cache
+def _module(name: str) -> tuple[Path, tuple[str, ...]] | None:
+    """The file of a module, and all that it may import, wherever in it; None if there is no such module."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    path, names = Path(spec.origin), []
+    package = name if spec.submodule_search_locations else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
@@ -194,21 +226,12 @@ def _imported(path: Path, package: str) -> list[str]:
             base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             stem = ".".join([*base, *([node.module] if node.module else [])])
             names += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
-    return [name for name in names if _exists(name)]
-
-
-def _exists(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, AttributeError, ValueError):
-        return False
+    return path, tuple(names)
 
 
 def items_in_words(suite_name: str) -> str:
     """Every item with its title, a line each: of the suite's paper, or of all where nothing can read it."""
     try:
-        from .suite import load_suite
-
         papers = [load_suite(suite_name).paper]
     except ImportError:  # nothing is installed yet
         papers = [find_paper(name) for name in paper_names()]
@@ -228,8 +251,6 @@ def main(arguments: list[str] | None = None) -> None:
     if options.items:
         print(items_in_words(options.suite))
         return
-    from .suite import load_suite
-
     suite = load_suite(options.suite)
     state.write_stamps(suite)
     print(make_rules(suite))

@@ -3,7 +3,7 @@
 Weights are up to date if their folder says that they are of the run's settings (``training.run_folder``).
 A record is up to date if it is not older than the stamps of its settings and than the weights, if it is of
 any. A stamp is a small file, ``.make/SUITE/RUN.json`` or ``.make/SUITE/measure.json``, that is written anew
-only when its settings change: so adding a run to the grid, or a comment, does nothing again.
+only when its settings change: so adding a run to the grid, or a comment, trains and measures nothing again.
 """
 
 from __future__ import annotations

@@ -140,7 +140,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m acp_repro.papers.retention.simulations", description=__doc__.split("\n\n")[0]
     )
-    parser.add_argument("--suite", default="retention", help="a name in experiments/ or a YAML file (default: retention)")
+    parser.add_argument(
+        "--suite", default="retention", help="a name in experiments/ or a YAML file (default: retention)"
+    )
     suite = load_suite(parser.parse_args(arguments).suite)
     for name, simulate in SIMULATIONS.items():
         path = write_suite_records(
