@@ -176,7 +176,7 @@ def test_random_calls():
     hunt("random_calls", draw_call, check_call, seconds=90)
 
 
-@pytest.mark.parametrize("seed", [0, 19])
+@pytest.mark.parametrize("seed", [12, 13])
 @pytest.mark.parametrize("way", [*LIGHT_WAYS[1:], compiled], ids=lambda way: way.__name__)
 def test_every_way(way, seed):
     check_call(draw_call(seed, around=[]), way)
@@ -188,18 +188,17 @@ def test_every_way(way, seed):
         {"gates": "closed"},
         {"gates": "open", "norm": "0", "threshold": "number"},
         {"gates": "at the floor", "threshold": "auto"},
-        {"gates": "steep", "length": 513},
-        {"gates": "global", "norm": "300", "family": 3},
-        {"gates": "global", "norm": "300", "family": 6},
-        {"gates": "global", "norm": "one key above all", "threshold": None, "family": 6},
-        {"dout": "pooled", "family": 0},
-        {"dout": "summed", "family": 2, "around": ["poison", "stream"]},
+        {"gates": "steep"},
+        {"gates": "global", "norm": "300"},
+        {"gates": "global", "norm": "one key above all", "threshold": None},
+        {"dout": "pooled"},
+        {"dout": "summed", "around": ["poison", "stream"]},
     ],
     ids=str,
 )
 def test_extremes(fixed):
-    for seed in (1, 2):
-        check_call(draw_call(seed, **fixed), plainly)
+    for family, length in ((0, 256), (3, 257), (6, 196)):
+        check_call(draw_call(SEED + 4, family=family, length=length, packed=False, **fixed), plainly)
 
 
 def test_one_compiled_function_for_many_lengths():

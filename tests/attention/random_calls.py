@@ -213,7 +213,8 @@ def draw_call(seed: int, **fixed) -> Call:
     if lengths not in LENGTHS:
         seqlen_q = 1 if lengths == "one query" else rng.randrange(3, seqlen_k, 2)
     batch, kv_heads = rng.choice([1, 2, 3]), rng.choice([1, 2, 2, 7 if seqlen_k < 200 else 3])
-    heads, packed = group * kv_heads, rng.random() < 0.4 and not padded and seqlen_q == seqlen_k
+    heads, packed = group * kv_heads, pick("packed", [True, True, False, False, False])
+    packed = packed and not padded and seqlen_q == seqlen_k
     batch = 1 if packed else batch
     norm, dout_of = pick("norm", NORMS), pick("dout", ["all", "all", "all", "pooled", "summed"])
     norm = "1" if packed else norm  # scores of documents may not differ by 4,900
