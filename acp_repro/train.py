@@ -1,6 +1,7 @@
 """Trains the runs of a suite: ``python -m acp_repro.train --suite cpu [--run NAME]``.
 
-Stopped at any time, the same command goes on from the last checkpoint; what is done is not done again.
+Ctrl-C or SIGTERM saves a checkpoint after the step under way, from which the same command goes on; a second
+Ctrl-C stops at once. What is done is not done again.
 On several GPUs of one machine: ``--nproc N``; on several machines: ``torchrun ... -m -- acp_repro.train
 --suite S --run NAME`` (without ``--`` torchrun takes ``--run`` for an option of its own). On a CPU each run
 takes one core, and several runs go side by side; on GPUs ``--jobs N`` does that, one run a GPU or several.
@@ -22,7 +23,7 @@ from .chain.suite import load_suite
 from .common.errors import UsageError
 
 
-@command("the same command goes on from the last checkpoint")
+@command("the same command goes on from the newest checkpoint, if there is one")
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     suite = load_suite(options.suite)
@@ -86,6 +87,7 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
     from .common.errors import UserError
     from .training.distributed import process_group, rank
     from .training.loop import train
+    from .training.stopping import Stopped
 
     with process_group(options.device) as device:
         try:
@@ -102,6 +104,10 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
             if rank() == 0:
                 print(f"error: {error}", file=sys.stderr)
             return error.exit_code
+        except Stopped as stop:  # and this
+            if rank() == 0:
+                print(f"\nstopped; {stop}", file=sys.stderr)
+            return 130
     return 0
 
 

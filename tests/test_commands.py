@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,10 +22,11 @@ from acp_repro import (
 )
 from acp_repro.chain import state
 from acp_repro.chain.command import command
+from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
 from acp_repro.common.errors import UserError
 from acp_repro.training.run_folder import lock
-from tests.suites import YAML, write_suite
+from tests.suites import YAML, train_run, write_suite
 
 ROOT = Path(__file__).parent.parent
 RUN, EXACT = "pro-tiny-128-acp", "pro-tiny-128-exact"
@@ -271,6 +273,65 @@ def test_what_trains_side_by_side_ends_with_its_command(work):
     parent.kill()
     parent.communicate(timeout=60)
     wait_until(lambda: not any(map(is_locked, folders)), 30)
+
+
+LONG = YAML.replace("tokens: 1536", "tokens: 1536000").replace("seconds: 0", "seconds: 999")
+
+
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [
+        ("--run RUN", signal.SIGINT),
+        ("--run RUN", signal.SIGTERM),
+        ("--jobs 2", signal.SIGINT),
+        ("--jobs 2", signal.SIGTERM),
+        ("--run RUN --nproc 2", signal.SIGINT),
+    ],
+)
+def test_a_signal_saves_a_checkpoint_and_says_so(work, capsys, how, number):
+    write_suite(work, LONG, name="signals")
+    shutil.rmtree(work / "runs/signals", ignore_errors=True)
+    options = how.replace("RUN", RUN).split()
+    process = start("acp_repro.train", "--suite", "signals", "--device", "cpu", *options)
+    runs = [run for run in load_suite("signals").runs if run.name == RUN or "--jobs" in how]
+    logs = [run.folder / "metrics.jsonl" for run in runs]
+    wait_until(lambda: all(log.is_file() and log.read_text().count("\n") > 2 for log in logs), 120)
+    process.send_signal(number)
+    output, error = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in error, error
+    assert "stopped; " in error and "the same command goes on from" in error
+    for run in runs:
+        (saved,) = (run.folder / "checkpoints").iterdir()
+        step = int(saved.name.removeprefix("step-"))
+        assert f"saved step {step} of 6000 in {saved}" in output + error
+        train_run(run, stop_after=step + 1)
+        assert f"going on from step {step}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", [("--run", RUN), ("--jobs", "2")], ids=" ".join)
+def test_a_second_ctrl_c_stops_at_once(work, how):
+    write_suite(work, LONG, name="signals")
+    shutil.rmtree(work / "runs/signals", ignore_errors=True)
+    (work / "stuck.py").write_text(
+        "import sys, time\n"
+        "from acp_repro import train\n"
+        "from acp_repro.training import trainer\n"
+        "trainer.save_checkpoint = lambda *_: time.sleep(600)\n"
+        "if __name__ == '__main__':\n"
+        "    sys.exit(train.main())\n"
+    )
+    process = start("stuck", "--suite", "signals", "--device", "cpu", *how)
+    log = work / "runs/signals" / RUN / "metrics.jsonl"
+    wait_until(lambda: log.is_file() and log.read_text().count("\n") > 2, 120)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=10)
+    assert process.returncode == 130 and "Traceback" not in error
+    assert "Ctrl-C again stops at once" in error
+    assert "stopped; the same command goes on from the newest checkpoint, if there is one" in error
+    assert not list(work.glob("runs/signals/*/checkpoints/step-*"))
 
 
 def is_locked(folder):

@@ -39,7 +39,7 @@ def command(resume: str = "") -> Callable[[Main], Main]:
     Ctrl-C says ``stopped`` and gives 130.
 
     Args:
-        resume: what the same command does next time, said after Ctrl-C.
+        resume: what the same command does next time, said after Ctrl-C; an interrupt's own words come first.
     """
 
     def decorate(main: Main) -> Main:
@@ -54,8 +54,8 @@ def command(resume: str = "") -> Callable[[Main], Main]:
                 if extra is None:
                     raise
                 return fail(f"{error}; `pip install 'acp_repro[{extra}]'` brings it", 2)
-            except KeyboardInterrupt:
-                print(f"\nstopped{'; ' + resume if resume else ''}", file=sys.stderr)
+            except KeyboardInterrupt as interrupt:
+                print("; ".join(filter(None, ["\nstopped", str(interrupt) or resume])), file=sys.stderr)
                 return 130
             except BrokenPipeError:  # `| head` has seen enough
                 return _close_pipe()

@@ -99,7 +99,7 @@ def launch_ranks(ranks: int, module: str, arguments: list[str]) -> int:
         0, or 1 where one of them failed; what is wrong rank 0 has said.
 
     Raises:
-        KeyboardInterrupt: a signal ended them.
+        KeyboardInterrupt: a signal ended them; rank 0 has said what was saved.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -168,6 +168,15 @@ def mean_over_ranks(value: Tensor) -> Tensor:
     value = value.clone()
     dist.all_reduce(value)  # a sum: gloo knows no mean
     return value / world_size()
+
+
+def any_rank(*flags: bool) -> list[bool]:
+    """Of each flag whether it is set on any rank, on every rank. All ranks must call."""
+    if world_size() == 1:
+        return list(flags)
+    values = torch.tensor(flags, dtype=torch.int32)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values.bool().tolist()
 
 
 def on_rank_zero(action: Callable[[], T]) -> T:

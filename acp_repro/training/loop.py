@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from ..chain.paper import Paper
 from ..chain.run import Run
 from .checkpoint import load_checkpoint
-from .distributed import check_ranks, on_rank_zero, parallelize, rank, world_size
+from .distributed import any_rank, check_ranks, on_rank_zero, parallelize, rank, world_size
 from .optimizer import make_optimizer
 from .run_folder import (
     TrainingError,
@@ -42,6 +42,7 @@ from .run_folder import (
     write_done,
 )
 from .step import compile_blocks
+from .stopping import GOES_ON, Stopped, StopSignals
 from .trainer import Trainer
 
 
@@ -74,6 +75,7 @@ def train(
         Locked: another process trains the same run.
         DistributedError: the ranks cannot share a step equally.
         CheckpointError: a checkpoint could not be written, or none is intact.
+        Stopped: Ctrl-C or SIGTERM came in training; it goes on from a checkpoint that was saved then.
     """
     folder = run.folder
     if rank():
@@ -115,7 +117,9 @@ def train(
             report(f"{run.name}: going on from step {first_step}")
         looks = watch_every or max(1, min(100, task.steps // 25))
         trainer = Trainer(task, model, wrapped, optimizer, device, looks, position)
-        if trainer.run_from(first_step, stop_after, tensorboard):
+        signals = stack.enter_context(StopSignals(speak=rank() == 0))
+        done = trainer.run_from(first_step, stop_after, tensorboard, signals)
+        if done:
             weights = _full_weights(model)
 
             def finish() -> None:
@@ -129,6 +133,8 @@ def train(
 
             on_rank_zero(finish)
             on_rank_zero(lambda: shutil.rmtree(checkpoints, ignore_errors=True))
+        if any(any_rank(signals.asked is not None)):  # in the last step, or since
+            raise Stopped(f"{run.name} is {'done' if done else 'saved'}; {GOES_ON}")
     return folder
 
 

@@ -6,11 +6,14 @@ other of them, and share one where there are more runs than GPUs: a small model 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 import threading
+import time
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 
 import torch
@@ -21,6 +24,7 @@ from ..chain.run import Run
 from ..chain.suite import load_suite
 from ..common.errors import UserError
 from .loop import train
+from .stopping import GOES_ON, Stopped, say_that_it_stops
 
 
 def train_side_by_side(
@@ -41,7 +45,8 @@ def train_side_by_side(
         jobs: default: one a core, or one a GPU.
 
     Raises:
-        UserError: the first error of any run, once those under way have stopped at a checkpoint or ended.
+        UserError: the first error of any run, once the others under way have saved a checkpoint or ended.
+        Stopped: Ctrl-C or SIGTERM, once those under way have; each has said what it saved.
     """
     on_cpu = devices[0].type == "cpu"
     jobs = min(jobs or (usable_cores() if on_cpu else len(devices)), len(runs))
@@ -56,18 +61,41 @@ def train_side_by_side(
     for line in range(jobs):
         places.put((line, str(devices[line % len(devices)])))
     pool = ProcessPoolExecutor(jobs, context, _begin, (places, lock))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         tasks = [pool.submit(_train, str(suite.path), run.name, watch_every, tensorboard) for run in runs]
         done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
         for task in done:
             task.result()
+    except KeyboardInterrupt:
+        say_that_it_stops()
+        if _end(list(pool._processes.values())):
+            raise Stopped(GOES_ON) from None
+        raise
     except BaseException:
-        for process in pool._processes.values():  # those under way go on from their last checkpoint
-            process.terminate()
+        _end(list(pool._processes.values()))
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _end(processes: list) -> bool:
+    """Waits until each has saved a checkpoint, if it trains, and ended; whether one has saved some.
+
+    Ctrl-C in the meantime ends all at once.
+    """
+    try:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+    except KeyboardInterrupt:
+        for process in processes:
+            process.kill()
+        raise
+    return any(process.exitcode == _SAVED for process in processes)
 
 
 def usable_cores() -> int:
@@ -75,6 +103,8 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_SAVED = 130  # the exit code of a process that stopped with a checkpoint
+_SECONDS_TO_SAVE = 60
 _line, _device = 0, torch.device("cpu")
 
 
@@ -94,6 +124,8 @@ def _end_with_parent() -> None:
     """Ends this process when its parent is gone, killed or not: nobody would collect what it trains."""
     multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_SECONDS_TO_SAVE)
+    os._exit(1)
 
 
 def _train(suite_file: str, run_name: str, watch_every: int | None, tensorboard: bool) -> None:
@@ -109,5 +141,10 @@ def _train(suite_file: str, run_name: str, watch_every: int | None, tensorboard:
             tensorboard=tensorboard,
             position=_line,
         )
+    except Stopped as stop:
+        with contextlib.suppress(OSError):  # whoever would read it may be gone
+            tqdm.write(f"{run_name}: {stop}")
+            sys.stdout.flush()
+        os._exit(_SAVED)  # or the pool would give this process the next run
     except UserError as error:  # whatever it holds, only its words must travel
         raise UserError(str(error)) from None

@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .checkpoint import latest_checkpoint, save_checkpoint
-from .distributed import gather, on_rank_zero, rank, world_size
+from .distributed import any_rank, gather, on_rank_zero, rank, world_size
 from .optimizer import set_learning_rate
 from .prefetch import Prefetcher
 from .run_folder import TrainingError
 from .step import train_step
+from .stopping import GOES_ON, Stopped, StopSignals
 from .task import Task
 from .watch import RunLog, eager, first_non_finite
 
@@ -49,8 +51,12 @@ class Trainer:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)  # of runs before this one
 
-    def run_from(self, first: int, stop_after: int | None, tensorboard: bool) -> bool:
-        """Steps from ``first`` to the end; False if ``stop_after`` came first."""
+    def run_from(self, first: int, stop_after: int | None, tensorboard: bool, signals: StopSignals) -> bool:
+        """Steps from ``first`` to the end; False if ``stop_after`` came first.
+
+        Raises:
+            Stopped: a signal came to one of the ranks; there is a checkpoint of what was done until then.
+        """
         steps = self.task.steps
         last = steps if stop_after is None else min(steps, stop_after)
         self.log: RunLog | None = None
@@ -83,10 +89,13 @@ class Trainer:
             for step in range(first, last):
                 watch = step == first or step % self.watch_every == 0
                 self._step(step, watch)
-                due = time.monotonic() - saved_at >= self.config.checkpoint_every_seconds
-                if step + 1 < last and on_rank_zero(lambda due=due: due):
-                    self._save(step + 1)
+                due = rank() == 0 and time.monotonic() - saved_at >= self.config.checkpoint_every_seconds
+                stop, due = any_rank(signals.asked is not None, due)
+                if step + 1 < last and (stop or due):
+                    path = self._save(step + 1)
                     saved_at = time.monotonic()
+                    if stop:
+                        raise Stopped(f"saved step {step + 1} of {steps} in {path}; {GOES_ON}")
             self._read(0)
             if last < steps:  # the last step's checkpoint is the model itself
                 self._save(last)
@@ -173,10 +182,11 @@ class Trainer:
         self.progress.set_postfix_str(shown, refresh=False)
         self.progress.update(self.task.step_tokens)
 
-    def _save(self, steps_done: int) -> None:
+    def _save(self, steps_done: int) -> Path:
         self._read(0)
-        save_checkpoint(self.run.folder / "checkpoints", steps_done, self.model, self.optimizer)
+        path = save_checkpoint(self.run.folder / "checkpoints", steps_done, self.model, self.optimizer)
         self._restart_clock()
+        return path
 
     def _restart_clock(self) -> None:
         """What is not training counts for no step's time."""

@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM: a run in training ends behind its step, with a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+GOES_ON = "the same command goes on from there"
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the run to stop, and what it goes on from is saved; the message says what."""
+
+
+class StopSignals:
+    """A context in which a signal to stop is noted; whoever trains looks at ``asked`` after each step.
+
+    A second Ctrl-C, or any signal after a first Ctrl-C, stops at once. SIGTERM may come twice, from a
+    launcher and its kin. Signals that the process ignores, as a shell's background jobs ignore Ctrl-C, stay
+    ignored. Outside of the main thread, which alone gets signals, nothing is noted.
+
+    Args:
+        speak: tell whoever pressed Ctrl-C what happens now.
+    """
+
+    def __init__(self, speak: bool):
+        self.asked: signal.Signals | None = None
+        self._speak, self._before = speak, {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _) -> None:
+        if self.asked is not None and signal.SIGINT in (number, self.asked):
+            raise KeyboardInterrupt
+        if self._speak and number == signal.SIGINT and self.asked is None:
+            say_that_it_stops()
+        self.asked = signal.Signals(number)
+
+
+def say_that_it_stops() -> None:
+    # Not print: a signal may come while the same stream is being written to.
+    os.write(2, b"\nstopping: a checkpoint is saved after this step; Ctrl-C again stops at once\n")
