@@ -14,6 +14,8 @@ from .common import files
 from .common.errors import UsageError
 
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
+DEFAULT_TOKENS = 32_768
+BATCH_TOKENS = 8192
 
 
 @command()
@@ -38,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         model = load_pretrained(checkpoint.folder, device=device)
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
-    batches = tqdm(input_ids.split(max(1, 8192 // length)), unit="batch", leave=False, disable=None)
+    batches = tqdm(input_ids.split(max(1, BATCH_TOKENS // length)), unit="batch", leave=False, disable=None)
     heads = inspect_heads(
         model,
         (batch.to(device) for batch in batches),
@@ -78,7 +80,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--tokens",
         type=positive,
         metavar="N",
-        default=32_768,
+        default=DEFAULT_TOKENS,
         help="look at no more than this many tokens (default: %(default)s)",
     )
     add(

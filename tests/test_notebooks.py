@@ -3,6 +3,7 @@
 import base64
 import difflib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from acp_repro import inspect as inspect_command
 from acp_repro import train as train_command
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from tests.suites import YAML, write_suite
@@ -166,6 +168,42 @@ def small_model(project: Path) -> None:
     )
     save_pretrained(FoXForCausalLM(config), project / "pretrained" / "some" / "model")
     (project / "runs" / "cpu").mkdir(parents=True)
+
+
+def test_heads_are_those_of_inspect(project, capsys):
+    """The model's own length, and as much text: at a quarter of the length other heads are local."""
+    small_model(project)
+    path = project / "notebooks" / f"{HEADS}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    last = next(i for i, cell in enumerate(notebook.cells) if cell.id == "04-06")
+    notebook.cells = notebook.cells[: last + 1]
+    nbformat.write(notebook, path)
+    shown = text(execute(project, HEADS)["04-06"])
+    assert inspect_command.main([str(project / "pretrained/some/model")]) == 0
+    said = capsys.readouterr().out
+    sequences, length, pruned, allowed = re.match(
+        r"(\d+) sequences of ([\d,]+) tokens; ([\d.]+%) .* allows ([\d.]+%)", shown
+    ).groups()
+    tokens = int(sequences) * int(length.replace(",", ""))
+    assert f"{tokens:,} tokens in sequences of {length}," in said
+    assert f"pruned  {pruned} of all blocks (the grid allows {allowed})" in said
+
+
+def test_memory_does_not_grow_with_the_square_of_the_length(project):
+    """Whole matrices of 16k tokens took 23 GB."""
+    small_model(project)
+    path = project / "notebooks" / f"{HEADS}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    cell = next(cell for cell in notebook.cells if cell.id == "04-06")
+    cell.source, count = re.subn(r"^length = .*$", "length = 16_384", cell.source, flags=re.M)
+    assert count == 1
+    peak = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # kB"
+    notebook.cells.append(nbformat.v4.new_code_cell(peak, id="04-peak"))
+    nbformat.write(notebook, path)
+    cells = execute(project, HEADS)
+    assert "2 sequences of 16,384 tokens" in text(cells["04-06"])
+    assert kinds(cells["04-10"]).count("image/png") == kinds(cells[CHOOSE]).count("image/png") == 1
+    assert int(text(cells["04-peak"])) < 2_000_000
 
 
 def test_jupyter_execute_ends_with_the_picture_although_no_front_end_answers(project):
