@@ -20,7 +20,7 @@ from triton.errors import TritonError
 from acp_repro.attention import why
 from acp_repro.attention.triton import block_sizes, hopper
 
-from .test_triton import DEVICE, boundary_for, check, make_inputs, run
+from .test_triton import DEVICE, boundary_for, check, lone_keys, make_inputs, run
 
 backward = importlib.import_module("acp_repro.attention.triton.backward")
 IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
@@ -149,6 +149,17 @@ def test_every_output_and_gradient(monkeypatch, seqlen, dtype, kind, head_dim):
     assert backward.faster_launch(*inputs[:4], *grid) is None
     for a, b in zip(actual, run(inputs, boundary, seq_start, 0.125, *grid), strict=True):
         torch.testing.assert_close(a, b, atol=2e-2, rtol=2e-2)
+
+
+@needs_hopper
+@pytest.mark.gpu
+@WIDTHS
+def test_a_weight_of_1_is_1_in_both_passes(head_dim):
+    inputs = lone_keys(132, head_dim, torch.float16)
+    assert backward.faster_launch(*inputs[:4], 128, 64) is hopper.launch_backward
+    boundary = torch.zeros(2, 2, 2, dtype=torch.int32, device=DEVICE)
+    out, _, _, dv, *_ = run(inputs, boundary, None, 0.11, 128, 64)
+    assert torch.equal(out, inputs[3]) and torch.equal(dv, inputs[0])
 
 
 @needs_hopper

@@ -197,6 +197,27 @@ def test_a_row_before_its_sequence_gives_nothing():
         assert (dc[b, :, :start] == 0).all()
 
 
+def lone_keys(length, head_dim, dtype):
+    """Inputs (dout, q, k, v, c) with norms about 300, where each query gives its own key all weight.
+
+    Scores are sums of whole numbers, so that no order of summing rounds them.
+    """
+    dout, q, _, v, c = make_inputs(length, length, head_dim, dtype)
+    large = torch.arange(length, device=DEVICE)[:, None] % 8 + 34.0
+    q = torch.where(q > 0, large, -large).to(dtype)
+    return [dout, q, q.clone(), v, c]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_weight_of_1_is_1_in_both_passes(dtype):
+    """Scores near 10,000: the backward pass takes weights from scores and the log of their sum, of which one
+    rounding is a thousandth of a weight."""
+    inputs = lone_keys(70, 64, dtype)
+    boundary = torch.zeros(2, 2, 2, dtype=torch.int32, device=DEVICE)
+    out, _, _, dv, *_ = run(inputs, boundary, None, 0.11, 64, 64)  # five of the eight scores would change
+    assert torch.equal(out, inputs[3]) and torch.equal(dv, inputs[0])
+
+
 def layouts(x):
     """The same values in other strides."""
     batch, heads, length, head_dim = x.shape
