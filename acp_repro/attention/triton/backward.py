@@ -1,6 +1,6 @@
 """The backward kernels: a query side (dQ, row sums of dS) and a key side (dK, dV, column sums).
 
-    P = exp(S - lse),  dP = dO V^T,  dS = P * (dP - delta),  delta_i = sum_d dO_id O_id
+    P = exp(S - log sum exp S),  dP = dO V^T,  dS = P * (dP - delta),  delta_i = sum_d dO_id O_id
     dQ = sm_scale dS K,  dK = sm_scale dS^T Q,  dV = P^T dO,  dc_i = sum_j dS_ij - sum_j dS_ji
 
 Each side computes the scores again. That costs two products more than one fused kernel, and buys

@@ -12,7 +12,6 @@ from .launch import launch
 from .tiles import (
     COUNTS,
     GROUP,
-    LN2,
     LOG2E,
     Tile,
     addressable,
@@ -229,7 +228,7 @@ def _forward_kernel(
     acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     store_rows(out, acc, row, o_t, seqlen_q, ROWS, D, BLOCK_D)
     i = row + tl.arange(0, ROWS)
-    tl.store(lse + bh * seqlen_q + i, (m_i + tl.math.log2(l_i)) * LN2, mask=inside)
+    tl.store(lse + bh * seqlen_q + i, m_i + tl.math.log2(l_i), mask=inside)
 
 
 def forward(
@@ -256,8 +255,9 @@ def forward(
         block_q, block_k: the pruning grid, multiples of 16.
 
     Returns:
-        out like q, and lse (B, H, Tq) float32, the natural log of each row's sum. A row with no key
-        left has out 0 and lse -inf.
+        out like q, and lse (B, H, Tq) float32, the log to base 2 of each row's sum: as the backward pass
+        wants it, and a change of base would round it once each way. A row with no key left has out 0 and
+        lse -inf.
     """
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .differences import load_pair, pack, unpack
-from .tiles import COUNTS, LOG2E, head_of, load_rows, product, share_of_work, store_rows, stream_rows
+from .tiles import COUNTS, head_of, load_rows, product, share_of_work, store_rows, stream_rows
 
 
 @triton.jit
@@ -149,7 +149,7 @@ def query_side_kernel(
     g_tile = load_rows(dout, row, g_t, seqlen_q, ROWS, D, BLOCK_D, True)
     o_tile = load_rows(out, row, o_t, seqlen_q, ROWS, D, BLOCK_D, True)
     delta_i = tl.sum(o_tile.to(tl.float32) * g_tile.to(tl.float32), 1)
-    level_i = tl.load(lse + bh * seqlen_q + i, mask=inside, other=float("inf")) * LOG2E
+    level_i = tl.load(lse + bh * seqlen_q + i, mask=inside, other=float("inf"))
     # A row with no key has lse = -inf; its weights are 0, as those of a row with lse = +inf.
     level_i = tl.where(level_i == float("-inf"), float("inf"), level_i)
     high_i, low_i = load_pair(pairs, position, inside)

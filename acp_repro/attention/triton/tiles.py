@@ -16,9 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-# Scores are kept in units of log 2, because the GPU has an exp2 and no exp.
+# Scores and the logs of their sums are kept in units of log 2, because the GPU has an exp2 and no exp.
 LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
 # Arguments that no address's alignment depends on: one compiled kernel serves all their values.
 COUNTS = ["batch_heads", "heads", "group", "row_tiles", "row_blocks", "key_rows", "chunks", "tile"]
 # Heads whose tiles are launched together (`share_of_work`). On an H100, forward and backward over

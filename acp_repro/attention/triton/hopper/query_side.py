@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..differences import load_pair, pack, unpack
-from ..tiles import COUNTS, LOG2E, share_of_work
+from ..tiles import COUNTS, share_of_work
 from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, rows_of_a_tile, store_tile
 from .query_side_wide import multiply_wide
 
@@ -65,7 +65,7 @@ def _multiply(
     o_tile = gl.load(out + gl.expand_dims(r * o_t, 1) + gl.expand_dims(d, 0), mask=present, other=0.0)
     i = row + gl.arange(0, ROWS, QUERIES)
     inside = i < seqlen
-    level = gl.load(lse + i, mask=inside, other=float("inf")) * LOG2E
+    level = gl.load(lse + i, mask=inside, other=float("inf"))
     # A row with no key has lse = -inf; its weights are 0, as those of a row with lse = +inf.
     level = gl.where(level == float("-inf"), float("inf"), level)
     high_i, low_i = load_pair(pairs, i, inside)

@@ -12,7 +12,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..differences import load_pair, pack, unpack
-from ..tiles import LOG2E
 from .common import numbers_in, rows_of_a_tile, store_tile
 
 
@@ -61,7 +60,7 @@ def multiply_wide(
     o_tile = gl.load(out + gl.expand_dims(r * o_t, 1) + gl.expand_dims(d, 0), mask=present, other=0.0)
     i = row + gl.arange(0, ROWS, QUERIES)
     inside = i < seqlen
-    level = gl.load(lse + i, mask=inside, other=float("inf")) * LOG2E
+    level = gl.load(lse + i, mask=inside, other=float("inf"))
     # A row with no key has lse = -inf; its weights are 0, as those of a row with lse = +inf.
     level = gl.where(level == float("-inf"), float("inf"), level)
     high_i, low_i = load_pair(pairs, i, inside)
