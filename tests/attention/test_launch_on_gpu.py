@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="pip install triton")
 
-from acp_repro.attention import forgetting_attention
+from acp_repro.attention import forgetting_attention, why
 from acp_repro.attention.triton import launch, notes
 
 pytestmark = pytest.mark.gpu
@@ -168,6 +168,26 @@ def test_an_expanded_gradient_and_strange_strides(repeated):
         strange = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]
         for given in [(q, k, v, log_fgate, dout[:, :, :1, :1].expand_as(q)), (*strange, log_fgate, dout)]:
             assert_equal(both(given), by_triton(lambda given=given: both(given)))
+
+
+@pytest.mark.parametrize("time_first", [False, True])
+@pytest.mark.parametrize("over", [(2,), (0, 1, 2, 3), "offset"], ids=["tokens", "all", "offset"])
+def test_any_gradient_takes_the_fastest_kernels_and_is_repeated(repeated, over, time_first):
+    """That of a mean over tokens, of a sum over all, and one that starts anywhere."""
+    for seed in range(3):
+        q, k, v, log_fgate, dout = inputs(seed=seed, time_first=time_first)
+        if over == "offset":
+            given = inputs(seed=seed, time_first=time_first, offset=1)[-1]
+        else:
+            given = dout.mean(over, keepdim=True).expand_as(dout)
+        dense = torch.empty_like(dout).copy_(given)
+        tensors = q, k, v, log_fgate
+        expected = by_triton(lambda tensors=tensors, dense=dense: both((*tensors, dense)))
+        repeated.clear()
+        assert_equal(both((*tensors, given)), expected)
+    assert len(repeated) == 2, launch.why_not_ready()
+    if why(q, k, v, head_first=True) is None:
+        assert any("hopper" in kernel.__module__ for kernel in repeated[1].kernels)
 
 
 @pytest.mark.parametrize("name", ["hopper", "no multiple of 4", "shared keys"])
