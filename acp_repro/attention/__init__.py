@@ -62,7 +62,7 @@ def choose_implementation(device: torch.device) -> str:
 def why(q: Tensor, k: Tensor, v: Tensor, *, head_first: bool = False) -> str | None:
     """Why a call with these does not run on the fastest kernels of this package, in one line; None: it does.
 
-    Those are the forward of any GPU with the backward for Hopper.
+    Those are the forward of any GPU with the backward for Hopper, which takes any gradient.
 
     Args:
         q, k, v, head_first: of :func:`forgetting_attention`.

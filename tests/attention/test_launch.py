@@ -195,6 +195,20 @@ def test_rows_that_the_kernels_cannot_write_are_copied_every_time(launched, monk
 
 
 @needs_interpreter
+@pytest.mark.parametrize("first", [{}, {"transposed": True}], ids=["heads", "time"])
+@pytest.mark.parametrize("over", [(2,), (0, 1, 2, 3)], ids=["tokens", "all"])
+def test_gradients_that_are_expanded_are_repeated_too(launched, monkeypatch, first, over):
+    """Those of a mean over tokens, and of a sum over all."""
+    for seed in range(3):
+        *given, dout = inputs(seed=seed, **first)
+        given.append(dout.mean(over, keepdim=True).expand_as(dout))
+        expected = as_it_stands(monkeypatch, lambda given=given: both(given))
+        count = len(launched)
+        assert_equal(both(given), expected)
+        assert len(launched) - count == (8 if seed > 1 else 0), launch.why_not_ready()
+
+
+@needs_interpreter
 def test_threads_do_not_see_each_others_launches(launched, monkeypatch):
     problems = [inputs(seed=seed) for seed in range(2)]
     expected = as_it_stands(monkeypatch, lambda: [both(given) for given in problems])

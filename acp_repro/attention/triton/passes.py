@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .backward import backward_shares, kept_portable, sum_of_shares
@@ -9,6 +10,7 @@ from .forward import forward
 from .gates import cumulative_log_fgate, log_fgate_grad
 from .launch import ready
 from .search import find_boundary
+from .tiles import addressable, can_stream, is_streamable
 
 
 def forward_pass(
@@ -65,6 +67,11 @@ def backward_pass(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of out with respect to q, k, v and log_fgate, each like what it is the gradient of but for
     the last, which is contiguous. dout: (B, H, Tq, D), any strides; the rest as in :func:`forward_pass`."""
+    dout = addressable(dout)  # here and not where launches are noted, which a copy would keep from repeating
+    if not is_streamable(dout) and can_stream(q, k, v):
+        # Of a mean over tokens all rows lie in one place, of a slice they may start anywhere. A copy takes
+        # less time than the kernels that would read it as it is.
+        dout = dout.clone(memory_format=torch.contiguous_format)
     constants = (sm_scale, block_q, block_k, kept_portable(q, k, block_q, block_k))
     dq, dk, dv, grad = _backward(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, constants)
     return dq, sum_of_shares(dk, k), sum_of_shares(dv, v), grad

@@ -122,9 +122,12 @@ def can_stream(*tensors: Tensor) -> bool:
         return False
     if torch.cuda.get_device_capability(x.device)[0] < 9 or x.dtype.itemsize != 2:
         return False
-    return x.shape[-1] == padded_head_dim(x.shape[-1]) and all(
-        t.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in strides_of(t)) for t in tensors
-    )
+    return x.shape[-1] == padded_head_dim(x.shape[-1]) and all(map(is_streamable, tensors))
+
+
+def is_streamable(x: Tensor) -> bool:
+    """Whether rows of 16-bit numbers stand apart and start at multiples of 16 bytes."""
+    return x.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in strides_of(x))
 
 
 def strides_of(x: Tensor) -> list[int]:
