@@ -196,7 +196,8 @@ def test_make_takes_the_file_of_a_suite_and_writes_nothing_beside_it(work, tmp_p
     assert "error: figure2 cannot be made yet" in run(work, "make", "figure2", f"SUITE={file}", expect=2)
     assert "Error against width" in run(work, "make", "help", f"SUITE={file}")
     run(work, "make", "report", f"SUITE={file}")
-    assert (work / "figures/my.own/report.html").is_file() and list(tmp_path.iterdir()) == [file]
+    assert f"make figure1 SUITE={file}<" in (work / "figures/my.own/report.html").read_text()
+    assert list(tmp_path.iterdir()) == [file]
     again = run(work, "make", "report", f"SUITE={file}")
     assert "acp_repro" not in again and "toy.figure1" not in again
     (file := tmp_path / "toy.yaml").write_text(YAML)
