@@ -61,8 +61,9 @@ def in_words(table: pd.DataFrame) -> str:
     )
 
 
-def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    table = pairs(found.records["needle"])
+def tabulate(records: pd.DataFrame) -> drawing.Table:
+    """The pairs to read; see :func:`pairs`."""
+    table = pairs(records)
     shown = pd.DataFrame(
         {
             "records of": table["record_commit"],
@@ -75,11 +76,16 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
             "losses part at step": table["losses_part_at_step"],
         }
     )
+    return drawing.Table(shown, table)
+
+
+def make(found: drawing.Found) -> tuple[drawing.Table, str]:
+    table = tabulate(found.records["needle"])
     caption = f"""**Table A1.** Every pair of 125M models trained on text with needles, in order; the training
 text changed from pair to pair. "Nats from certain" is the mean negative log-likelihood of the right answer,
-0 for a model that is sure of it. {in_words(table)} (95 %, Student's t, the pair as the unit). So the pairs
+0 for a model that is sure of it. {in_words(table.values)} (95 %, Student's t, the pair as the unit). So the pairs
 show no effect of ACP, and would not show one of less than some nats."""
-    return drawing.Table(shown, table), caption
+    return table, caption
 
 
 def _both(table: pd.DataFrame, column: str, form: str) -> pd.Series:
