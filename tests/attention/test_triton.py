@@ -19,6 +19,7 @@ from acp_repro.attention.boundary import find_boundary, find_boundary_serial
 pytest.importorskip("triton", reason="pip install triton")
 
 from acp_repro.attention import triton as kernels
+from acp_repro.attention.triton.differences import decay_terms
 from acp_repro.attention.triton import tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -174,6 +175,16 @@ def test_the_grid_is_whatever_is_asked(grid):
     boundary = boundary_for(inputs[4], 150, *grid, delta=-1.0)
     assert boundary.max() > 0
     check(inputs, boundary, None, 0.2, *grid)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_rows_of_decay_terms_may_stand_apart(padded):
+    c = make_inputs(1, 131, 16, torch.float32)[4]
+    seq_start = torch.tensor([0, 70], device=DEVICE) if padded else None
+    close, apart = (decay_terms(c, seq_start, 64, row) for row in (None, 132))
+    assert torch.equal(apart.pairs[..., :131], close.pairs)
+    numbers = apart.tail[: 4 * 132].view(2, 2, 132)[..., :131]
+    assert torch.equal(numbers, close.tail[: 4 * 131].view(2, 2, 131))
 
 
 def test_no_boundary_is_a_boundary_of_zeros():

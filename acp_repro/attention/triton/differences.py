@@ -32,9 +32,9 @@ _BLOCK = 512
 class DecayTerms(NamedTuple):
     """c in units of log 2."""
 
-    # (B, H, Tk) int64: the bits of `high` below, those of `low` above.
+    # (B, H, row) int64: the bits of `high` below, those of `low` above. Of a row's numbers the first Tk count.
     pairs: Tensor
-    # Flat (B, H, Tk) float32 and room for two tiles: c[last position of j's key tile] - c_j, at
+    # Flat (B, H, row) float32 and room for two tiles: c[last position of j's key tile] - c_j, at
     # most 0; -inf before seq_start.
     tail: Tensor
 
@@ -61,7 +61,17 @@ def load_pair(pairs, position, inside):
 
 @triton.jit(do_not_specialize=COUNTS)
 def _decay_kernel(
-    c, seq_start, pairs, tail, heads, seqlen_k, chunks, tile, HAS_START: tl.constexpr, BLOCK: tl.constexpr
+    c,
+    seq_start,
+    pairs,
+    tail,
+    heads,
+    seqlen_k,
+    row,
+    chunks,
+    tile,
+    HAS_START: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     bh = tl.program_id(0) // chunks
     j = (tl.program_id(0) % chunks) * BLOCK + tl.arange(0, BLOCK)
@@ -76,16 +86,22 @@ def _decay_kernel(
     below = ((c_end - c_j) * LOG2E).to(tl.float32)
     if HAS_START:
         below = tl.where(j < tl.load(seq_start + bh // heads), float("-inf"), below)
-    tl.store(pairs + offset + j, pack(high, low), mask=valid)
-    tl.store(tail + offset + j, below, mask=valid)
+    own = bh.to(tl.int64) * row + j
+    tl.store(pairs + own, pack(high, low), mask=valid)
+    tl.store(tail + own, below, mask=valid)
 
 
-def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int) -> DecayTerms:
-    """Splits ``c`` (B, H, Tk) float64, contiguous, for key tiles of ``tile`` positions."""
+def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int, row: int | None = None) -> DecayTerms:
+    """Splits ``c`` (B, H, Tk) float64, contiguous, for key tiles of ``tile`` positions.
+
+    Args:
+        row: numbers from one head's to the next's, Tk or more; None: Tk.
+    """
     batch, heads, seqlen_k = c.shape
-    pairs = torch.empty(c.shape, dtype=torch.int64, device=c.device)
+    row = seqlen_k if row is None else row
+    pairs = torch.empty((batch, heads, row), dtype=torch.int64, device=c.device)
     # The kernels read `tail` one tile ahead, and so one tile past its end.
-    tail = torch.empty(c.numel() + 2 * tile, dtype=torch.float32, device=c.device)
+    tail = torch.empty(pairs.numel() + 2 * tile, dtype=torch.float32, device=c.device)
     chunks = triton.cdiv(seqlen_k, _BLOCK)
     with on_device_of(c):
         launch(
@@ -97,6 +113,7 @@ def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int) -> DecayTerms:
             tail,
             heads,
             seqlen_k,
+            row,
             chunks,
             tile,
             HAS_START=seq_start is not None,

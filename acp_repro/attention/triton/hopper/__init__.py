@@ -38,8 +38,6 @@ def why_not(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
         return f"head_dim is {head_dim}, not 64 or 128"
     if q.shape[2] != k.shape[2]:
         return "there are more keys than queries"
-    if q.shape[2] % 4:
-        return f"the length {q.shape[2]} is no multiple of 4, and the copy engine wants 16 bytes"
     if block_q % ROWS or block_k % ROWS:
         return f"the grid of {block_q} by {block_k} is not one of multiples of {ROWS}"
     return None
@@ -51,8 +49,11 @@ def launch_backward(
     """:func:`..backward.launch_backward` for inputs that :func:`why_not` has nothing against."""
     batch, heads, seqlen, head_dim = q.shape
     row_sums = torch.empty_like(lse)
-    levels, queries = torch.empty((2, *lse.shape), dtype=torch.int64, device=q.device)
-    terms = decay_terms(c, seq_start, ROWS)
+    # Numbers from one head's to the next's where the copy engine reads them: its rows start at multiples of
+    # 16 bytes, which are four numbers. What stands past a head's last position is never read.
+    padded = triton.cdiv(seqlen, 4) * 4
+    levels, queries = torch.empty((2, batch, heads, padded), dtype=torch.int64, device=q.device)
+    terms = decay_terms(c, seq_start, ROWS, padded)
     element = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
     matrix = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, head_dim], element)
 
@@ -63,13 +64,13 @@ def launch_backward(
     tail = TensorDescriptor(terms.tail, [terms.tail.numel()], [1], [ROWS], gl.NVMMASharedLayout(0, 32, 1))
 
     def numbers_of(x):
-        x = x.view(torch.int32).view(batch * heads, 2 * seqlen)
+        x = x.view(torch.int32).view(batch * heads, 2 * padded)
         flat = gl.NVMMASharedLayout(0, 32, 2)
-        return TensorDescriptor(x, list(x.shape), [2 * seqlen, 1], [1, 2 * ROWS], flat)
+        return TensorDescriptor(x, [batch * heads, 2 * seqlen], [2 * padded, 1], [1, 2 * ROWS], flat)
 
     query_stages, key_stages = _STAGES[head_dim]
     grid = (triton.cdiv(seqlen, ROWS) * batch * heads,)
-    sizes = batch * heads, heads, GROUP, seqlen, triton.cdiv(seqlen, block_q)
+    sizes = batch * heads, heads, GROUP, seqlen, padded, triton.cdiv(seqlen, block_q)
     scale = sm_scale * LOG2E.value
     common = {
         "BLOCK_Q": block_q,
