@@ -83,8 +83,9 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     table = tabulate(found.records["needle"])
     caption = f"""**Table A1.** Every pair of 125M models trained on text with needles, in order; the training
 text changed from pair to pair. "Nats from certain" is the mean negative log-likelihood of the right answer,
-0 for a model that is sure of it. {in_words(table.values)} (95 %, Student's t, the pair as the unit). So the pairs
-show no effect of ACP, and would not show one of less than some nats."""
+0 for a model that is sure of it. {in_words(table.values)}
+(95 %, Student's t, the pair as the unit). So the pairs show no effect of ACP, and would not show one of less
+than some nats."""
     return table, caption
 
 

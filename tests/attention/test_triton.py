@@ -19,8 +19,8 @@ from acp_repro.attention.boundary import find_boundary, find_boundary_serial
 pytest.importorskip("triton", reason="pip install triton")
 
 from acp_repro.attention import triton as kernels
-from acp_repro.attention.triton.differences import decay_terms
 from acp_repro.attention.triton import tiles
+from acp_repro.attention.triton.differences import decay_terms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []

@@ -32,7 +32,8 @@ _BLOCK = 512
 class DecayTerms(NamedTuple):
     """c in units of log 2."""
 
-    # (B, H, row) int64: the bits of `high` below, those of `low` above. Of a row's numbers the first Tk count.
+    # (B, H, row) int64: the bits of `high` below, those of `low` above. Of a row's numbers the first Tk
+    # count.
     pairs: Tensor
     # Flat (B, H, row) float32 and room for two tiles: c[last position of j's key tile] - c_j, at
     # most 0; -inf before seq_start.
