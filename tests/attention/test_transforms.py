@@ -132,6 +132,27 @@ def test_vmap_over_thresholds_and_starts(inputs):
         func.vmap(call)(thresholds, starts + 1)
 
 
+@needs_triton
+def test_one_start_serves_all_that_is_mapped(inputs):
+    """Of a batch of one it becomes a view of stride 0, past whose end the kernels read."""
+    problems = [x[:, :1, :70, :1].contiguous() for x in inputs]
+    memory = torch.tensor([60, -(2**40), 2**40], device=DEVICE)
+
+    def call(*x):
+        options = {"seq_start": memory[:1], "implementation": "triton", "return_start_index": True}
+        return forgetting_attention(*x, adaptive_threshold=-1e9, **options)
+
+    def pulled(*x):
+        out, pull, _ = func.vjp(call, *x, has_aux=True)
+        return out, *pull(torch.ones_like(out))
+
+    for function in (call, pulled):
+        mapped = func.vmap(function)(*problems)
+        each = [function(*(x[n] for x in problems)) for n in range(3)]
+        for a, b in zip(mapped, zip(*each, strict=True), strict=True):
+            assert torch.equal(a, torch.stack(b))
+
+
 @pytest.mark.parametrize("threshold", [None, THRESHOLD, "auto"])
 def test_values_are_checked_inside_transforms(inputs, threshold):
     q, k, v, log_fgate = inputs

@@ -36,6 +36,7 @@ def forward_pass(
     Returns:
         out like q; lse (B, H, Tq) float32 and c (B, H, Tk) float64, or None; boundary (B, H, M) int32.
     """
+    seq_start = seq_start if seq_start is None else seq_start.contiguous()  # the kernels know no stride of it
     constants = (sm_scale, block_q, block_k, for_backward)
     return _forward(q, k, v, log_fgate, threshold, seq_start, constants)
 
@@ -67,6 +68,7 @@ def backward_pass(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of out with respect to q, k, v and log_fgate, each like what it is the gradient of but for
     the last, which is contiguous. dout: (B, H, Tq, D), any strides; the rest as in :func:`forward_pass`."""
+    seq_start = seq_start if seq_start is None else seq_start.contiguous()
     dout = addressable(dout)  # here and not where launches are noted, which a copy would keep from repeating
     if not is_streamable(dout) and can_stream(q, k, v):
         # Of a mean over tokens all rows lie in one place, of a slice they may start anywhere. A copy takes
