@@ -17,7 +17,14 @@ from torch import Tensor
 
 from . import boundary as _boundary
 from . import reference as _reference
-from .checks import IMPLEMENTATIONS, check_arguments, check_packing, check_values, threshold_tensor
+from .checks import (
+    IMPLEMENTATIONS,
+    check_arguments,
+    check_packing,
+    check_values,
+    check_window,
+    threshold_tensor,
+)
 from .decay import cumulative_log_fgate, cut_documents, documents_threshold
 from .decoding import check_decode_arguments, decode
 from .kvcache import PagedKVCache
@@ -59,13 +66,15 @@ def choose_implementation(device: torch.device) -> str:
     return "blockwise"
 
 
-def why(q: Tensor, k: Tensor, v: Tensor, *, head_first: bool = False) -> str | None:
+def why(
+    q: Tensor, k: Tensor, v: Tensor, *, head_first: bool = False, window_size: int | None = None
+) -> str | None:
     """Why a call with these does not run on the fastest kernels of this package, in one line; None: it does.
 
     Those are the forward of any GPU with the backward for Hopper, which takes any gradient.
 
     Args:
-        q, k, v, head_first: of :func:`forgetting_attention`.
+        q, k, v, head_first, window_size: of :func:`forgetting_attention`.
     """
     if q.device.type != "cuda":
         return f"q is on {q.device}, where `blockwise` runs; the kernels want a GPU"
@@ -75,7 +84,8 @@ def why(q: Tensor, k: Tensor, v: Tensor, *, head_first: bool = False) -> str | N
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     from . import triton as kernels
 
-    return kernels.why_portable(q, k, v, *pruning_grid("triton", q.shape[-1], q.dtype))
+    grid = pruning_grid("triton", q.shape[-1], q.dtype)
+    return kernels.why_portable(q, k, v, *grid, window_size=_window_that_hides(window_size, k.shape[2]))
 
 
 def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -108,6 +118,7 @@ def forgetting_attention(
     head_first: bool = False,
     seq_start: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    window_size: int | None = None,
     sm_scale: float | None = None,
     adaptive_threshold: None | float | str | Tensor = None,
     return_start_index: bool = False,
@@ -134,11 +145,15 @@ def forgetting_attention(
             it starts with 0, ends with the length and never falls. No document attends to another, or
             pays for it: the gate at each document's first token counts as 0, whatever it holds, and
             gets a gradient of 0. Exact up to scores that differ by 4,900 in a row.
+        window_size: W keys that each query sees at most, its own and the W - 1 before it, as in
+            flash-linear-attention; FlashAttention's ``window_size=(left, 0)`` is W = left + 1. Blocks wholly
+            before it are skipped. With a threshold too, a row starts at the later of the two.
         sm_scale: default ``1 / sqrt(head_dim)``.
         adaptive_threshold: delta. None is exact attention; a number or a tensor broadcastable to
             (batch, heads), at most 0, see :func:`pruning_threshold`; ``"auto"`` takes U from the float32
             norms of q and k and log epsilon = -10 (and L from the longest document of ``cu_seqlens``).
-        return_start_index: also return the first visited key block of every query block.
+        return_start_index: also return the first visited key block of every query block, whether a
+            threshold, a window or padding set it.
         implementation: ``"auto"``, ``"reference"``, ``"blockwise"`` or ``"triton"``.
 
     Returns:
@@ -165,6 +180,7 @@ def forgetting_attention(
     )
     if cu_seqlens is not None:
         check_packing(cu_seqlens, q, k, head_first=head_first, seq_start=seq_start)
+    check_window(window_size)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
     if implementation == "triton":
@@ -175,6 +191,7 @@ def forgetting_attention(
     if seq_start is not None:
         seq_start = seq_start.contiguous()
     threshold = _resolve_threshold(adaptive_threshold, q, k, sm_scale)
+    window_size = _window_that_hides(window_size, k.shape[2])
     if cu_seqlens is not None:
         if isinstance(adaptive_threshold, str) and threshold is not None:
             threshold = threshold + _longest_document_gain(cu_seqlens, k.shape[2])
@@ -188,9 +205,10 @@ def forgetting_attention(
         out = q + (k.sum() + v.sum() + log_fgate.sum()).to(q.dtype) * 0
         start_index = torch.zeros((*q.shape[:2], 0), dtype=torch.int32, device=q.device)
     elif implementation == "reference":
-        out, start_index = _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale)
+        out, start_index = _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size)
     else:
-        out, start_index = attend(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation)
+        arguments = (q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size)
+        out, start_index = attend(*arguments)
     out = out if head_first else out.transpose(1, 2)
     return (out, start_index) if return_start_index else out
 
@@ -250,6 +268,11 @@ def _longest_document_gain(cu_seqlens: Tensor, length: int) -> Tensor:
     return ((length / longest).log() * (1 - 2**-20)).float()
 
 
+def _window_that_hides(window_size: int | None, seqlen_k: int) -> int | None:
+    """A window that holds every key is none."""
+    return None if window_size is None or window_size >= seqlen_k else window_size
+
+
 def _resolve_threshold(adaptive_threshold, q: Tensor, k: Tensor, sm_scale: float) -> Tensor | None:
     """`adaptive_threshold` as (B, H) float32, or None for exact attention. q, k are head-first."""
     if adaptive_threshold is None:
@@ -266,20 +289,26 @@ def _resolve_threshold(adaptive_threshold, q: Tensor, k: Tensor, sm_scale: float
     return threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
 
 
-def _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale):
+def _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size):
     """The reference on the grid that `blockwise` prunes on."""
     check_values(log_fgate, threshold, seq_start)
     block_q, block_k = pruning_grid("reference", q.shape[-1], q.dtype)
     seqlen_q, seqlen_k = q.shape[2], k.shape[2]
     start_index = _boundary.find_boundary(
-        cumulative_log_fgate(log_fgate.detach()), threshold, seqlen_q, block_q, block_k, seq_start
+        cumulative_log_fgate(log_fgate.detach()),
+        threshold,
+        seqlen_q,
+        block_q,
+        block_k,
+        seq_start,
+        window_size,
     )
     kept = None
     if threshold is not None:
         kept = _reference.kept_entries(start_index, seqlen_q, seqlen_k, block_q, block_k)
     with torch.autocast(q.device.type, enabled=False):
         out, _ = _reference.forgetting_attention(
-            q, k, v, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept
+            q, k, v, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept, window_size=window_size
         )
     return out, start_index
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .boundary import window_start
 from .kvcache import PagedKVCache
 
 # Scores held at once, in elements: two cores' level-2 caches hold about this many float32.
@@ -47,12 +48,12 @@ class _Chunk(NamedTuple):
 class _Problem:
     """Inputs flattened over batch and heads, padded to whole query blocks, and cut into chunks."""
 
-    def __init__(self, q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k):
+    def __init__(self, q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size):
         self.shape_q, self.shape_k = q.shape, k.shape
         batch, heads, self.seqlen_q, head_dim = q.shape
         self.seqlen_k = k.shape[2]
         self.shared = heads // k.shape[1]  # query heads to one head of keys and values
-        self.block_q, self.sm_scale = block_q, sm_scale
+        self.block_q, self.sm_scale, self.window_size = block_q, sm_scale, window_size
         self.compute_dtype = torch.promote_types(q.dtype, torch.float32)
         num_blocks = boundary.shape[-1]
         self.padding = num_blocks * block_q - self.seqlen_q
@@ -122,10 +123,22 @@ class _Problem:
         """(G, block_q, width) softmax weights of one chunk."""
         scores = torch.baddbmm(chunk.bias, q, k.mT, alpha=self.sm_scale)
         scores[..., -self.block_q :] += self.mask
+        hidden = self.before_window(scores.shape[-1])
+        if hidden is not None:
+            scores[..., : hidden.shape[-1]].masked_fill_(hidden, float("-inf"))
         weights = torch.softmax(scores, -1)
         if chunk.dead is not None:
             weights.masked_fill_(chunk.dead, 0.0)
         return weights
+
+    def before_window(self, width: int) -> Tensor | None:
+        """(block_q, n) bool, which of the first n keys of a task of ``width`` its queries do not see any
+        more; None: they see all. The same for every task of that width, whose last key is its last query."""
+        if self.window_size is None or width <= self.window_size:
+            return None
+        rows = torch.arange(width - self.block_q, width, device=self.mask.device)
+        first = window_start(rows, self.window_size)
+        return torch.arange(width - self.window_size, device=rows.device) < first[:, None]
 
 
 def forward(
@@ -138,6 +151,7 @@ def forward(
     sm_scale: float,
     block_q: int,
     block_k: int,
+    window_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Equation 3 at block level.
 
@@ -145,12 +159,13 @@ def forward(
         q: (B, H, Tq, D). k, v: (B, Hkv, Tk, D), H a multiple of Hkv. c: (B, H, Tk) float64.
         boundary: (B, H, M) int32.
         seq_start: (B,) int64 or None.
+        window_size: keys that a query sees, itself included; None is no window.
 
     Returns:
         out (B, H, Tq, D) like q, and an empty tensor: the backward pass takes its softmax anew, which
         costs less here than storing and applying the row sums.
     """
-    problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k)
+    problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size)
     out = torch.empty_like(problem.q)
     for chunk in problem.chunks():
         weights = problem.weights(problem.q[chunk.rows], problem.k[chunk.keys], chunk)
@@ -171,6 +186,7 @@ def backward(
     sm_scale: float,
     block_q: int,
     block_k: int,
+    window_size: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of :func:`forward` with respect to q, k, v and c.
 
@@ -180,7 +196,7 @@ def backward(
     Returns:
         dq, dk, dv like q, k, v, and dc (B, H, Tk) in the compute dtype.
     """
-    problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k)
+    problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size)
     dout = problem.flatten(dout)
     dq, dk, dv = (torch.zeros_like(x) for x in (problem.q, problem.k, problem.v))
     dc = torch.zeros(problem.c.numel(), dtype=dk.dtype, device=dk.device)

@@ -4,7 +4,9 @@ Conventions shared by every implementation. Query i sits at absolute position ``
 block m holds queries ``m * block_q ...``, key block l holds keys ``l * block_k ...``. Block (m, l) is
 pruned if its largest decay, ``c[first position of m] - c[last position of l]``, is under delta. NaN
 prunes nothing. ``boundary`` is n_m, the first kept key block of query block m; it never passes the
-block that holds the first query's own position, whose decay is 0.
+block that holds the first query's own position, whose decay is 0. With a window, the blocks wholly before
+the window of the block's first query are skipped too: n_m is the later of the two. Inside the blocks that
+the window's edge crosses each entry is masked.
 """
 
 from __future__ import annotations
@@ -24,6 +26,17 @@ def _last_positions(seqlen_k: int, block_k: int, device=None) -> Tensor:
     """(N,) last key position of each key block; the last block may be short."""
     starts = torch.arange(0, seqlen_k, block_k, device=device)
     return (starts + (block_k - 1)).clamp_(max=seqlen_k - 1)
+
+
+def window_start(position, window_size):
+    """The first key that the query at ``position`` sees, itself and the ``window_size - 1`` keys before it;
+    under 0 where the text is shorter. Of numbers and of tensors, and the kernels compile this function."""
+    return position - (window_size - 1)
+
+
+def window_end(position, window_size):
+    """The inverse: the last query that sees the key at ``position``."""
+    return position + (window_size - 1)
 
 
 def find_boundary_serial(c: Tensor, threshold: Tensor, seqlen_q: int, block_q: int, block_k: int) -> Tensor:
@@ -54,7 +67,13 @@ def find_boundary_serial(c: Tensor, threshold: Tensor, seqlen_q: int, block_q: i
 
 
 def find_boundary(
-    c: Tensor, threshold: Tensor, seqlen_q: int, block_q: int, block_k: int, seq_start: Tensor | None = None
+    c: Tensor,
+    threshold: Tensor | None,
+    seqlen_q: int,
+    block_q: int,
+    block_k: int,
+    seq_start: Tensor | None = None,
+    window_size: int | None = None,
 ) -> Tensor:
     """The boundary of every query block at once: one binary search per row.
 
@@ -65,9 +84,10 @@ def find_boundary(
         c: (B, H, Tk) float64.
         threshold: (B, H) delta, or None to prune nothing.
         seq_start: (B,) int64; key blocks that lie wholly before it hold padding and are skipped too.
+        window_size: keys that a query sees, itself included; None is no window.
 
     Returns:
-        (B, H, M) int32, equal to :func:`find_boundary_serial` where ``seq_start`` is None.
+        (B, H, M) int32, equal to :func:`find_boundary_serial` without ``seq_start`` and ``window_size``.
     """
     batch, heads, seqlen_k = c.shape
     first = _first_positions(seqlen_q, seqlen_k, block_q, c.device)
@@ -87,6 +107,8 @@ def find_boundary(
             high = torch.where(~pruned & open_, middle, high)
     if seq_start is not None:
         low = torch.maximum(low, (seq_start // block_k)[:, None, None])
+    if window_size is not None:
+        low = torch.maximum(low, window_start(first, window_size).clamp(min=0) // block_k)
     return torch.minimum(low, diagonal).to(torch.int32)
 
 
@@ -111,6 +133,10 @@ def causal_blocks(seqlen_q: int, seqlen_k: int, block_q: int, block_k: int) -> i
 
 def count_blocks(boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, block_k: int) -> BlockCount:
     """Pruned and causal blocks: ``sum_m n_m`` of ``sum_m (last block of row m + 1)``.
+
+    All skipped blocks count as pruned, those before a window too, and all blocks under the diagonal as
+    causal, whatever the window. What the gates add to a window is this count less that of the boundary
+    which the window has without a threshold.
 
     Args:
         boundary: (B, H, M) int32.

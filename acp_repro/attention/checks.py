@@ -95,6 +95,24 @@ def check_seq_start(seq_start: Tensor | None, q: Tensor) -> None:
         raise ValueError(f"seq_start must be on the device of q, {q.device}")
 
 
+def check_window(window_size) -> None:
+    """
+    Raises:
+        TypeError, ValueError: ``window_size`` is no number of keys.
+    """
+    if window_size is None:
+        return
+    if isinstance(window_size, bool) or not isinstance(window_size, int):
+        raise TypeError(
+            "window_size must be None or a whole number of keys, the query's own included (FlashAttention's "
+            f"(left, 0) is left + 1), got {window_size!r}"
+        )
+    if window_size < 1:
+        raise ValueError(
+            f"window_size must be at least 1, the query's own key, or None for no window, got {window_size}"
+        )
+
+
 def check_packing(cu_seqlens, q, k, *, head_first: bool, seq_start) -> None:
     """The starts of packed documents. Their values are read on the CPU only, see :func:`check_values`.
 

@@ -36,7 +36,7 @@ def parallel_forgetting_attn(
         k, v: (batch, seqlen_k, kv_heads, head_dim), ``heads`` a multiple of ``kv_heads``.
         g: (batch, seqlen_k, heads), log forget gates, at most 0; taken in float32.
         scale: default ``1 / sqrt(head_dim)``.
-        window_size: must be None; gates decide how far a head looks.
+        window_size: keys that a query sees at most, its own included; None is all.
         cu_seqlens: (documents + 1,), starts of documents packed into a batch of one.
         adaptive_threshold: None is exact, as fla is; see
             :func:`acp_repro.attention.forgetting_attention`.
@@ -45,15 +45,17 @@ def parallel_forgetting_attn(
         (batch, seqlen_q, heads, head_dim) in the dtype of q.
 
     Raises:
-        ValueError: a ``window_size``, and as ``forgetting_attention``.
+        TypeError, ValueError: as ``forgetting_attention``.
     """
-    if window_size is not None:
-        raise ValueError(
-            f"window_size={window_size}: these kernels have no fixed window; leave it None, and give an "
-            "adaptive_threshold so that blocks that the gates have closed are skipped"
-        )
     return forgetting_attention(
-        q, k, v, g.float(), cu_seqlens=cu_seqlens, sm_scale=scale, adaptive_threshold=adaptive_threshold
+        q,
+        k,
+        v,
+        g.float(),
+        cu_seqlens=cu_seqlens,
+        window_size=window_size,
+        sm_scale=scale,
+        adaptive_threshold=adaptive_threshold,
     )
 
 

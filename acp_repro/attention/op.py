@@ -50,31 +50,32 @@ def forgetting_attention_op(
     seq_start: Tensor | None,
     sm_scale: float,
     implementation: str,
+    window_size: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q (B, H, Tq, D), k, v (B, H, Tk, D), log_fgate (B, H, Tk), threshold (B, H) or None.
 
     Returns:
         out like q; the implementation's saved row sums; c (B, H, Tk) float64; boundary (B, H, M) int32.
     """
-    return _forward(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation)
+    return _forward(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size)
 
 
 def _forward(
-    q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, for_backward=True
+    q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size, for_backward=True
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """What the operator does; without ``for_backward`` the second and third may be None."""
     check_values(log_fgate, threshold, seq_start)
     module = _module(implementation)
-    block_q, block_k = module.block_sizes(q.shape[-1], q.dtype)
+    grid = module.block_sizes(q.shape[-1], q.dtype)
     with _as_given(q):
         if hasattr(module, "forward_pass"):
             return module.forward_pass(
-                q, k, v, log_fgate, threshold, seq_start, sm_scale, block_q, block_k, for_backward
+                q, k, v, log_fgate, threshold, seq_start, sm_scale, *grid, for_backward, window_size
             )
         c, boundary = running_sum_and_boundary(
-            implementation, log_fgate, threshold, q.shape[2], block_q, block_k, seq_start
+            implementation, log_fgate, threshold, q.shape[2], *grid, seq_start, window_size
         )
-        out, lse = module.forward(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k)
+        out, lse = module.forward(q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size)
         return out, lse, c, boundary
 
 
@@ -93,6 +94,7 @@ def running_sum_and_boundary(
     block_q: int,
     block_k: int,
     seq_start: Tensor | None = None,
+    window_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The first stage of a call: c (B, H, Tk) float64, and n_m (B, H, M) int32 of each query block.
 
@@ -103,15 +105,15 @@ def running_sum_and_boundary(
     module = implementation_module(implementation)
     c = getattr(module, "cumulative_log_fgate", cumulative_log_fgate)(log_fgate)
     search = getattr(module, "find_boundary", boundary_module.find_boundary)
-    if threshold is None and seq_start is None:
+    if threshold is None and seq_start is None and window_size is None:
         boundary = c.new_zeros((*c.shape[:2], -(-seqlen_q // block_q)), dtype=torch.int32)
     else:
-        boundary = search(c, threshold, seqlen_q, block_q, block_k, seq_start)
+        boundary = search(c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
     return c, boundary
 
 
 @forgetting_attention_op.register_fake
-def _(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation):
+def _(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size=None):
     rows = q.shape[:3] if implementation == "triton" else (0,)
     blocks = _num_query_blocks(q, implementation)
     return (
@@ -136,17 +138,20 @@ def forgetting_attention_backward_op(
     seq_start: Tensor | None,
     sm_scale: float,
     implementation: str,
+    window_size: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of :func:`forgetting_attention_op` with respect to q, k, v and log_fgate."""
-    return _gradients(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, implementation)
+    return _gradients(
+        dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, implementation, window_size
+    )
 
 
 def _gradients(
-    dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, implementation
+    dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, implementation, window_size
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the backward operator does."""
     module = _module(implementation)
-    grid = module.block_sizes(q.shape[-1], q.dtype)
+    grid = (*module.block_sizes(q.shape[-1], q.dtype), window_size)
     with _as_given(q):
         if hasattr(module, "backward_pass"):
             return module.backward_pass(
@@ -241,19 +246,19 @@ _ONLY_REFERENCE = (
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, v, log_fgate, _, seq_start, ctx.sm_scale, ctx.implementation = inputs
+    q, k, v, log_fgate, _, seq_start, ctx.sm_scale, ctx.implementation, ctx.window_size = inputs
     ctx.save_for_backward(q, k, v, log_fgate, *output, seq_start)
 
 
 def _backward(ctx, dout, *_):
     q, k, v, log_fgate, out, lse, c, boundary, seq_start = ctx.saved_tensors
     tensors = (dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start)
-    arguments = (*tensors, ctx.sm_scale, ctx.implementation)
+    arguments = (*tensors, ctx.sm_scale, ctx.implementation, ctx.window_size)
     if _is_plain(tensors) and not _wants_gradients(tensors[:5]):
         grads = _gradients(*arguments)
     else:
         grads = _call(forgetting_attention_backward_op, _AttendBackward, arguments)
-    return (*grads, None, None, None, None)
+    return (*grads, None, None, None, None, None)
 
 
 def _refuse_second_derivatives(ctx, *_):
@@ -280,7 +285,7 @@ class _AttendPlainly(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, _):
-        return (None,) * 8 if dout is None else _backward(ctx, dout)
+        return (None,) * 9 if dout is None else _backward(ctx, dout)
 
 
 class _Attend(torch.autograd.Function):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .boundary import window_start
 from .decay import cumulative_log_fgate
 
 
@@ -47,11 +48,13 @@ def attention_scores(
     seq_start: Tensor | None = None,
     sm_scale: float,
     kept: Tensor | None = None,
+    window_size: int | None = None,
 ) -> Tensor:
     """``S = sm_scale Q K^T + D`` with every excluded entry at ``-inf``; (B, H, Tq, Tk).
 
     Args:
         kept: broadcastable to (B, H, Tq, Tk) bool, entries that are not pruned (Equation 3).
+        window_size: keys that a query sees, itself included; None is no window.
     """
     bias = decay_bias(log_fgate, q.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32))
     scores = (q @ shared_heads(k, q.shape[1]).mT * sm_scale).to(bias.dtype) + bias
@@ -60,6 +63,10 @@ def attention_scores(
         scores = scores.masked_fill(keys < seq_start[:, None, None, None], float("-inf"))
     if kept is not None:
         scores = scores.masked_fill(~kept, float("-inf"))
+    if window_size is not None:
+        keys = torch.arange(k.shape[-2], device=k.device)
+        rows = keys[k.shape[-2] - q.shape[-2] :, None]
+        scores = scores.masked_fill(keys < window_start(rows, window_size), float("-inf"))
     return scores
 
 
@@ -72,18 +79,21 @@ def forgetting_attention(
     seq_start: Tensor | None = None,
     sm_scale: float,
     kept: Tensor | None = None,
+    window_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Forgetting attention, dense (Equation 2; with ``kept``, Equation 3 at block level).
 
     Args:
         q: (B, H, Tq, D). k, v: (B, Hkv, Tk, D), H a multiple of Hkv. log_fgate: (B, H, Tk). Softmax is
-            taken in float32, or in float64 for float64 inputs.
+            taken in float32, or in float64 for float64 inputs. The rest as in :func:`attention_scores`.
 
     Returns:
         out (B, H, Tq, D) in the dtype of q, and lse (B, H, Tq), the log of each row's sum. A row with
         no key left (before ``seq_start``) gives 0 and ``-inf``.
     """
-    scores = attention_scores(q, k, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept)
+    scores = attention_scores(
+        q, k, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept, window_size=window_size
+    )
     empty = (scores == float("-inf")).all(-1, keepdim=True)
     weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
     return weights.to(v.dtype) @ shared_heads(v, q.shape[1]), scores.detach().logsumexp(-1)

@@ -29,9 +29,17 @@ def test_same_as_the_equations_with_shared_heads():
     torch.testing.assert_close(out.transpose(1, 2).double(), right, atol=1e-5, rtol=1e-5)
 
 
-def test_a_window_is_refused_with_what_to_do():
-    with pytest.raises(ValueError, match="window_size=8: .*leave it None"):
-        ours.parallel_forgetting_attn(*inputs(), window_size=8)
+def test_a_window_is_theirs():
+    """Row i sees keys i - window_size + 1 to i, as the mask in fla's naive_forgetting_attn has it."""
+    q, k, v, g = inputs()
+    rows = torch.arange(150)
+    seen = torch.ones(150, 150, dtype=torch.bool).tril() & (rows > rows[:, None] - 8)
+    wide = [x.detach().double().transpose(1, 2) for x in (q, k, v, g)]
+    right, _ = reference(*wide, sm_scale=0.25, kept=seen)
+    for bounds in (None, torch.tensor([0, 150])):
+        one = slice(None) if bounds is None else slice(0, 1)
+        out = ours.parallel_forgetting_attn(q[one], k[one], v[one], g[one], None, 8, bounds)
+        torch.testing.assert_close(out.transpose(1, 2).double(), right[one], atol=1e-5, rtol=1e-5)
 
 
 def test_layers_call_it_from_use_to_restore(monkeypatch):
@@ -69,6 +77,9 @@ def test_the_installed_fla_agrees():
     q, k, v, g = inputs()
     out = ours.parallel_forgetting_attn(q, k, v, g)
     torch.testing.assert_close(out, fla.naive_forgetting_attn(q, k, v, g), atol=1e-5, rtol=1e-5)
+    out = ours.parallel_forgetting_attn(q, k, v, g, window_size=9)
+    theirs = fla.naive_forgetting_attn(q, k, v, g, window_size=9)
+    torch.testing.assert_close(out, theirs, atol=1e-5, rtol=1e-5)
     layer = ForgettingAttention(hidden_size=64, num_heads=4)
     ours.use(adaptive_threshold="auto")
     try:

@@ -53,6 +53,7 @@ def backward(
     sm_scale: float,
     block_q: int,
     block_k: int,
+    window_size: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of :func:`.forward.forward` over the same kept blocks.
 
@@ -64,13 +65,13 @@ def backward(
         minus column sums of dS.
     """
     dq, dk, dv, dc = backward_shares(
-        dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k
+        dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, window_size
     )
     return dq, sum_of_shares(dk, k), sum_of_shares(dv, v), dc
 
 
 def backward_shares(
-    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k
+    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`backward`, but that dk and dv come as their shares where query heads share keys: (B, H, Tk, D)
     float32, what each query head adds. So far it only allocates and launches, see :mod:`.launch`."""
@@ -101,9 +102,9 @@ def backward_shares(
         dc,
     )
     with on_device_of(q):
-        faster = faster_launch(dout, q, k, v, block_q, block_k)
+        faster = faster_launch(dout, q, k, v, block_q, block_k, window_size)
         if faster is None or not _launched(faster, given, _compiled_for(q, k, block_q, block_k)):
-            launch_backward(*given, tiles_for(q, block_q, block_k))
+            launch_backward(*given, tiles_for(q, block_q, block_k), window_size=window_size)
     for wanted, grad in zip((dq, dk, dv), grads, strict=True):
         if wanted is not grad:
             wanted.copy_(grad)
@@ -122,25 +123,35 @@ _refused: dict[tuple, str] = {}
 
 
 def faster_launch(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, window_size: int | None = None
 ) -> Callable | None:
     """What to call in place of :func:`launch_backward`, if kernels for just this device and shape exist.
 
     ``ACP_REPRO_PORTABLE=1`` in the environment keeps every input to the kernels of this module.
     """
-    if why_portable(q, k, v, block_q, block_k, dout):
+    if why_portable(q, k, v, block_q, block_k, dout, window_size=window_size):
         return None
     from . import hopper
 
     return hopper.launch_backward
 
 
-def why_portable(q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, *others: Tensor) -> str | None:
+def why_portable(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_q: int,
+    block_k: int,
+    *others: Tensor,
+    window_size: int | None = None,
+) -> str | None:
     """Why the kernels of this module run, in one line; None: there are faster ones. The one place where a
     path is chosen."""
     kept = kept_portable(q, k, block_q, block_k)
     if kept is not None:
         return kept
+    if window_size is not None:
+        return f"the kernels for Hopper have no window, and window_size is {window_size}"
     if q.device.type != "cuda" or torch.version.hip is not None:
         return f"{q.device} is no NVIDIA GPU"
     try:
@@ -196,6 +207,7 @@ def launch_backward(
     dc,
     tiles: Tiles,
     descriptors: bool | None = None,
+    window_size: int | None = None,
 ) -> None:
     """:func:`backward` into given tensors by the kernels of this module, which run on every device.
 
@@ -216,6 +228,7 @@ def launch_backward(
         "SHARED": heads // k.shape[1],
         "HAS_BOUNDARY": boundary is not None,
         "HAS_START": seq_start is not None,
+        "HAS_WINDOW": window_size is not None,
         "DESCRIPTORS": descriptors,
     }
     row_blocks = triton.cdiv(seqlen_q, block_q)
@@ -255,6 +268,7 @@ def launch_backward(
             row_tiles,
             row_blocks,
             key.rows,
+            window_size,
             scale,
             sm_scale,
             ROWS=query.rows,
@@ -290,6 +304,7 @@ def launch_backward(
             seqlen_q,
             seqlen_k,
             row_blocks,
+            window_size,
             scale,
             sm_scale,
             ROWS=key.rows,

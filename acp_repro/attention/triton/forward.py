@@ -27,6 +27,7 @@ from .tiles import (
     stream_rows,
     streamed,
     tiles_for,
+    window_start,
 )
 
 
@@ -43,6 +44,7 @@ def _masked_tiles(
     first,
     seqlen_k,
     earliest,
+    window,
     scale,
     begin,
     end,
@@ -50,6 +52,7 @@ def _masked_tiles(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     HAS_START: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     """Key tiles ``begin .. end`` with every mask, exact differences of c and the online softmax: m_i is
@@ -72,6 +75,8 @@ def _masked_tiles(
         kept = position[:, None] >= j[None, :]
         if HAS_START:
             kept = kept & (j >= earliest)[None, :]
+        if HAS_WINDOW:
+            kept = kept & (j[None, :] >= window_start(position, window)[:, None])
         s = tl.where(kept, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1))
         # A row with no key so far: any finite number will do, every exponent is -inf.
@@ -114,6 +119,7 @@ def _forward_kernel(
     seqlen_k,
     row_tiles,
     row_blocks,
+    window,
     scale,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -124,6 +130,7 @@ def _forward_kernel(
     SHARED: tl.constexpr,
     HAS_BOUNDARY: tl.constexpr,
     HAS_START: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
@@ -149,6 +156,9 @@ def _forward_kernel(
     if HAS_START:
         earliest = tl.minimum(tl.load(seq_start + b), seqlen_k).to(tl.int32)
         start = tl.maximum(start, earliest // COLUMNS)
+    if HAS_WINDOW:
+        start = tl.maximum(start, window_start(first, window) // COLUMNS)
+        edge = window_start(tl.minimum(first + ROWS, seqlen_k) - 1, window)  # all see the keys from it on
     diagonal = tl.maximum((first + 1) // COLUMNS, start)  # tiles before it end at or before `first`
     end = tl.cdiv(tl.minimum(first + ROWS, seqlen_k), COLUMNS)
 
@@ -167,6 +177,7 @@ def _forward_kernel(
         first,
         seqlen_k,
         earliest,
+        window,
         scale,
         diagonal,
         end,
@@ -174,6 +185,7 @@ def _forward_kernel(
         D,
         BLOCK_D,
         HAS_START,
+        HAS_WINDOW,
         DESCRIPTORS,
     )
 
@@ -194,6 +206,9 @@ def _forward_kernel(
         gap = (high_base - high_end) + (low_base - low_end)
         pair_end = tl.load(pairs + tl.minimum(column + (2 * COLUMNS - 1), seqlen_k - 1))
         s = product(q_tile, tl.trans(k_tile), None)
+        if HAS_WINDOW and column < edge:
+            j = column + tl.arange(0, COLUMNS)
+            s = tl.where(j[None, :] >= window_start(position, window)[:, None], s, float("-inf"))
         p = tl.math.exp2(s * scale + bias[None, :] - (level - gap)[:, None])
         bias = tl.load(tail + (column + COLUMNS) + tl.arange(0, COLUMNS))
         parts += tl.sum(tl.reshape(p, [ROWS, COLUMNS // 8, 8]), 1)
@@ -215,6 +230,7 @@ def _forward_kernel(
             first,
             seqlen_k,
             earliest,
+            window,
             scale,
             start,
             end,
@@ -222,6 +238,7 @@ def _forward_kernel(
             D,
             BLOCK_D,
             HAS_START,
+            HAS_WINDOW,
             DESCRIPTORS,
         )
 
@@ -241,6 +258,7 @@ def forward(
     sm_scale: float,
     block_q: int,
     block_k: int,
+    window_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``O = softmax(sm_scale Q K^T + D) V`` over the kept blocks of the causal grid.
 
@@ -253,6 +271,7 @@ def forward(
         seq_start: (B,) int64, keys before it get no attention; or None.
         sm_scale: factor of the scores.
         block_q, block_k: the pruning grid, multiples of 16.
+        window_size: keys that a query sees, itself included; None is no window.
 
     Returns:
         out like q, and lse (B, H, Tq) float32, the log to base 2 of each row's sum: as the backward pass
@@ -266,7 +285,8 @@ def forward(
     c = c.contiguous()
     boundary = None if boundary is None else boundary.contiguous()
     rows = empty_rows_like(out)
-    launch_forward(q, k, v, rows, lse, c, boundary, seq_start, sm_scale, block_q, block_k, tile)
+    given = (q, k, v, rows, lse, c, boundary, seq_start, sm_scale, block_q, block_k, tile)
+    launch_forward(*given, window_size=window_size)
     if rows is not out:
         out.copy_(rows)
     return out, lse
@@ -286,6 +306,7 @@ def launch_forward(
     block_k,
     tile: Tile,
     descriptors: bool | None = None,
+    window_size: int | None = None,
 ) -> None:
     """:func:`forward` into given tensors with a given tile; the last dimensions are contiguous."""
     batch, heads, seqlen_q, head_dim = q.shape
@@ -316,6 +337,7 @@ def launch_forward(
             k.shape[2],
             row_tiles,
             triton.cdiv(seqlen_q, block_q),
+            window_size,
             sm_scale * LOG2E.value,
             BLOCK_Q=block_q,
             BLOCK_K=block_k,
@@ -326,6 +348,7 @@ def launch_forward(
             SHARED=heads // k.shape[1],
             HAS_BOUNDARY=boundary is not None,
             HAS_START=seq_start is not None,
+            HAS_WINDOW=window_size is not None,
             DESCRIPTORS=descriptors,
             **tile.options(q.device),
         )

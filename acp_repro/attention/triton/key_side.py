@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .differences import load_pair, unpack
-from .tiles import COUNTS, head_of, load_rows, product, share_of_work, store_rows, stream_rows
+from .tiles import COUNTS, head_of, load_rows, product, share_of_work, store_rows, stream_rows, window_end
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -48,6 +48,7 @@ def key_side_kernel(
     seqlen_q,
     seqlen_k,
     row_blocks,
+    window,
     scale,
     sm_scale,
     BLOCK_Q: tl.constexpr,
@@ -61,6 +62,7 @@ def key_side_kernel(
     COUNT: tl.constexpr,
     HAS_BOUNDARY: tl.constexpr,
     HAS_START: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     # Everything here is transposed, (keys, queries): an operand of a product is then a loaded tile
@@ -122,6 +124,8 @@ def key_side_kernel(
         s += low_i[None, :] - low_j[:, None]
         s += high_i[None, :] - high_j[:, None]
         kept = (tl.where(inside, shift + i, -1)[None, :] >= j[:, None]) & valid[:, None]
+        if HAS_WINDOW:
+            kept = kept & ((shift + i)[None, :] <= window_end(j, window)[:, None])
         p = tl.math.exp2(tl.where(kept, s - level_i[None, :], float("-inf")))
         dv_acc = product(p.to(g_tile.dtype), g_tile, dv_acc)
         ds = p * (dp - delta_i[None, :])
@@ -140,6 +144,9 @@ def key_side_kernel(
         end = tl.minimum(end, count * (BLOCK_Q // ROWS))
     if HAS_START:
         end = tl.where(last < earliest, 0, end)
+    if HAS_WINDOW:
+        end = tl.minimum(end, tl.maximum(window_end(last, window) - shift, -1) // ROWS + 1)
+        edge = window_end(column, window) - shift  # rows up to it see all of these keys
     pair_first = tl.load(pairs + shift + tl.minimum(below * ROWS, seqlen_q - 1))
     for m in tl.range(below, end):
         row = m * ROWS
@@ -156,6 +163,8 @@ def key_side_kernel(
             shifted_i, delta_i = unpack(tl.load(queries + i))
         s = product(k_tile, tl.trans(q_tile), None)
         dp = product(v_tile, tl.trans(g_tile), None)
+        if HAS_WINDOW and row + (ROWS - 1) > edge:
+            s = tl.where((shift + i)[None, :] <= window_end(j, window)[:, None], s, float("-inf"))
         p = tl.math.exp2(s * scale + shifted_i[None, :] + (rise + gap)[:, None])
         dv_acc = product(p.to(g_tile.dtype), g_tile, dv_acc)
         ds = p * (dp - delta_i[None, :])

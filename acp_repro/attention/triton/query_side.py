@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .differences import load_pair, pack, unpack
-from .tiles import COUNTS, head_of, load_rows, product, share_of_work, store_rows, stream_rows
+from .tiles import COUNTS, head_of, load_rows, product, share_of_work, store_rows, stream_rows, window_start
 
 
 @triton.jit
@@ -29,6 +29,7 @@ def _query_side_masked(
     delta_i,
     seqlen_k,
     earliest,
+    window,
     scale,
     begin,
     end,
@@ -36,6 +37,7 @@ def _query_side_masked(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     HAS_START: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     """Adds key tiles ``begin .. end`` with every mask and exact differences of c."""
@@ -53,6 +55,8 @@ def _query_side_masked(
         kept = position[:, None] >= j[None, :]
         if HAS_START:
             kept = kept & (j >= earliest)[None, :]
+        if HAS_WINDOW:
+            kept = kept & (j[None, :] >= window_start(position, window)[:, None])
         p = tl.math.exp2(tl.where(kept, s - level_i[:, None], float("-inf")))
         ds = p * (dp - delta_i[:, None])
         parts += tl.sum(tl.reshape(ds, [ROWS, COLUMNS // 8, 8]), 1)
@@ -102,6 +106,7 @@ def query_side_kernel(
     row_tiles,
     row_blocks,
     key_rows,
+    window,
     scale,
     sm_scale,
     BLOCK_Q: tl.constexpr,
@@ -113,6 +118,7 @@ def query_side_kernel(
     SHARED: tl.constexpr,
     HAS_BOUNDARY: tl.constexpr,
     HAS_START: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
@@ -142,6 +148,9 @@ def query_side_kernel(
     if HAS_START:
         earliest = tl.minimum(tl.load(seq_start + b), seqlen_k).to(tl.int32)
         start = tl.maximum(start, earliest // COLUMNS)
+    if HAS_WINDOW:
+        start = tl.maximum(start, window_start(first, window) // COLUMNS)
+        edge = window_start(tl.minimum(first + ROWS, seqlen_k) - 1, window)  # all see the keys from it on
     diagonal = tl.maximum((first + 1) // COLUMNS, start)  # tiles before it end at or before `first`
     end = tl.cdiv(tl.minimum(first + ROWS, seqlen_k), COLUMNS)
 
@@ -176,6 +185,9 @@ def query_side_kernel(
         pair_end = tl.load(pairs + tl.minimum(column + (2 * COLUMNS - 1), seqlen_k - 1))
         s = product(q_tile, tl.trans(k_tile), None)
         dp = product(g_tile, tl.trans(v_tile), None)
+        if HAS_WINDOW and column < edge:
+            j = column + tl.arange(0, COLUMNS)
+            s = tl.where(j[None, :] >= window_start(position, window)[:, None], s, float("-inf"))
         p = tl.math.exp2(s * scale + bias[None, :] - (shifted_i - gap)[:, None])
         bias = tl.load(tail + (column + COLUMNS) + tl.arange(0, COLUMNS))
         ds = p * (dp - delta_i[:, None])
@@ -201,6 +213,7 @@ def query_side_kernel(
         delta_i,
         seqlen_k,
         earliest,
+        window,
         scale,
         diagonal,
         end,
@@ -208,6 +221,7 @@ def query_side_kernel(
         D,
         BLOCK_D,
         HAS_START,
+        HAS_WINDOW,
         DESCRIPTORS,
     )
 

@@ -13,10 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import launch
-from .tiles import on_device_of
+from .tiles import on_device_of, window_start
 
 _ROWS = 128
-_SIZES = ["heads", "seqlen_q", "seqlen_k", "blocks", "block_q", "block_k", "steps"]
+_SIZES = ["heads", "seqlen_q", "seqlen_k", "blocks", "block_q", "block_k", "steps", "window"]
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -32,8 +32,10 @@ def _search_kernel(
     block_q,
     block_k,
     steps,
+    window,
     HAS_THRESHOLD: tl.constexpr,
     HAS_START: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     chunks = tl.cdiv(blocks, ROWS)
@@ -58,6 +60,8 @@ def _search_kernel(
     if HAS_START:
         start = tl.load(seq_start + bh // heads)
         low = tl.maximum(low, tl.minimum(start, seqlen_k).to(tl.int32) // block_k)
+    if HAS_WINDOW:
+        low = tl.maximum(low, tl.maximum(window_start(first, window), 0) // block_k)
     tl.store(boundary + bh.to(tl.int64) * blocks + m, tl.minimum(low, diagonal), mask=valid)
 
 
@@ -68,6 +72,7 @@ def find_boundary(
     block_q: int,
     block_k: int,
     seq_start: Tensor | None = None,
+    window_size: int | None = None,
 ) -> Tensor:
     """First kept key block of every query block; the host never waits for it.
 
@@ -78,6 +83,7 @@ def find_boundary(
         c: (B, H, Tk) float64, non-increasing along Tk.
         threshold: (B, H) float32, delta; None prunes nothing.
         seq_start: (B,) int64 or None; key blocks wholly before it are skipped too.
+        window_size: keys that a query sees, or None; those wholly before the row's window are skipped too.
 
     Returns:
         (B, H, ceil(seqlen_q / block_q)) int32.
@@ -108,8 +114,10 @@ def find_boundary(
             block_q,
             block_k,
             triton.cdiv(seqlen_k, block_k).bit_length(),
+            window_size,
             HAS_THRESHOLD=threshold is not None,
             HAS_START=seq_start is not None,
+            HAS_WINDOW=window_size is not None,
             ROWS=_ROWS,
             num_warps=1,
         )

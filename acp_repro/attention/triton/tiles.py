@@ -16,10 +16,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .. import boundary
+
 # Scores and the logs of their sums are kept in units of log 2, because the GPU has an exp2 and no exp.
 LOG2E = tl.constexpr(1.4426950408889634)
 # Arguments that no address's alignment depends on: one compiled kernel serves all their values.
-COUNTS = ["batch_heads", "heads", "group", "row_tiles", "row_blocks", "key_rows", "chunks", "tile"]
+COUNTS = ["batch_heads", "heads", "group", "row_tiles", "row_blocks", "key_rows", "chunks", "tile", "window"]
 # Heads whose tiles are launched together (`share_of_work`). On an H100, forward and backward over
 # 192 heads of 4,096 positions took 2.8 ms with all of them together, and 2.0 ms with 12 or 24.
 GROUP = 12
@@ -247,3 +249,9 @@ def product(x, y, acc):
         x = x.to(tl.float32)
         y = y.to(tl.float32)
     return tl.dot(x, y, acc, input_precision="ieee")
+
+
+# The edges of a window. The interpreter takes such functions as they stand.
+window_start, window_end = (
+    edge if UPCAST.value else triton.jit(edge) for edge in (boundary.window_start, boundary.window_end)
+)
