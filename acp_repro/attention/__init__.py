@@ -220,6 +220,7 @@ def forgetting_attention_with_kvcache(
     *,
     head_first: bool = False,
     seq_start: Tensor | None = None,
+    window_size: int | None = None,
     sm_scale: float | None = None,
     adaptive_threshold: None | float | Tensor = None,
     implementation: str = "auto",
@@ -239,6 +240,8 @@ def forgetting_attention_with_kvcache(
         cache: keys, values and decays, see :class:`PagedKVCache`.
         start_block: (batch, heads) int32, changed in place.
         seq_start: (batch,) int64, the first real token of left-padded rows.
+        window_size: keys that each query sees at most, its own included, as in :func:`forgetting_attention`.
+            ``start_block`` moves past the blocks that lie wholly before the window of the oldest query.
         sm_scale: default ``1 / sqrt(head_dim)``.
         adaptive_threshold: delta, at most 0: a number or a tensor broadcastable to (batch, heads); None
             skips nothing more.
@@ -252,12 +255,14 @@ def forgetting_attention_with_kvcache(
     """
     q = (q if head_first else q.transpose(1, 2)).resolve_neg()
     check_decode_arguments(q, cache, start_block, seq_start, implementation)
+    check_window(window_size)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
     if implementation == "triton":
         _check_triton(q.device)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        out = decode(q, cache, start_block, adaptive_threshold, seq_start, sm_scale, implementation)
+        arguments = (q, cache, start_block, adaptive_threshold, seq_start, sm_scale, implementation)
+        out = decode(*arguments, window_size)
     return out if head_first else out.transpose(1, 2)
 
 

@@ -216,7 +216,12 @@ def backward(
 
 
 def decode(
-    q: Tensor, cache: PagedKVCache, start_block: Tensor, seq_start: Tensor | None, sm_scale: float
+    q: Tensor,
+    cache: PagedKVCache,
+    start_block: Tensor,
+    seq_start: Tensor | None,
+    sm_scale: float,
+    window_size: int | None = None,
 ) -> Tensor:
     """One query token or a few of each head against its kept blocks; heads that keep equally many blocks
     are computed together.
@@ -225,6 +230,7 @@ def decode(
         q: (B, H, T, D), the last T tokens of each row.
         start_block: (B, H) int32, the first block that each head reads.
         seq_start: (B,) int64 or None.
+        window_size: keys that a query sees, itself included; None is no window.
 
     Returns:
         (B, H, T, D).
@@ -257,6 +263,9 @@ def decode(
         bias = (c_rows[tasks][..., None] - c[:, :, None]).to(dtype)
         hidden = dead[:, None, None] | (keys[:, None] > positions[tasks][..., None])[:, None]
         hidden = hidden | (keys[:, None] < (starts[tasks] * size)[..., None])[:, :, None]
+        if window_size is not None:
+            earliest_seen = window_start(positions[tasks], window_size)
+            hidden = hidden | (keys[:, None] < earliest_seen[..., None])[:, None]
         scores = torch.einsum("ngtd,nkd->ngtk", q_rows[tasks], k) * sm_scale + bias
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
         out[tasks] = torch.einsum("ngtk,nkd->ngtd", weights, v)

@@ -82,6 +82,7 @@ def decode(
     seq_start: Tensor | None,
     sm_scale: float | None,
     implementation: str,
+    window_size: int | None = None,
 ) -> Tensor:
     """:func:`acp_repro.attention.forgetting_attention_with_kvcache` of q (B, H, T, D), with the
     implementation chosen."""
@@ -90,19 +91,19 @@ def decode(
     if adaptive_threshold is not None:
         threshold = threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
     run = decode_op if torch.compiler.is_compiling() else _decode
-    return run(q, *cache, start_block, threshold, seq_start, sm_scale, implementation)
+    return run(q, *cache, start_block, threshold, seq_start, sm_scale, implementation, window_size)
 
 
 def _decode(
-    q, k, v, c, block_table, seqlens, start_block, threshold, seq_start, sm_scale, implementation
+    q, k, v, c, block_table, seqlens, start_block, threshold, seq_start, sm_scale, implementation, window_size
 ) -> Tensor:
     cache = PagedKVCache(k, v, c, block_table, seqlens)
     if implementation == "triton":
-        return implementation_module("triton").decode(q, cache, start_block, threshold, seq_start, sm_scale)
-    cache.advance(start_block, threshold, q.shape[2], seq_start)
-    if implementation == "reference":
-        return decode_reference(q, cache, start_block, seq_start, sm_scale)
-    return implementation_module("blockwise").decode(q, cache, start_block, seq_start, sm_scale)
+        kernels = implementation_module("triton")
+        return kernels.decode(q, cache, start_block, threshold, seq_start, sm_scale, window_size)
+    cache.advance(start_block, threshold, q.shape[2], seq_start, window_size)
+    run = decode_reference if implementation == "reference" else implementation_module("blockwise").decode
+    return run(q, cache, start_block, seq_start, sm_scale, window_size)
 
 
 @torch.library.custom_op("acp_repro::forgetting_attention_with_kvcache", mutates_args=("start_block",))
@@ -118,11 +119,11 @@ def decode_op(
     seq_start: Tensor | None,
     sm_scale: float,
     implementation: str,
+    window_size: int | None = None,
 ) -> Tensor:
     """What compiled code sees of :func:`decode`: what is computed depends on numbers that it cannot know."""
-    return _decode(
-        q, k, v, c, block_table, seqlens, start_block, threshold, seq_start, sm_scale, implementation
-    )
+    given = (q, k, v, c, block_table, seqlens, start_block, threshold, seq_start, sm_scale)
+    return _decode(*given, implementation, window_size)
 
 
 @decode_op.register_fake
@@ -131,7 +132,12 @@ def _(q, *_):
 
 
 def decode_reference(
-    q: Tensor, cache: PagedKVCache, start_block: Tensor, seq_start: Tensor | None, sm_scale: float
+    q: Tensor,
+    cache: PagedKVCache,
+    start_block: Tensor,
+    seq_start: Tensor | None,
+    sm_scale: float,
+    window_size: int | None = None,
 ) -> Tensor:
     """Equation 3, one head after the other, over the keys from ``start_block`` on; (B, H, T, D)."""
     out = torch.empty_like(q)
@@ -154,5 +160,6 @@ def decode_reference(
                 c.diff(dim=-1, prepend=c[..., :1]),
                 seq_start=start,
                 sm_scale=sm_scale,
+                window_size=window_size,
             )[0][0, 0]
     return out

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .boundary import window_start
 from .decay import LOG_FGATE_FLOOR
 
 
@@ -70,7 +71,12 @@ class PagedKVCache(NamedTuple):
         self.c[blocks, :, slots] = c.unflatten(1, (-1, self.c.shape[1])).transpose(2, 3)
 
     def advance(
-        self, start_block: Tensor, threshold: Tensor | None, seqlen_q: int, seq_start: Tensor | None = None
+        self,
+        start_block: Tensor,
+        threshold: Tensor | None,
+        seqlen_q: int,
+        seq_start: Tensor | None = None,
+        window_size: int | None = None,
     ) -> None:
         """Move each head's first kept block on, in place, as far as the oldest of the queries allows.
 
@@ -82,12 +88,15 @@ class PagedKVCache(NamedTuple):
             threshold: (batch, heads) float32, delta; None prunes nothing.
             seqlen_q: the queries are the last so many tokens.
             seq_start: (batch,) int64; blocks wholly before it are passed first.
+            window_size: keys that a query sees; blocks wholly before the window of the oldest are passed too.
         """
         first = self.positions(seqlen_q)[:, :1]
         diagonal = (first // self.block_size).unsqueeze(1)  # (B, 1, 1)
         start = start_block.long()
         if seq_start is not None:
             start = torch.maximum(start, (seq_start // self.block_size)[:, None])
+        if window_size is not None:
+            start = torch.maximum(start, window_start(first, window_size).clamp(min=0) // self.block_size)
         if threshold is not None:
             ends = self.c[self.block_table.long(), :, -1].transpose(2, 3).flatten(1, 2)  # (B, H, N)
             column = torch.arange(ends.shape[2], device=ends.device)

@@ -1,6 +1,7 @@
 """A sliding window in forgetting attention, against a dense softmax in float64 with the mask written out.
 
-Without a GPU the kernels run in Triton's interpreter. Inputs are float32. A weight is then right to the
+Without a GPU the kernels run in Triton's interpreter; where one is, `make test-gpu` runs the last three tests
+and `make test` the others, which compile many kernels. Inputs are float32. A weight is then right to the
 rounding of its score, of the row's sum and of some products, and each result's budget is what that makes of
 the sum of its terms' absolute values: a gradient that is 0, as with a window of 1, is not read as an error.
 """
@@ -12,7 +13,14 @@ import math
 import pytest
 import torch
 
-from acp_repro.attention import choose_implementation, forgetting_attention, pruning_grid, why
+from acp_repro.attention import (
+    PagedKVCache,
+    choose_implementation,
+    forgetting_attention,
+    forgetting_attention_with_kvcache,
+    pruning_grid,
+    why,
+)
 from acp_repro.attention.boundary import count_blocks, find_boundary, window_end, window_start
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.op import forgetting_attention_op
@@ -28,7 +36,6 @@ IMPLEMENTATIONS = [
     ),
     pytest.param("triton", marks=needs_triton),
 ]
-pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 _ROUNDINGS = 8  # of a product, in units of its last bit
 NAMES = ("out", "dq", "dk", "dv", "dlog_fgate")
 
@@ -95,7 +102,7 @@ def run(inputs, implementation, **options):
 
 
 def assert_close(actual, expected):
-    for name, a, e, budget in zip(NAMES, actual, *expected, strict=True):
+    for name, a, e, budget in zip(NAMES[: len(actual)], actual, *expected, strict=True):
         assert a.shape == e.shape and a.isfinite().all(), name
         assert (a.double() - e).norm() <= budget.norm(), (name, (a.double() - e).norm() / budget.norm())
 
@@ -187,6 +194,82 @@ def test_operator_and_vmap(implementation):
         torch.testing.assert_close(mapped[n], forgetting_attention(*(x[n] for x in many), **options))
 
 
+def empty_cache(seqlen, heads, kv_heads, block=16, head_dim=16):
+    """A cache of one row, and a block that nobody owns."""
+    columns = -(-seqlen // block)
+    k, v = (torch.full((kv_heads * columns + 1, block, head_dim), math.nan) for _ in "kv")
+    c = torch.full((len(k), heads // kv_heads, block), math.nan, dtype=torch.float64)
+    table = torch.arange(len(k) - 1, dtype=torch.int32).view(1, kv_heads, columns)
+    return PagedKVCache(*(x.to(DEVICE) for x in (k, v, c, table, torch.zeros(1, dtype=torch.int32))))
+
+
+def evict(cache, start_block):
+    """Gives back what each head has passed: its blocks are another's now, and its table says nothing."""
+    group = start_block.shape[1] // cache.block_table.shape[1]
+    for h in range(cache.block_table.shape[1]):
+        passed = int(start_block[0, h * group : (h + 1) * group].min())
+        gone = cache.block_table[0, h, :passed].long()
+        for x in (cache.k, cache.v, cache.c):
+            x[gone] = math.nan
+        cache.block_table[0, h, :passed] = len(cache.k) - 1
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("threshold", "tokens"), [(None, 1), (None, 3), (-6.0, 1), (-6.0, 3)])
+@pytest.mark.parametrize("window", [1, 16, 17, 40, 200])
+def test_decoding_is_the_last_row_and_keeps_what_later_queries_see(implementation, threshold, tokens, window):
+    seqlen, heads, block = 120, 4, 16
+    inputs = make_inputs(seqlen, seqlen, heads, 2)
+    cache = empty_cache(seqlen, heads, 2)
+    start = torch.zeros(1, heads, dtype=torch.int32, device=DEVICE)
+    options = {"head_first": True, "adaptive_threshold": threshold, "window_size": window}
+    delta = torch.full((1, heads), threshold or 0.0, device=DEVICE)
+    for begin in range(0, seqlen, tokens):
+        end = begin + tokens
+        cache.seqlens.fill_(end)
+        cache.write(*(x[:, :, begin:end] for x in inputs[1:4]))
+        # Every step of writing and few of reading: the interpreter is slow.
+        if end not in (3, 15, 18, 48, 60, 66, 81, 120):
+            continue
+        part = [inputs[0][:, :, begin:end], *(x[:, :, :end] for x in inputs[1:4]), inputs[4][:, :, begin:end]]
+        out = forgetting_attention_with_kvcache(
+            part[0], cache, start, implementation=implementation, **options
+        )
+        seen = max(0, begin - window + 1) // block
+        if threshold is None:
+            assert (start == seen).all()
+        else:
+            c = cumulative_log_fgate(part[3])
+            right = find_boundary(c, delta, tokens, tokens, block, None, window)[..., 0]
+            assert torch.equal(start, right) and (start >= seen).all()
+        expected = dense(part, window, start[..., None], (tokens, block))
+        assert_close([out], [x[:1] for x in expected])
+        evict(cache, start)
+    assert window == 200 or start.min() > 0
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_decoding_after_padding(implementation):
+    inputs = make_inputs(3, 120, 4, 2)
+    cache = empty_cache(120, 4, 2)
+    cache.seqlens.fill_(120)
+    cache.write(*inputs[1:4])
+    for first in (10, 90, 118):
+        seq_start = torch.tensor([first], device=DEVICE)
+        start = torch.zeros(1, 4, dtype=torch.int32, device=DEVICE)
+        out = forgetting_attention_with_kvcache(
+            inputs[0],
+            cache,
+            start,
+            head_first=True,
+            seq_start=seq_start,
+            window_size=50,
+            implementation=implementation,
+        )
+        assert_close([out], [x[:1] for x in dense(inputs, 50, seq_start=seq_start)])
+        assert (start == max(first, 117 - 49) // 16).all()
+
+
 def test_the_edges_of_a_window_are_each_others_inverse():
     for window in (1, 5):
         keys = torch.arange(20)
@@ -224,6 +307,11 @@ def test_blocks_before_the_window_count_as_pruned():
 def test_what_is_no_window_is_refused(window, error, message):
     with pytest.raises(error, match=message):
         run(make_inputs(5, 5), choose_implementation(torch.device(DEVICE)), window_size=window)
+    cache, start = empty_cache(5, 2, 1), torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
+    with pytest.raises(error, match=message):
+        forgetting_attention_with_kvcache(
+            make_inputs(1, 5)[0], cache, start, head_first=True, window_size=window
+        )
 
 
 @needs_triton
@@ -241,37 +329,41 @@ def test_why_names_the_window(monkeypatch):
         assert why(q, q, q, window_size=128) == why(q, q, q)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="run make test-gpu where a GPU is")
-@pytest.mark.parametrize(
-    ("head_dim", "length", "window"), [(64, 1000, 65), (64, 4096, 513), (128, 2048, 1000)]
-)
-def test_low_precision_is_no_worse_than_eager(head_dim, length, window):
-    """Of tiles that the window's edge crosses, that lie inside it and that the diagonal crosses."""
-    inputs = make_inputs(length, length, 4, 2, head_dim, dtype=torch.bfloat16)
-    grid = pruning_grid("triton", head_dim, torch.bfloat16)
-    for threshold in (None, -20.0):
-        alone = run(inputs, "triton", adaptive_threshold=threshold)[1]
-        expected = dense(inputs, window, alone, grid)[0]
-        actual = run(inputs, "triton", adaptive_threshold=threshold, window_size=window)[0]
-        # The reference prunes on another grid; its error is that of rounding all the same.
-        exact = dense(inputs, window)[0]
-        eager = run(inputs, "reference", window_size=window)[0]
-        for name, a, e, x, g in zip(NAMES, actual, expected, exact, eager, strict=True):
-            factor = 2.0 if name == "dlog_fgate" else 1.2  # a sum of errors of random signs
-            assert (a - e).norm() <= factor * (g - x).norm() + 1e-6 * e.norm(), (name, threshold)
+@pytest.mark.gpu
+@pytest.mark.parametrize("threshold", [None, -20.0])
+def test_low_precision_is_no_worse_than_eager(threshold):
+    """Tiles that the window's edge crosses, that lie inside it and that the diagonal crosses. Eager PyTorch
+    prunes on another grid; its error is that of rounding all the same."""
+    length, window = 1000, 300
+    inputs = make_inputs(length, length, 4, 2, 64, dtype=torch.bfloat16)
+    grid = pruning_grid("triton", 64, torch.bfloat16)
+    delta = None if threshold is None else torch.full((1, 4), threshold, device=DEVICE)
+    alone = find_boundary(cumulative_log_fgate(inputs[3]), delta, length, *grid)
+    truth = [dense(inputs, window, start, grid)[0] for start in (alone, None)]
+    actual = run(inputs, "triton", adaptive_threshold=threshold, window_size=window)[0]
+    eager = run(inputs, "reference", window_size=window)[0]
+    for name, a, t, e, exact in zip(NAMES, actual, truth[0], eager, truth[1], strict=True):
+        factor = 2.0 if name == "dlog_fgate" else 1.2  # a sum of errors of random signs
+        assert (a - t).norm() <= factor * (e - exact).norm() + 1e-6 * t.norm(), name
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="run make test-gpu where a GPU is")
+@pytest.mark.gpu
 def test_repeated_passes_and_compiled_code_know_the_window():
     """A pass that is repeated (from its third call on) must not take another window's launches."""
-    inputs = make_inputs(256, 256, 4, 2, 64, dtype=torch.bfloat16)
-    first = {window: run(inputs, "triton", window_size=window)[0] for window in (None, 40, 41)}
+    inputs = make_inputs(1000, 1000, 4, 2, 64, dtype=torch.bfloat16)
+    first = {window: run(inputs, "triton", window_size=window)[0] for window in (300, 301)}
+    assert not any(torch.equal(a, b) for a, b in zip(*first.values(), strict=True))
     for _ in range(4):
         for window, right in first.items():
             again = run(inputs, "triton", window_size=window)[0]
             assert all(torch.equal(a, b) for a, b in zip(again, right, strict=True))
-    assert not torch.equal(first[40][0], first[41][0])
+    options = {"head_first": True, "implementation": "triton", "window_size": 300}
     attend = torch.compile(
-        lambda *x: forgetting_attention(*x, head_first=True, window_size=40), fullgraph=True
+        lambda *x: forgetting_attention(*x, **options), fullgraph=True, backend="aot_eager"
     )
-    assert torch.equal(attend(*inputs[:4]), first[40][0])
+    assert torch.equal(attend(*inputs[:4]), first[300][0])
+
+
+@pytest.mark.gpu
+def test_decoding_on_a_gpu():
+    test_decoding_is_the_last_row_and_keeps_what_later_queries_see("triton", -6.0, 3, 40)

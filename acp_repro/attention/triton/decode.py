@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..kvcache import PagedKVCache
 from .launch import launch
-from .tiles import LOG2E, addressable, empty_rows_like, on_device_of, padded_head_dim, product
+from .tiles import LOG2E, addressable, empty_rows_like, on_device_of, padded_head_dim, product, window_start
 
 # Programs for each multiprocessor: more even out heads of different lengths, fewer mean fewer parts.
 _PROGRAMS_PER_PROCESSOR = 32
@@ -25,7 +25,7 @@ _WARPS = 4
 _STAGE_BYTES = 96 << 10
 # Blocks whose decay is looked at together while the boundary moves on.
 _STEP = 32
-_SIZES = ["batch_heads", "kv_heads", "max_blocks"]
+_SIZES = ["batch_heads", "kv_heads", "max_blocks", "window"]
 
 
 @triton.jit
@@ -85,6 +85,7 @@ def _split_kernel(
     batch_heads,
     kv_heads,
     max_blocks,
+    window,
     scale,
     TOKENS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -97,6 +98,7 @@ def _split_kernel(
     STEP: tl.constexpr,
     HAS_THRESHOLD: tl.constexpr,
     HAS_START: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
 ):
     bh = tl.program_id(0) % batch_heads  # of keys and values
     split = tl.program_id(0) // batch_heads
@@ -108,6 +110,8 @@ def _split_kernel(
     earliest = 0
     if HAS_START:
         earliest = tl.minimum(tl.load(seq_start + b), length).to(tl.int32)
+    if HAS_WINDOW:
+        earliest = tl.maximum(earliest, window_start(first, window))  # of the oldest query, of all the least
 
     r = tl.arange(0, ROWS)
     g_row = r // TOKENS
@@ -135,6 +139,8 @@ def _split_kernel(
         begin = tl.minimum(begin, begin_g)
         oldest = tl.where(g_row == g, begin_g * BLOCK, oldest)
     oldest = tl.maximum(oldest, earliest)
+    if HAS_WINDOW:
+        oldest = tl.maximum(oldest, window_start(first + r % TOKENS, window))
 
     blocks = tl.cdiv(length, BLOCK)
     share = tl.maximum(tl.cdiv(blocks - begin, SPLITS), LEAST)
@@ -243,6 +249,7 @@ def decode(
     threshold: Tensor | None,
     seq_start: Tensor | None,
     sm_scale: float,
+    window_size: int | None = None,
 ) -> Tensor:
     """:func:`acp_repro.attention.forgetting_attention_with_kvcache` of q (B, H, T, D).
 
@@ -287,11 +294,13 @@ def decode(
             total,
             *q.stride()[:3],
             *sizes,
+            window_size,
             sm_scale * LOG2E.value,
             **shape,
             STEP=_STEP,
             HAS_THRESHOLD=threshold is not None,
             HAS_START=seq_start is not None,
+            HAS_WINDOW=window_size is not None,
             num_warps=_WARPS,
             num_stages=_num_stages(cache),
         )
