@@ -9,6 +9,7 @@ is touched.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from .chain.command import choose_device, command, output_file, positive, run_command
 from .chain.provenance import device_name
@@ -31,6 +32,20 @@ def main(arguments: list[str] | None = None) -> int:
 
     print(f"{run.name}: {run.steps:,} steps in all, {min(options.steps, run.steps):,} taken")
     rows: list[dict] = []
+    named = {**run.columns(), "log_pruning_tolerance": None}  # each training has its own
+
+    def write() -> Path:
+        return write_suite_records(
+            suite.name,
+            suite.paper,
+            quantity,
+            rows,
+            device=device_name(device),
+            dtype=run.training.dtype,
+            uses_gpu=device.type == "cuda",
+            path=options.csv,
+        )
+
     for step in measure(
         run,
         device,
@@ -38,28 +53,19 @@ def main(arguments: list[str] | None = None) -> int:
         steps=options.steps,
         look_every=options.look_every,
     ):
-        rows += step
+        rows += [named | row for row in step]
         for row in step:
             if row["parts_here"]:
                 print(f"\n{_in_words(row)}", flush=True)
+        if step[0]["step"] % options.look_every == 0:  # what is stopped keeps what it found
+            write()
     for training in dict.fromkeys(row["training"] for row in rows):
         last = [row for row in rows if row["training"] == training][-1]
         state = "loss apart by" if last["weight_difference"] else "the same bits to the end; loss apart by"
         print(
             f"{training}: after {last['step'] + 1:,} steps {state} {last['loss_difference_nats']:+.2g} nats"
         )
-    named = {**run.columns(), "log_pruning_tolerance": None}  # each training has its own
-    path = write_suite_records(
-        suite.name,
-        suite.paper,
-        quantity,
-        [named | row for row in rows],
-        device=device_name(device),
-        dtype=run.training.dtype,
-        uses_gpu=device.type == "cuda",
-        path=options.csv,
-    )
-    print(f"records: {path}")
+    print(f"records: {write()}")
     return 0
 
 
