@@ -7,6 +7,7 @@ batches, so until a step's gradients differ in a bit they are one training.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -68,6 +69,7 @@ def measure(
     names = [name for name, _ in ways[0].model.named_parameters()]
     steps = min(steps, task.steps)
     with (
+        _no_autotuning(),
         compiled_blocks(blocks, compiles(run, device)),
         tqdm(total=steps, desc=f"{run.name}: fork", unit="step") as progress,
     ):
@@ -106,6 +108,15 @@ def measure(
             progress.set_postfix_str(f"parted: {sum(way.parted for way in ways)} of {len(ways) - 1}")
             progress.update()
             yield rows
+
+
+def _no_autotuning() -> contextlib.AbstractContextManager:
+    """Inductor picks a reduction's tile by timing it, each graph for itself. On a GPU that does other work,
+    too, exact and ACP then sum in two orders and part at the first step, whatever is pruned."""
+    from torch._inductor import config
+
+    known = hasattr(config, "deterministic")  # not before torch 2.10
+    return config.patch(deterministic=True) if known else contextlib.nullcontext()
 
 
 def _start(task: FoXTask, device: torch.device, name: str, tolerance: float | None) -> Way:
