@@ -1,7 +1,7 @@
 """When does a training with ACP part from its exact pair? ``python -m acp_repro.fork --suite h200-needle``.
 
 Trains one run of the suite exactly, with ACP at several tolerances, and exactly with one weight moved by
-one unit in its last place, all side by side and step by step. Prints the first step at which the gradients
+one unit of bfloat16, all side by side and step by step. Prints the first step at which the gradients
 differ in a bit, and writes what differs at each step to results/SUITE/benchmark/fork.csv.gz. No run folder
 is touched.
 """

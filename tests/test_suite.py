@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from acp_repro.chain import state
 from acp_repro.chain.errors import RecordError, SuiteError, UnknownName
@@ -17,6 +18,7 @@ from acp_repro.chain.paper import first_seeds
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
+from acp_repro.papers.acp.task import FoXTask
 from acp_repro.suite import main as suite_main
 from tests.suites import YAML, with_measure, write_suite
 
@@ -61,6 +63,21 @@ def test_a_size_may_share_qk_norm_weights_and_have_words_of_its_own(load):
     }
     with pytest.raises(SuiteError, match="sizes.other.vocab_size: .*258"):
         load(text.replace("KEYS", f"{keys}, vocab_size: 100"))
+
+
+def test_a_run_may_begin_with_one_weight_moved(load):
+    suite = load(YAML.replace("[-10, null]", "[null], nudged: [false, true]"))
+    plain, nudged = suite.runs
+    assert (plain.name, nudged.name) == ("pro-tiny-128-exact", "pro-tiny-128-exact-nudged")
+    assert "nudged" not in plain.as_dict() and nudged.as_dict()["nudged"]
+    assert suite.select(acp=False) == [plain] and plain.setting != nudged.setting
+    models = []
+    for run in suite.runs:
+        torch.manual_seed(run.seed)
+        models.append(FoXTask(run).build())
+    apart = [(a - b).abs() for a, b in zip(*(m.parameters() for m in models), strict=True)]
+    moved = torch.cat([x.detach().flatten() for x in apart])
+    assert (moved > 0).sum() == 1 and moved.max() < 2e-3
 
 
 def stamp_times(folder):

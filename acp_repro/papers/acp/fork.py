@@ -1,7 +1,7 @@
 """When does a training with ACP part from its exact pair, and is it pruning that parts them?
 
 Several trainings of one run go side by side, step by step: exact, with ACP at several tolerances, and exact
-with one weight moved by one unit in its last place. All start from the same weights and read the same
+with one weight moved by one unit of bfloat16. All start from the same weights and read the same
 batches, so until a step's gradients differ in a bit they are one training.
 """
 
@@ -25,9 +25,9 @@ from acp_repro.training.watch import eager
 
 from .measure.pruned_mass import pruned_row_mass
 from .suite import FoXRun
-from .task import FoXTask
+from .task import FoXTask, nudge
 
-EXACT, NUDGED = "exact", "one weight moved"
+EXACT, NUDGED = "exact", "one weight moved by a unit of bfloat16"
 
 
 @dataclasses.dataclass
@@ -64,7 +64,7 @@ def measure(
     ways = [_start(task, device, EXACT, None)]
     ways += [_start(task, device, f"ACP, log epsilon {t:g}", t) for t in tolerances]
     ways.append(_start(task, device, NUDGED, None))
-    _nudge(ways[-1].model)
+    nudge(ways[-1].model)
     blocks = [block for way in ways for block in task.blocks(way.model)]
     names = [name for name, _ in ways[0].model.named_parameters()]
     steps = min(steps, task.steps)
@@ -124,13 +124,6 @@ def _start(task: FoXTask, device: torch.device, name: str, tolerance: float | No
     model = task.build().to(device)
     model.set_log_pruning_tolerance(tolerance)
     return Way(name, tolerance, model, make_optimizer(model, task.run.training, task.learning_rate(0)))
-
-
-def _nudge(model: nn.Module) -> None:
-    """Moves one weight, the first of the first query projection, by one unit in its last place."""
-    weight = model.model.layers[0].attn.q_proj.weight
-    with torch.no_grad():
-        weight[0, 0] = torch.nextafter(weight[0, 0], torch.full_like(weight[0, 0], torch.inf))
 
 
 def _compare(exact: Way, way: Way, names: list[str]) -> dict[str, Any]:

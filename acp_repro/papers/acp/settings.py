@@ -153,6 +153,8 @@ class GridConfig(Strict):
     seed: list[int] = field(default_factory=lambda: [0])
     # Of the training sequences, how many hold needles of their own; see needle/documents.py.
     needle_share: list[float] = field(default_factory=lambda: [0.0])
+    # True begins with one weight moved by one unit of bfloat16: what chance does to a training of this seed.
+    nudged: list[bool] = field(default_factory=lambda: [False])
 
     def __post_init__(self):
         for name in (f.name for f in dataclasses.fields(self)):

@@ -33,6 +33,7 @@ class FoXRun(Run):
     training: TrainingConfig
     data: DataConfig
     needle_share: float = 0.0  # of the training sequences hold needles
+    nudged: bool = False  # begins with one weight moved by one unit of bfloat16
 
     @property
     def name(self) -> str:
@@ -48,7 +49,8 @@ class FoXRun(Run):
             method += f"{-tolerance:g}"
         needles = f"-needles{100 * self.needle_share:g}" if self.needle_share else ""
         seed = f"-seed{self.seed}" if self.seed else ""
-        return f"{self.architecture}-{self.size_name.lower()}-{tokens}-{method}{needles}{seed}"
+        nudged = "-nudged" if self.nudged else ""
+        return f"{self.architecture}-{self.size_name.lower()}-{tokens}-{method}{needles}{seed}{nudged}"
 
     @property
     def setting(self) -> tuple:
@@ -59,6 +61,7 @@ class FoXRun(Run):
             self.context_length,
             self.log_pruning_tolerance,
             self.needle_share,
+            self.nudged,
         )
 
     @property
@@ -97,8 +100,12 @@ class FoXRun(Run):
         resolved = super().as_dict()
         for name in SIZE_OVERRIDES:  # stands under training
             resolved["size"].pop(name)
-        if not self.needle_share:  # came after the first records, whose settings do not name it
-            del resolved["needle_share"]
+        for name in (
+            "needle_share",
+            "nudged",
+        ):  # came after the first records, whose settings do not name them
+            if not resolved[name]:
+                del resolved[name]
         for name in LATER_KEYS:
             if not resolved["size"][name]:
                 del resolved["size"][name]
@@ -116,6 +123,7 @@ def make_run(
     log_pruning_tolerance: float | None,
     seed: int,
     needle_share: float,
+    nudged: bool,
 ) -> FoXRun:
     """A point of the grid as a run.
 
@@ -158,6 +166,7 @@ def make_run(
         log_pruning_tolerance=log_pruning_tolerance,
         data=data,
         needle_share=needle_share,
+        nudged=nudged,
     )
 
 
@@ -203,9 +212,9 @@ class FoXSuite(Suite):
     def select(self, *, acp: bool | None = None, **wanted: Any) -> list[FoXRun]:
         """Runs whose attributes equal ``wanted``, e.g. ``architecture="pro"``; ``acp=True`` for ACP.
 
-        Those that train with needles are left out, unless ``needle_share`` is asked for.
+        Those that train with needles, or from a nudged weight, are left out, unless that is asked for.
         """
-        wanted = {"needle_share": 0.0} | wanted
+        wanted = {"needle_share": 0.0, "nudged": False} | wanted
         return [
             run
             for run in self.runs
@@ -303,7 +312,7 @@ def _suspects(run: FoXRun) -> tuple:
 
 def _paired(runs: Iterable[FoXRun]) -> list[FoXRun]:
     """Those of ``runs`` that are among them both with ACP (log epsilon = -10) and exact, all else equal."""
-    runs = [run for run in runs if run.log_pruning_tolerance in (PAPER_TOLERANCE, None)]
+    runs = [r for r in runs if r.log_pruning_tolerance in (PAPER_TOLERANCE, None) and not r.nudged]
     keys = [(run.architecture, run.size_name, run.context_length, run.needle_share, run.seed) for run in runs]
     return [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
 

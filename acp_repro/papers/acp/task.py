@@ -48,7 +48,10 @@ class FoXTask(Task):
                 self.corpus.sequences("heldout", self.run.context_length)
             except DataError as error:
                 raise TrainingError(f"{error}; or hold out other text, or none (data.heldout)") from None
-        return FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
+        model = FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
+        if self.run.nudged:
+            nudge(model)
+        return model
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
         """(input_ids, labels), each (B, T) integer."""
@@ -121,6 +124,17 @@ class FoXTask(Task):
                 f"{run.folder} was trained on other text than what corpus {run.data.corpus} is now, so with "
                 f"another tokeniser. Put the text back, or delete the run and train anew with `{run.command}`"
             )
+
+
+def nudge(model: FoXForCausalLM) -> None:
+    """Moves one weight, the first of the first query projection, to the next number of bfloat16.
+
+    The smallest push that the products feel: a unit of float32 is lost where weights are rounded to bfloat16.
+    """
+    weight = model.model.layers[0].attn.q_proj.weight
+    with torch.no_grad():
+        first = weight[0, 0].bfloat16()
+        weight[0, 0] = torch.nextafter(first, torch.full_like(first, torch.inf)).float()
 
 
 def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor) -> list[float]:
