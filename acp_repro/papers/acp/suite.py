@@ -100,10 +100,8 @@ class FoXRun(Run):
         resolved = super().as_dict()
         for name in SIZE_OVERRIDES:  # stands under training
             resolved["size"].pop(name)
-        for name in (
-            "needle_share",
-            "nudged",
-        ):  # came after the first records, whose settings do not name them
+        # These came after the first records, whose settings do not name them.
+        for name in ("needle_share", "nudged"):
             if not resolved[name]:
                 del resolved[name]
         for name in LATER_KEYS:
