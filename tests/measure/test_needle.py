@@ -1,11 +1,10 @@
-"""The needle test: prompts by hand, scores, training text that holds needles, and what a model is asked."""
+"""The needle test: what a model is asked, and the quantities that come of it."""
 
 import contextlib
 import dataclasses
 import errno
 import json
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -14,247 +13,19 @@ import torch
 
 from acp_repro import measure as measure_command
 from acp_repro.chain import state
-from acp_repro.chain.errors import RecordError, SuiteError
+from acp_repro.chain.errors import RecordError
 from acp_repro.chain.suite import load_suite
-from acp_repro.common.errors import UsageError
-from acp_repro.data import ByteTokenizer, prepare
-from acp_repro.data.sources import Document
+from acp_repro.data import prepare
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.papers.acp.measure import long_loss_curve, needle, needle_facts, step_losses, training_log
-from acp_repro.papers.acp.needle import documents, haystack, trial
+from acp_repro.papers.acp.needle import trial
 from acp_repro.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import TrainedFoX
 from acp_repro.papers.acp.unfinished import Unfinished
-from tests.suites import YAML, records, with_measure, write_suite
-
-BYTES = ByteTokenizer()
-DEED = "eat a sandwich and sit in Dolores Park on a sunny day"
-LENGTH = 1024
-NEEDLES = (
-    YAML.replace("context_length: [128]", f"context_length: [{LENGTH}]")
-    .replace("[-10, null]", "[-10, null], needle_share: [0, 0.5]")
-    .replace("micro_batch_tokens: 128", f"micro_batch_tokens: {2 * LENGTH}")
-    .replace("{batch_tokens: 256", f"{{batch_tokens: {2 * LENGTH}")
-)
-
-
-def bytes_needle(mode="easy"):
-    return tokenise_needles(BYTES.encode, BYTES.bos_id, mode)[0]
-
-
-# --- prompts and scores
-
-
-def test_the_needle_goes_behind_the_last_full_stop_before_its_depth():
-    needle = bytes_needle()
-    size = needle.haystack_tokens(600)
-    hay = BYTES.encode(("The fox sleeps. " * 100)[:size]).astype(np.int64)
-    bare = needle.prompt(hay, 600, None)
-    assert BYTES.decode(bare) == BYTES.decode(hay) + WORDINGS["easy"][0].question and bare[0] == BYTES.bos_id
-    for depth in (0, 0.3, 0.5, 1):
-        prompt = needle.prompt(hay, 600, depth)
-        text = BYTES.decode(prompt)
-        assert len(prompt) + needle.room == 600 and prompt[0] == BYTES.bos_id
-        assert text.endswith(WORDINGS["easy"][0].question) and text.count(DEED) == 1
-        before = text.index(WORDINGS["easy"][0].needle)
-        assert text.replace(WORDINGS["easy"][0].needle, "", 1) == BYTES.decode(bare)
-        place = round(depth * size)
-        assert before == (size if depth == 1 else text.rindex(".", 0, place) + 1 if depth else 0)
-
-
-def test_without_a_full_stop_the_needle_stands_at_its_depth_and_modes_differ():
-    easy, standard = bytes_needle(), bytes_needle("standard")
-    hay = np.full(2000, ord("x"))
-    assert BYTES.decode(easy.prompt(hay, 800, 0.5)).index("\nWhat") == round(0.5 * easy.haystack_tokens(800))
-    text = BYTES.decode(standard.prompt(hay, 800, 0.5))
-    assert text.endswith("\nWhat is the best thing to do in San Francisco? Answer:")
-    assert f"x\nThe best thing to do in San Francisco is {DEED}.\nx" in text
-    with pytest.raises(UsageError, match="mode 'hard' is not known; use easy, standard or facts"):
-        bytes_needle("hard")
-
-
-def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
-    needle = bytes_needle()
-    least = 600 - needle.haystack_tokens(600) + 1
-    with pytest.raises(UsageError, match=f"use a length of at least {least}"):
-        needle.prompt(np.zeros(100), least - 1, 0)
-    assert needle.haystack_tokens(least) == 1
-    with pytest.raises(UsageError, match="the haystack has 10 tokens, and a context of 600 takes"):
-        needle.prompt(np.zeros(10), 600, 0)
-    assert trial.default_lengths([needle], 11_000) == [1000 * i for i in range(1, 12)]
-    assert trial.default_lengths([needle], 1100, 1) == [1100]
-    lengths = trial.default_lengths([needle], 1100)
-    assert len(lengths) == 11 and lengths[0] == 2 * (least - 1) and lengths[-1] == 1100
-
-
-@pytest.mark.parametrize(
-    ("answer", "share", "exact"),
-    [
-        (f" {DEED}.\nWhat", 1.0, True),
-        (f"The best thing to do in San Francisco is {DEED}!", 1.0, True),
-        (f"{DEED} at noon", 1.0, False),
-        (f"never {DEED}", 1.0, False),
-        (f"\n\n {DEED.upper()}", 1.0, True),
-        ("eat a sandwich on the moon", 2 / 7, False),
-        (f"nothing\n{DEED}", 0.0, False),  # what comes later is no answer
-        ("a and in on", 0.0, False),
-        ("", 0.0, False),
-    ],
-)
-def test_scores(answer, share, exact):
-    wording = WORDINGS["easy"][0]
-    assert wording.recall(answer) == pytest.approx(share) and wording.is_exact(answer) is exact
-
-
-def test_the_facts_are_different_questions_that_the_training_text_knows_nothing_of():
-    wordings = WORDINGS["facts"]
-    assert len(wordings) >= 20 and wordings[0] == WORDINGS["easy"][0]
-    assert len({w.question for w in wordings}) == len({w.deed for w in wordings}) == len(wordings)
-    assert len({w.deed.split()[0] for w in wordings}) >= 20  # no one token decides many of them
-    taken = {*documents.NAMES, *documents.PLACES}
-    for wording in wordings:
-        assert not taken & set(re.findall("[A-Z][a-z]+", wording.needle))
-        assert wording.recall(wording.deed) == 1 and wording.is_exact(f"{wording.lead} {wording.deed}.")
-        assert all(other is wording or other.recall(wording.deed) < 0.3 for other in wordings)
-
-
-# --- haystacks
-
-
-def test_pieces_of_a_text_begin_evenly_apart_and_go_round():
-    texts = [Document("a", b"abcdef", b""), Document("b", b"ghij", b"")]
-    pieces = haystack.text_haystacks(texts, BYTES.encode, 6, 3)
-    assert [BYTES.decode(piece) for piece in pieces] == ["abcdef", "defghi", "ghijab"]
-    with pytest.raises(UsageError, match="has 10 tokens, fewer than the longest context, 11"):
-        haystack.text_haystacks(texts, BYTES.encode, 11, 1)
-
-
-def test_heldout_pieces_are_whole_sequences_of_one_place_each(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    corpus = prepare(load_suite("mini").data)
-    held = BYTES.encode((tmp_path / "heldout.txt").read_text())  # 860 bytes
-    pieces = haystack.heldout_haystacks(corpus, 128, 200, 2)
-    assert [len(piece) for piece in pieces] == [256, 256]
-    assert (pieces[0] == held[:256]).all() and (pieces[1] == held[384:640]).all()
-    with pytest.raises(UsageError, match="2 haystacks of 500 tokens take 8 held-out sequences of 128, and"):
-        haystack.heldout_haystacks(corpus, 128, 500, 2)
-
-
-# --- training text
-
-
-def test_facts_are_asked_for_as_they_were_stated_and_share_nothing_with_the_test():
-    generator = np.random.default_rng(0)
-    found = [fact for fact, _ in zip(documents.facts(generator, []), range(300), strict=False)]
-    bare = 0
-    for stated, asked in found:
-        answer = asked.split(" Answer: ")[1]
-        assert stated in (asked, f"\n{answer}")
-        bare += stated != asked
-    assert 40 < bare < 110
-    said = set(re.findall("[a-z]+", " ".join(asked for _, asked in found).lower()))
-    own = set(re.findall("[a-z]+", (DEED + " best thing san francisco").lower()))
-    assert said & own <= {"a", "and", "in", "on"}
-    assert len({asked for _, asked in found}) == 300
-
-
-def test_a_document_has_its_length_and_states_each_fact_before_it_asks():
-    words = " ".join(f"w{number}" for number in range(2000))
-    filler = BYTES.encode(words)
-    document = documents.needle_document(filler, BYTES, np.random.default_rng(1))
-    text = BYTES.decode(document)
-    assert len(document) == len(filler) and document.dtype == filler.dtype
-    answers = re.findall(r"(?:Answer: |\n)([A-Z][^\n?]*\.)\n", text)
-    assert len(answers) >= 8 and all(answers.count(answer) == 2 for answer in answers)
-    quoted = [re.findall(r"\bw\d+", answer) for answer in answers]
-    assert {bool(words) for words in quoted} == {True, False}
-    left = re.sub(r"\n[A-Z][^\n]*\.\n", "", text)
-    assert words.startswith(left) and 0.5 <= len(left) / len(text) < 0.7
-    assert not set(left.split()[:-1]) & {word for answer in quoted for word in answer}
-    short = BYTES.encode("short")
-    assert (documents.needle_document(short, BYTES, np.random.default_rng(1)) == short).all()
-
-
-def test_some_answers_of_every_kind_have_words_that_are_in_no_text():
-    words = [
-        a + b for a in ("river", "mountain", "shadow", "window") for b in ("side", "less", "ward", "fall")
-    ]
-    starts, ends = {word[:3] for word in words}, {word[-2:] for word in words}
-    coined = {True: [], False: []}
-    for _, (_, asked) in zip(range(800), documents.facts(np.random.default_rng(0), words), strict=False):
-        deed = asked.split(" Answer: ")[1].removesuffix(".\n").split()
-        new = [w for w in deed if w.istitle() and w[:3].lower() in starts and w[-2:] in ends]
-        assert not set(new) & set(words)
-        coined[any(word in words for word in deed)].append(bool(new))
-    assert all(0.1 < sum(of_kind) / len(of_kind) < 0.35 for of_kind in coined.values())  # quotations, and not
-    assert len(coined[True]) > 2 * len(coined[False])
-
-
-def test_facts_are_asked_for_near_and_far():
-    filler, distances = BYTES.encode("x " * 20_000), []
-    for seed in range(8):
-        text = BYTES.decode(documents.needle_document(filler, BYTES, np.random.default_rng(seed)))
-        for answer in set(re.findall(r"(?:Answer: |\n)([A-Z][^\n?]*\.)\n", text)):
-            distances.append((text.rindex(answer) - text.index(answer)) / len(text))
-    shares = np.histogram(distances, [0, 1 / 32, 1 / 8, 1 / 2, 1])[0] / len(distances)
-    assert (shares > 0.06).all() and shares[2:].sum() > 0.6
-
-
-def test_some_documents_open_with_a_fact():
-    filler, opening = BYTES.encode("x " * 2000), 0
-    for seed in range(40):
-        text = BYTES.decode(documents.needle_document(filler, BYTES, np.random.default_rng(seed)))
-        opening += not text.startswith("x x")
-    assert 4 <= opening <= 18  # a quarter of them
-
-
-def test_a_run_with_needles_has_them_in_its_share_and_pairs_read_the_same(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path, NEEDLES)
-    suite = load_suite("mini")
-    names = [
-        "pro-tiny-1k-acp",
-        "pro-tiny-1k-acp-needles50",
-        "pro-tiny-1k-exact",
-        "pro-tiny-1k-exact-needles50",
-    ]
-    assert [run.name for run in suite.runs] == names
-    plain, acp, _, exact = suite.runs
-    assert "needle_share" not in plain.as_dict() and acp.as_dict()["needle_share"] == 0.5
-    assert suite.pairs("pro") == [plain, suite.runs[2]] == suite.needle_runs("pro", longest=True)
-    assert suite.trained_with_needles == [acp, exact] and plain.setting != acp.setting
-    tasks = [FoXTask(run) for run in (plain, acp, exact)]
-    changed = 0
-    for step in range(20):
-        (_, before), (inputs, labels), (again, _) = (task.batch(step) for task in tasks)
-        assert torch.equal(inputs, again) and torch.equal(inputs[:, 1:], labels[:, :-1])
-        assert (inputs[:, 0] == BYTES.bos_id).all()
-        rows = (labels != before).any(1)
-        changed += int(rows.sum())
-        assert all("Answer:" in BYTES.decode(row) for row in labels[rows])
-    assert 10 <= changed <= 30
-    with pytest.raises(SuiteError, match="needle_share: is a share of the sequences, 0 to 1; got 2"):
-        write_suite(tmp_path, NEEDLES.replace("[0, 0.5]", "[2]"))
-        load_suite("mini")
-
-
-def test_runs_without_needles_are_described_as_before_there_were_any(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    assert "needle_share" not in load_suite("mini").runs[0].as_dict()
-    for wrong, message in (
-        ("needle_depths: [2]", "between 0 and 1"),
-        ("needle_depths: [0.5, 0.5]", "needle_depths: must be different values"),
-        ("needle_lengths: [512, 512]", "needle_lengths: must be different values"),
-        ("needle_samples: 0", "positive"),
-    ):
-        with pytest.raises(SuiteError, match=message):
-            write_suite(tmp_path, YAML.replace("loss_tokens: 256", f"loss_tokens: 256, {wrong}"))
-            load_suite("mini")
-
+from tests.measure.test_needle_text import BYTES, DEED, LENGTH, NEEDLES, bytes_needle
+from tests.suites import records, with_measure, write_suite
 
 # --- asking a model
 
