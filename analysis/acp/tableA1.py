@@ -51,13 +51,14 @@ def pairs(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_words(table: pd.DataFrame) -> str:
-    """How many pairs parted, who was better then, and the mean difference with its interval."""
+    """How many pairs differ, who was better then, and the mean difference with its interval."""
     apart = table[table["difference_nats"] != 0]
     mean, low, high = needle_statistics.interval(table["difference_nats"])
+    better = int((apart["difference_nats"] < 0).sum())
     return (
-        f"Of {len(table)} pairs {len(table) - len(apart)} are one training to the last digit; where two "
-        f"part, ACP is the better in {int((apart['difference_nats'] < 0).sum())} of {len(apart)}. Mean "
-        f"difference over all pairs {mean:+.1f} nats [{low:+.1f}, {high:+.1f}]"
+        f"In {len(table) - len(apart)} of {len(table)} pairs the likelihoods agree to the last digit; "
+        f"where they differ, ACP is the better in {better} of {len(apart)}. Mean difference over all pairs "
+        f"{mean:+.1f} nats [{low:+.1f}, {high:+.1f}]"
     )
 
 

@@ -159,10 +159,12 @@ def test_table_a1_has_the_pairs_of_before_and_todays():
     before = len(pd.read_csv(tableA1.HISTORY))
     table = tableA1.pairs(records)
     assert len(table) == before + 1 and table["difference_nats"].iloc[-1] == pytest.approx(4.0)
-    assert tableA1.in_words(table).startswith(f"Of {before + 1} pairs 3 are one training to the last digit")
+    assert tableA1.in_words(table).startswith(
+        f"In 3 of {before + 1} pairs the likelihoods agree to the last digit"
+    )
     known = records.assign(commit=table["kernel_commit"].iloc[0])
     assert len(tableA1.pairs(known)) == before  # its records stand in the file already
-    assert "Of 8 pairs" in " ".join(synthetic.draw(tableA1).split())
+    assert "In 3 of 8 pairs" in " ".join(synthetic.draw(tableA1).split())
 
 
 def test_one_model_stands_beside_itself():

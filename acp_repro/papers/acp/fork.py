@@ -111,8 +111,8 @@ def measure(
 
 
 def _no_autotuning() -> contextlib.AbstractContextManager:
-    """Inductor picks a reduction's tile by timing it, each graph for itself. On a GPU that does other work,
-    too, exact and ACP then sum in two orders and part at the first step, whatever is pruned."""
+    """Inductor picks a reduction's tile by timing it, each graph for itself, so exact and ACP may sum in two
+    orders. They parted at the first step once, on a GPU that did other work too: the likely reason."""
     from torch._inductor import config
 
     known = hasattr(config, "deterministic")  # not before torch 2.10
