@@ -310,6 +310,7 @@ def test_bars_of_figure_4_stack_to_the_distribution(folder):
 
 def test_kinds_are_named_as_shares_of_what_the_grid_allows(folder):
     """At short contexts a local head prunes 95 % of the limit, which may be two thirds of all blocks."""
+    style.use_style()  # whose sizes of type decide what fits
     write_heads()
     records = read("pruned_ratio")
     for module in (figure4, figure5):
