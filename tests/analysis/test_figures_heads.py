@@ -12,6 +12,7 @@ from acp_repro.chain.errors import RecordError, SuiteError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.acp.grid import head_kind, largest_pruned_ratio
+from analysis import style
 from analysis.acp import (
     figure1,
     figure3,
