@@ -44,13 +44,15 @@ def origin(device: str, dtype: str, uses_gpu: bool) -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str | None:
-    """The project's commit, with ``-dirty`` where tracked files differ.
+    """``$ACP_REPRO_COMMIT``, or the checkout's commit, with ``-dirty`` where tracked files differ, or None.
 
-    Outside a checkout ``$ACP_REPRO_COMMIT``, for machines that get the files without the history, or None.
+    The variable comes first: a machine that gets the files without their history may have another one there.
     """
+    if named := os.environ.get("ACP_REPRO_COMMIT"):
+        return named
     root = Path(__file__).resolve().parents[2]
     if not (root / "pyproject.toml").is_file():  # installed: what lies around it is another project
-        return os.environ.get("ACP_REPRO_COMMIT") or None
+        return None
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -61,7 +63,7 @@ def commit() -> str | None:
         dirty = "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
         return git("rev-parse", "--short=12", "HEAD") + dirty
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("ACP_REPRO_COMMIT") or None
+        return None
 
 
 def version(package: str) -> str | None:

@@ -11,6 +11,7 @@ import torch
 from acp_repro import train as train_command
 from acp_repro.attention.boundary import find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.chain import provenance
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.records import read_records, write_records
 from acp_repro.chain.suite import load_suite
@@ -184,3 +185,8 @@ def test_statistics_by_hand():
     assert statistics.throughput_gain(speed)["percent"].tolist() == pytest.approx([50.0])
     with pytest.raises(ValueError, match="one of exact"):
         statistics.throughput_gain(speed[:1])
+
+
+def test_a_commit_that_is_named_goes_before_the_checkout_s(monkeypatch):
+    monkeypatch.setenv("ACP_REPRO_COMMIT", "0123456789ab")
+    assert provenance.commit.__wrapped__() == "0123456789ab"
