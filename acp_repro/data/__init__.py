@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from acp_repro.common import lazy
 
 if TYPE_CHECKING:
-    from acp_repro.data.cache import CorruptEntry
+    from acp_repro.data.cache import CorruptEntry, default_cache
     from acp_repro.data.config import DataConfig
-    from acp_repro.data.corpus import Corpus, default_cache, prepare
+    from acp_repro.data.corpus import Corpus, prepare
     from acp_repro.data.files import DataError
     from acp_repro.data.longcrawl64 import LongCrawl64
     from acp_repro.data.sequences import Sequences, TokenSequences
@@ -35,7 +35,7 @@ _HOME = {
     "SampleSource": "sources",
     "Sequences": "sequences",
     "TokenSequences": "sequences",
-    "default_cache": "corpus",
+    "default_cache": "cache",
     "prepare": "corpus",
     "sample_text": "sources",
 }

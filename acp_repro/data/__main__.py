@@ -13,7 +13,8 @@ import yaml
 from acp_repro.common.errors import UserError
 from acp_repro.common.files import write_text
 from acp_repro.data import DataConfig, DataError, prepare
-from acp_repro.data.config import CORPORA, DEFAULT_HELDOUT
+from acp_repro.data.config import DEFAULT_HELDOUT
+from acp_repro.data.registry import CORPORA
 
 EXPORT = "export-tokenizer"
 EXAMPLES = """corpora:
@@ -28,7 +29,7 @@ examples:
   python -m acp_repro.data export-tokenizer FILE --suite h100  its tokenizer.json, to keep or commit
 
 A corpus that is in the cache already is only opened.""".format(
-    corpora="\n".join(f"  {name:12} {what}" for name, what in CORPORA.items())
+    corpora="\n".join(f"  {name:16} {of.what}" for name, of in CORPORA.items())
 )
 
 
@@ -63,6 +64,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     keys.add_argument("--config", help="for hf: the dataset's configuration")
     keys.add_argument("--split", help="for hf: the dataset's split (train)")
     keys.add_argument("--max-documents", type=int, metavar="N", help="for hf: documents to fetch")
+    keys.add_argument(
+        "--options", nargs="+", metavar="NAME=VALUE", help="other options of the corpus, such as least=2"
+    )
     parser.add_argument(
         "--context-length",
         nargs="+",
@@ -92,6 +96,9 @@ def config_of(args: argparse.Namespace) -> DataConfig:
         if given:
             raise DataError(f"--suite settles the data; leave out --{min(given).replace('_', '-')}")
         return _of_suite(args.suite)
+    if args.options:
+        pairs = (option.partition("=") for option in args.options)
+        given["options"] = {name: yaml.safe_load(value) for name, _, value in pairs}
     if len(given.get("path", ())) == 1:
         given["path"] = given["path"][0]
     if len(given.get("heldout", ())) == 1:

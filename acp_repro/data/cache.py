@@ -20,8 +20,18 @@ import numpy as np
 
 from acp_repro.common.errors import UserError
 from acp_repro.common.files import lock, sha256_of, sync, write_text
+from acp_repro.data.files import DataError
 
 _log = logging.getLogger(__name__)
+
+
+def default_cache() -> Path:
+    """``$ACP_REPRO_CACHE``, or ``cache/`` beside the nearest pyproject.toml (else here)."""
+    if given := os.environ.get("ACP_REPRO_CACHE"):
+        return Path(given).expanduser()
+    here = Path.cwd()
+    project = next((p for p in (here, *here.parents) if (p / "pyproject.toml").exists()), here)
+    return project / "cache"
 
 
 class CorruptEntry(UserError):
@@ -115,7 +125,20 @@ def open_or_build(folder: Path, key: str, build: Callable[[EntryWriter], dict]) 
 
     ``build`` writes the files and returns the entry's facts (of JSON's types). Of several
     processes that ask at once, one builds and the others wait for it.
+
+    Raises:
+        DataError: the folder that ``folder`` lies in cannot be used.
     """
+    try:
+        return _open_or_build(folder, key, build)
+    except OSError as error:
+        raise DataError(
+            f"the cache folder {folder.parent} cannot be used ({error}); point cache_dir or "
+            "ACP_REPRO_CACHE to a folder with room that you may write to"
+        ) from error
+
+
+def _open_or_build(folder: Path, key: str, build: Callable[[EntryWriter], dict]) -> Entry:
     with contextlib.suppress(CorruptEntry, FileNotFoundError):
         return _open_existing(folder, key)
     with lock(folder.with_name(folder.name + ".lock")):

@@ -5,32 +5,75 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
+from acp_repro.data import corpora  # noqa: F401  registers them
 from acp_repro.data.files import DataError
+from acp_repro.data.registry import CORPORA, CorpusFunction, find_corpus
+from acp_repro.data.sources import Source
 
-CORPORA = {
-    "stdlib": "the running Python's own standard library; nothing to download",
-    "text": "files at `path`: plain text or .jsonl, each also .xz, .zst, .gz",
-    "longcrawl64": "the paper's corpus: a folder `path` with train.zarr and heldout.zarr",
-    "hf": "a Hugging Face dataset, `path: owner/name`, its first `max_documents` documents",
-}
 DEFAULT_HELDOUT = 0.05
 BYTES_VOCAB_SIZE = 256 + 1  # every byte, BOS
 SMALLEST_BPE = 256 + 2  # every byte, one merge, BOS
 GPT2_VOCAB_SIZE = 50257
 
 
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
+@dataclass(frozen=True)
+class CorpusConfig:
+    """Which text: what the settings of every paper's data begin with; each adds ``options``, a mapping.
+
+    Attributes:
+        corpus: the name of a function of `corpora`, or of another package.
+        path: what that function reads: a file, a folder, a dataset.
+    """
+
+    # Fields of a subclass that are options of some corpora.
+    NAMED: ClassVar[tuple[str, ...]] = ()
+    # For a caller that checks the fields' types with pydantic, which this module does not import. An unknown
+    # key is refused there too.
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    corpus: str
+    path: str | list[str] | None = None
+
+    @property
+    def function(self) -> CorpusFunction:
+        """What gives the texts."""
+        return find_corpus(self.corpus)
+
+    def __post_init__(self) -> None:
+        function = self.function
+        if isinstance(self.path, list | tuple) and function.several:
+            object.__setattr__(self, "path", tuple(self.path))
+        function.check(self.path, self.arguments())
+        for of in dataclasses.fields(self):
+            is_taken = of.name not in self.NAMED or of.name in function.options
+            if not is_taken and getattr(self, of.name) != of.default:
+                takers = [name for name, other in CORPORA.items() if of.name in other.options]
+                raise DataError(
+                    f"{of.name}: is for `corpus: {' or '.join(takers)}`; remove it, or set "
+                    f"corpus: {takers[0]}"
+                )
+
+    def arguments(self) -> dict[str, Any]:
+        """The options of the function, as the settings have them."""
+        given = {name: getattr(self, name) for name in self.NAMED if name in self.function.options}
+        return {name: value for name, value in given.items() if value is not None} | self.options
+
+    def source(self, cache: Path | None = None) -> Source:
+        """The corpus; see `CorpusFunction.open`."""
+        return self.function.open(self.path, self.arguments(), cache)
+
+
+@dataclass(frozen=True)
+class DataConfig(CorpusConfig):
     """Which text, which part of it is held out, and how it becomes tokens.
 
     Attributes:
-        corpus: one of `CORPORA`.
-        path: for ``text`` a file or a folder, or a list of them (kept as a tuple), read one after the
-            other; for ``longcrawl64`` the folder that holds
-            ``train.zarr`` and ``heldout.zarr``; for ``hf`` the dataset's name, or a local folder
-            of one.
+        corpus, path: see `CorpusConfig`; for ``text`` a list of paths (kept as a tuple) is read one after the
+            other.
         text_field: the field of ``.jsonl`` files, or of the dataset, that holds the text.
         heldout: the share of documents held out (0 to less than 1), by default 0.05; of a single
             document its last part, cut where a paragraph ends; 0 for none, and then nothing can be
@@ -46,23 +89,22 @@ class DataConfig:
         split: for ``hf``: the dataset's split that is read, by default ``"train"``; ours are cut
             from it by ``heldout``.
         max_documents: for ``hf``: how many documents are fetched, from the first one on.
+        options: other options of the corpus's function.
 
     Raises:
         DataError: names the key, what is wrong with it, and what would be right.
     """
 
-    # For a caller that checks the fields' types with pydantic, which this module does not import. An unknown
-    # key is refused there too.
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    NAMED = ("text_field", "config", "split", "max_documents")
 
     corpus: str = "stdlib"
-    path: str | list[str] | None = None
     text_field: str = "text"
     heldout: float | str | list[str] | None = None
     tokenizer: str | dict[str, int | str] | None = None
     config: str | None = None
     split: str | None = None
     max_documents: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any] | DataConfig) -> DataConfig:
@@ -71,7 +113,7 @@ class DataConfig:
             return settings
         if not isinstance(settings, Mapping):
             raise DataError(f"data: {settings!r} is not a mapping; write `corpus: stdlib` below it")
-        known = [field.name for field in dataclasses.fields(cls)]
+        known = [of.name for of in dataclasses.fields(cls)]
         for key in settings:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
@@ -83,12 +125,9 @@ class DataConfig:
         return cls(**settings)
 
     def __post_init__(self) -> None:
-        if self.corpus not in CORPORA:
-            *first, last = CORPORA
-            raise DataError(f"corpus: {self.corpus!r} is not known; use {', '.join(first)} or {last}")
-        self._check_path()
         if not (isinstance(self.text_field, str) and self.text_field):
             raise DataError(f"text_field: {self.text_field!r} is not the name of a field; use text")
+        super().__post_init__()
         if self.corpus == "longcrawl64":
             self._set("tokenizer", "gpt2")
             if self.heldout is not None:
@@ -103,23 +142,6 @@ class DataConfig:
     def _set(self, name: str, default: Any) -> None:
         if getattr(self, name) is None:
             object.__setattr__(self, name, default)
-
-    def _check_path(self) -> None:
-        needs = {
-            "text": "a file or a folder",
-            "longcrawl64": "the folder with train.zarr and heldout.zarr",
-            "hf": "a dataset, such as owner/name",
-        }.get(self.corpus)
-        several = isinstance(self.path, list | tuple) and self.corpus == "text"
-        if several:
-            object.__setattr__(self, "path", tuple(self.path))
-            if not self.path or not all(isinstance(path, str) and path for path in self.path):
-                raise DataError(f"path: {list(self.path)} is not a list of paths; name at least one")
-        if needs and not several and not (isinstance(self.path, str) and self.path):
-            what = "name" if self.corpus == "hf" else "path"
-            raise DataError(f"path: {self.path!r}, but `corpus: {self.corpus}` needs the {what} of {needs}")
-        if not needs and self.path is not None:
-            raise DataError("path: `corpus: stdlib` takes none; remove it, or set corpus: text")
 
     def _check_heldout(self) -> None:
         value = self.heldout
@@ -164,21 +186,23 @@ class DataConfig:
             raise DataError(f"tokenizer: {value!r}, but `corpus: longcrawl64` is GPT-2 ids; remove the key")
 
     def _check_hf(self) -> None:
-        for name in ("config", "split", "max_documents"):
+        if self.corpus != "hf":
+            return
+        self._set("split", "train")
+        for name in ("config", "split"):
             value = getattr(self, name)
-            if self.corpus != "hf":
-                if value is not None:
-                    raise DataError(f"{name}: is for `corpus: hf`; remove it, or set corpus: hf")
-            elif name != "max_documents":
-                if value is not None and not (isinstance(value, str) and value):
-                    raise DataError(f"{name}: {value!r} is not a name; write {name}: train, say")
-            elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise DataError(
-                    f"max_documents: {value!r}, but `corpus: hf` needs a number of documents to "
-                    "fetch, such as 10_000"
-                )
-        if self.corpus == "hf":
-            self._set("split", "train")
+            if value is not None and not (isinstance(value, str) and value):
+                raise DataError(f"{name}: {value!r} is not a name; write {name}: train, say")
+        most = self.max_documents
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise DataError(
+                f"max_documents: {most!r}, but `corpus: hf` needs a number of documents to "
+                "fetch, such as 10_000"
+            )
+
+    def arguments(self) -> dict[str, Any]:
+        is_left_out = self.corpus == "text" and self.heldout_paths
+        return super().arguments() | ({"exclude": self.heldout_paths} if is_left_out else {})
 
     @property
     def bpe_size(self) -> int | None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from acp_repro.data.cache import Entry, EntryWriter, open_or_build
+from acp_repro.data.cache import Entry, EntryWriter, default_cache, open_or_build
 from acp_repro.data.config import DataConfig
 from acp_repro.data.files import DataError
-from acp_repro.data.hf import downloaded
 from acp_repro.data.longcrawl64 import LongCrawl64
 from acp_repro.data.parallel import tokenise
 from acp_repro.data.reader import SPLITS, Reader, hash_of
@@ -153,9 +150,7 @@ def prepare(
     if config.corpus == "longcrawl64":  # tokens already, and far too many to copy
         return LongCrawl64(config)
     folder = default_cache() if cache_dir is None else Path(cache_dir).expanduser()
-    with _blaming(folder):
-        given = downloaded(config, folder) if config.corpus == "hf" else None
-    reader = Reader(config, given)
+    reader = Reader(config, folder)
     tokens, fact = _tokenizer_facts(config)
     key = hash_of(
         {
@@ -165,24 +160,12 @@ def prepare(
             "bpe": fact,
         }
     )
-    with _blaming(folder):
-        entry = open_or_build(
-            folder / f"{config.corpus}-{tokens}-{key[:16]}",
-            key,
-            functools.partial(_build, config, reader, workers),
-        )
+    entry = open_or_build(
+        folder / f"{config.corpus}-{tokens}-{key[:16]}",
+        key,
+        functools.partial(_build, config, reader, workers),
+    )
     return Corpus(config, entry)
-
-
-@contextlib.contextmanager
-def _blaming(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"the cache folder {folder} cannot be used ({error}); point cache_dir or "
-            "ACP_REPRO_CACHE to a folder with room that you may write to"
-        ) from error
 
 
 def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
@@ -193,15 +176,6 @@ def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
         json_text = read_json(config.tokenizer_file)
         return "file", {"sha256": hashlib.sha256(json_text.encode()).hexdigest()}
     return config.tokenizer, None if config.tokenizer == "bytes" else config.tokenizer
-
-
-def default_cache() -> Path:
-    """``$ACP_REPRO_CACHE``, or ``cache/`` beside the nearest pyproject.toml (else here)."""
-    if given := os.environ.get("ACP_REPRO_CACHE"):
-        return Path(given).expanduser()
-    here = Path.cwd()
-    project = next((p for p in (here, *here.parents) if (p / "pyproject.toml").exists()), here)
-    return project / "cache"
 
 
 def _build(config: DataConfig, reader: Reader, workers: int | None, writer: EntryWriter) -> dict[str, Any]:
@@ -257,7 +231,8 @@ def _training_documents(config: DataConfig, reader: Reader) -> Iterator[Document
 def _check_splits(config: DataConfig, documents: dict[str, int]) -> None:
     train, heldout = (documents[name] for name in SPLITS)
     if not train + heldout:
-        raise DataError(f"path: {', '.join(config.paths)} holds no text, only blank documents")
+        what = f"path: {', '.join(config.paths)}" if config.paths else f"corpus: {config.corpus}"
+        raise DataError(f"{what} holds no text, only blank documents")
     if config.heldout and not heldout:
         raise DataError(
             f"heldout: {config.heldout} leaves no held-out document of {train}; use a "

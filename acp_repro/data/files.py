@@ -9,9 +9,9 @@ import json
 import lzma
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from acp_repro.common.errors import UserError
 
@@ -115,10 +115,15 @@ def checked_text(data: bytes, where: str) -> bytes:
     return data
 
 
-def json_field(line: bytes, field: str, where: str) -> bytes:
-    """The UTF-8 text in one line of JSON; empty for a blank line."""
-    if not line.strip():
-        return b""
+def json_lines(lines: Iterable[bytes], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, record) of each line that is not blank; the place is ``where`` and the line's number."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield f"{where}:{number}", json_record(line, f"{where}:{number}")
+
+
+def json_record(line: bytes, where: str) -> dict[str, Any]:
+    """The object in one line of JSON."""
     try:
         record = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
     except UnicodeDecodeError as error:
@@ -132,26 +137,37 @@ def json_field(line: bytes, field: str, where: str) -> bytes:
         ) from error
     if not isinstance(record, dict):
         raise DataError(
-            f"{where}: a JSON {type(record).__name__}, not an object with a field "
-            f'{field!r}; write {{"{field}": "..."}} on each line'
+            f"{where}: a JSON {type(record).__name__}, not an object with a field of text; "
+            'write {"text": "..."} on each line'
         )
+    return record
+
+
+def field_of(record: dict[str, Any], field: str, where: str, key: str = "") -> Any:
+    """What a field of a record holds; ``key`` is the setting that names the field, if one does."""
     if field not in record:
+        there = f"this line has: {', '.join(record) or 'none'}"
+        advice = f"set {key} to another ({there})" if key else there
+        raise DataError(f"{where}: no field {field!r}; {advice}")
+    return record[field]
+
+
+def text_of(record: dict[str, Any], field: str, where: str, key: str = "text_field") -> str:
+    """The text in a field of a record."""
+    text = field_of(record, field, where, key)
+    if not isinstance(text, str):
         raise DataError(
-            f"{where}: no field {field!r}; set text_field to the one that holds the "
-            f"text (this line has: {', '.join(record) or 'none'})"
-        )
-    if not isinstance(record[field], str):
-        raise DataError(
-            f"{where}: the field {field!r} holds {type(record[field]).__name__}, not "
-            "text; set text_field to the one that holds the text"
+            f"{where}: the field {field!r} holds {type(text).__name__}, not text"
+            + (f"; set {key} to the one that holds the text" if key else "")
         )
     try:
-        return record[field].encode()
+        text.encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair, written as \udXXX
         raise DataError(
             f"{where}: {error.reason} in the field {field!r}; this line's text is no "
             "valid Unicode, repair or drop the line"
         ) from error
+    return text
 
 
 class _ZstdReader(io.RawIOBase):

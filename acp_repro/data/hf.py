@@ -1,84 +1,144 @@
-"""The first documents of a Hugging Face dataset, fetched once into a file of the cache.
+"""Hugging Face datasets, fetched once into files of the cache.
 
-The dataset is streamed, so no more of it is loaded than is asked for. Afterwards it is text as any
-other, and needs neither the network nor the library.
+Where a number of documents is asked for, the dataset is streamed, so no more of it is loaded. Afterwards it
+is text as any other, and needs neither the network nor the library.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from acp_repro.data.cache import EntryWriter, open_or_build
-from acp_repro.data.config import DataConfig
+from acp_repro.data.cache import EntryWriter, default_cache, open_or_build
 from acp_repro.data.files import DataError
+from acp_repro.data.rows import read_records
+from acp_repro.data.sources import Row, TextSource
 
 _FRAME_BYTES = 4 << 20  # of text, compressed together
+_FILE = "documents.jsonl.zst"
 
 
-def downloaded(config: DataConfig, cache: Path) -> Path:
-    """The file of JSON lines (field ``text``) with the documents that ``config`` names.
+class HubSource(TextSource):
+    """Splits of a dataset. Blank documents are left out, and do not count.
 
-    Blank documents are left out, and do not count.
+    Args:
+        path, config: of ``datasets.load_dataset``; ``path`` may be a folder.
+        splits: the names of splits there, by what they are here: ``train``, ``dev``, ``test``, or None for
+            what comes without a split.
+        fields: the names of the fields that hold ``text`` and, if anything does, ``label``, ``question`` and
+            ``answers`` (SQuAD's ``{text, answer_start}``).
+        most: documents to fetch of each split; None: all.
 
     Raises:
-        DataError: the library is missing, or the dataset, its configuration, split or field.
+        DataError: the library is missing, or the dataset, its configuration, a split or a field.
     """
+
+    def __init__(
+        self,
+        path: str,
+        config: str | None,
+        splits: Mapping[str | None, str],
+        fields: Mapping[str, str],
+        most: int | None = None,
+        cache: Path | None = None,
+    ):
+        cache = default_cache() if cache is None else cache
+        self._splits = {s: _fetched(path, config, name, fields, most, cache) for s, name in splits.items()}
+        super().__init__(self._splits.values())
+
+    def rows(self) -> Iterator[Row]:
+        for split, file in self._splits.items():
+            for _, record in read_records(file):
+                yield Row(**record)._replace(split=split)
+
+
+def _fetched(
+    path: str, config: str | None, split: str, fields: Mapping[str, str], most: int | None, cache: Path
+) -> Path:
+    """The file of JSON lines with the fields of `Row`s."""
     import zstandard
 
-    what = [config.path, config.config, config.split, config.text_field, config.max_documents]
+    others = {name: field for name, field in fields.items() if name != "text"}
+    what = [path, config, split, fields["text"], most, *([others] if others else []), *_state(path)]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
     def build(writer: EntryWriter) -> dict:
         lines, documents = bytearray(), 0
-        for text in tqdm(
-            islice(_texts(config), config.max_documents),
-            desc=f"fetching {config.path}",
+        for record in tqdm(
+            islice(_records(path, config, split, fields, most), most),
+            desc=f"fetching {path}",
             unit=" documents",
             leave=False,
             disable=None,
         ):
-            lines += json.dumps({"text": text}).encode() + b"\n"
+            lines += json.dumps(record).encode() + b"\n"
             documents += 1
             if len(lines) >= _FRAME_BYTES:
-                writer.append("documents.jsonl.zst", zstandard.compress(lines))
+                writer.append(_FILE, zstandard.compress(lines))
                 lines.clear()
         if not documents:
-            raise DataError(f"path: {config.path}, split {config.split}, holds no text")
-        writer.append("documents.jsonl.zst", zstandard.compress(lines))
+            raise DataError(f"path: {path}, split {split}, holds no text")
+        writer.append(_FILE, zstandard.compress(lines))
         return {"source": what, "documents": documents}
 
-    return open_or_build(cache / f"hf-fetched-{key[:16]}", key, build).folder / "documents.jsonl.zst"
+    return open_or_build(cache / f"hf-fetched-{key[:16]}", key, build).folder / _FILE
 
 
-def _texts(config: DataConfig) -> Iterator[str]:
+def _state(path: str) -> list[Any]:
+    """What changes when a folder of this machine does; nothing for a dataset of the Hub."""
+    folder = Path(path)
+    files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
+    return [[str(p.relative_to(folder)), p.stat().st_size, p.stat().st_mtime_ns] for p in files]
+
+
+def _records(
+    path: str, config: str | None, split: str, fields: Mapping[str, str], most: int | None
+) -> Iterator[dict[str, Any]]:
     try:
         import datasets
     except ImportError as error:
         raise DataError("corpus: hf needs the library `datasets`; pip install -e '.[hf]'") from error
     try:
-        stream = datasets.load_dataset(config.path, config.config, split=config.split, streaming=True)
-        for number, record in enumerate(stream):
-            text = record.get(config.text_field)
-            if not isinstance(text, str):
-                raise DataError(
-                    f"text_field: {config.text_field!r} holds {type(text).__name__} in document "
-                    f"{number} of {config.path}; set text_field to a field of text (there are: "
-                    f"{', '.join(record)})"
-                )
-            if text.strip():
-                # Half of a surrogate pair is no character, and no file of UTF-8 can hold it.
-                yield text.encode(errors="replace").decode()
+        loaded = datasets.load_dataset(path, config, split=split, streaming=most is not None)
+        feature = (getattr(loaded, "features", None) or {}).get(fields.get("label"))
+        for number, record in enumerate(loaded):
+            for name, field in fields.items():
+                value = record.get(field)
+                if value is None or (name == "text" and not isinstance(value, str)):
+                    raise DataError(
+                        f"{name}_field: {field!r} holds {type(value).__name__} in document "
+                        f"{number} of {path}; set {name}_field to a field of {name} (there are: "
+                        f"{', '.join(record)})"
+                    )
+            if record[fields["text"]].strip():
+                yield _row(record, fields, getattr(feature, "names", None))
     except DataError:
         raise
     except Exception as error:  # of the network, of the Hub's client, of a file's format
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"path: the dataset {config.path} cannot be read ({reason[:300]}); check path, config and "
+            f"path: the dataset {path} cannot be read ({reason[:300]}); check path, config and "
             "split, and the network, which is needed once"
         ) from error
+
+
+def _row(record: dict[str, Any], fields: Mapping[str, str], names: list[str] | None) -> dict[str, Any]:
+    """The fields of a `Row`, those that there are."""
+    # Half of a surrogate pair is no character, and no file of UTF-8 can hold it.
+    row = {"text": record[fields["text"]].encode(errors="replace").decode()}
+    if "question" in fields:
+        row["question"] = record[fields["question"]]
+    if "label" in fields and names and record[fields["label"]] >= 0:  # a test split may hide its labels: -1
+        row |= {"label": names[record[fields["label"]]], "number": record[fields["label"]]}
+    elif "label" in fields and not names:
+        row["label"] = str(record[fields["label"]])
+    if "answers" in fields and (words := record[fields["answers"]]["text"]):
+        start = record[fields["answers"]]["answer_start"][0]
+        row |= {"answers": words, "answer": (start, start + len(words[0]))}
+    return row

@@ -13,34 +13,29 @@ from typing import Any
 from tqdm import tqdm
 
 from acp_repro.data.config import DataConfig
-from acp_repro.data.sources import Document, StdlibSource, TextSource, is_heldout
+from acp_repro.data.sources import Document, TextSource, is_heldout
 
 SPLITS = ("train", "heldout")
 
 
 class Reader:
-    """Reads a config's documents; ``given`` is a file of them, if it was made.
+    """Reads a config's documents; what a corpus fetches goes to ``cache``.
 
     Attributes:
         identity: a SHA-256 that stands for the text.
         skipped: files that are not text, and were left out.
     """
 
-    def __init__(self, config: DataConfig, given: Path | None = None):
+    def __init__(self, config: DataConfig, cache: Path | None = None):
         self._share = 0.0 if config.heldout_paths else float(config.heldout)
         self._heldout = None
-        if config.corpus == "stdlib":
-            self._source = StdlibSource()
-        elif given is not None:
-            self._source = TextSource([given])
-        else:
-            if config.heldout_paths:
-                self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
-            self._source = TextSource(config.paths, config.text_field, config.heldout_paths)
+        if config.heldout_paths:
+            self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
+        self._source = config.source(cache)
         sources = [self._source] + ([self._heldout] if self._heldout else [])
         self._size = sum(source.size for source in sources)
         self.identity = hash_of([source.identity for source in sources])
-        self.skipped = [name for s in sources if isinstance(s, TextSource) for name in s.skipped]
+        self.skipped = [name for source in sources for name in source.skipped]
 
     def documents(self, doing: str) -> Iterator[tuple[str, Document]]:
         """Give (split, document), behind a progress bar that says ``doing``."""

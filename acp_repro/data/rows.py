@@ -1,20 +1,19 @@
-"""Files of records, one mapping of fields each: JSON lines, and CSV with a header."""
+"""Records, one mapping of fields each, of files: JSON lines, and CSV with a header."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .files import DataError, open_plain
+from .files import DataError, checked_text, is_tar, json_lines, open_plain, tar_texts
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file, in its order.
+def read_records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, record) of each record of a file, in its order; the place is for messages.
 
     Args:
         path: CSV with a header where the name, less a compression suffix, ends in ``.csv``, and JSON lines
@@ -23,13 +22,14 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         DataError: there is no such file, or it is not of that layout.
     """
+    path = Path(path).expanduser()
     if not path.is_file():
-        raise DataError(f"{path} is no file; relative paths start at {Path.cwd()}")
+        raise DataError(f"path: {path} is no file; relative paths start at {Path.cwd()}")
     with open_plain(path) as (stream, _):
-        yield from _csv(path, stream) if ".csv" in path.suffixes[-2:] else _json_lines(path, stream)
+        yield from _csv(path, stream) if ".csv" in path.suffixes[-2:] else json_lines(stream, str(path))
 
 
-def _csv(path: Path, stream: io.BufferedIOBase) -> Iterator[dict[str, Any]]:
+def _csv(path: Path, stream: io.BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:
     csv.field_size_limit(sys.maxsize)  # a text may be longer than the 128 kB that are allowed otherwise
     lines = csv.DictReader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), strict=True)
     try:
@@ -37,17 +37,28 @@ def _csv(path: Path, stream: io.BufferedIOBase) -> Iterator[dict[str, Any]]:
             if None in row or None in row.values():
                 columns = ", ".join(lines.fieldnames or ())
                 raise DataError(f"{path}:{lines.line_num}: a row that does not have the columns {columns}")
-            yield row
+            yield f"{path}:{lines.line_num}", row
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path}:{lines.line_num}: no CSV in UTF-8 ({error})") from None
 
 
-def _json_lines(path: Path, stream: io.BufferedIOBase) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(stream, 1):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: no JSON ({error}); give one record a line") from None
-        if not isinstance(record, dict):
-            raise DataError(f"{path}:{number}: a record must be a mapping of fields")
-        yield record
+def members(path: str | Path, *endings: str) -> list[bytes]:
+    """The texts of the files with these endings, one each, in a folder or an archive (``.tar``, also packed).
+
+    Raises:
+        DataError: there is no such folder or archive, a file is not there or there twice, or is no text.
+    """
+    place = Path(path).expanduser()
+    if place.is_dir():
+        files = sorted(p for p in place.rglob("*") if p.is_file() and p.name[0] != ".")
+        content = {p.as_posix(): checked_text(p.read_bytes(), str(p)) for p in files}
+    elif place.is_file() and is_tar(place):
+        with open_plain(place) as (stream, _):
+            content = dict(tar_texts(stream, place))
+    else:
+        raise DataError(f"path: {path} is no folder and no .tar; relative paths start at {Path.cwd()}")
+    found = [[text for name, text in content.items() if name.endswith(ending)] for ending in endings]
+    for ending, texts in zip(endings, found, strict=True):
+        if len(texts) != 1:
+            raise DataError(f"path: {path} has {len(texts)} files called *{ending}; one is needed")
+    return [text for (text,) in found]

@@ -1,11 +1,13 @@
-"""Where the documents come from: the standard library's own text, or files on disk.
+"""Where the texts come from: the standard library's own text, files on disk, or a function that gives rows.
 
-A source gives documents in a fixed order and an ``identity``, a SHA-256 that changes when, and
-only when, the text that it would give changes. Nothing here imports torch or numpy.
+A source gives them in a fixed order, as `Document` for what only reads text and as `Row` with all that is
+known of them, and an ``identity``, a SHA-256 that changes when, and only when, the text that it would give
+changes. Nothing here imports torch or numpy.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.resources
@@ -13,7 +15,7 @@ import lzma
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +25,35 @@ from acp_repro.data.files import (
     is_binary,
     is_jsonl,
     is_tar,
-    json_field,
+    json_lines,
     open_plain,
     tar_texts,
+    text_of,
 )
+
+
+class Row(NamedTuple):
+    """One text of a corpus, with what is known of it.
+
+    Attributes:
+        text: the text itself.
+        label: the name of its class, if the corpus has any.
+        question: what is asked of the text; empty for none.
+        answer: (start, end) of the answer's characters in ``text``, for a question without classes.
+        answers: all answers in words, for their scores.
+        split: ``train``, ``dev`` or ``test``, if the corpus comes split; else a hash decides.
+        group: what it belongs to (its document, its book): a group is never split. Empty: to itself.
+        number: the label as a number, where its name is none.
+    """
+
+    text: str
+    label: str | None = None
+    question: str = ""
+    answer: tuple[int, int] | None = None
+    answers: tuple[str, ...] = ()
+    split: str | None = None
+    group: str = ""
+    number: float | None = None
 
 
 class Document(NamedTuple):
@@ -50,6 +77,71 @@ def _ignore(_: int) -> None:
     pass
 
 
+class Source:
+    """What every corpus gives.
+
+    Attributes:
+        identity: a SHA-256 that stands for the text.
+        size: bytes, for a progress bar.
+        skipped: names of files that were left out.
+    """
+
+    identity: str
+    size: int
+    skipped: Sequence[str] = ()
+
+    def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
+        """Give the documents; ``advance`` is told the bytes read since it was last called."""
+        raise NotImplementedError
+
+    def rows(self) -> Iterator[Row]:
+        """Give the texts with all that is known of them."""
+        for document in self.documents():
+            yield Row(document.data.decode())
+
+
+class RowSource(Source):
+    """The rows that a function gives, each time that it is called the same ones."""
+
+    def __init__(self, name: str, read: Callable[[], Iterable[Row]]):
+        self._name, self._read = name, read
+
+    def rows(self) -> Iterator[Row]:
+        yield from self._read()
+
+    def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
+        """A text that several questions in a row are asked of is one document."""
+        before = None
+        for number, row in enumerate(self.rows(), 1):
+            try:
+                data = row.text.encode()
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"corpus: {self._name}: text {number} is no valid Unicode ({error.reason}); drop it"
+                ) from None
+            if data.strip() and data != before:
+                yield Document(f"{self._name}:{number}", data, row.group.encode() or data)
+                advance(len(data))
+            before = data
+
+    @functools.cached_property
+    def _facts(self) -> tuple[str, int]:
+        digest, size = hashlib.sha256(b"rows"), 0
+        for document in self.documents():
+            digest.update(b"%d %d " % (len(document.split_key), len(document.data)))
+            digest.update(document.split_key + document.data)
+            size += len(document.data)
+        return digest.hexdigest(), size
+
+    @property
+    def identity(self) -> str:
+        return self._facts[0]
+
+    @property
+    def size(self) -> int:
+        return self._facts[1]
+
+
 # ---- the standard library ------------------------------------------------------------------
 
 # Test suites are mostly data and repetition, and often not installed. `encodings` is a hundred
@@ -59,7 +151,7 @@ _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "__pycache__", "encodings", "p
 _SKIPPED_FILES = {"stringprep.py", "html/entities.py", "re/_casefix.py"}
 
 
-class StdlibSource:
+class StdlibSource(Source):
     """The sources of the running Python's standard library and the topics of its ``help()``.
 
     A module is one document, a help topic another. Line ends are normalised, so the bytes depend
@@ -92,7 +184,6 @@ class StdlibSource:
         self.identity = digest.hexdigest()
 
     def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
-        """Give the documents; ``advance`` is told the bytes read since it was last called."""
         for document in self._documents:
             yield document
             advance(len(document.data))
@@ -133,7 +224,7 @@ def _help_topics(topics: dict[str, str] | None) -> dict[str, str]:
 # ---- the sample ----------------------------------------------------------------------------
 
 
-class SampleSource:
+class SampleSource(Source):
     """One whole book that comes with the package: *Wuthering Heights*, 0.65 MB.
 
     It lies in the books' held-out shard, so that no model of the suites was trained on it.
@@ -162,7 +253,7 @@ def sample_text() -> str:
 # ---- files ---------------------------------------------------------------------------------
 
 
-class TextSource:
+class TextSource(Source):
     """Text from a file or a folder (recursive), in the order of the paths.
 
     A ``.jsonl`` file holds one document a line, in the field ``text_field``; a ``.tar`` archive one a file
@@ -216,13 +307,14 @@ class TextSource:
 
     def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
         """Give the documents; ``advance`` is told the bytes of file read since the last call."""
+        field = self._text_field
         for name, path in self._files:
             done = 0
             with open_plain(path) as (stream, position):
                 if is_jsonl(path):
                     texts = (
-                        (f"{name}:{line}", json_field(text, self._text_field, f"{path}:{line}"))
-                        for line, text in enumerate(stream, 1)
+                        (f"{name}:{place.rpartition(':')[2]}", text_of(record, field, place).encode())
+                        for place, record in json_lines(stream, str(path))
                     )
                 elif is_tar(path):
                     texts = ((f"{name}:{member}", text) for member, text in tar_texts(stream, path))

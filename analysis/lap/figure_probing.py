@@ -38,13 +38,7 @@ def draw(records: pd.DataFrame) -> Figure:
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
-    records = found.records["probe"]
-    corpus = found.suite.file.data.corpus
-    question = (
-        "whether a sentence documents a function or method, or else a class or module"
-        if corpus == "stdlib"
-        else "whether a review is positive or negative"
-    )
+    records, question = found.records["probe"], found.suite.file.data.sides
     row = records.set_index("classifier").loc["kept_votes"]
     caption = f"""**Probing.** Accuracy of small heads on frozen vectors: {question}. Kept vectors are
 {row["vectors_per_text"]:.1f} a text. {int(row["train_texts"]):,} training texts,

@@ -39,15 +39,10 @@ def name_of(compression: float | None, training_mask: str) -> str:
 
 def describe(suite: Suite) -> str:
     model, data = suite.file.model, suite.file.data
-    texts = {
-        "stdlib": "sentences of the standard library's documentation",
-        "file": f"texts of {data.path}",
-        "hf": f"texts of the data set {data.path}",
-    }
     start = f"from {model.weights}" if model.weights else "from scratch"
     return (
         f"T5 autoencoders {start}, {model.num_layers} encoder and {model.num_decoder_layers} decoder blocks "
-        f"of width {model.d_model}, on {texts[data.corpus]}; the decoder sees "
+        f"of width {model.d_model}, on {data.in_words}; the decoder sees "
         f"{suite.file.pruning.decoder_window} tokens before the present one in each layer"
     )
 

@@ -17,7 +17,9 @@ from acp_repro.data import DataConfig, DataError
         (["stdlib"], r"data: \['stdlib'\] is not a mapping; write `corpus: stdlib`"),
         ({"tokeniser": "bytes"}, "tokeniser: unknown key; did you mean tokenizer.*keys are corpus"),
         ({"xyz": 1}, r"xyz: unknown key \(the keys are corpus"),
-        ({"corpus": "books"}, "corpus: 'books' is not known; use stdlib, text, longcrawl64 or hf"),
+        ({"corpus": "novels"}, "corpus: 'novels' is not known; use stdlib, text, file, hf, .* or qasper$"),
+        ({"corpus": "cuad", "path": "x", "options": {"lest": 2}}, "options.lest: .* did you mean least"),
+        ({"text_field": "body"}, "text_field: is for `corpus: text or file or hf`; remove it, or set"),
         ({"corpus": "text"}, "path: None, but `corpus: text` needs the path of a file or a folder"),
         ({"corpus": "text", "path": 3}, "path: 3, but `corpus: text` needs"),
         ({"path": "x"}, "path: `corpus: stdlib` takes none; remove it, or set corpus: text"),
@@ -57,7 +59,7 @@ def test_settings_errors(settings, message):
 
 def test_settings_defaults():
     config = DataConfig.from_dict({})
-    assert config == DataConfig("stdlib", None, "text", 0.05, "bytes")
+    assert config == DataConfig("stdlib", None, "text", 0.05, "bytes") and config.options == {}
     assert DataConfig.from_dict(config) is config
     paper = DataConfig("longcrawl64", "x")
     assert (paper.tokenizer, paper.heldout, paper.vocab_size) == ("gpt2", None, 50257)

@@ -3,10 +3,12 @@
 import json
 import sys
 import types
+from typing import ClassVar
 
 import pytest
 
 from acp_repro.data import DataError, prepare
+from acp_repro.data.labelled import read_labelled
 
 TEXTS = [f"document {i}: " + "some words; " * (i + 3) for i in range(40)]
 
@@ -60,6 +62,39 @@ def test_only_the_budget_is_streamed_and_only_once(tmp_path, monkeypatch):
     assert library.given == 20
     again = prepare(hf(config="en", split="test", heldout=0.5), tmp_path)  # the same text
     assert len(library.asked) == 1 and again.folder != first.folder
+
+
+def test_labels_have_the_names_of_their_set(tmp_path, monkeypatch):
+    """A set of the Hub keeps numbers and says their names; -1 is of a text whose label it keeps to itself."""
+
+    class Loaded(list):
+        features: ClassVar = {"stars": types.SimpleNamespace(names=["bad", "good"])}
+
+    library = standin()
+    library.load_dataset = lambda path, config, *, split, streaming: Loaded(
+        {"text": f"{split} {i}", "stars": -1 if i == 5 else i % 2} for i in range(6)
+    )
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    monkeypatch.setenv("ACP_REPRO_CACHE", str(tmp_path))
+    found = read_labelled("hf", "owner/name", label_field="stars", dev="valid", test="test")
+    assert found.classes == ("bad", "good") and found.classes_are == "values of stars"
+    assert [(e.text, e.label) for e in found.splits["dev"]] == [(f"valid {i}", i % 2) for i in range(5)]
+    pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
+    from acp_repro.papers.lap.settings import TextsConfig
+    from acp_repro.papers.lap.texts import load_texts
+
+    texts = load_texts(TextsConfig("hf", "owner/name", label_field="stars", heldout=0.4))
+    assert {text.label for text in texts.train + texts.heldout} == {0, 1, None}
+
+
+def test_a_local_folder_that_changes_is_read_again(tmp_path, monkeypatch):
+    (tmp_path / "set").mkdir()
+    for text in ("one", "two"):
+        (tmp_path / "set" / "train.txt").write_text(text * 9)
+        records = ({"text": f"{text} {i}"} for i in range(9))
+        monkeypatch.setitem(sys.modules, "datasets", standin(records))
+        corpus = prepare(hf(str(tmp_path / "set")), tmp_path / "cache")
+        assert corpus.tokenizer.decode(corpus.tokens("train")).startswith(text)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import tarfile
 import pytest
 
 from acp_repro.data.files import DataError
-from acp_repro.data.labelled import READERS, SPLITS, read_labelled
+from acp_repro.data.labelled import SPLITS, read_labelled
+from acp_repro.data.registry import CORPORA
 
 
 def write_lines(path, records):
@@ -122,7 +123,7 @@ def test_qasper_finds_answers_that_stand_in_the_text(tmp_path):
 
 
 def test_stdlib_hides_the_packages_own_name():
-    found = read_labelled("stdlib", classes=4, characters=300, most_each=40)
+    found = read_labelled("stdlib_packages", classes=4, characters=300, most_each=40)
     assert len(found.classes) == 4
     for split in SPLITS:
         assert found.splits[split]
@@ -130,17 +131,20 @@ def test_stdlib_hides_the_packages_own_name():
             assert found.classes[e.label] not in e.text.replace("_", " ").split()
 
 
-def test_sets_of_hugging_face_by_name_or_folder(tmp_path):
+def test_sets_of_hugging_face_by_name_or_folder(tmp_path, monkeypatch):
     pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
+    monkeypatch.setenv("ACP_REPRO_CACHE", str(tmp_path / "cache"))
     (tmp_path / "set").mkdir()
     for split in ("train", "test"):
         rows = [{"sentence": f"{split} text {i}", "label": i % 2} for i in range(60)]
         write_lines(tmp_path / "set" / f"{split}.jsonl", rows)
-    found = read_labelled("hf", str(tmp_path / "set"), text="sentence")
+    found = read_labelled("hf", str(tmp_path / "set"), text_field="sentence", test="test")
     assert found.classes == ("0", "1") and len(found.splits["test"]) == 60
     assert len(found.splits["train"]) + len(found.splits["dev"]) == 60 and found.splits["dev"]
-    with pytest.raises(DataError, match="has no field 'text', but"):
+    with pytest.raises(DataError, match="text_field: 'text' holds NoneType .*are: sentence, label"):
         read_labelled("hf", str(tmp_path / "set"))
+    with pytest.raises(DataError, match="label_field: 'stars' holds NoneType .*are: sentence, label"):
+        read_labelled("hf", str(tmp_path / "set"), text_field="sentence", label_field="stars")
     (tmp_path / "qa").mkdir()
     for split in ("train", "validation"):
         rows = [
@@ -152,31 +156,36 @@ def test_sets_of_hugging_face_by_name_or_folder(tmp_path):
             for i in range(30)
         ]
         write_lines(tmp_path / "qa" / f"{split}.jsonl", rows)
-    options = {"text": "context", "question": "question", "answers": "answers", "test": "validation"}
+    fields = {"text_field": "context", "question_field": "question", "answers_field": "answers"}
+    options = {**fields, "test": "validation"}
     found = read_labelled("hf", str(tmp_path / "qa"), **options)
     example = found.splits["test"][3]
     assert found.is_extractive and example.text[slice(*example.answer)] == example.answers[0] == "3"
 
 
 def test_errors_say_what_is_wrong(tmp_path):
-    with pytest.raises(DataError, match="reader: must be one of stdlib"):
+    with pytest.raises(DataError, match="corpus: 'nope' is not known; use stdlib, text, .* or qasper$"):
         read_labelled("nope")
-    with pytest.raises(DataError, match="path: this reader needs"):
+    with pytest.raises(
+        DataError, match="path: None, but `corpus: sst2` needs the path of its folder or .tar"
+    ):
         read_labelled("sst2")
-    with pytest.raises(DataError, match="is not there; relative paths start at"):
+    with pytest.raises(DataError, match="is no file; relative paths start at"):
         read_labelled("imdb", str(tmp_path / "no.jsonl"))
-    with pytest.raises(DataError, match="reader cuad: .*unexpected keyword"):
+    with pytest.raises(
+        DataError, match="options.lest: `corpus: cuad` has no such option; did you mean least"
+    ):
         read_labelled("cuad", str(tmp_path), lest=3)
     (tmp_path / "bad.jsonl").write_text('{"file": 1}\n')
-    with pytest.raises(DataError, match="line 1: has no field 'type', but file"):
+    with pytest.raises(DataError, match="bad.jsonl:1: no field 'type'; this line has: file"):
         read_labelled("cuad", str(tmp_path / "bad.jsonl"))
     (tmp_path / "bad.jsonl").write_text("{\n")
-    with pytest.raises(DataError, match="line 1: not a JSON object"):
+    with pytest.raises(DataError, match="bad.jsonl:1: not JSON"):
         read_labelled("cuad", str(tmp_path / "bad.jsonl"))
     (tmp_path / "cut.tar.xz").write_bytes(lzma.compress(b"no tar"))
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="is no archive, or a damaged one .*copy it again"):
         read_labelled("csabstruct", str(tmp_path / "cut.tar.xz"))
     one = [{"file": str(i), "type": "a", "text": "t"} for i in range(20)]
     with pytest.raises(DataError, match="needs two classes, this one has 1"):
         read_labelled("cuad", str(write_lines(tmp_path / "one.jsonl", one)))
-    assert set(READERS) >= {"sst2", "imdb", "cuad", "csabstruct", "books", "facts", "qasper", "hf", "stdlib"}
+    assert set(CORPORA) >= {"sst2", "imdb", "cuad", "csabstruct", "books", "facts", "qasper", "hf", "file"}

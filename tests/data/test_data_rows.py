@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from acp_repro.data.files import DataError
-from acp_repro.data.rows import read_rows
+from acp_repro.data.rows import read_records
 
 # The first line of the file, and rows as it has them: line breaks and doubled quotes within a field.
 HEADER = "business_id,date,review_id,stars,text,type,user_id,cool,useful,funny"
@@ -25,7 +25,7 @@ def test_csv_with_line_breaks_and_quotes_in_its_fields(tmp_path, name):
     path = tmp_path / name
     data = f"{HEADER}\n{ROWS}".encode()
     path.write_bytes({".xz": lzma.compress, ".gz": gzip.compress}.get(path.suffix, bytes)(data))
-    rows = list(read_rows(path))
+    rows = [record for _, record in read_records(path)]
     assert [row["stars"] for row in rows] == ["5", "4"] and list(rows[0]) == HEADER.split(",")
     assert rows[0]["text"] == ('My wife took me here, on my birthday.\n\nIt was the best "toast" I\'ve had.')
 
@@ -34,13 +34,16 @@ def test_a_field_of_any_length(tmp_path):
     path = tmp_path / "long.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([["text"], ["x" * 300_000]])
-    assert [len(row["text"]) for row in read_rows(path)] == [300_000]
+    assert [len(row["text"]) for _, row in read_records(path)] == [300_000]
 
 
 def test_json_lines(tmp_path):
     path = tmp_path / "some.jsonl.xz"
     path.write_bytes(lzma.compress(b'{"text": "a"}\n{"text": "b", "label": 1}\n'))
-    assert list(read_rows(path)) == [{"text": "a"}, {"text": "b", "label": 1}]
+    assert list(read_records(path)) == [
+        (f"{path}:1", {"text": "a"}),
+        (f"{path}:2", {"text": "b", "label": 1}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -49,19 +52,19 @@ def test_json_lines(tmp_path):
         ("a.csv", "text,stars\nshort\n", "a.csv:2: a row that does not have the columns text, stars"),
         ("a.csv", "text,stars\none,2,3\n", "a.csv:2: a row that does not have the columns"),
         ("a.csv", 'text,stars\n"never closed,2\n', "a.csv:1: no CSV in UTF-8"),
-        ("a.jsonl", '{"text": "a"}\nb\n', "a.jsonl:2: no JSON"),
-        ("a.jsonl", "[1]\n", "a.jsonl:1: a record must be a mapping"),
+        ("a.jsonl", '{"text": "a"}\nb\n', "a.jsonl:2: not JSON"),
+        ("a.jsonl", "[1]\n", "a.jsonl:1: a JSON list, not an object"),
     ],
 )
 def test_what_is_of_another_layout_is_named_with_its_line(tmp_path, name, content, words):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=words):
-        list(read_rows(tmp_path / name))
+        list(read_records(tmp_path / name))
 
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(DataError, match="none.csv is no file"):
-        list(read_rows(tmp_path / "none.csv"))
+        list(read_records(tmp_path / "none.csv"))
 
 
 @pytest.mark.skipif(not KAGGLE.is_file(), reason="put yelp.tar.xz into ../shared/data/yelp")
@@ -69,6 +72,6 @@ def test_kaggles_own_file(tmp_path):
     with tarfile.open(KAGGLE) as archive:
         (member,) = (m for m in archive if m.name.endswith("/yelp.csv"))
         (tmp_path / "yelp.csv").write_bytes(archive.extractfile(member).read())
-    rows = list(read_rows(tmp_path / "yelp.csv"))
+    rows = [record for _, record in read_records(tmp_path / "yelp.csv")]
     assert len(rows) == 10_000 and list(rows[0]) == HEADER.split(",")
     assert {row["stars"] for row in rows} == set("12345") and all(row["text"].strip() for row in rows)

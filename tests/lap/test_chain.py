@@ -15,9 +15,9 @@ pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records, write_records
 from acp_repro.chain.suite import load_suite
+from acp_repro.data.corpora import stdlib_sentences
 from acp_repro.data.files import DataError
 from acp_repro.papers.lap.paper import PAPER
-from acp_repro.papers.lap.sentences import stdlib_sentences
 from acp_repro.papers.lap.task import PruningTask
 from acp_repro.papers.lap.texts import Batches, TextsError, load_texts
 from acp_repro.training.graphs import without_graphs
@@ -89,7 +89,7 @@ def test_names_axes_and_refusals(suite, work):
         ("tau: 1", "tau: 0", "pruning.tau: the temperature divides"),
         ("vocabulary: 300", "vocabulary: null", "data.vocabulary: a model from scratch needs one"),
         ("compression: [null]", "compression: [-1]", "compression: must not be negative"),
-        ("path: texts.jsonl,", "", "path: corpus file needs a path"),
+        ("path: texts.jsonl,", "", "data.path: None, but `corpus: file` needs the path of a file"),
         ("d_kv: 8", "dropout_rate: 0.1", "dropout_rate: must be 0"),
         ("steps: 12", "compile: true, steps: 12", "compile: must be false"),
         ("steps: 12", "warmup_steps: 13, steps: 12", "training.warmup_steps: 13 are more than the 12 steps"),
@@ -179,7 +179,7 @@ def test_sides_of_labels_and_splits(suite):
     assert {t.label for t in texts.train} == {0, 1, None}  # three stars are on neither side
     assert not {t.text for t in texts.train} & {t.text for t in texts.heldout}
     assert len(texts.train) + len(texts.heldout) == 240 and 2 < len(texts.heldout) < 40
-    with pytest.raises(TextsError, match="has no text 'body'"):
+    with pytest.raises(DataError, match="texts.jsonl:1: no field 'body'; set text_field"):
         load_texts(dataclasses.replace(suite.file.data, text_field="body"))
     with pytest.raises(DataError, match="is no file"):
         load_texts(dataclasses.replace(suite.file.data, path="none.jsonl"))
@@ -211,9 +211,9 @@ def test_the_csv_of_kaggle_reads_like_the_same_json_lines(suite, work):
 
 
 def test_sentences_of_the_standard_library():
-    found = stdlib_sentences(20, 80)
-    texts = [text for text, _ in found]
-    assert len(set(texts)) == len(texts) > 5000 and {label for _, label in found} == {0, 1}
+    found = list(stdlib_sentences(20, 80))
+    texts = [row.text for row in found]
+    assert len(set(texts)) == len(texts) > 5000 and {row.number for row in found} == {0, 1}
     assert all(20 <= len(text) <= 80 and ">>>" not in text[:3] for text in texts)
 
 

@@ -42,9 +42,9 @@ YAML = """
 description: a test
 paper: retention
 datasets:
-  toy: {reader: cuad, path: toy.jsonl, options: {least: 2}, max_tokens: 24, epochs: 2, batch_examples: 8,
+  toy: {corpus: cuad, path: toy.jsonl, options: {least: 2}, max_tokens: 24, epochs: 2, batch_examples: 8,
         scores: [accuracy, macro_f1]}
-  asked: {reader: qasper, path: asked.jsonl, max_tokens: 32, epochs: 2, batch_examples: 8,
+  asked: {corpus: qasper, path: asked.jsonl, max_tokens: 32, epochs: 2, batch_examples: 8,
           scores: [f1, exact_match]}
 backbones:
   mini:

@@ -39,7 +39,7 @@ pretraining:
     learning_rate: 1e-2
     neighbour_heads: true
 datasets:
-  toy: {{reader: cuad, path: toy.jsonl, options: {{least: 2}}, max_tokens: 24, epochs: 1, batch_examples: 8}}
+  toy: {{corpus: cuad, path: toy.jsonl, options: {{least: 2}}, max_tokens: 24, epochs: 1, batch_examples: 8}}
 backbones:
   mini: {{pretrained_on: words, {SHAPE}}}
 grid:

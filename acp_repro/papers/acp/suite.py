@@ -104,6 +104,8 @@ class FoXRun(Run):
         for name in ("needle_share", "nudged"):
             if not resolved[name]:
                 del resolved[name]
+        if not resolved["data"]["options"]:
+            del resolved["data"]["options"]
         for name in LATER_KEYS:
             if not resolved["size"][name]:
                 del resolved["size"][name]

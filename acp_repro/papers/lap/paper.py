@@ -26,8 +26,7 @@ def _main(suite: PruningSuite) -> list[Run]:
 
 def _probed(suite: PruningSuite) -> list[Run]:
     """The main run, where its texts have labels."""
-    data = suite.file.data
-    return [suite.main_run] if data.corpus == "stdlib" or data.label_field else []
+    return [suite.main_run] if suite.file.data.sides else []
 
 
 def _quantity(name: str, columns: str, runs=_every_run, **facts) -> Quantity:

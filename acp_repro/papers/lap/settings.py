@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 from acp_repro.chain.run import Strict, TrainerConfig, positive
 from acp_repro.chain.suite import SuiteFile
+from acp_repro.data.config import CorpusConfig
 from acp_repro.lap.settings import GATES, TRAINING_MASKS, PruningConfig
 
 SHORTEST_CUT = 16
 
 
 @dataclass(frozen=True)
-class TextsConfig(Strict):
+class TextsConfig(CorpusConfig):
     """Which texts, and which of them are held out.
 
     Attributes:
-        corpus: ``stdlib``: sentences of the standard library's documentation; ``file``: JSON lines or CSV,
-            also as .xz, .zst or .gz; ``hf``: a Hugging Face dataset.
-        path: of ``file``, or the name of ``hf``.
-        more_path: a file with more texts, to train on alone: nothing of it is held out or has a label.
+        corpus, path: see ``CorpusConfig``.
+        more_path: a ``file`` with more texts, to train on alone: nothing of it is held out or has a label.
         text_field, label_field: fields of ``file`` and ``hf``; without a label there is no probing.
         positive_from, negative_to: a text with a label of at least the one is positive, of at most the
             other negative; between them it is left out of probing.
-        shortest, longest: characters of a text, for ``stdlib``.
+        shortest, longest: characters of a text, for ``stdlib_sentences``.
         vocabulary: ids of a byte-pair encoding trained on the training texts; null takes the tokeniser of
             ``model.weights``.
         heldout: the share of texts held out, by the text's own hash.
-        max_texts: read no more than these of ``path``; null for all.
+        max_texts: read no more than these of the corpus; null for all.
+        options: other options of the corpus's function.
     """
 
-    corpus: str = "stdlib"
-    path: str | None = None
+    NAMED = ("text_field", "label_field", "shortest", "longest")
+
+    corpus: str = "stdlib_sentences"
     more_path: str | None = None
     text_field: str = "text"
     label_field: str | None = None
@@ -43,13 +45,10 @@ class TextsConfig(Strict):
     vocabulary: int | None = None
     heldout: float = 0.05
     max_texts: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        if self.corpus not in ("stdlib", "file", "hf"):
-            raise ValueError(f"corpus: must be stdlib, file or hf, got {self.corpus!r}")
-        if (self.corpus == "stdlib") != (self.path is None):
-            wants = "takes no path" if self.corpus == "stdlib" else "needs a path"
-            raise ValueError(f"path: corpus {self.corpus} {wants}")
+        super().__post_init__()
         if not 0 < self.heldout < 1:
             raise ValueError(f"heldout: must be a share between 0 and 1, got {self.heldout}")
         if not 0 < self.shortest <= self.longest:
@@ -58,6 +57,23 @@ class TextsConfig(Strict):
             raise ValueError(f"vocabulary: must be at least 300, got {self.vocabulary}")
         if not self.negative_to < self.positive_from:
             raise ValueError(f"positive_from: must be above negative_to, {self.negative_to}")
+
+    def __hash__(self) -> int:  # options may hold lists
+        return hash(repr(self))
+
+    def arguments(self) -> dict[str, Any]:
+        is_limited = self.max_texts is not None and "max_documents" in self.function.options
+        return super().arguments() | ({"max_documents": self.max_texts} if is_limited else {})
+
+    @property
+    def in_words(self) -> str:
+        """The texts, for a caption."""
+        return self.function.in_words(self.path)
+
+    @property
+    def sides(self) -> str:
+        """What the two sides of labels answer, "whether ..."; empty where there is nothing to probe."""
+        return "whether a review is positive or negative" if self.label_field else self.function.sides
 
 
 @dataclass(frozen=True)

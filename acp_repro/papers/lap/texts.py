@@ -7,19 +7,18 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from acp_repro.common.errors import UserError
-from acp_repro.data.rows import read_rows
-from acp_repro.data.sources import Document
+from acp_repro.data.registry import find_corpus
+from acp_repro.data.sources import Document, Row, Source
 from acp_repro.data.tokenizer import train_bpe
 from acp_repro.lap import TextTokenizer
 from acp_repro.lap.autoencoder import pad
 
-from .sentences import Labelled, stdlib_sentences
 from .settings import TextsConfig
 
 GROUP = 20  # batches that are cut from one sorted group
@@ -29,9 +28,16 @@ class TextsError(UserError, ValueError):
     """The texts cannot be read; the message says what would be right."""
 
 
+class Labelled(NamedTuple):
+    """A text, and its side: 1, 0, or None where it is on neither."""
+
+    text: str
+    label: int | None
+
+
 @dataclass(frozen=True)
 class Texts:
-    """Both splits. A label is 1, 0, or None where the text is on neither side.
+    """Both splits.
 
     Attributes:
         more: texts to train on alone, of ``more_path``; none of them is in a split.
@@ -49,8 +55,8 @@ def load_texts(config: TextsConfig) -> Texts:
     """The texts of a config, each once, in the order of their source.
 
     Raises:
-        TextsError: a field or a library is missing, or a split is empty.
-        DataError: a file is missing, or of another layout.
+        TextsError: a label is no number, or a split is empty.
+        DataError: a file, a field or a library is missing.
     """
     texts = dict.fromkeys(islice(_read(config), config.max_texts))
     sides: tuple[dict[str, Labelled], dict[str, Labelled]] = ({}, {})
@@ -70,52 +76,31 @@ def load_texts(config: TextsConfig) -> Texts:
 
 
 def _read(config: TextsConfig) -> Iterator[Labelled]:
-    if config.corpus == "stdlib":
-        yield from stdlib_sentences(config.shortest, config.longest)
-        return
-    records = _hub(config.path) if config.corpus == "hf" else _file(config.path)
-    for text, record in _texts(records, config.path, config.text_field):
-        yield Labelled(text, _label(record, config))
+    for row, text in _texts(config.source()):
+        yield Labelled(text, _side(row, config))
 
 
 def _more(config: TextsConfig) -> Iterator[str]:
     if config.more_path is not None:
-        for text, _ in _texts(_file(config.more_path), config.more_path, config.text_field):
-            yield text
+        file = find_corpus("file").open(config.more_path, {"text_field": config.text_field})
+        yield from (text for _, text in _texts(file))
 
 
-def _texts(records: Iterator[dict], where: str, field: str) -> Iterator[tuple[str, dict]]:
-    """Texts that are not empty, without line breaks, and their records."""
-    for number, record in enumerate(records, 1):
-        text = record.get(field)
-        if not isinstance(text, str):
-            raise TextsError(f"{where}: record {number} has no text {field!r}; it has {', '.join(record)}")
-        text = " ".join(text.replace("<br />", " ").split())  # IMDb's line breaks are those of HTML
+def _texts(source: Source) -> Iterator[tuple[Row, str]]:
+    """Rows, and their texts without line breaks; those that are not empty."""
+    for row in source.rows():
+        text = " ".join(row.text.replace("<br />", " ").split())  # IMDb's line breaks are those of HTML
         if text:
-            yield text, record
+            yield row, text
 
 
-def _file(path: str) -> Iterator[dict]:
-    return read_rows(Path(path).expanduser())
-
-
-def _hub(name: str) -> Iterator[dict]:
-    try:
-        import datasets
-    except ImportError:
-        raise TextsError("corpus: hf needs the library `datasets`; pip install -e '.[hf]'") from None
-    yield from datasets.load_dataset(name, split="train", streaming=True)
-
-
-def _label(record: dict, config: TextsConfig) -> int | None:
-    if config.label_field is None:
+def _side(row: Row, config: TextsConfig) -> int | None:
+    if row.label is None or not config.sides:
         return None
     try:
-        value = float(record[config.label_field])
-    except (KeyError, TypeError, ValueError):
-        raise TextsError(
-            f"{config.path}: label_field {config.label_field!r} is no number in {list(record)}"
-        ) from None
+        value = float(row.label) if row.number is None else row.number
+    except ValueError:
+        raise TextsError(f"label_field: the label {row.label!r} of {row.text[:40]!r} is no number") from None
     return 1 if value >= config.positive_from else 0 if value <= config.negative_to else None
 
 

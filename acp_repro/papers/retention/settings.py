@@ -8,7 +8,7 @@ from typing import Any
 
 from acp_repro.chain.run import Strict, TrainerConfig, positive
 from acp_repro.chain.suite import SuiteFile
-from acp_repro.data.config import DataConfig
+from acp_repro.data.config import CorpusConfig, DataConfig
 
 # What a name under `method` means as settings of `acp_repro.retention`: the paper's method, its baselines
 # and the ablations of Table 3.
@@ -30,11 +30,11 @@ GATES = ("input", "after_blocks", "output")
 
 
 @dataclass(frozen=True)
-class DatasetConfig(Strict):
+class DatasetConfig(CorpusConfig):
     """A labelled set, and how long one trains on it.
 
     Attributes:
-        reader, path, options: of ``acp_repro.data.labelled.read_labelled``.
+        corpus, path, options: of ``acp_repro.data.labelled.read_labelled``.
         max_tokens: longer examples are cut.
         epochs: over the training split.
         batch_examples: of an optimiser step.
@@ -44,8 +44,6 @@ class DatasetConfig(Strict):
             ``macro_f1``; ``exact_match`` and ``f1`` of questions.
     """
 
-    reader: str
-    path: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     max_tokens: int = 512
     epochs: int = 3
@@ -55,6 +53,7 @@ class DatasetConfig(Strict):
     scores: list[str] = field(default_factory=lambda: ["accuracy"])
 
     def __post_init__(self):
+        super().__post_init__()
         positive(self, "max_tokens", "epochs", "batch_examples")
         if self.max_examples is not None:
             positive(self, "max_examples")

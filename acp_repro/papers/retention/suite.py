@@ -48,7 +48,10 @@ class PretrainingRun(Run):
     is_dense = False
 
     def as_dict(self) -> dict[str, Any]:
-        return _without_later_defaults(super().as_dict())
+        resolved = _without_later_defaults(super().as_dict())
+        if not resolved["pretraining"]["data"]["options"]:
+            del resolved["pretraining"]["data"]["options"]
+        return resolved
 
     @property
     def name(self) -> str:
@@ -140,6 +143,7 @@ class RetentionRun(Run):
     def as_dict(self) -> dict[str, Any]:
         """Of its start too: other weights to start from make another run."""
         resolved = _without_later_defaults(super().as_dict())
+        resolved["dataset"]["reader"] = resolved["dataset"].pop("corpus")  # as the first records name it
         return resolved | {"start": None if self.start is None else self.start.as_dict()}
 
     def retention_config(self, **changes: Any) -> RetentionConfig:

@@ -57,7 +57,7 @@ class Texts:
         self.labelled = _cut(_labelled(dataset), dataset.max_examples)
         for split, examples in self.labelled.splits.items():
             if not examples:
-                raise TextError(f"{dataset.reader}: the split {split} has no example")
+                raise TextError(f"{dataset.corpus}: the split {split} has no example")
         source = tokenizer_folder or backbone.pretrained
         self.tokenizer = (
             load_tokenizer(source) if source else train_tokenizer(self.labelled, backbone.vocab_size)
@@ -109,7 +109,7 @@ class Texts:
         """
         if self._separators == 2 and ids.count(self.tokenizer.sep_token_id) != 3:
             raise TextError(
-                f"{self.dataset.reader}: Longformer needs a question, and no {SEP} inside it or its text; "
+                f"{self.dataset.corpus}: Longformer needs a question, and no {SEP} inside it or its text; "
                 f"not so in {example.text[:40]!r}"
             )
 
@@ -150,7 +150,7 @@ class Texts:
     def describe(self) -> dict[str, Any]:
         sizes = {split: len(examples) for split, examples in self.labelled.splits.items()}
         return {
-            "corpus": self.dataset.reader,
+            "corpus": self.dataset.corpus,
             "hash": self._identity,
             "examples": sizes,
             "classes": list(self.labelled.classes),
@@ -211,7 +211,7 @@ def _training_examples(key: _Key) -> int:
 
 
 def _labelled(dataset: DatasetConfig) -> LabelledSet:
-    return read_labelled(dataset.reader, dataset.path, **dataset.options)
+    return read_labelled(dataset.corpus, dataset.path, **dataset.options)
 
 
 def _cut(labelled: LabelledSet, limit: int | None) -> LabelledSet:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from acp_repro.data.sources import StdlibSource
 
@@ -13,34 +12,27 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 _PROSE = re.compile(r"[A-Za-z][\w'\-]*")
 
 
-class Labelled(NamedTuple):
-    """A text, and its side of a question with two answers."""
-
-    text: str
-    label: int
-
-
-def stdlib_sentences(shortest: int, longest: int) -> list[Labelled]:
+def sentences(shortest: int, longest: int) -> dict[str, bool]:
     """Sentences of docstrings, in the order of the files and of each file.
 
-    A sentence is labelled 1 where it documents a function or method, 0 where a class or a module; one that
-    stands in both keeps the first.
+    Each with whether it documents a function or method, or else a class or module; one that stands in both
+    keeps the first.
 
     Args:
         shortest, longest: characters of a sentence.
     """
-    found: dict[str, int] = {}
+    found: dict[str, bool] = {}
     for document in StdlibSource().documents():
         if not document.name.endswith(".py"):
             continue
-        for text, label in _docstrings(document.data.decode()):
+        for text, of_function in _docstrings(document.data.decode()):
             for sentence in _sentences(text):
                 if shortest <= len(sentence) <= longest:
-                    found.setdefault(sentence, label)
-    return [Labelled(text, label) for text, label in found.items()]
+                    found.setdefault(sentence, of_function)
+    return found
 
 
-def _docstrings(source: str) -> Iterator[tuple[str, int]]:
+def _docstrings(source: str) -> Iterator[tuple[str, bool]]:
     try:
         tree = ast.parse(source)
     except SyntaxError:  # a template, such as those of lib2to3
@@ -48,7 +40,7 @@ def _docstrings(source: str) -> Iterator[tuple[str, int]]:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, *functions)) and (text := ast.get_docstring(node)):
-            yield text, int(isinstance(node, functions))
+            yield text, isinstance(node, functions)
 
 
 def _sentences(docstring: str) -> Iterator[str]:

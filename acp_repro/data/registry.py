@@ -1,0 +1,146 @@
+"""One registry of corpora, for every paper: a corpus is a function that gives its texts.
+
+    @corpus(path="the path of the reviews", labels="sentiments")
+    def reviews(path: str, least_stars: int = 0) -> Iterator[Row]:
+        "Reviews of restaurants: JSON lines with `text` and `stars`."
+        for where, record in read_records(path):
+            ...
+            yield Row(text, label=sentiment)
+
+The function's name is the corpus's: ``corpus: reviews``. Its parameters, but for ``path``, are what
+``options`` may name. Ours are in `corpora`. Another package adds one with an entry point: the module that
+registers it is imported when settings name the corpus::
+
+    [project.entry-points."acp_repro.corpora"]
+    reviews = "their_package.corpora"
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.metadata
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acp_repro.data.files import DataError
+from acp_repro.data.sources import Row, RowSource, Source
+
+ENTRY_POINTS = "acp_repro.corpora"
+
+
+@dataclass(frozen=True)
+class CorpusFunction:
+    """A function that gives a corpus, with what is said of it; see `corpus`."""
+
+    name: str
+    read: Callable[..., Iterable[Row] | Source]
+    path: str
+    several: bool
+    labels: str
+    sides: str
+    called: str
+
+    @property
+    def what(self) -> str:
+        """What it is, in a line."""
+        return (inspect.getdoc(self.read) or "").partition("\n")[0].removesuffix(".")
+
+    @functools.cached_property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.read).parameters
+
+    @functools.cached_property
+    def options(self) -> dict[str, Any]:
+        """The defaults of what it takes beside its path."""
+        return {n: p.default for n, p in self._parameters.items() if n not in ("path", "cache")}
+
+    def in_words(self, path: str | None) -> str:
+        """Its texts, for a caption."""
+        return self.called.format(path=path) or (f"texts of {path}" if path else f"texts of {self.name}")
+
+    def check(self, path: Any, options: Mapping[str, Any]) -> None:
+        """Raises:
+        DataError: it takes no such path or option, or needs one; begins with the key.
+        """
+        if not self.path:
+            if path is not None:
+                raise DataError(f"path: `corpus: {self.name}` takes none; remove it, or set corpus: text")
+        elif self.several and isinstance(path, list | tuple):
+            if not path or not all(isinstance(one, str) and one for one in path):
+                raise DataError(f"path: {list(path)} is not a list of paths; name at least one")
+        elif not ((isinstance(path, str) and path) or path is self._parameters["path"].default):
+            raise DataError(f"path: {path!r}, but `corpus: {self.name}` needs {self.path}")
+        for name in options:
+            if name not in self.options:
+                near = difflib.get_close_matches(name, self.options, 1)
+                takes = (
+                    f"did you mean {near[0]}?" if near else f"it takes {', '.join(self.options) or 'none'}"
+                )
+                raise DataError(f"options.{name}: `corpus: {self.name}` has no such option; {takes}")
+        for name, default in self.options.items():
+            if default is inspect.Parameter.empty and name not in options:
+                raise DataError(f"options.{name}: missing, and `corpus: {self.name}` needs it")
+
+    def open(
+        self, path: Any = None, options: Mapping[str, Any] | None = None, cache: Path | None = None
+    ) -> Source:
+        """The corpus, not read yet.
+
+        Args:
+            cache: the folder for what a corpus fetches, if not the usual one.
+
+        Raises:
+            DataError: see `check`; and what the function itself finds wrong.
+        """
+        self.check(path, options or {})
+        given = dict(options or {})
+        given |= {"path": path} if path is not None else {}
+        given |= {"cache": cache} if "cache" in self._parameters else {}
+        found = self.read(**given)
+        return found if isinstance(found, Source) else RowSource(self.name, lambda: self.read(**given))
+
+
+CORPORA: dict[str, CorpusFunction] = {}
+
+
+def corpus(
+    path: str = "", *, several: bool = False, labels: str = "", sides: str = "", called: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as a corpus of its name. The first line of its docstring says what it is.
+
+    Args:
+        path: what its ``path`` has to be, in words; empty: it takes none. One with a default may be left out.
+        several: ``path`` may be a list.
+        labels: what labels are names of; ``{option}`` is replaced. Empty: its texts have none.
+        sides: of labels that are 1 or 0, the question that they answer, beginning with "whether".
+        called: what captions call its texts; ``{path}`` is replaced. Default: "texts of PATH".
+    """
+
+    def register(read: Callable[..., Any]) -> Callable[..., Any]:
+        CORPORA[read.__name__] = CorpusFunction(read.__name__, read, path, several, labels, sides, called)
+        return read
+
+    return register
+
+
+def find_corpus(name: Any) -> CorpusFunction:
+    """The corpus of that name.
+
+    Raises:
+        DataError: there is none; names those that there are.
+    """
+    others = importlib.metadata.entry_points(group=ENTRY_POINTS) if name not in CORPORA else ()
+    for point in others:
+        if point.name == name:
+            try:
+                point.load()
+            except (ImportError, AttributeError) as error:
+                raise DataError(f"corpus: {name}: {point.value} cannot be imported ({error})") from error
+    if name not in CORPORA:
+        *first, last = dict.fromkeys([*CORPORA, *(point.name for point in others)])
+        raise DataError(f"corpus: {name!r} is not known; use {', '.join(first)} or {last}")
+    return CORPORA[name]
