@@ -7,9 +7,10 @@ its book), so adding texts moves no other one.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from acp_repro.data import corpora  # noqa: F401  registers them
@@ -22,54 +23,33 @@ _DEV, _TEST = 0.1, 0.2  # shares of what comes without a split
 
 
 @dataclass(frozen=True)
-class Example:
-    """One example.
-
-    Attributes:
-        text: what may be pruned.
-        question: what stands before it and is asked of it; empty for none.
-        label: the number of its class; -1 for a question with an answer.
-        answer: (start, end) of the answer's characters in ``text``, for extractive questions.
-        answers: all answers in words, for their scores.
-    """
-
-    text: str
-    question: str = ""
-    label: int = -1
-    answer: tuple[int, int] | None = None
-    answers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class LabelledSet:
     """A set in memory.
 
     Attributes:
-        splits: examples by ``train``, ``dev``, ``test``.
+        splits: texts by ``train``, ``dev``, ``test``; of each, ``number`` is that of its class.
         classes: names of the classes in alphabetical order, that of their numbers; empty for extractive
             questions.
         classes_are: what they are names of, in words.
     """
 
-    splits: dict[str, list[Example]]
+    splits: dict[str, list[Row]]
     classes: tuple[str, ...] = ()
     classes_are: str = "classes"
-    _hash: list[str] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def is_extractive(self) -> bool:
         return not self.classes
 
-    @property
+    @functools.cached_property
     def identity(self) -> str:
-        """A SHA-256 that changes when any example does."""
-        if not self._hash:
-            digest = hashlib.sha256()
-            for split in SPLITS:
-                for e in self.splits[split]:
-                    digest.update(json.dumps([split, e.text, e.question, e.label, e.answer]).encode())
-            self._hash.append(digest.hexdigest())
-        return self._hash[0]
+        """A SHA-256 that changes when any text, question, class or answer does."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            for row in self.splits[split]:
+                label = -1 if self.is_extractive else row.number
+                digest.update(json.dumps([split, row.text, row.question, label, row.answer]).encode())
+        return digest.hexdigest()
 
 
 def read_labelled(corpus: str, path: str | None = None, **options: Any) -> LabelledSet:
@@ -95,12 +75,10 @@ def read_labelled(corpus: str, path: str | None = None, **options: Any) -> Label
     if len(classes) == 1:
         raise DataError("a labelled set needs two classes, this one has 1")
     has_dev = any(row.split == "dev" for row in rows)
-    splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
+    splits: dict[str, list[Row]] = {split: [] for split in SPLITS}
     for row in rows:
-        label = classes.index(row.label) if classes else -1
-        answer = tuple(row.answer) if row.answer else None
-        example = Example(row.text, row.question, label, answer, tuple(row.answers))
-        splits[_split_of(row, has_dev)].append(example)
+        number = None if row.answer else classes.index(row.label)
+        splits[_split_of(row, has_dev)].append(row._replace(number=number))
     return LabelledSet(splits, classes, function.labels.format(**function.options | options) or "classes")
 
 

@@ -17,7 +17,6 @@ registers it is imported when settings name the corpus::
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.metadata
 import inspect
@@ -76,11 +75,8 @@ class CorpusFunction:
             raise DataError(f"path: {path!r}, but `corpus: {self.name}` needs {self.path}")
         for name in options:
             if name not in self.options:
-                near = difflib.get_close_matches(name, self.options, 1)
-                takes = (
-                    f"did you mean {near[0]}?" if near else f"it takes {', '.join(self.options) or 'none'}"
-                )
-                raise DataError(f"options.{name}: `corpus: {self.name}` has no such option; {takes}")
+                takes = ", ".join(self.options) or "none"
+                raise DataError(f"options.{name}: unknown; the options of `corpus: {self.name}` are {takes}")
         for name, default in self.options.items():
             if default is inspect.Parameter.empty and name not in options:
                 raise DataError(f"options.{name}: missing, and `corpus: {self.name}` needs it")

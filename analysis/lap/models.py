@@ -42,7 +42,7 @@ def describe(suite: Suite) -> str:
     start = f"from {model.weights}" if model.weights else "from scratch"
     return (
         f"T5 autoencoders {start}, {model.num_layers} encoder and {model.num_decoder_layers} decoder blocks "
-        f"of width {model.d_model}, on {data.in_words}; the decoder sees "
+        f"of width {model.d_model}, on {data.function.in_words(data.path)}; the decoder sees "
         f"{suite.file.pruning.decoder_window} tokens before the present one in each layer"
     )
 

@@ -18,7 +18,10 @@ from acp_repro.data import DataConfig, DataError
         ({"tokeniser": "bytes"}, "tokeniser: unknown key; did you mean tokenizer.*keys are corpus"),
         ({"xyz": 1}, r"xyz: unknown key \(the keys are corpus"),
         ({"corpus": "novels"}, "corpus: 'novels' is not known; use stdlib, text, file, hf, .* or qasper$"),
-        ({"corpus": "cuad", "path": "x", "options": {"lest": 2}}, "options.lest: .* did you mean least"),
+        (
+            {"corpus": "cuad", "path": "x", "options": {"lest": 2}},
+            "options.lest: unknown; the options of `corpus: cuad` are least",
+        ),
         ({"text_field": "body"}, "text_field: is for `corpus: text or file or hf`; remove it, or set"),
         ({"corpus": "text"}, "path: None, but `corpus: text` needs the path of a file or a folder"),
         ({"corpus": "text", "path": 3}, "path: 3, but `corpus: text` needs"),

@@ -78,7 +78,7 @@ def test_labels_have_the_names_of_their_set(tmp_path, monkeypatch):
     monkeypatch.setenv("ACP_REPRO_CACHE", str(tmp_path))
     found = read_labelled("hf", "owner/name", label_field="stars", dev="valid", test="test")
     assert found.classes == ("bad", "good") and found.classes_are == "values of stars"
-    assert [(e.text, e.label) for e in found.splits["dev"]] == [(f"valid {i}", i % 2) for i in range(5)]
+    assert [(e.text, e.number) for e in found.splits["dev"]] == [(f"valid {i}", i % 2) for i in range(5)]
     pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
     from acp_repro.papers.lap.settings import TextsConfig
     from acp_repro.papers.lap.texts import load_texts

@@ -33,7 +33,7 @@ def test_sst2_from_a_tar_and_a_folder(tmp_path):
     path = write_tar(tmp_path / "sst2.tar.xz", files)
     found = read_labelled("sst2", str(path))
     assert found.classes == ("0", "1") and not found.is_extractive
-    assert [(e.text, e.label) for e in found.splits["dev"]] == [('dev "good', 1), ("bad dev", 0)]
+    assert [(e.text, e.number) for e in found.splits["dev"]] == [('dev "good', 1), ("bad dev", 0)]
     again = read_labelled("sst2", str(tmp_path / "content"))
     assert again.splits == found.splits and again.identity == found.identity
     (tmp_path / "content/x/dev.tsv").write_text("text\tlabel\na\t1\n")
@@ -73,7 +73,7 @@ def test_csabstruct_asks_each_sentence_of_its_abstract(tmp_path):
     record = {"abstract_id": 0, "sentences": ["We try.", "It works."], "labels": ["method", "result"]}
     files = {f"{split}.jsonl": json.dumps(record) + "\n" for split in SPLITS}
     found = read_labelled("csabstruct", str(write_tar(tmp_path / "cs.tar.xz", files)))
-    assert [(e.question, e.text, e.label) for e in found.splits["test"]] == [
+    assert [(e.question, e.text, e.number) for e in found.splits["test"]] == [
         ("We try.", "We try. It works.", 0),
         ("It works.", "We try. It works.", 1),
     ]
@@ -88,7 +88,7 @@ def test_books_of_an_author_are_split_by_book(tmp_path):
     assert found.classes == ("Eliot", "Hardy")
     where = {}
     for split in SPLITS:
-        assert {e.label for e in found.splits[split]} == {0, 1}
+        assert {e.number for e in found.splits[split]} == {0, 1}
         for e in found.splits[split]:
             where.setdefault(e.text.split()[1], set()).add(split)
             assert len(e.text) == 100
@@ -103,7 +103,7 @@ def test_facts_are_planted_and_answer_the_question(tmp_path):
     assert len(found.classes) == 4
     for example in itertools.chain(*found.splits.values()):
         name = example.question.removeprefix("What is the code of ").removesuffix("?")
-        assert f"The code of {name} is {found.classes[example.label]}." in example.text
+        assert f"The code of {name} is {found.classes[example.number]}." in example.text
         assert example.text.count("The code of") == 3
     again = read_labelled(
         "facts", str(tmp_path / "text.txt"), examples=60, characters=300, facts=3, classes=4
@@ -128,7 +128,7 @@ def test_stdlib_hides_the_packages_own_name():
     for split in SPLITS:
         assert found.splits[split]
         for e in found.splits[split]:
-            assert found.classes[e.label] not in e.text.replace("_", " ").split()
+            assert found.classes[e.number] not in e.text.replace("_", " ").split()
 
 
 def test_sets_of_hugging_face_by_name_or_folder(tmp_path, monkeypatch):
@@ -172,9 +172,7 @@ def test_errors_say_what_is_wrong(tmp_path):
         read_labelled("sst2")
     with pytest.raises(DataError, match="is no file; relative paths start at"):
         read_labelled("imdb", str(tmp_path / "no.jsonl"))
-    with pytest.raises(
-        DataError, match="options.lest: `corpus: cuad` has no such option; did you mean least"
-    ):
+    with pytest.raises(DataError, match="options.lest: unknown; the options of `corpus: cuad` are least"):
         read_labelled("cuad", str(tmp_path), lest=3)
     (tmp_path / "bad.jsonl").write_text('{"file": 1}\n')
     with pytest.raises(DataError, match="bad.jsonl:1: no field 'type'; this line has: file"):

@@ -19,7 +19,7 @@ from acp_repro.data.corpora import stdlib_sentences
 from acp_repro.data.files import DataError
 from acp_repro.papers.lap.paper import PAPER
 from acp_repro.papers.lap.task import PruningTask
-from acp_repro.papers.lap.texts import Batches, TextsError, load_texts
+from acp_repro.papers.lap.texts import Batches, load_texts
 from acp_repro.training.graphs import without_graphs
 from acp_repro.training.loop import train
 from acp_repro.training.optimizer import make_optimizer
@@ -114,7 +114,7 @@ def test_batches_hold_each_text_once_an_epoch():
     )
     padding = sum(int((batches(i) == 0).sum()) for i in range(10))
     assert padding < 25  # lengths of 1 to 9 in batches of any five would need about 200
-    with pytest.raises(TextsError, match="fewer than a batch"):
+    with pytest.raises(DataError, match="fewer than a batch"):
         Batches(rows[:3], 5, 0, seed=1)
 
 

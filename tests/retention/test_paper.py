@@ -23,11 +23,12 @@ from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.rules import can_be_drawn, make_rules, why_not
 from acp_repro.chain.suite import load_suite
+from acp_repro.data.files import DataError
 from acp_repro.papers.retention import backbones, simulations
 from acp_repro.papers.retention.measure.speed import measure as measure_speed
 from acp_repro.papers.retention.paper import PAPER
 from acp_repro.papers.retention.task import load_model
-from acp_repro.papers.retention.texts import TextError, Texts
+from acp_repro.papers.retention.texts import Texts
 from acp_repro.papers.retention.trained import SCORES, normalized
 from acp_repro.retention import show
 from acp_repro.training.loop import train
@@ -344,7 +345,7 @@ def test_answers_in_the_text_and_their_scores(here):
         first, last = row.span
         assert row.example.text[row.offsets[first][0] : row.offsets[last][1]].strip() == "tanh"
         assert row.offsets[0] == (0, 0)  # [CLS]
-    long = dataclasses.replace(texts.labelled.splits["train"][0], question="what " * 100)
+    long = texts.labelled.splits["train"][0]._replace(question="what " * 100)
     assert len(texts._encode([long])[0].ids) == run.dataset.max_tokens
     assert normalized("The  tanh, unit!") == ["tanh", "unit"]
     assert SCORES["exact_match"]([("a tanh",)], ["Tanh."]) == 100
@@ -367,8 +368,8 @@ def test_longformer_answers_questions_with_a_fresh_tokeniser(here):
     run = load_suite("long").run("asked-mini-ar-50-afterblocks")
     train(PAPER, run, device=CPU, report=str, stop_after=2)
     texts = PAPER.load_task()(run).texts
-    told = dataclasses.replace(texts.labelled.splits["train"][0], question="what [SEP] units?")
-    with pytest.raises(TextError, match=r"qasper: Longformer needs a question, and no \[SEP\] inside it"):
+    told = texts.labelled.splits["train"][0]._replace(question="what [SEP] units?")
+    with pytest.raises(DataError, match=r"qasper: Longformer needs a question, and no \[SEP\] inside it"):
         texts._encode([told])
 
 

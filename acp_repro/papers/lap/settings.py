@@ -45,7 +45,7 @@ class TextsConfig(CorpusConfig):
     vocabulary: int | None = None
     heldout: float = 0.05
     max_texts: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         super().__post_init__()
@@ -58,17 +58,9 @@ class TextsConfig(CorpusConfig):
         if not self.negative_to < self.positive_from:
             raise ValueError(f"positive_from: must be above negative_to, {self.negative_to}")
 
-    def __hash__(self) -> int:  # options may hold lists
-        return hash(repr(self))
-
     def arguments(self) -> dict[str, Any]:
         is_limited = self.max_texts is not None and "max_documents" in self.function.options
         return super().arguments() | ({"max_documents": self.max_texts} if is_limited else {})
-
-    @property
-    def in_words(self) -> str:
-        """The texts, for a caption."""
-        return self.function.in_words(self.path)
 
     @property
     def sides(self) -> str:

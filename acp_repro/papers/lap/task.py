@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from acp_repro.chain.paper import Suite
+from acp_repro.data.files import DataError
 from acp_repro.lap import PruningAutoencoder, draw_noise
 from acp_repro.lap.autoencoder import pad
 from acp_repro.training.graphs import GraphedLoss
@@ -22,7 +23,7 @@ from acp_repro.training.task import Task, Trained
 
 from .settings import SHORTEST_CUT, TrainingConfig
 from .suite import PruningRun
-from .texts import Batches, TextsError, encode, load_texts, make_tokenizer
+from .texts import Batches, encode, load_texts, make_tokenizer
 from .trained import TrainedPruning
 
 RUNNING_MEAN = 0.95  # of the cross-entropy, a step
@@ -159,7 +160,7 @@ class PruningTask(Task):
         texts += self.texts.more if split == "train" else ()
         rows = encode(self.tokenizer, texts, self.run.pruning.max_length)
         if not rows:
-            raise TextsError(f"data: no text of {split} has at most {self.run.pruning.max_length} tokens")
+            raise DataError(f"data: no text of {split} has at most {self.run.pruning.max_length} tokens")
         return rows if most is None else rows[:most]
 
     def build(self) -> Trainee:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acp_repro.common.errors import UserError
+from acp_repro.data.files import DataError
 from acp_repro.data.registry import find_corpus
 from acp_repro.data.sources import Document, Row, Source
 from acp_repro.data.tokenizer import train_bpe
@@ -22,10 +22,6 @@ from acp_repro.lap.autoencoder import pad
 from .settings import TextsConfig
 
 GROUP = 20  # batches that are cut from one sorted group
-
-
-class TextsError(UserError, ValueError):
-    """The texts cannot be read; the message says what would be right."""
 
 
 class Labelled(NamedTuple):
@@ -55,8 +51,7 @@ def load_texts(config: TextsConfig) -> Texts:
     """The texts of a config, each once, in the order of their source.
 
     Raises:
-        TextsError: a label is no number, or a split is empty.
-        DataError: a file, a field or a library is missing.
+        DataError: a file, a field or a library is missing, a label is no number, or a split is empty.
     """
     texts = dict.fromkeys(islice(_read(config), config.max_texts))
     sides: tuple[dict[str, Labelled], dict[str, Labelled]] = ({}, {})
@@ -68,7 +63,7 @@ def load_texts(config: TextsConfig) -> Texts:
     digest.update(str(config.heldout).encode())
     train, heldout = sides
     if not train or not heldout:
-        raise TextsError(f"data: {len(texts)} texts leave one split empty; add texts or change heldout")
+        raise DataError(f"data: {len(texts)} texts leave one split empty; add texts or change heldout")
     more = tuple(dict.fromkeys(text for text in _more(config) if text not in train and text not in heldout))
     for text in more:
         digest.update(text.encode())
@@ -100,7 +95,7 @@ def _side(row: Row, config: TextsConfig) -> int | None:
     try:
         value = float(row.label) if row.number is None else row.number
     except ValueError:
-        raise TextsError(f"label_field: the label {row.label!r} of {row.text[:40]!r} is no number") from None
+        raise DataError(f"label_field: the label {row.label!r} of {row.text[:40]!r} is no number") from None
     return 1 if value >= config.positive_from else 0 if value <= config.negative_to else None
 
 
@@ -128,7 +123,7 @@ class Batches:
 
     def __init__(self, rows: list[list[int]], size: int, pad_id: int, seed: int):
         if len(rows) < size:
-            raise TextsError(f"data: {len(rows)} training texts that fit are fewer than a batch of {size}")
+            raise DataError(f"data: {len(rows)} training texts that fit are fewer than a batch of {size}")
         self._rows, self._size, self._pad, self._seed = rows, size, pad_id, seed
         self._per_epoch = len(rows) // size
         self._epoch = functools.lru_cache(maxsize=2)(self._shuffled)

@@ -12,18 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acp_repro.common.errors import UserError
 from acp_repro.data import BPETokenizer
-from acp_repro.data.labelled import Example, LabelledSet, read_labelled
+from acp_repro.data.files import DataError
+from acp_repro.data.labelled import LabelledSet, read_labelled
+from acp_repro.data.sources import Row
 
 from .settings import BackboneConfig, DatasetConfig
 from .suite import PretrainingRun, RetentionRun
 
 SPECIAL = PAD, CLS, SEP, UNK, MASK = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
-
-
-class TextError(UserError, ValueError):
-    """A labelled set cannot be used with these settings; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Encoded:
     """
 
     ids: list[int]
-    example: Example
+    example: Row
     offsets: list[tuple[int, int]]
     span: tuple[int, int] | None
 
@@ -57,7 +54,7 @@ class Texts:
         self.labelled = _cut(_labelled(dataset), dataset.max_examples)
         for split, examples in self.labelled.splits.items():
             if not examples:
-                raise TextError(f"{dataset.corpus}: the split {split} has no example")
+                raise DataError(f"{dataset.corpus}: the split {split} has no example")
         source = tokenizer_folder or backbone.pretrained
         self.tokenizer = (
             load_tokenizer(source) if source else train_tokenizer(self.labelled, backbone.vocab_size)
@@ -76,7 +73,7 @@ class Texts:
             self._encoded[split] = self._encode(self.labelled.splits[split])
         return self._encoded[split]
 
-    def _encode(self, examples: Sequence[Example]) -> list[Encoded]:
+    def _encode(self, examples: Sequence[Row]) -> list[Encoded]:
         """All at once for each way to cut: the tokeniser then takes all cores."""
         alike: dict[str | bool, list[int]] = {}
         for place, kind in enumerate(self._truncations(examples)):
@@ -87,7 +84,7 @@ class Texts:
             found |= zip(places, self._encode_alike(chosen, kind), strict=True)
         return [found[place] for place in range(len(examples))]
 
-    def _encode_alike(self, examples: Sequence[Example], truncation: str | bool) -> Iterator[Encoded]:
+    def _encode_alike(self, examples: Sequence[Row], truncation: str | bool) -> Iterator[Encoded]:
         asks, extractive = bool(examples[0].question), self.labelled.is_extractive
         texts = [example.text for example in examples]
         given = ([example.question for example in examples], texts) if asks else (texts,)
@@ -103,17 +100,17 @@ class Texts:
                 self._check_separators(out["input_ids"][row], example)
             yield Encoded(out["input_ids"][row], example, offsets, span)
 
-    def _check_separators(self, ids: list[int], example: Example) -> None:
+    def _check_separators(self, ids: list[int], example: Row) -> None:
         """Raises:
-        TextError: Longformer's head would not find the question's end.
+        DataError: Longformer's head would not find the question's end.
         """
         if self._separators == 2 and ids.count(self.tokenizer.sep_token_id) != 3:
-            raise TextError(
+            raise DataError(
                 f"{self.dataset.corpus}: Longformer needs a question, and no {SEP} inside it or its text; "
                 f"not so in {example.text[:40]!r}"
             )
 
-    def _truncations(self, examples: Sequence[Example]) -> list[str | bool]:
+    def _truncations(self, examples: Sequence[Row]) -> list[str | bool]:
         """Cuts the text alone, unless the question takes more than half of the length."""
         asking = [example.question for example in examples if example.question]
         if not asking:
@@ -132,7 +129,7 @@ class Texts:
         if self.labelled.is_extractive:
             spans = torch.tensor([row.span for row in rows])
             return ids, mask, spans[:, 0], spans[:, 1]
-        return ids, mask, torch.tensor([row.example.label for row in rows])
+        return ids, mask, torch.tensor([row.example.number for row in rows])
 
     def batches(self, split: str, rows: int, limit: int | None = None) -> Iterator[list[Encoded]]:
         """Of a split, the longest first, so that batches hold little padding."""
@@ -219,7 +216,7 @@ def _cut(labelled: LabelledSet, limit: int | None) -> LabelledSet:
     if limit is None:
         return labelled
 
-    def by_hash(example: Example) -> bytes:
+    def by_hash(example: Row) -> bytes:
         return hashlib.sha256(f"{example.question}\n{example.text}".encode()).digest()
 
     splits = {split: sorted(found, key=by_hash)[:limit] for split, found in labelled.splits.items()}
@@ -284,7 +281,7 @@ def load_tokenizer(source: str | Path):
     """A fast tokeniser, by name or from the folder of a model.
 
     Raises:
-        TextError: there is none.
+        DataError: there is none.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -294,6 +291,6 @@ def load_tokenizer(source: str | Path):
         return AutoTokenizer.from_pretrained(source, use_fast=True)
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise TextError(
+        raise DataError(
             f"no tokeniser at {source} ({reason}); without a network put the model's folder there"
         ) from error

@@ -72,7 +72,7 @@ class TrainedRetention(Trained):
             tokens += int(inputs["attention_mask"].sum())
             predicted += self._answers(output, rows)
             truth += [
-                row.example.answers if self.texts.labelled.is_extractive else row.example.label
+                row.example.answers if self.texts.labelled.is_extractive else row.example.number
                 for row in rows
             ]
         scores = {name: SCORES[name](truth, predicted) for name in self.run.dataset.scores}

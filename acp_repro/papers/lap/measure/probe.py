@@ -36,7 +36,10 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
         name: torch.tensor([y for _, _, y in part]) for name, part in (("train", train), ("test", test))
     }
     if any(len(set(values.tolist())) < 2 for values in labels.values()):
-        raise RecordError("probe: the texts have no labels on two sides; set data.label_field")
+        raise RecordError(
+            "probe: the labels of the first texts are not on two sides; set data.label_field, or raise "
+            "measure.probe_texts and measure.scored_texts"
+        )
     rows = []
     for kind in ("kept", "all_tokens"):
         features = [_features(trained, [row for _, row, _ in part], kind) for part in (train, test)]
