@@ -33,15 +33,23 @@ ENTRY_POINTS = "acp_repro.corpora"
 
 @dataclass(frozen=True)
 class CorpusFunction:
-    """A function that gives a corpus, with what is said of it; see `corpus`."""
+    """A function that gives a corpus, with what is said of it.
+
+    Attributes:
+        path: what its ``path`` has to be, in words; empty: it takes none. One with a default may be left out.
+        several: ``path`` may be a list.
+        labels: what labels are names of; ``{option}`` is replaced. Empty: its texts have none.
+        sides: of labels that are 1 or 0, the question that they answer, beginning with "whether".
+        called: what captions call its texts; ``{path}`` is replaced. Default: "texts of PATH".
+    """
 
     name: str
     read: Callable[..., Iterable[Row] | Source]
-    path: str
-    several: bool
-    labels: str
-    sides: str
-    called: str
+    path: str = ""
+    several: bool = False
+    labels: str = ""
+    sides: str = ""
+    called: str = ""
 
     @property
     def what(self) -> str:
@@ -103,21 +111,14 @@ class CorpusFunction:
 CORPORA: dict[str, CorpusFunction] = {}
 
 
-def corpus(
-    path: str = "", *, several: bool = False, labels: str = "", sides: str = "", called: str = ""
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as a corpus of its name. The first line of its docstring says what it is.
+def corpus(path: str = "", **said: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the corpus of its name; what is ``said`` are attributes of `CorpusFunction`.
 
-    Args:
-        path: what its ``path`` has to be, in words; empty: it takes none. One with a default may be left out.
-        several: ``path`` may be a list.
-        labels: what labels are names of; ``{option}`` is replaced. Empty: its texts have none.
-        sides: of labels that are 1 or 0, the question that they answer, beginning with "whether".
-        called: what captions call its texts; ``{path}`` is replaced. Default: "texts of PATH".
+    The first line of its docstring says what it is.
     """
 
     def register(read: Callable[..., Any]) -> Callable[..., Any]:
-        CORPORA[read.__name__] = CorpusFunction(read.__name__, read, path, several, labels, sides, called)
+        CORPORA[read.__name__] = CorpusFunction(read.__name__, read, path, **said)
         return read
 
     return register
