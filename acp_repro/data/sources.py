@@ -113,12 +113,8 @@ class RowSource(Source):
         """A text that several questions in a row are asked of is one document."""
         before = None
         for number, row in enumerate(self.rows(), 1):
-            try:
-                data = row.text.encode()
-            except UnicodeEncodeError as error:
-                raise DataError(
-                    f"corpus: {self._name}: text {number} is no valid Unicode ({error.reason}); drop it"
-                ) from None
+            # Half of a surrogate pair is no character, and UTF-8 cannot hold it.
+            data = row.text.encode(errors="replace")
             if data.strip() and data != before:
                 yield Document(f"{self._name}:{number}", data, row.group.encode() or data)
                 advance(len(data))

@@ -44,13 +44,13 @@ class DatasetConfig(CorpusConfig):
             ``macro_f1``; ``exact_match`` and ``f1`` of questions.
     """
 
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
     max_tokens: int = 512
     epochs: int = 3
     batch_examples: int = 32
     micro_batch_examples: int | None = None
     max_examples: int | None = None
-    scores: list[str] = field(default_factory=lambda: ["accuracy"])
+    scores: list[str] = field(default_factory=lambda: ["accuracy"], hash=False)
 
     def __post_init__(self):
         super().__post_init__()

@@ -163,30 +163,14 @@ def inputs_of(tensors: tuple[Tensor, ...], device: torch.device) -> dict[str, Te
 _LABELS = {0: (), 1: ("labels",), 2: ("start_positions", "end_positions")}
 
 
-@functools.lru_cache(maxsize=8)
 def texts_of(run: RetentionRun) -> Texts:
-    """The texts of a run; runs of one dataset and backbone share them in a process."""
-    return _texts(_Key(run.dataset, run.backbone, run.start and run.start.model_folder))
+    """The texts of a run; runs of one dataset and tokeniser share them in a process."""
+    of = run.backbone
+    kind = BackboneConfig(pretrained=of.pretrained, model_type=of.model_type, vocab_size=of.vocab_size)
+    return _texts(run.dataset, kind, run.start and run.start.model_folder)
 
 
-class _Key:
-    """Settings that hold lists, as a key."""
-
-    def __init__(self, dataset: DatasetConfig, backbone: BackboneConfig, start: Path | None):
-        self.dataset, self.backbone, self.start = dataset, backbone, start
-        kind = backbone.pretrained, backbone.model_type, backbone.vocab_size
-        self._text = repr((dataset, kind, start))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other._text == self._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
-
-
-@functools.lru_cache(maxsize=8)
-def _texts(key: _Key) -> Texts:
-    return Texts(key.dataset, key.backbone, key.start)
+_texts = functools.lru_cache(maxsize=8)(Texts)
 
 
 def tuning_steps(dataset: DatasetConfig, examples: int) -> int:
@@ -198,13 +182,13 @@ def steps_of(run: RetentionRun | PretrainingRun) -> int:
     """The optimiser steps of a run; reads its labelled set, and encodes nothing."""
     if isinstance(run, PretrainingRun):
         return run.pretraining.steps
-    examples = _training_examples(_Key(run.dataset, run.backbone, None))
+    examples = _training_examples(run.dataset)
     return tuning_steps(run.dataset, min(examples, run.dataset.max_examples or examples))
 
 
 @functools.lru_cache
-def _training_examples(key: _Key) -> int:
-    return len(_labelled(key.dataset).splits["train"])
+def _training_examples(dataset: DatasetConfig) -> int:
+    return len(_labelled(dataset).splits["train"])
 
 
 def _labelled(dataset: DatasetConfig) -> LabelledSet:
