@@ -14,7 +14,7 @@ HISTORY = Path(__file__).with_name("needle_pairs.csv")
 
 
 def pairs(records: pd.DataFrame) -> pd.DataFrame:
-    """One row a pair: those of :data:`HISTORY`, and of ``records`` those that are not among them.
+    """One row a pair: those of :data:`HISTORY`, and of ``records`` those whose ACP run is not among them.
 
     Args:
         records: ``needle`` records of runs that train with needles.
@@ -30,7 +30,7 @@ def pairs(records: pd.DataFrame) -> pd.DataFrame:
     new = []
     for (seed, share), pair in records.groupby(["seed", "needle_share"]):
         acp, exact = (pair[pair["method"] == method] for method in needle_statistics.METHODS)
-        if set(pair["commit"]) & set(history["kernel_commit"]):
+        if set(acp["commit"]) & set(history["kernel_commit"]):
             continue
         new.append(
             {
@@ -85,8 +85,9 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     caption = f"""**Table A1.** Every pair of 125M models trained on text with needles, in order; the training
 text changed from pair to pair. "Nats from certain" is the mean negative log-likelihood of the right answer,
 0 for a model that is sure of it. {in_words(table.values)}
-(95 %, Student's t, the pair as the unit). So the pairs show no effect of ACP, and would not show one of less
-than some nats."""
+(95 %, Student's t, the pair as the unit). The last two pairs share their exact run: their ACP runs are one
+program, trained twice from one seed. So one training says little, the pairs show no effect of ACP, and they would
+not show one of less than some nats."""
     return table, caption
 
 

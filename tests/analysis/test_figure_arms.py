@@ -1,5 +1,6 @@
 """Figure A7: which suspects move the pruned share, by its criterion."""
 
+import dataclasses
 from pathlib import Path
 
 import pandas as pd
@@ -7,6 +8,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from acp_repro.chain.suite import load_suite
+from analysis import drawing
 from analysis.acp import figureA7
 
 PROJECT = Path(__file__).parents[2]
@@ -15,7 +17,8 @@ PROJECT = Path(__file__).parents[2]
 @pytest.fixture
 def runs(monkeypatch):
     monkeypatch.chdir(PROJECT)
-    return load_suite("h200-arms").arms
+    suite = load_suite("h200-arms")
+    return dataclasses.replace(suite, runs=suite.runs + suite.not_run).arms
 
 
 def records(runs, percents):
@@ -69,3 +72,9 @@ def test_other_suites_have_no_arms(monkeypatch):
     monkeypatch.chdir(PROJECT)
     for name in ("cpu", "h100", "h200-needle", "h200-long", "paper"):
         assert load_suite(name).arms == []
+
+
+def test_all_that_were_trained_are_drawn(monkeypatch):
+    monkeypatch.chdir(PROJECT)  # the one that trains with needles, too
+    found = drawing.find("h200-arms", "figureA7")
+    assert set(found.records["pruned_ratio"]["run"]) == {run.name for run in found.runs}

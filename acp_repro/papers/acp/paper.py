@@ -76,6 +76,11 @@ def _arms(suite: FoXSuite) -> list[Run]:
     return suite.arms
 
 
+def _pruned(suite: FoXSuite) -> list[Run]:
+    wanted = {*_acp_runs(suite), *_arms(suite)}  # one arm trains with needles
+    return [run for run in suite.runs if run in wanted]
+
+
 def _longest_trained(suite: FoXSuite) -> list[Run]:
     return suite.longest_trained
 
@@ -104,7 +109,7 @@ QUANTITIES = (
     _quantity(
         "pruned_ratio",
         "layer head measured_tokens block_q_tokens block_k_tokens pruned_blocks causal_blocks pruned_ratio",
-        _acp_runs,
+        _pruned,
     ),
     _quantity(
         "attention_time",
