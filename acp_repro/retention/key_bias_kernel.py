@@ -67,7 +67,8 @@ def _head_and_queries(length, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def _tile(at, i, d, stride, length):
-    return tl.load(at + i[:, None] * stride + d[None, :], mask=(i < length)[:, None], other=0.0)
+    # In int64: with tokens first, as many as a large batch has lie between two of one text.
+    return tl.load(at + i.to(tl.int64)[:, None] * stride + d[None, :], mask=(i < length)[:, None], other=0.0)
 
 
 @triton.jit(do_not_specialize=["length", "seed", "threshold"])

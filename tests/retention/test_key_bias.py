@@ -80,6 +80,22 @@ def test_answer_and_gradients(shape, dropout, splits, dtype, poisoned, monkeypat
         assert (a.double() - b).norm() <= BUDGET[dtype] * (b.norm() + 0.1 * b.numel() ** 0.5)
 
 
+def test_tokens_may_stand_2_to_the_31_elements_apart():
+    """As in a view of one tensor that holds queries, keys and values of a large batch, tokens first."""
+    far = torch.empty(2**31 + 48, dtype=torch.float16, device=DEVICE)  # most of it is never touched
+    given = [far.as_strided((1, 1, 129, 16), (16, 16, 2**24, 1), n * 16) for n in range(3)]
+    for x in given:
+        x.copy_(torch.randn(x.shape))
+    near = [x.clone(memory_format=torch.contiguous_format) for x in given]
+    bias = -torch.rand(1, 129, device=DEVICE)
+    results = []
+    for query, key, value in (given, near):
+        leaves = [x.detach().requires_grad_() for x in (query, key, value, bias)]
+        out = kernels.attend(*leaves, 0.0, 0.25)
+        results.append([out, *torch.autograd.grad(out, leaves, query.transpose(1, 2))])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_weights_that_stay_look_random():
     """As many as asked for in every row and column, and neighbours, heads and seeds agree by chance alone."""
     kept = stays(12345, 2, 4, 512, 0.1).float()
