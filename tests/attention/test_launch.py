@@ -400,5 +400,9 @@ def test_nothing_is_ready_where_somebody_looks_on(monkeypatch):
             assert not launch.can_be_ready(on_gpu)
     with notes.Notes([]):
         assert not launch.can_be_ready(on_gpu)
+    for value, ready in (("0", True), ("1", False)):
+        monkeypatch.setenv("ACP_REPRO_PLAIN_LAUNCHES", value)
+        assert launch.can_be_ready(on_gpu) == ready
+    monkeypatch.delenv("ACP_REPRO_PLAIN_LAUNCHES")
     monkeypatch.setattr(launch, "knobs", None)
     assert not launch.can_be_ready(on_gpu)

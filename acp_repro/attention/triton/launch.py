@@ -9,13 +9,14 @@ launchers in C, and from then on gives them the same with the new addresses.
 Nothing is assumed that is not seen while noting (:mod:`.notes`): a pass that calls any operator of PyTorch
 but an allocation or a view, a kernel that wants scratch memory, or a Triton that launches in a way unknown
 here is run as it stands for ever. So is every call where somebody looks on: hooks of profilers, modes of
-PyTorch, Triton's interpreter.
+PyTorch, Triton's interpreter. ``ACP_REPRO_PLAIN_LAUNCHES=1`` in the environment runs all of them so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -107,7 +108,10 @@ def why_not_ready() -> list[str]:
 
 
 def can_be_ready(x: Tensor) -> bool:
-    """Whether launches for ``x`` may go past Triton now: on an NVIDIA GPU, and nobody looks on."""
+    """Whether launches for ``x`` may go past Triton now: on an NVIDIA GPU, not switched off, and nobody looks
+    on."""
+    if os.environ.get("ACP_REPRO_PLAIN_LAUNCHES") == "1":
+        return False
     return x.is_cuda and torch.version.hip is None and not _somebody_looks_on()
 
 
