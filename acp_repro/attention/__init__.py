@@ -3,32 +3,22 @@
     from acp_repro.attention import forgetting_attention
 
 `reference` is the equations, `blockwise` skips blocks on a CPU, `triton` on a GPU. They share one
-signature, one threshold and one boundary, and none imports another.
+signature, one threshold and one boundary, and none imports another; `backends` is the table of them.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import warnings
 
 import torch
 from torch import Tensor
 
-from . import boundary as _boundary
-from . import reference as _reference
-from .checks import (
-    IMPLEMENTATIONS,
-    check_arguments,
-    check_packing,
-    check_values,
-    check_window,
-    threshold_tensor,
-)
-from .decay import cumulative_log_fgate, cut_documents, documents_threshold
+from .backends import HAS_TRITON, NEEDS_TRITON, choose_implementation, kernels, named
+from .checks import check_arguments, check_packing, check_window, threshold_tensor
+from .decay import cut_documents, documents_threshold
 from .decoding import check_decode_arguments, decode
 from .kvcache import PagedKVCache
-from .op import HAS_TRITON, attend, implementation_module
+from .op import attend
 from .threshold import (
     logit_bound_from_norms,
     logit_bound_from_qk_norm,
@@ -48,23 +38,6 @@ __all__ = [
     "why",
 ]
 
-_NEEDS_TRITON = (
-    "implementation='triton' needs triton: `pip install triton`, or take implementation='blockwise'"
-)
-
-
-def choose_implementation(device: torch.device) -> str:
-    """What ``implementation="auto"`` takes on ``device``: triton on a GPU, blockwise elsewhere."""
-    if device.type == "cuda":
-        if HAS_TRITON:
-            return "triton"
-        warnings.warn(
-            "triton is not installed, so forgetting_attention runs the slow blockwise path on the "
-            "GPU; `pip install triton` brings the kernels",
-            stacklevel=3,
-        )
-    return "blockwise"
-
 
 def why(
     q: Tensor, k: Tensor, v: Tensor, *, head_first: bool = False, window_size: int | None = None
@@ -79,13 +52,11 @@ def why(
     if q.device.type != "cuda":
         return f"q is on {q.device}, where `blockwise` runs; the kernels want a GPU"
     if not HAS_TRITON:
-        return _NEEDS_TRITON
+        return NEEDS_TRITON
     if not head_first:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    from . import triton as kernels
-
     grid = pruning_grid("triton", q.shape[-1], q.dtype)
-    return kernels.why_portable(q, k, v, *grid, window_size=_window_that_hides(window_size, k.shape[2]))
+    return kernels().why_portable(q, k, v, *grid, window_size=_window_that_hides(window_size, k.shape[2]))
 
 
 def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -95,18 +66,7 @@ def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tupl
         ValueError: for another name. ``"auto"`` has no grid of its own: which implementation it takes
             depends on the device, and :func:`choose_implementation` tells.
     """
-    names = [name for name in IMPLEMENTATIONS if name != "auto"]
-    if implementation not in names:
-        hint = (
-            "; choose_implementation(device) tells what 'auto' takes there"
-            if implementation == "auto"
-            else ""
-        )
-        raise ValueError(f"implementation must be one of {names}, got {implementation!r}{hint}")
-    if implementation == "triton" and not HAS_TRITON:
-        raise ImportError(_NEEDS_TRITON)
-    name = "blockwise" if implementation == "reference" else implementation
-    return implementation_module(name).block_sizes(head_dim, dtype)
+    return named(implementation).block_sizes(head_dim, dtype)
 
 
 def forgetting_attention(
@@ -183,8 +143,7 @@ def forgetting_attention(
     check_window(window_size)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
-    if implementation == "triton":
-        _check_triton(q.device)
+    named(implementation).check(q.device)
     if not head_first:
         q, k, v, log_fgate = (x.transpose(1, 2) for x in (q, k, v, log_fgate))
     sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else float(sm_scale)
@@ -204,8 +163,6 @@ def forgetting_attention(
         # Nothing to attend from. Every input stays in the graph, with gradients of zero.
         out = q + (k.sum() + v.sum() + log_fgate.sum()).to(q.dtype) * 0
         start_index = torch.zeros((*q.shape[:2], 0), dtype=torch.int32, device=q.device)
-    elif implementation == "reference":
-        out, start_index = _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size)
     else:
         arguments = (q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size)
         out, start_index = attend(*arguments)
@@ -258,8 +215,7 @@ def forgetting_attention_with_kvcache(
     check_window(window_size)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
-    if implementation == "triton":
-        _check_triton(q.device)
+    named(implementation).check(q.device)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         arguments = (q, cache, start_block, adaptive_threshold, seq_start, sm_scale, implementation)
         out = decode(*arguments, window_size)
@@ -292,37 +248,3 @@ def _resolve_threshold(adaptive_threshold, q: Tensor, k: Tensor, sm_scale: float
             return None
         return threshold_from_norms(q, k, sm_scale)
     return threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
-
-
-def _dense(q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size):
-    """The reference on the grid that `blockwise` prunes on."""
-    check_values(log_fgate, threshold, seq_start)
-    block_q, block_k = pruning_grid("reference", q.shape[-1], q.dtype)
-    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
-    start_index = _boundary.find_boundary(
-        cumulative_log_fgate(log_fgate.detach()),
-        threshold,
-        seqlen_q,
-        block_q,
-        block_k,
-        seq_start,
-        window_size,
-    )
-    kept = None
-    if threshold is not None:
-        kept = _reference.kept_entries(start_index, seqlen_q, seqlen_k, block_q, block_k)
-    with torch.autocast(q.device.type, enabled=False):
-        out, _ = _reference.forgetting_attention(
-            q, k, v, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept, window_size=window_size
-        )
-    return out, start_index
-
-
-def _check_triton(device: torch.device) -> None:
-    if not HAS_TRITON:
-        raise ImportError(_NEEDS_TRITON)
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError(
-            "implementation='triton' needs tensors on a GPU (or TRITON_INTERPRET=1 in the "
-            "environment, a slow interpreter for tests); on a CPU take implementation='blockwise'"
-        )

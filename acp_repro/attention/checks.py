@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-IMPLEMENTATIONS = ("auto", "reference", "blockwise", "triton")
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+from .backends import BACKENDS, Backend, named
 
 
 def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, implementation) -> None:
@@ -18,8 +17,7 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, impl
         TypeError: an argument is no tensor, or has the wrong dtype.
         ValueError: a shape, device or option is wrong.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
+    backend = named(implementation, "auto") or Backend
     layout = "(batch, heads, time, head_dim)" if head_first else "(batch, time, heads, head_dim)"
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
@@ -29,16 +27,14 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, impl
     if not isinstance(log_fgate, Tensor):
         raise TypeError(f"log_fgate must be a torch.Tensor, got {type(log_fgate).__name__}")
 
-    allowed = (*_DTYPES, torch.float64) if implementation == "reference" else _DTYPES
-    if q.dtype not in allowed:
-        hint = " (float64: implementation='reference')" if q.dtype == torch.float64 else ""
+    if q.dtype not in backend.dtypes:
+        takers = [name for name, one in BACKENDS.items() if q.dtype in one.dtypes]
+        hint = f" ({str(q.dtype).removeprefix('torch.')}: implementation={takers[0]!r})" if takers else ""
         raise TypeError(f"q must be bfloat16, float16 or float32, got {q.dtype}{hint}")
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
             raise TypeError(f"{name} must have the dtype of q, {q.dtype}, got {x.dtype}")
-    if log_fgate.dtype != torch.float32 and not (
-        implementation == "reference" and log_fgate.dtype == torch.float64
-    ):
+    if log_fgate.dtype not in {torch.float32, torch.float64}.intersection(backend.dtypes):
         raise TypeError(f"log_fgate must be float32 (logsigmoid(logits.float())), got {log_fgate.dtype}")
     for name, x in (("k", k), ("v", v), ("log_fgate", log_fgate)):
         if x.device != q.device:

@@ -1,4 +1,4 @@
-"""Forgetting attention of one query token or a few against a cache (Appendix F): the call and its oracle."""
+"""Forgetting attention of a query token or a few against a cache (Appendix F): the call and its operator."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from . import reference
-from .checks import IMPLEMENTATIONS, check_seq_start, threshold_tensor
+from .backends import named
+from .checks import check_seq_start, threshold_tensor
 from .kvcache import PagedKVCache
-from .op import implementation_module
 
 # Query rows that one program computes together: tokens times query heads that share keys.
 MOST_ROWS = 64
@@ -24,8 +23,7 @@ def check_decode_arguments(
     Raises:
         TypeError, ValueError: the message names the argument and what is right.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
+    named(implementation, "auto")
     k, v, c, table, seqlens = cache
     batch, heads, seqlen_q, head_dim = q.shape
     if k.dim() != 3 or v.shape != k.shape or k.shape[2] != head_dim:
@@ -98,12 +96,8 @@ def _decode(
     q, k, v, c, block_table, seqlens, start_block, threshold, seq_start, sm_scale, implementation, window_size
 ) -> Tensor:
     cache = PagedKVCache(k, v, c, block_table, seqlens)
-    if implementation == "triton":
-        kernels = implementation_module("triton")
-        return kernels.decode(q, cache, start_block, threshold, seq_start, sm_scale, window_size)
-    cache.advance(start_block, threshold, q.shape[2], seq_start, window_size)
-    run = decode_reference if implementation == "reference" else implementation_module("blockwise").decode
-    return run(q, cache, start_block, seq_start, sm_scale, window_size)
+    given = (q, cache, start_block, threshold, seq_start, sm_scale, window_size)
+    return named(implementation).decode(*given)
 
 
 @torch.library.custom_op("acp_repro::forgetting_attention_with_kvcache", mutates_args=("start_block",))
@@ -129,37 +123,3 @@ def decode_op(
 @decode_op.register_fake
 def _(q, *_):
     return torch.empty_like(q)
-
-
-def decode_reference(
-    q: Tensor,
-    cache: PagedKVCache,
-    start_block: Tensor,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    window_size: int | None = None,
-) -> Tensor:
-    """Equation 3, one head after the other, over the keys from ``start_block`` on; (B, H, T, D)."""
-    out = torch.empty_like(q)
-    size, group = cache.block_size, q.shape[1] // cache.block_table.shape[1]
-    for b, length in enumerate(cache.seqlens.tolist()):
-        for h in range(q.shape[1]):
-            first = int(start_block[b, h])
-            blocks = cache.block_table[b, h // group, first : -(-length // size)].long()
-            real = slice(0, length - first * size)
-            k, v = (x[blocks].flatten(0, 1)[None, None, real] for x in (cache.k, cache.v))
-            c = cache.c[blocks, h % group].flatten()[None, None, real]
-            start = None if seq_start is None else (seq_start[b : b + 1] - first * size).clamp(min=0)
-            if start is not None:
-                padding = torch.arange(k.shape[2], device=k.device)[:, None] < start
-                k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
-            out[b, h] = reference.forgetting_attention(
-                q[b : b + 1, h : h + 1],
-                k,
-                v,
-                c.diff(dim=-1, prepend=c[..., :1]),
-                seq_start=start,
-                sm_scale=sm_scale,
-                window_size=window_size,
-            )[0][0, 0]
-    return out

@@ -9,35 +9,14 @@ dispatcher's way through an operator written in Python costs the host half a mil
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
-import importlib.util
-from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from . import boundary as boundary_module
+from .backends import kernels, named
 from .checks import check_values
-from .decay import cumulative_log_fgate, log_fgate_grad
-
-# Asked once, at import: a traced function may not look for packages.
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-
-
-def implementation_module(name: str) -> ModuleType:
-    """``blockwise`` or ``triton``; imported when first used, so that neither needs the other's libraries."""
-    return importlib.import_module(f".{name}", __package__)
-
-
-_module = functools.cache(implementation_module)
-
-
-def _num_query_blocks(q: Tensor, implementation: str) -> int:
-    block_q, _ = implementation_module(implementation).block_sizes(q.shape[-1], q.dtype)
-    return -(-q.shape[2] // block_q)
 
 
 @torch.library.custom_op("acp_repro::forgetting_attention", mutates_args=())
@@ -65,18 +44,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """What the operator does; without ``for_backward`` the second and third may be None."""
     check_values(log_fgate, threshold, seq_start)
-    module = _module(implementation)
-    grid = module.block_sizes(q.shape[-1], q.dtype)
+    given = (q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward)
     with _as_given(q):
-        if hasattr(module, "forward_pass"):
-            return module.forward_pass(
-                q, k, v, log_fgate, threshold, seq_start, sm_scale, *grid, for_backward, window_size
-            )
-        c, boundary = running_sum_and_boundary(
-            implementation, log_fgate, threshold, q.shape[2], *grid, seq_start, window_size
-        )
-        out, lse = module.forward(q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size)
-        return out, lse, c, boundary
+        return named(implementation).forward(*given)
 
 
 def _as_given(q: Tensor) -> contextlib.AbstractContextManager:
@@ -86,39 +56,13 @@ def _as_given(q: Tensor) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext()
 
 
-def running_sum_and_boundary(
-    implementation: str,
-    log_fgate: Tensor,
-    threshold: Tensor | None,
-    seqlen_q: int,
-    block_q: int,
-    block_k: int,
-    seq_start: Tensor | None = None,
-    window_size: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The first stage of a call: c (B, H, Tk) float64, and n_m (B, H, M) int32 of each query block.
-
-    Args:
-        implementation: it may bring its own running sum and search; tests hold them equal.
-        log_fgate: (B, H, Tk). threshold: (B, H) or None.
-    """
-    module = implementation_module(implementation)
-    c = getattr(module, "cumulative_log_fgate", cumulative_log_fgate)(log_fgate)
-    search = getattr(module, "find_boundary", boundary_module.find_boundary)
-    if threshold is None and seq_start is None and window_size is None:
-        boundary = c.new_zeros((*c.shape[:2], -(-seqlen_q // block_q)), dtype=torch.int32)
-    else:
-        boundary = search(c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
-    return c, boundary
-
-
 @forgetting_attention_op.register_fake
 def _(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size=None):
-    rows = q.shape[:3] if implementation == "triton" else (0,)
-    blocks = _num_query_blocks(q, implementation)
+    backend = named(implementation)
+    blocks = -(-q.shape[2] // backend.block_sizes(q.shape[-1], q.dtype)[0])
     return (
         torch.empty_like(q),
-        q.new_empty(rows, dtype=torch.float32),
+        q.new_empty(backend.saved_shape(q), dtype=torch.float32),
         log_fgate.new_empty(log_fgate.shape, dtype=torch.float64),
         log_fgate.new_empty((*log_fgate.shape[:2], blocks), dtype=torch.int32),
     )
@@ -150,15 +94,9 @@ def _gradients(
     dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, implementation, window_size
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the backward operator does."""
-    module = _module(implementation)
-    grid = (*module.block_sizes(q.shape[-1], q.dtype), window_size)
+    given = (dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, window_size)
     with _as_given(q):
-        if hasattr(module, "backward_pass"):
-            return module.backward_pass(
-                dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, *grid
-            )
-        dq, dk, dv, dc = module.backward(dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, *grid)
-        return dq, dk, dv, log_fgate_grad(dc, log_fgate)
+        return named(implementation).backward(*given)
 
 
 @forgetting_attention_backward_op.register_fake
@@ -172,15 +110,17 @@ def _(dout, q, k, v, log_fgate, *_):
 
 
 def attend(*arguments) -> tuple[Tensor, Tensor]:
-    """out and boundary of :func:`forgetting_attention_op`, also under ``torch.func.grad``, ``vjp``,
-    ``jacrev`` and ``vmap``.
+    """out and boundary of :func:`forgetting_attention_op`, whose arguments these are, also under
+    ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap``. A backend ``by_autograd`` is no operator.
 
     Raises:
         NotImplementedError: for forward-mode derivatives (``torch.func.jvp``, ``jacfwd``); at the
             backward pass for second derivatives. The operators have no formula for these, and
             torch would give a tangent of zero without a word.
     """
-    if not _is_plain(arguments[:6]):
+    if named(arguments[7]).by_autograd:
+        out, _, _, boundary = _forward(*arguments)
+    elif not _is_plain(arguments[:6]):
         out, _, _, boundary = _call(forgetting_attention_op, _Attend, arguments)
     elif _wants_gradients(arguments[:4]):
         out, boundary = _AttendPlainly.apply(*arguments)
@@ -352,7 +292,7 @@ _fold_into_batch(forgetting_attention_backward_op)
 @torch.library.custom_op("acp_repro::largest_norms", mutates_args=())
 def largest_norms_op(x: Tensor) -> Tensor:
     """(B, H, T, D) on a GPU -> (B, H) float32, ``max_i ||x_i||``; no gradient."""
-    return _module("triton").largest_norms(x)
+    return kernels().largest_norms(x)
 
 
 @largest_norms_op.register_fake
@@ -362,14 +302,14 @@ def _(x):
 
 def largest_norms(x: Tensor) -> Tensor:
     """:func:`largest_norms_op`, which is called where somebody has to see it."""
-    return _module("triton").largest_norms(x) if _is_plain((x,)) else largest_norms_op(x)
+    return kernels().largest_norms(x) if _is_plain((x,)) else largest_norms_op(x)
 
 
 @torch.library.custom_op("acp_repro::threshold_from_norms", mutates_args=())
 def threshold_from_norms_op(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
     """q (B, H, Tq, D), k (B, Hkv, Tk, D) on a GPU -> (B, H) float32, delta of
     ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk; no gradient."""
-    return _module("triton").threshold_from_norms(q, k, factor, log_pruning_tolerance)
+    return kernels().threshold_from_norms(q, k, factor, log_pruning_tolerance)
 
 
 @threshold_from_norms_op.register_fake
@@ -379,5 +319,5 @@ def _(q, k, factor, log_pruning_tolerance):
 
 def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
     """:func:`threshold_from_norms_op`, which is called where somebody has to see it."""
-    call = _module("triton").threshold_from_norms if _is_plain((q, k)) else threshold_from_norms_op
+    call = kernels().threshold_from_norms if _is_plain((q, k)) else threshold_from_norms_op
     return call(q, k, factor, log_pruning_tolerance)

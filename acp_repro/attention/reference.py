@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .boundary import window_start
 from .decay import cumulative_log_fgate
+from .kvcache import PagedKVCache
 
 
 def decay_bias(log_fgate: Tensor, seqlen_q: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -109,3 +110,37 @@ def pruned_mass(
     """
     scores = attention_scores(q.double(), k.double(), log_fgate, seq_start=seq_start, sm_scale=sm_scale)
     return scores.softmax(-1).nan_to_num(0.0).masked_fill(kept, 0.0).sum(-1)
+
+
+def decode(
+    q: Tensor,
+    cache: PagedKVCache,
+    start_block: Tensor,
+    seq_start: Tensor | None,
+    sm_scale: float,
+    window_size: int | None = None,
+) -> Tensor:
+    """Equation 3, one head after the other, over the keys from ``start_block`` on; (B, H, T, D)."""
+    out = torch.empty_like(q)
+    size, group = cache.block_size, q.shape[1] // cache.block_table.shape[1]
+    for b, length in enumerate(cache.seqlens.tolist()):
+        for h in range(q.shape[1]):
+            first = int(start_block[b, h])
+            blocks = cache.block_table[b, h // group, first : -(-length // size)].long()
+            real = slice(0, length - first * size)
+            k, v = (x[blocks].flatten(0, 1)[None, None, real] for x in (cache.k, cache.v))
+            c = cache.c[blocks, h % group].flatten()[None, None, real]
+            start = None if seq_start is None else (seq_start[b : b + 1] - first * size).clamp(min=0)
+            if start is not None:
+                padding = torch.arange(k.shape[2], device=k.device)[:, None] < start
+                k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
+            out[b, h] = forgetting_attention(
+                q[b : b + 1, h : h + 1],
+                k,
+                v,
+                c.diff(dim=-1, prepend=c[..., :1]),
+                seq_start=start,
+                sm_scale=sm_scale,
+                window_size=window_size,
+            )[0][0, 0]
+    return out

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from . import op
-from .op import HAS_TRITON, largest_norms
+from .backends import HAS_TRITON
+from .op import largest_norms
 
 DEFAULT_LOG_PRUNING_TOLERANCE = -10.0
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..attention import choose_implementation, pruning_grid, pruning_threshold
+from ..attention.backends import named
 from ..attention.boundary import attention_flops, causal_blocks, count_blocks
-from ..attention.op import running_sum_and_boundary
 from ..attention.reference import forgetting_attention as equations
 from ..attention.threshold import logit_bound_from_norms
 from .rivals import RIVALS, Call
@@ -60,7 +60,7 @@ class Problem(NamedTuple):
             bound = logit_bound_from_norms(self.q, self.k, self.q.shape[-1] ** -0.5)
             threshold = pruning_threshold(bound, length)
         grid = pruning_grid(name, self.q.shape[-1], self.q.dtype)
-        return running_sum_and_boundary(name, self.log_fgate, threshold, length, *grid)[1]
+        return named(name).running_sum_and_boundary(self.log_fgate, threshold, length, *grid)[1]
 
     def pruned_ratio(self, method: str) -> float:
         """The share of blocks that ours prunes on this device."""

@@ -18,7 +18,7 @@ from acp_repro.attention import (
     forgetting_attention_with_kvcache,
     pruning_threshold,
 )
-from acp_repro.attention.decoding import decode_reference
+from acp_repro.attention.reference import decode as decode_reference
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
 from acp_repro.model.cache import MemoryUse
 from acp_repro.model.decode_step import DecodeStep

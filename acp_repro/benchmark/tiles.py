@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from ..attention.op import running_sum_and_boundary
+from ..attention.backends import named
 from ..attention.triton.backward import launch_backward
 from ..attention.triton.forward import launch_forward
 from ..attention.triton.tiles import Tile, Tiles, block_sizes, tiles_for
@@ -60,8 +60,8 @@ class Bench:
         q = self.problem.q
         self.grid = block_sizes(head_dim, dtype)
         self.present = tiles_for(q, *self.grid)
-        self.c, self.boundary = running_sum_and_boundary(
-            "triton", self.problem.log_fgate, self.problem.threshold, length, *self.grid
+        self.c, self.boundary = named("triton").running_sum_and_boundary(
+            self.problem.log_fgate, self.problem.threshold, length, *self.grid
         )
         self.out, self.lse = torch.empty_like(q), torch.empty(q.shape[:3], device=device)
         self.grads = [torch.empty_like(x) for x in self.problem.inputs[:3]]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from acp_repro.attention import choose_implementation, pruning_grid
+from acp_repro.attention.backends import named
 from acp_repro.attention.boundary import find_boundary
 from acp_repro.attention.decay import cumulative_log_fgate
-from acp_repro.attention.op import running_sum_and_boundary
 
 from .fox import FoXForCausalLM
 from .layers import ForgettingAttentionCore
@@ -46,8 +46,8 @@ class AttentionInputs:
         """What a call runs before its kernel, as it runs it here: running sum and boundary search."""
         name = choose_implementation(self.q.device)
         threshold = self.threshold.expand(self.q.shape[:2]).contiguous()
-        return running_sum_and_boundary(
-            name, self.log_fgate, threshold, self.q.shape[2], *self.grid(), self.seq_start
+        return named(name).running_sum_and_boundary(
+            self.log_fgate, threshold, self.q.shape[2], *self.grid(), self.seq_start
         )[1]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from acp_repro.attention.op import HAS_TRITON
+from acp_repro.attention.backends import HAS_TRITON
 
 IGNORED_LABEL = -100
 

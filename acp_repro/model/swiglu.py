@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from acp_repro.attention.op import HAS_TRITON
+from acp_repro.attention.backends import HAS_TRITON
 
 from .layers import Linear
 

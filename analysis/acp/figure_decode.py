@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from .. import drawing, style
 from ..tables import one_each
+from .figure_kernel import RIVALS
 
-OURS = {"triton", "blockwise"}
 METHODS = {"acp": "with ACP", "exact": "exact"}
 COLORS = {"acp": style.SIZES[0], "exact": style.SIZES[1]}
 SCOPES = {"attention": "attention of one layer", "model": "whole model"}
@@ -41,13 +41,13 @@ def _bars(ax, records: pd.DataFrame, value: str, bound: str | None) -> None:
     """Groups of bars, one a batch and length; a short line where reading everything once would end."""
     groups = list(records.groupby(["batch", "length_tokens"], sort=False).groups)
     kinds = list(records.groupby(["implementation", "method"], sort=False).groups)
-    kinds.sort(key=lambda kind: (kind[0] not in OURS, kind))
+    kinds.sort(key=lambda kind: (kind[0] in RIVALS, kind))
     width = 0.8 / max(1, len(kinds))
     for n, (implementation, method) in enumerate(kinds):
         rows = records[(records["implementation"] == implementation) & (records["method"] == method)]
         rows = rows.set_index(["batch", "length_tokens"]).reindex(groups)
         places = [g + (n - (len(kinds) - 1) / 2) * width for g in range(len(groups))]
-        ours = implementation in OURS
+        ours = implementation not in RIVALS
         ax.bar(
             places,
             rows[value],

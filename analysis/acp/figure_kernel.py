@@ -10,27 +10,16 @@ from matplotlib.ticker import LogLocator, NullLocator
 from .. import drawing, style
 from ..tables import one_each
 
-OURS = {"triton", "blockwise"}
-NAMES = {
-    "triton": "ours",
-    "blockwise": "ours (CPU)",
-    "official": "official",
-    "cudnn": "cuDNN",
-    "fla": "flash-linear-attention",
-    "flex": "FlexAttention",
-    "eager": "eager PyTorch",
+# Label and colour; every other implementation of the records is a backend of ours.
+RIVALS = {
+    "official": ("official", style.SIZES[1]),
+    "flex": ("FlexAttention", style.SIZES[2]),
+    "fla": ("flash-linear-attention", style.SIZES[3]),
+    "cudnn": ("cuDNN", "#000000"),
+    "eager": ("eager PyTorch", "#8c564b"),
 }
 METHODS = {"acp": "ACP", "exact": "exact", "no gates": "no gates"}
 DASHES = {"acp": "-", "exact": "--", "no gates": ":"}
-COLORS = {
-    "triton": style.SIZES[0],
-    "blockwise": style.SIZES[0],
-    "official": style.SIZES[1],
-    "flex": style.SIZES[2],
-    "fla": style.SIZES[3],
-    "cudnn": "#000000",
-    "eager": "#8c564b",
-}
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -43,16 +32,17 @@ def draw(records: pd.DataFrame) -> Figure:
     records = records[records["method"].isin(DASHES)].sort_values("length_tokens")
     figure, (time, rate) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.9), layout="constrained")
     for (name, method), rows in records.groupby(["implementation", "method"], sort=False):
+        label, color = RIVALS.get(name, ("ours", style.SIZES[0]))
         lengths, seconds = rows["length_tokens"], rows["forward_backward_ms"] / 1e3
         nominal = rows["nominal_forward_backward_tflop"] / seconds
         look = {
-            "color": COLORS[name],
+            "color": color,
             "linestyle": DASHES[method],
             "marker": "o",
             "markersize": 3,
-            "linewidth": 1.8 if name in OURS else 1.0,
+            "linewidth": 1.0 if name in RIVALS else 1.8,
         }
-        time.plot(lengths, 1e3 * seconds, label=f"{NAMES[name]}, {METHODS[method]}", **look)
+        time.plot(lengths, 1e3 * seconds, label=f"{label}, {METHODS[method]}", **look)
         rate.plot(lengths, nominal * (1 - rows["pruned_ratio"]), **look)
         if method == "acp":
             rate.plot(lengths, nominal, **{**look, "alpha": 0.4, "markerfacecolor": "white"})
@@ -91,7 +81,7 @@ def limit(records: pd.DataFrame) -> pd.Series:
     """cuDNN's forward + backward times the share of blocks that ours keeps, by length."""
     by_length = records.set_index("length_tokens")
     cudnn = by_length.query("implementation == 'cudnn'")["forward_backward_ms"]
-    ours = by_length[by_length["implementation"].isin(OURS)].query("method == 'acp'")
+    ours = by_length[~by_length["implementation"].isin(RIVALS)].query("method == 'acp'")
     return (cudnn * (1 - ours["pruned_ratio"])).dropna()
 
 
@@ -100,7 +90,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     first = records.iloc[0]
     share = ", ".join(
         f"{100 * row.pruned_ratio:.0f} % at {style.length_label(row.length_tokens)}"
-        for row in records[records["implementation"].isin(OURS)].query("method == 'acp'").itertuples()
+        for row in records[~records["implementation"].isin(RIVALS)].query("method == 'acp'").itertuples()
     )
     caption = f"""**Kernel times.** Forward + backward of {first["heads"]} heads of {first["head_dim"]},
 {first["measured_tokens"]:,} random tokens a batch, gates "{first["gates"]}", the boundary search inside;

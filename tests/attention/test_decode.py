@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from acp_repro.attention import PagedKVCache, forgetting_attention_with_kvcache
-from acp_repro.attention.decoding import decode_op, decode_reference
-from acp_repro.attention.op import HAS_TRITON
+from acp_repro.attention.backends import HAS_TRITON
+from acp_repro.attention.decoding import decode_op
+from acp_repro.attention.reference import decode as decode_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []

@@ -7,7 +7,7 @@ import torch
 from torch import func
 
 from acp_repro.attention import choose_implementation, forgetting_attention, pruning_grid
-from acp_repro.attention.op import HAS_TRITON
+from acp_repro.attention.backends import HAS_TRITON
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 THRESHOLD = -6.0  # prunes blocks of the local head, see `inputs`

@@ -1,0 +1,226 @@
+"""The backends of forgetting attention in one table: where each runs, its grid, its two passes, its decoding.
+
+A new backend is a class here and an entry in :data:`BACKENDS`: calls, the custom operator, decoding, caches
+and benchmarks ask the table, and an error lists its names. q is (B, H, Tq, D), k and v are (B, Hkv, Tk, D),
+log_fgate is (B, H, Tk), seq_start (B,) int64 or None, and threshold (B, H) float32 or None.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import warnings
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from . import blockwise, boundary, reference
+from .decay import cumulative_log_fgate, log_fgate_grad
+from .kvcache import PagedKVCache
+
+# Asked once, at import: a traced function may not look for packages.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+NEEDS_TRITON = (
+    "implementation='triton' needs triton: `pip install triton`, or take implementation='blockwise'"
+)
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """The package of Triton's kernels, imported when first used: the other backends do not need Triton."""
+    return importlib.import_module(".triton", __package__)
+
+
+class Backend:
+    """What a call asks of its implementation; one that has no kernel for a part takes the part from here.
+
+    Attributes:
+        dtypes: of q, k and v.
+        by_autograd: PyTorch differentiates its forward, as often and in whichever mode is asked, so it has
+            no ``backward`` and is no operator.
+    """
+
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
+    by_autograd = False
+
+    def supports(self, device: torch.device) -> bool:
+        """Whether ``implementation="auto"`` may take it on ``device``, for all shapes of a call."""
+        return False
+
+    def check(self, device: torch.device) -> None:
+        """Raises ImportError or ValueError, in one line, where it cannot run at all."""
+
+    def block_sizes(self, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+        """(block_q, block_k), the grid that it prunes on."""
+        return blockwise.block_sizes(head_dim, dtype)
+
+    def saved_shape(self, q: Tensor) -> tuple[int, ...]:
+        """The shape of what ``forward`` saves of each row for ``backward``."""
+        return q.shape[:3]
+
+    def forward(
+        self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """out like q; what is saved, float32; c (B, H, Tk) float64; boundary (B, H, M) int32. Without
+        ``for_backward`` the second and third may be None."""
+        raise NotImplementedError
+
+    def backward(
+        self, dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, window_size
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of out with respect to q, k, v and log_fgate."""
+        raise NotImplementedError
+
+    def decode(self, q, cache: PagedKVCache, start_block, threshold, seq_start, sm_scale, window_size):
+        """out (B, H, T, D) of the newest T tokens; ``start_block`` moves on first, in place."""
+        cache.advance(start_block, threshold, q.shape[2], seq_start, window_size)
+        return blockwise.decode(q, cache, start_block, seq_start, sm_scale, window_size)
+
+    def running_sum(self, log_fgate: Tensor) -> Tensor:
+        return cumulative_log_fgate(log_fgate)
+
+    def find_boundary(self, c, threshold, seqlen_q, block_q, block_k, seq_start, window_size) -> Tensor:
+        return boundary.find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
+
+    def running_sum_and_boundary(
+        self,
+        log_fgate: Tensor,
+        threshold: Tensor | None,
+        seqlen_q: int,
+        block_q: int,
+        block_k: int,
+        seq_start: Tensor | None = None,
+        window_size: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The first stage of a call: c (B, H, Tk) float64, and n_m (B, H, M) int32 of each query block."""
+        c = self.running_sum(log_fgate)
+        if threshold is None and seq_start is None and window_size is None:
+            blocks = -(-seqlen_q // block_q)
+            return c, c.new_zeros((*c.shape[:2], blocks), dtype=torch.int32)
+        return c, self.find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
+
+
+class Reference(Backend):
+    """The equations, dense, on the grid that `blockwise` prunes on."""
+
+    dtypes = (*Backend.dtypes, torch.float64)
+    by_autograd = True
+
+    def forward(self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True):
+        grid = self.block_sizes(q.shape[-1], q.dtype)
+        c, start_index = self.running_sum_and_boundary(
+            log_fgate.detach(), threshold, q.shape[2], *grid, seq_start, window_size
+        )
+        kept = None
+        if threshold is not None:
+            kept = reference.kept_entries(start_index, q.shape[2], k.shape[2], *grid)
+        out, lse = reference.forgetting_attention(
+            q, k, v, log_fgate, seq_start=seq_start, sm_scale=sm_scale, kept=kept, window_size=window_size
+        )
+        return out, lse, c, start_index
+
+    def decode(self, q, cache, start_block, threshold, seq_start, sm_scale, window_size):
+        cache.advance(start_block, threshold, q.shape[2], seq_start, window_size)
+        return reference.decode(q, cache, start_block, seq_start, sm_scale, window_size)
+
+
+class Blockwise(Backend):
+    """PyTorch that skips blocks; what a CPU takes."""
+
+    def supports(self, device):
+        return True
+
+    def saved_shape(self, q):
+        return (0,)
+
+    def forward(self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True):
+        grid = self.block_sizes(q.shape[-1], q.dtype)
+        c, start_index = self.running_sum_and_boundary(
+            log_fgate, threshold, q.shape[2], *grid, seq_start, window_size
+        )
+        out, lse = blockwise.forward(q, k, v, c, start_index, seq_start, sm_scale, *grid, window_size)
+        return out, lse, c, start_index
+
+    def backward(self, dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, window_size):
+        grid = self.block_sizes(q.shape[-1], q.dtype)
+        given = (dout, q, k, v, out, saved, c, boundary, seq_start, sm_scale, *grid, window_size)
+        dq, dk, dv, dc = blockwise.backward(*given)
+        return dq, dk, dv, log_fgate_grad(dc, log_fgate)
+
+
+class Triton(Backend):
+    """Kernels for any GPU that Triton supports; in Triton's interpreter on a CPU too, for tests."""
+
+    def supports(self, device):
+        return HAS_TRITON and device.type == "cuda"
+
+    def check(self, device):
+        if not HAS_TRITON:
+            raise ImportError(NEEDS_TRITON)
+        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError(
+                "implementation='triton' needs tensors on a GPU (or TRITON_INTERPRET=1 in the "
+                "environment, a slow interpreter for tests); on a CPU take implementation='blockwise'"
+            )
+
+    def block_sizes(self, head_dim, dtype):
+        if not HAS_TRITON:
+            raise ImportError(NEEDS_TRITON)
+        return kernels().block_sizes(head_dim, dtype)
+
+    def forward(self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True):
+        grid = self.block_sizes(q.shape[-1], q.dtype)
+        given = (q, k, v, log_fgate, threshold, seq_start, sm_scale, *grid, for_backward, window_size)
+        return kernels().forward_pass(*given)
+
+    def backward(self, dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, window_size):
+        grid = self.block_sizes(q.shape[-1], q.dtype)
+        given = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, *grid, window_size)
+        return kernels().backward_pass(*given)
+
+    def decode(self, q, cache, start_block, threshold, seq_start, sm_scale, window_size):
+        return kernels().decode(q, cache, start_block, threshold, seq_start, sm_scale, window_size)
+
+    def running_sum(self, log_fgate):
+        return kernels().cumulative_log_fgate(log_fgate)
+
+    def find_boundary(self, c, threshold, seqlen_q, block_q, block_k, seq_start, window_size):
+        given = (c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
+        return kernels().find_boundary(*given)
+
+
+# By the name that ``implementation`` takes. Of those that support a device the last is the fastest.
+BACKENDS: dict[str, Backend] = {"reference": Reference(), "blockwise": Blockwise(), "triton": Triton()}
+
+
+def choose_implementation(device: torch.device) -> str:
+    """What ``implementation="auto"`` takes on ``device``: triton on a GPU, blockwise elsewhere."""
+    chosen = "blockwise"
+    for name, backend in BACKENDS.items():
+        if backend.supports(device):
+            chosen = name
+    if device.type == "cuda" and chosen == "blockwise":
+        warnings.warn(
+            "triton is not installed, so forgetting_attention runs the slow blockwise path on the "
+            "GPU; `pip install triton` brings the kernels",
+            stacklevel=3,
+        )
+    return chosen
+
+
+def named(implementation: str, *others: str) -> Backend | None:
+    """The backend of that name; None for a name of ``others``, which the caller takes too.
+
+    Raises:
+        ValueError: there is none; lists the names. ``"auto"`` is none: which one it takes depends on the
+            device, and :func:`choose_implementation` tells.
+    """
+    names = [*others, *BACKENDS]
+    if implementation not in names:
+        which = "; choose_implementation(device) tells what 'auto' takes there"
+        hint = which if implementation == "auto" else ""
+        raise ValueError(f"implementation must be one of {names}, got {implementation!r}{hint}")
+    return BACKENDS.get(implementation)
