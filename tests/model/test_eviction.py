@@ -7,6 +7,7 @@ that of two right implementations of one formula, with sums in another order.
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_helpers import SMALL, relative_error, with_strong_gates
 
+from acp_repro.attention.reference import pruned_mass
 from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
 from acp_repro.model.blocks import BLOCK_SIZE, BlockPool
-from acp_repro.model.layer_cache import DECODE_TOKENS
+from acp_repro.model.layer_cache import DECODE_TOKENS, LayerCache
 
 LONGEST = 640
 
@@ -74,6 +76,35 @@ def test_answers_are_those_of_the_whole_forward(parts, architecture, evict, padd
         real = 0 if seq_start is None else int(seq_start[row])
         whole = model(ids[row : row + 1, real:])
         assert relative_error(found[row : row + 1, real:], whole) < 2e-5
+
+
+@pytest.mark.parametrize("architecture", ["pro", "llama"])
+@pytest.mark.parametrize(("prompt", "starts"), [(64, [0, 63]), (129, [128, 40]), (190, None)])
+@torch.no_grad()
+def test_what_a_step_leaves_out_weighs_less_than_epsilon(architecture, prompt, starts, monkeypatch):
+    """Of every row by its exact weights, keys that were evicted too, past the borders of blocks."""
+    model, length = make_model(architecture, -3.0, -0.3, log_pruning_tolerance=-10.0), prompt + 80
+    ids = torch.randint(0, SMALL["vocab_size"], (2, length), generator=torch.Generator().manual_seed(1))
+    attend, past, left_out = LayerCache.attend, {}, []
+
+    def see(self, core, q, k, v, log_fgate, threshold):
+        out = attend(self, core, q, k, v, log_fgate, threshold)
+        if self in past:
+            k, log_fgate = (torch.cat(x, 2) for x in zip(past[self], (k, log_fgate), strict=True))
+            first = (self.start.long() + self.parent.dropped_columns) * BLOCK_SIZE
+            kept = torch.arange(k.shape[2]) >= first[..., None, None]
+            options = {"seq_start": self.parent.seq_start, "sm_scale": q.shape[-1] ** -0.5}
+            left_out.append(pruned_mass(q, k, log_fgate, kept, **options).max().item())
+        past[self] = k, log_fgate
+        return out
+
+    monkeypatch.setattr(LayerCache, "attend", see)
+    for longest in (length, None):
+        cache = FoXCache(2, max_length=longest)
+        in_parts(model, ids, [*range(prompt, length)], cache, starts and torch.tensor(starts))
+        assert bool(cache.evicted_at) == (architecture == "pro" and longest is not None)
+        assert 0 < max(left_out) < math.exp(-10) and cache.length == length
+        past.clear(), left_out.clear()
 
 
 def test_local_heads_give_blocks_back_and_global_heads_keep_them():
