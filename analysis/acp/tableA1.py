@@ -86,8 +86,8 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
 text changed from pair to pair. "Nats from certain" is the mean negative log-likelihood of the right answer,
 0 for a model that is sure of it. {in_words(table.values)}
 (95 %, Student's t, the pair as the unit). The last two pairs share their exact run: their ACP runs are one
-program, trained twice from one seed. So one training says little, the pairs show no effect of ACP, and they would
-not show one of less than some nats."""
+program, trained twice from one seed. So one training says little, the pairs show no effect of ACP, and they
+would not show one of less than some nats."""
     return table, caption
 
 
