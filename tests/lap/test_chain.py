@@ -385,19 +385,19 @@ def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
     pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
     from acp_repro.chain.errors import RecordError
     from acp_repro.lap.compress import main
-    from scripts.publish_autoencoder import publish
+    from scripts.publish import publish
 
     run, quantity = suite.runs[1], PAPER.quantity("reconstruction")
     train_run(run)
     quantity.path(suite.name, run.name).unlink(missing_ok=True)
     with pytest.raises(RecordError, match="reconstruction"):
-        publish(suite, run, tmp_path)
+        publish(suite, run, tmp_path / "lap-tiny")
     trained = PruningTask(run).trained(suite, torch.device("cpu"))
     rows = quantity.measure(trained)
     about = {"device": "cpu", "dtype": "float32", "trained_tokens": trained.trained_tokens}
     write_records(PAPER, run, quantity, rows, **about)
-    folder = publish(suite, run, tmp_path)
-    assert folder.parent == tmp_path and folder.name.startswith("lap-")
+    folder = publish(suite, run, tmp_path / "lap-tiny")
+    assert folder == tmp_path / "lap-tiny" and [*tmp_path.iterdir()] == [folder]
     card = (folder / "README.md").read_text()
     assert "{" not in card and f"lambda {run.compression:g}" in card and run.command in card
     (removed,) = (row for row in rows if row["decoding"] == "removed")

@@ -321,7 +321,7 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
 
     # A measured run becomes a folder of the project.
     root = Path(__file__).parents[2]
-    script = root / "scripts/publish_retention.py"
+    script = root / "scripts/publish.py"
     given = ["--suite", "mini", "--run", "toy-mini-ar-30-input", "--name", "tiny"]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     subprocess.run([sys.executable, script, *given], check=True, env=environment)

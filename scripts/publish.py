@@ -1,0 +1,216 @@
+"""Puts a trained run of any paper into pretrained/, with a card that says how it was made.
+
+    python scripts/publish.py --suite small --run pro-3m-4k-acp
+    python scripts/publish.py --suite lap --run exact-1 --name lap-0.6m
+    python scripts/publish.py --suite retention --run stdlib-tiny-ar-30-input --name ar-tiny-stdlib
+
+Writes pretrained/NAME: config.json, model.safetensors, tokenizer.json and README.md, the model card; of ACP
+also done.json, so that suite `pretrained` finds it, and of Adaptive Retention classes.json. Weights are in
+bfloat16, half the size, but those of LAP as trained. The run must be trained and what the card tells must be
+measured: `loss` and `pruned_ratio`, `reconstruction`, or `score` of the run and of a dense one of its task
+and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from acp_repro.chain.command import command, run_command
+from acp_repro.chain.paper import Suite
+from acp_repro.chain.records import read_records
+from acp_repro.chain.run import Run
+from acp_repro.chain.suite import load_suite
+from acp_repro.common import files
+from acp_repro.training.run_folder import TrainingError, check_done
+
+LARGEST_BYTES = 12_000_000  # what a clone should have to download
+
+CARD = """# {name}
+
+{about}
+
+| | |
+|---|---|
+{rows}
+
+{end}
+"""
+
+
+@command()
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--suite", required=True, help="that trained it")
+    parser.add_argument("--run", required=True, help="its name in the suite")
+    parser.add_argument("--name", help="of the folder (default: the run's)")
+    parser.add_argument("--folder", type=Path, default=Path("pretrained"), help="default: pretrained")
+    parser.add_argument("--data", default="", help="a line for the card on where the text is from")
+    options = parser.parse_args(arguments)
+    suite = load_suite(options.suite)
+    run = suite.run(options.run)
+    check_done(run)
+    print(publish(suite, run, options.folder / (options.name or run.name), options.data))
+    return 0
+
+
+def publish(suite: Suite, run: Run, folder: Path, data: str = "") -> Path:
+    """Copies ``run`` into ``folder``, whole or not at all, and returns it.
+
+    Raises:
+        RecordError: what the card tells is not measured.
+        TrainingError: the weights are larger than :data:`LARGEST_BYTES`, or a dense run is missing.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
+        made = Path(beside) / folder.name
+        made.mkdir()
+        about, rows, end = KINDS[suite.paper.name](suite, run, made)
+        size = (made / "model.safetensors").stat().st_size
+        if size > LARGEST_BYTES:
+            raise TrainingError(f"{run.model_folder}: {size:,} bytes of weights, more than {LARGEST_BYTES:,}")
+        if data:
+            rows["data"] = f"{data}; {rows['data']}"
+        done, described = (json.loads((run.folder / n).read_text()) for n in ("done.json", "run.json"))
+        rows["trained on"] = rows["trained on"].format(device=described["device"], **done)
+        name = "" if folder.name == run.name else f" --name {folder.name}"
+        again = f"python scripts/publish.py --suite {suite.name} --run {run.name}{name}"
+        rows["retrain"] = f"`{run.command}`, then `{again}`"
+        lines = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+        (made / "README.md").write_text(CARD.format(name=folder.name, about=about, rows=lines, end=end))
+        if folder.exists():
+            folder.rename(Path(beside) / "before")
+        made.rename(folder)
+    return folder
+
+
+def fox(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
+    """Writes a model of ACP; (what it is, rows of the card's table, what else to know)."""
+    from acp_repro.data import prepare
+
+    loss = read_records(suite, "loss", [run]).iloc[0]
+    blocks = read_records(suite, "pruned_ratio", [run])
+    weights = load_file(run.model_folder / "model.safetensors")
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    shutil.copyfile(run.model_folder / "config.json", folder / "config.json")
+    corpus = prepare(run.data)
+    corpus.save_tokenizer(folder)
+    done = json.loads((run.folder / "done.json").read_text())
+    done["sha256"] = files.sha256_of(folder / "model.safetensors")
+    files.write_json(folder / "done.json", done)
+    config = run.model_config(corpus.vocab_size)
+    about = f"""\
+A Forgetting Transformer (FoX, {run.architecture}) of {config.num_hidden_layers} layers,
+width {config.hidden_size}, {config.num_heads} heads of {config.head_dim},
+{config.num_parameters():,} weights without the input embedding, in bfloat16, trained with adaptive
+computation pruning (log epsilon = {run.log_pruning_tolerance:g}). It is here to look at: its heads are
+local and global as in large models."""
+    pruned = blocks["pruned_blocks"].sum() / blocks["causal_blocks"].sum()
+    rows = {
+        "data": f"`corpus: {run.data.corpus}`, {run.data.path or 'on every machine'}",
+        "tokenizer": f"byte-pair encoding of {config.vocab_size:,} ids, trained on the same text "
+        "(tokenizer.json)",
+        "context": f"{run.context_length:,} tokens",
+        "trained on": "{tokens:,} tokens, on one {device}, in {seconds:.0f} seconds",
+        "loss on held-out text": f"{loss['loss_nats']:.4f} nats a token, over "
+        f"{loss['measured_tokens']:,} tokens",
+        "pruned share of blocks": f"{pruned:.1%}, over {blocks['measured_tokens'].iloc[0]:,} tokens",
+    }
+    end = """\
+Loss and pruned share are those of the float32 weights that were trained. `make figure4 SUITE=pretrained`
+measures this folder on your machine. Its text is in the public domain; the weights are under the licence
+of the project."""
+    return about, rows, end
+
+
+def encoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
+    """Writes an encoder with gates; gives the same."""
+    from acp_repro.papers.retention.task import load_model
+
+    dense = [r for r in suite.dense if (r.dataset_name, r.seed) == (run.dataset_name, run.seed)]
+    if not dense:
+        raise TrainingError(f"{run.name}: no dense run of its task and seed in suite {suite.name}")
+    scores = read_records(suite, "score", [run, dense[0]])
+    tested = scores[scores["split"] == "test"].groupby("run").first()  # the first metric
+    ours, whole = tested.loc[run.name], tested.loc[dense[0].name]
+    model = load_model(run.model_folder).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    for file in run.model_folder.iterdir():
+        if file.name.startswith("tokenizer") or file.name == "classes.json":
+            shutil.copyfile(file, folder / file.name)
+    classes = ", ".join(json.loads((run.model_folder / "classes.json").read_text()))
+    place = "at the input" if run.gates == "input" else run.gates.replace("_", " ")
+    about = f"""\
+An encoder of {run.backbone.num_hidden_layers} blocks of width {run.backbone.hidden_size}
+({sum(p.numel() for p in model.parameters()):,} weights, in bfloat16) that says which package a
+part of the Python standard library comes from, and keeps {run.budget:.0%} of its tokens: a gate
+{place} of Adaptive Retention (`acp_repro.retention`) chooses them. It is here to look at:
+
+    python -m acp_repro.retention.show pretrained/{folder.name} --file acp_repro/common/files.py"""
+    rows = {
+        "data": f"parts of {run.dataset.options.get('characters', 600)} characters of {classes}, the "
+        "package's own name left out",
+        "tokeniser": f"byte-pair encoding of {model.config.vocab_size:,} ids, trained on the same text",
+        "longest text": f"{run.dataset.max_tokens} tokens",
+        f"accuracy on {ours['measured_examples']:,} test parts": f"{ours['score_percent']:.1f} % with "
+        f"{ours['kept_share']:.0%} of the tokens, dense {whole['score_percent']:.1f} %",
+        "trained on": "{tokens:,} tokens, on {device}, in {seconds:.0f} seconds",
+    }
+    end = """\
+The scores are those of the float32 weights that were trained. The text of the standard library is under
+Python's licence; the weights are under the licence of the project."""
+    return about, rows, end
+
+
+def autoencoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
+    """Writes a pruning autoencoder; gives the same."""
+    scores = read_records(suite, "reconstruction", [run]).set_index("decoding")
+    removed, free = scores.loc["removed"], scores.loc["free"]
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copyfile(run.model_folder / name, folder / name)
+    described = json.loads((run.folder / "run.json").read_text())
+    settings, data, blocks = run.pruning_config(), run.data, run.model.num_layers
+    gates = " and ".join(map(str, settings.gated_blocks(blocks)))
+    command = f"python -m acp_repro.lap.compress pretrained/{folder.name}"
+    about = f"""\
+A pruning autoencoder ([on the method](../../docs/learnable-attention-pruning.md)): a T5 of {blocks} encoder
+and {run.model.num_decoder_layers} decoder blocks of width {run.model.d_model},
+{described["parameters"]:,} weights in float32, with hard concrete gates after encoder blocks
+{gates} (counted from 0) and a decoder that sees {settings.decoder_window} tokens. It is here to
+look at. It was trained from scratch on short sentences, so text of other kinds comes back with mistakes.
+
+    {command} --text "Return the number of items in the list.\""""
+    texts = f"{described['data']['train_texts']:,} texts of `corpus: {data.corpus}`"
+    if data.corpus == "stdlib":
+        texts += f", sentences of {data.shortest} to {data.longest} characters of its documentation"
+    rows = {
+        "data": texts,
+        "tokenizer": f"byte-pair encoding of {data.vocabulary:,} ids, trained on the same text "
+        "(tokenizer.json)",
+        "longest text": f"{settings.max_length} tokens, EOS included",
+        "trained for": f"{run.training.steps:,} steps of {run.training.batch_texts} texts, "
+        f"lambda {run.compression:g}",
+        "trained on": "{device}, in {seconds:.0f} seconds",
+        "tokens kept": f"{removed['kept_ratio']:.1%}, the others really removed",
+        "accuracy, true tokens before": f"{removed['token_accuracy']:.3f}",
+        "BLEU, ROUGE-L, true tokens before": f"{removed['bleu']:.3f}, {removed['rouge_l']:.3f}",
+        "whole texts, written freely": f"{free['exact_match']:.1%}",
+    }
+    end = f"""\
+Scores are of {removed["measured_texts"]} sentences that were held out.
+`make table_scores SUITE={suite.name}` trains the suite's models anew and scores those. The sentences are
+under Python's licence, the weights under that of the project."""
+    return about, rows, end
+
+
+KINDS = {"acp": fox, "retention": encoder, "lap": autoencoder}
+
+if __name__ == "__main__":
+    run_command(main)
