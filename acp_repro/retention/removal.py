@@ -1,9 +1,9 @@
-"""What removes tokens at inference: gathering them into shorter tensors, and putting them back in place."""
+"""Which tokens there are: gathering them into shorter tensors, and putting them back in place."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,21 @@ class Call:
     is_full: bool = False
     protects_more: bool = True
 
+    @property
+    def lengths(self) -> Tensor:
+        """(B,) integer: tokens of each example."""
+        return self.valid.sum(1)
+
+    @property
+    def needed(self) -> Tensor:
+        """(B,) integer: how many of them are protected."""
+        return self.protected.sum(1) if self.protects_more else self.lengths.clamp(max=1)
+
+    @property
+    def protects_first(self) -> bool:
+        """Whether the first token, and no other, is known to be protected."""
+        return self.is_full and not self.protects_more
+
 
 @dataclass
 class GateRecord:
@@ -54,145 +69,198 @@ class GateRecord:
     counted: Tensor | None
 
 
-class Removal:
-    """The part of a ``Pass`` that changes which tokens there are.
+@dataclass
+class State:
+    """Of one call, between two blocks: the tokens that are there, and what gates have made of them.
 
     Attributes:
-        hidden: (B, T', D) of the T' tokens that are there; valid: (B, T') bool, which are none of filling.
+        retention: the ``Retention`` whose gates stand between the blocks.
+        call: of the whole sequence, with what the encoder fills it up with.
+        budgets: of each gate, M of each example; None where the host may not look.
+        shape: of the whole sequence, (B, T, D).
+        hidden: (B, T', D) of the T' tokens that are there.
+        valid: (B, T') bool, which are none of filling; is_full: whether all are known to be valid.
+        protected, ids: (B, T'), of those in ``call``.
+        global_: (B, T') bool, which attend to all of a windowed encoder's tokens.
         positions: (B, T') integer, where they stood in the original T.
-        is_full: whether all are known to be valid.
-        moved: whether tokens have left their places.
+        mask: what blocks attend by; biased: whether it is a bias on the keys.
+        moved: whether tokens have left their places; slots: (B, T), where they went, if they left them once.
         held: (B, T, D), states of what was dropped, for ``dropped="last"``.
+        c: (B, T), product of the z so far, where tokens stay in place; expected: the same of p.
+        violations, terms: what the penalty adds up, of each gate so far.
     """
 
-    def _selects_in_kernel(self, ranking: Tensor) -> bool:
-        """Whether one Triton kernel chooses the tokens; it holds a whole row of scores."""
-        return has_kernels(ranking.detach()) and ranking.shape[1] <= LONGEST
+    retention: nn.Module
+    call: Call
+    budgets: list[list[int]] | None
+    shape: torch.Size
+    hidden: Tensor
+    valid: Tensor
+    is_full: bool
+    protected: Tensor
+    ids: Tensor | None
+    global_: Tensor | None
+    positions: Tensor
+    mask: Any
+    biased: bool = False
+    moved: bool = False
+    slots: Tensor | None = None
+    held: Tensor | None = None
+    c: Tensor | None = None
+    expected: Tensor | None = None
+    violations: list[Tensor] = field(default_factory=list)
+    terms: list[Tensor] = field(default_factory=list)
 
-    def _remove_by_index(
-        self, index: int, ranking: Tensor, scores: Tensor, counted: Tensor | None, in_kernel: bool
-    ) -> None:
-        """Gathers the tokens of the best ranking; their number is the largest budget of the batch."""
-        length = self.valid.shape[1]
-        if self.host_budgets is None:  # nothing is read, so as if every example were as long as the batch
-            width, same = self.r.budgets(self.length)[index], False
-            width = length if self.r._call.protects_more else min(width, length)
-        else:
-            width, same = max(self.host_budgets[index]), len(set(self.host_budgets[index])) == 1
-        budget = None if same else self._budget(index)
-        candidates = None if self.is_full else self.valid
-        rows = slots = None
-        if in_kernel:
-            from .select_kernel import select
+    def budget(self, gate: int) -> Tensor:
+        """(B,) integer M of a gate, with what is protected beyond."""
+        return torch.maximum(self.retention.budgets(self.call.lengths)[gate], self.call.needed)
 
-            protected = None if self.protects_first else self.protected
-            chosen = select(ranking.detach(), candidates, protected, budget, width)
-            indices, rows, slots = chosen.indices, chosen.rows, chosen.slots
-            valid = None if same else torch.arange(width, device=rows.device) < budget[:, None]
-            self.r._suspects.append((self.r.places[index], chosen.is_nan.any()))
-        else:
-            indices, valid = top_indices(ranking, candidates, self.protected, budget, width)
-        if self.r._records is not None:
-            real = torch.ones_like(indices, dtype=torch.bool) if valid is None else valid
-            at = torch.where(real, indices, length)
-            kept = nn.functional.pad(torch.zeros_like(self.valid), (0, 1)).scatter(1, at, True)[:, :length]
-            self._record(index, scores, kept, kept.float(), self._budget(index), counted)
-        if width < length or not same:  # one example may keep all its tokens where others do not
-            self.slots = None if self.moved else slots
-            self._gather(indices, valid, rows)
 
-    def _remove(self, kept: Tensor) -> None:
-        """Gathers the kept tokens of each example into shorter tensors."""
-        width = int(kept.sum(1).max())
-        if width == self.valid.shape[1] and bool((kept == self.valid).all()):
-            return
-        if self.encoder.windowed:
-            window = max(self.r.model_config.attention_window)
-            width = -(-width // window) * window
-            if self.config.removal == "mask":
-                width = kept.shape[1]
-            width = min(width, kept.shape[1])
-        self._gather(*compact(kept, width))
+class Places(NamedTuple):
+    """The tokens that stay.
 
-    def _gather(self, indices: Tensor, valid: Tensor | None, rows: Tensor | None = None) -> None:
-        """Leaves the tokens at ``indices`` (B, M); ``valid`` says which are none of filling, None: all.
+    Attributes:
+        indices: (B, M); valid: (B, M) bool, which are none of filling; None: all.
+        rows, slots: where known, the same as rows of all examples together, and where tokens go.
+    """
 
-        ``rows`` are the same as rows of all examples together, where they are known."""
-        self.is_full = valid is None
-        valid = torch.ones_like(indices, dtype=torch.bool) if valid is None else valid
-        if rows is None:
-            self.hidden = take(self.hidden, indices)
-        else:
-            width = self.hidden.shape[-1]
-            self.hidden = self.hidden.reshape(-1, width).index_select(0, rows).view(*indices.shape, width)
-        self.positions = take(self.positions, indices) if self.moved else indices
-        if len(self.r.places) > 1 or self.encoder.windowed:  # a later gate, or the window, will ask
-            self.protected = take(self.protected, indices) & valid
-            self.ids = None if self.ids is None else take(self.ids, indices)
-            self.global_ = None if self.global_ is None else take(self.global_, indices) & valid
-        self.valid, self.moved = valid, True
-        self.mask = self._block_mask(None)
+    indices: Tensor
+    valid: Tensor | None
+    rows: Tensor | None = None
+    slots: Tensor | None = None
 
-    def _block_mask(self, bias: Tensor | None) -> Any:
-        """The attention mask of what is left, in the form that the blocks take.
+    def kept(self, like: Tensor) -> Tensor:
+        """(B, T) bool, as ``like``: the tokens that stay."""
+        length = like.shape[1]
+        real = torch.ones_like(self.indices, dtype=torch.bool) if self.valid is None else self.valid
+        at = torch.where(real, self.indices, length)
+        return nn.functional.pad(torch.zeros_like(like), (0, 1)).scatter(1, at, True)[:, :length]
 
-        Args:
-            bias: (B, T) float added to the attention that a token receives.
-        """
-        if self.encoder.windowed:
-            if bias is not None:
-                raise ValueError("gate_keys: windowed attention takes no bias; leave it off")
-            limits = torch.finfo(self.hidden.dtype)
-            mask = torch.zeros(self.valid.shape, dtype=self.hidden.dtype, device=self.hidden.device)
-            return mask.masked_fill(self.global_, limits.max).masked_fill(~self.valid, limits.min)
-        if bias is None:
-            if self.is_full:
-                return None
-            from transformers.masking_utils import create_bidirectional_mask
 
-            return create_bidirectional_mask(
-                config=self.r.model_config, inputs_embeds=self.hidden, attention_mask=self.valid.long()
-            )
-        implementation = self.r.model_config._attn_implementation
-        if implementation not in ("sdpa", "eager"):
-            raise ValueError(f"gate_keys: needs attn_implementation sdpa or eager, not {implementation}")
-        if implementation == "sdpa":
-            return bias.masked_fill(~self.valid, key_bias.CLOSED)[:, None, None]
-        bias = bias.masked_fill(~self.valid, torch.finfo(torch.float32).min).to(self._attention_dtype())
-        length = bias.shape[1]
-        return bias[:, None, None].expand(-1, 1, length, length)
+def selects_in_kernel(ranking: Tensor) -> bool:
+    """Whether one Triton kernel chooses the tokens; it holds a whole row of scores."""
+    return has_kernels(ranking.detach()) and ranking.shape[1] <= LONGEST
 
-    def _attention_dtype(self) -> torch.dtype:
-        kind = self.hidden.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.hidden.dtype
 
-    def _hold(self) -> None:
-        """Keeps the states that tokens have when they come to a gate."""
-        if self.moved:
-            self.held = self._spread(self.held)
-        elif self.c is None:
-            self.held = self.hidden
-        else:
-            self.held = self.hidden + (1 - self.c[..., None]).to(self.hidden.dtype) * self.held
+def best(state: State, gate: int, ranking: Tensor) -> Places:
+    """The tokens of the best ranking; their number is the largest budget of the batch."""
+    retention, length = state.retention, state.valid.shape[1]
+    if state.budgets is None:  # nothing is read, so as if every example were as long as the batch
+        width, same = retention.budgets(state.shape[1])[gate], False
+        width = length if state.call.protects_more else min(width, length)
+    else:
+        width, same = max(state.budgets[gate]), len(set(state.budgets[gate])) == 1
+    budget = None if same else state.budget(gate)
+    candidates = None if state.is_full else state.valid
+    if not selects_in_kernel(ranking):
+        return Places(*top_indices(ranking, candidates, state.protected, budget, width))
+    from .select_kernel import select
 
-    def _spread(self, onto: Tensor | None) -> Tensor:
-        """The states that are left, at their original places; others as in ``onto``, or 0."""
-        batch, length, width = self.shape
-        if onto is None and self.slots is not None and has_kernels(self.hidden):
-            from .select_kernel import place
+    protected = None if state.call.protects_first else state.protected
+    chosen = select(ranking.detach(), candidates, protected, budget, width)
+    valid = None if same else torch.arange(width, device=ranking.device) < budget[:, None]
+    retention._suspects.append((retention.places[gate], chosen.is_nan.any()))
+    return Places(chosen.indices, valid, chosen.rows, chosen.slots)
 
-            return place(self.hidden, self.slots)
-        rows = flat_rows(self.positions, length)
-        if not self.is_full:  # filling goes to a row past the end, which is cut off
-            rows = torch.where(self.valid.view(-1), rows, batch * length)
-        out = self.hidden.new_zeros(batch * length + 1, width)
-        if onto is not None:
-            out[:-1] = onto.reshape(-1, width)
-        return out.index_copy_(0, rows, self.hidden.reshape(-1, width))[:-1].view(self.shape)
 
-    def _in_place(self) -> Tensor:
-        if self.moved:
-            return self._spread(self.held)
-        if self.c is not None and self.held is not None:
-            return self.hidden + (1 - self.c[..., None]).to(self.hidden.dtype) * self.held
-        return self.hidden
+def gather_best(state: State, places: Places) -> None:
+    """Leaves what :func:`best` chose, unless that is all there is."""
+    if places.indices.shape[1] < state.valid.shape[1] or places.valid is not None:
+        # With ``valid``, one example may keep all its tokens where others do not.
+        state.slots = None if state.moved else places.slots
+        gather(state, places)
+
+
+def gather_kept(state: State, kept: Tensor) -> None:
+    """Leaves the tokens of ``kept``, (B, T') bool, in tensors as long as the longest example needs."""
+    retention = state.retention
+    width = int(kept.sum(1).max())
+    if width == state.valid.shape[1] and bool((kept == state.valid).all()):
+        return
+    if retention.encoder.windowed:
+        window = max(retention.model_config.attention_window)
+        width = -(-width // window) * window
+        if retention.config.removal == "mask":
+            width = kept.shape[1]
+        width = min(width, kept.shape[1])
+    gather(state, Places(*compact(kept, width)))
+
+
+def gather(state: State, places: Places) -> None:
+    """Leaves the tokens at ``places``."""
+    indices, valid, rows, _ = places
+    state.is_full = valid is None
+    valid = torch.ones_like(indices, dtype=torch.bool) if valid is None else valid
+    if rows is None:
+        state.hidden = take(state.hidden, indices)
+    else:
+        width = state.hidden.shape[-1]
+        state.hidden = state.hidden.reshape(-1, width).index_select(0, rows).view(*indices.shape, width)
+    state.positions = take(state.positions, indices) if state.moved else indices
+    retention = state.retention
+    if len(retention.places) > 1 or retention.encoder.windowed:  # a later gate, or the window, will ask
+        state.protected = take(state.protected, indices) & valid
+        state.ids = None if state.ids is None else take(state.ids, indices)
+        state.global_ = None if state.global_ is None else take(state.global_, indices) & valid
+    state.valid, state.moved = valid, True
+    state.mask = block_mask(state)
+
+
+def block_mask(state: State) -> Any:
+    """The attention mask of the tokens that are there, in the form that the blocks take."""
+    hidden, valid = state.hidden, state.valid
+    if state.retention.encoder.windowed:
+        limits = torch.finfo(hidden.dtype)
+        mask = torch.zeros(valid.shape, dtype=hidden.dtype, device=hidden.device)
+        return mask.masked_fill(state.global_, limits.max).masked_fill(~valid, limits.min)
+    if state.is_full:
+        return None
+    from transformers.masking_utils import create_bidirectional_mask
+
+    return create_bidirectional_mask(
+        config=state.retention.model_config, inputs_embeds=hidden, attention_mask=valid.long()
+    )
+
+
+def biased_mask(state: State, bias: Tensor) -> Tensor:
+    """The same with ``bias``, (B, T) float, added to the attention that a token receives.
+
+    Raises:
+        ValueError: attention that takes no such bias.
+    """
+    if state.retention.encoder.windowed:
+        raise ValueError("gate_keys: windowed attention takes no bias; leave it off")
+    implementation = state.retention.model_config._attn_implementation
+    if implementation not in ("sdpa", "eager"):
+        raise ValueError(f"gate_keys: needs attn_implementation sdpa or eager, not {implementation}")
+    if implementation == "sdpa":
+        return bias.masked_fill(~state.valid, key_bias.CLOSED)[:, None, None]
+    kind, length = state.hidden.device.type, bias.shape[1]
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else state.hidden.dtype
+    bias = bias.masked_fill(~state.valid, torch.finfo(torch.float32).min).to(dtype)
+    return bias[:, None, None].expand(-1, 1, length, length)
+
+
+def with_held(state: State) -> Tensor:
+    """(B, T, D): the states of all tokens in their places, those that were dropped as they are held, or 0."""
+    if state.moved:
+        return spread(state)
+    if state.c is None or state.held is None:
+        return state.hidden
+    return state.hidden + (1 - state.c[..., None]).to(state.hidden.dtype) * state.held
+
+
+def spread(state: State) -> Tensor:
+    """The same where tokens have left their places."""
+    batch, length, width = state.shape
+    if state.held is None and state.slots is not None and has_kernels(state.hidden):
+        from .select_kernel import place
+
+        return place(state.hidden, state.slots)
+    rows = flat_rows(state.positions, length)
+    if not state.is_full:  # filling goes to a row past the end, which is cut off
+        rows = torch.where(state.valid.view(-1), rows, batch * length)
+    out = state.hidden.new_zeros(batch * length + 1, width)
+    if state.held is not None:
+        out[:-1] = state.held.reshape(-1, width)
+    return out.index_copy_(0, rows, state.hidden.reshape(-1, width))[:-1].view(state.shape)

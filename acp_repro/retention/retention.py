@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from .budget import Length, active_gates, token_budgets
 from .encoders import Encoder
-from .forward import Call, GateRecord, Pass
 from .methods import GATES
+from .removal import Call, GateRecord
 from .settings import RetentionConfig
 
 
@@ -157,17 +157,3 @@ class Retention(nn.Module):
             yield self._records
         finally:
             self._records = before
-
-    # ---- the pass ------------------------------------------------------------------------------
-
-    def run(self, layers: nn.ModuleList, hidden: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
-        """All blocks with the gates between them.
-
-        Args:
-            hidden: (B, T, D) embeddings.
-            mask: what the model made for its blocks.
-
-        Returns:
-            (B, T, D) in the original places.
-        """
-        return Pass(self, layers, hidden, mask, kwargs).run()

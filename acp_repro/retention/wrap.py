@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from .encoders import find_encoder
-from .forward import Call
+from .forward import run
+from .removal import Call
 from .retention import Retention
 from .settings import RetentionConfig
 
@@ -145,7 +146,7 @@ def _retained_stack(base: type) -> type:
         for name in ("output_attentions", "output_hidden_states"):
             kwargs.pop(name, None)  # hooks of transformers collect them
         layers = retention.encoder.layers_of(self)
-        hidden = retention.run(layers, hidden_states, attention_mask, kwargs)
+        hidden = run(retention, layers, hidden_states, attention_mask, kwargs)
         hidden = hidden[:, : hidden.shape[1] - padding]
         return (hidden,) if as_tuple else retention.output_class(last_hidden_state=hidden)
 
