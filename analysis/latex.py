@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 
 import pandas as pd
+from markdown_it.renderer import RendererHTML
+
+from .markdown import parser
 
 _ESCAPED = {
     **{character: f"\\{character}" for character in "%&#_{}"},
@@ -18,21 +21,29 @@ _ESCAPED = {
     "↓": r"$\downarrow$",
     "×": r"$\times$",
 }
-_FONTS = (
-    (re.compile(r"\*\*(.+?)\*\*"), r"\\textbf{\1}"),
-    (re.compile(r"`(.+?)`"), r"\\texttt{\1}"),
-    (re.compile(r'"(.+?)"'), r"``\1''"),
-)
+
+
+class _Renderer(RendererHTML):
+    def text(self, tokens, index, options, env) -> str:
+        return "".join(_ESCAPED.get(character, character) for character in tokens[index].content)
+
+    def math(self, tokens, index, options, env) -> str:
+        return f"${tokens[index].content}$"
+
+    def code_inline(self, tokens, index, options, env) -> str:
+        return rf"\texttt{{{self.text(tokens, index, options, env)}}}"
+
+    def renderToken(self, tokens, index, options, env) -> str:
+        token = tokens[index]
+        return {"strong": r"\textbf{", "em": r"\emph{"}[token.tag] if token.nesting > 0 else "}"
+
+
+_MARKDOWN = parser(_Renderer)
 
 
 def escape(markdown: str) -> str:
-    """Text with ``**bold**``, `` `code` ``, ``"quotes"`` and ``$mathematics$`` as LaTeX."""
-    parts = re.split(r"(\$[^$]*\$)", markdown)
-    parts[::2] = ["".join(_ESCAPED.get(character, character) for character in part) for part in parts[::2]]
-    text = "".join(parts)
-    for pattern, command in _FONTS:
-        text = pattern.sub(command, text)
-    return text
+    """Markdown and ``"quotes"`` as LaTeX."""
+    return re.sub('"(.+?)"', r"``\1''", _MARKDOWN.renderInline(markdown))
 
 
 def table(shown: pd.DataFrame, caption: str) -> str:

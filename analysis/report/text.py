@@ -1,11 +1,15 @@
-"""The little Markdown that captions and tables are written in, as HTML."""
+"""Captions and tables as HTML."""
 
 from __future__ import annotations
 
 import html
 import re
 
+from markdown_it.renderer import RendererHTML
+from markdown_it.tree import SyntaxTreeNode
 from markupsafe import Markup
+
+from ..markdown import parser
 
 MANY_COLUMNS = 8  # more are printed on a page on its side
 _SYMBOLS = {
@@ -24,28 +28,22 @@ _SYMBOLS = {
 }
 
 
+class _Renderer(RendererHTML):
+    def text(self, tokens, index, options, env) -> str:
+        """A number keeps its percent sign on its line, and gets a real minus sign."""
+        text = re.sub(r"(?<=\d) %", "\u00a0%", tokens[index].content)
+        return html.escape(re.sub(r"(?<![^\s\[(±])-(?=[\dδ])", "\u2212", text))
+
+    def math(self, tokens, index, options, env) -> str:
+        return math(tokens[index].content)
+
+
+_MARKDOWN = parser(_Renderer)
+
+
 def inline(text: str) -> Markup:
-    """One paragraph: ``**bold**``, ``*italic*``, ```code```, ``$math$``; all else is escaped.
-
-    A number keeps its percent sign on its line, and gets a real minus sign.
-    """
-    pieces = re.split(r"(`[^`]+`|\$[^$]+\$)", text)
-    return Markup("".join(map(_piece, pieces)))
-
-
-def _piece(piece: str) -> str:
-    if piece.startswith("`"):
-        return f"<code>{html.escape(piece[1:-1])}</code>"
-    if piece.startswith("$") and len(piece) > 1:
-        return math(piece[1:-1])
-    piece = re.sub(r"(?<=\d) %", "\u00a0%", piece)
-    piece = re.sub(r"(?<![^\s\[(±])-(?=[\dδ])", "\u2212", piece)
-    return _emphasis(html.escape(piece))
-
-
-def _emphasis(text: str) -> str:
-    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text, flags=re.DOTALL)
-    return re.sub(r"(?<!\w)\*(?!\s)(.+?)(?<!\s)\*(?!\w)", r"<em>\1</em>", text, flags=re.DOTALL)
+    """One paragraph."""
+    return Markup(_MARKDOWN.renderInline(text))
 
 
 def math(source: str) -> str:
@@ -68,20 +66,16 @@ def plain(text: str) -> str:
 
 def paragraphs_and_tables(text: str) -> tuple[Markup, list[Markup]]:
     """(the paragraphs, the pipe tables) of a caption file."""
-    paragraphs, tables = [], []
-    for block in re.split(r"\n\s*\n", text.strip()):
-        if block.startswith("|"):
-            tables.append(Markup(_table(block)))
-        elif block:
-            paragraphs.append(f"<p>{inline(block)}</p>" if paragraphs else inline(block))
-    return Markup("".join(paragraphs)), tables
+    blocks = SyntaxTreeNode(_MARKDOWN.parse(text)).children
+    words = [inline(block.children[0].content) for block in blocks if block.type == "paragraph"]
+    paragraphs = "".join(f"<p>{one}</p>" if index else one for index, one in enumerate(words))
+    return Markup(paragraphs), [_table(block) for block in blocks if block.type == "table"]
 
 
-def _table(block: str) -> str:
-    header, rule, *rows = (
-        [cell.strip() for cell in line.strip().strip("|").split("|")] for line in block.splitlines()
-    )
-    classes = [' class="right"' if mark.endswith(":") else "" for mark in rule]
+def _table(table: SyntaxTreeNode) -> Markup:
+    lines = [row.children for part in table.children for row in part.children]
+    header, *rows = ([cell.children[0].content for cell in cells] for cells in lines)
+    classes = [' class="right"' if "right" in str(cell.attrs.get("style")) else "" for cell in lines[0]]
 
     def row(cells: list[str], first: str, rest: str) -> str:
         scopes = [first if cells[0] else "td", *[rest] * (len(cells) - 1)]  # an empty cell heads nothing
@@ -98,4 +92,4 @@ def _table(block: str) -> str:
     body = "".join(row(cells, heading, "td") for cells in rows)
     head = row(header, column, column)
     many = " many" if len(header) > MANY_COLUMNS else ""
-    return f'<table class="numbers{many}"><thead>{head}</thead><tbody>{body}</tbody></table>'
+    return Markup(f'<table class="numbers{many}"><thead>{head}</thead><tbody>{body}</tbody></table>')

@@ -217,7 +217,7 @@ def test_records_of_prompts_without_bos_are_named(suite):
 
 def test_latex_is_escaped():
     text = latex.table(
-        pd.DataFrame({"a_b ↓": ["5 % **x** ± 2", "$e^{-1}$"]}), '**Table 4.** Of `run_a` & "$L_1$".\nTwo'
+        pd.DataFrame({"a_b ↓": ["5 % **x** ± 2", "$e^{-1}$"]}), '**Table 4.** Of `run_a` & "$L_1$".\n*Two*'
     )
-    assert r"\caption{Of \texttt{run\_a} \& ``$L_1$''. Two}" in text
+    assert r"\caption{Of \texttt{run\_a} \& ``$L_1$''. \emph{Two}}" in text
     assert r"a\_b $\downarrow$" in text and r"5 \% \textbf{x} $\pm$ 2" in text and "$e^{-1}$" in text
