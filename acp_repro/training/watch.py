@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from ..common import files
 from .graphs import without_graphs
@@ -112,6 +113,9 @@ def first_non_finite(
     Runs forward and backward once more, eager and watched; the gradients of ``model`` are lost. With
     several ranks every rank must call it, and each speaks of its own micro-batch.
 
+    ``torch.autograd.detect_anomaly`` cannot do this: it sees NaN alone and the backward pass alone, names an
+    operator and no layer, and raises while other ranks wait.
+
     Args:
         model: what is trained, or a wrapper of it whose forward takes the same arguments.
         loss_of: ``loss_of(model, *batch)``; see ``Task.loss``.
@@ -128,60 +132,46 @@ def first_non_finite(
             return f"the weight {_place(name)} holds {bad}"
 
     found: list[str] = []
+    places = {module: _place(name) for name, module in model.named_modules() if name}
 
-    def note(tensors, text: str) -> None:
+    def note(tensor: Tensor | None, text: str) -> None:
         # Only the first counts. The pass goes on: other ranks may wait for this one.
-        if not found:
-            bad = next((b for b in map(_bad_value, _tensors(tensors)) if b), None)
-            if bad:
-                found.append(text.format(bad))
+        if not found and (bad := _bad_value(tensor)):
+            found.append(f"{text} {bad}")
 
-    def note_grad(name: str, parameter: Tensor) -> None:
-        note(parameter.grad, f"the gradient of the weight {_place(name)} is {{}}")
+    def watch(tensors, forward: str, backward: str) -> None:
+        for tensor in tree_leaves(tensors):
+            note(tensor, forward)
+            # By hooks on the tensors: gradient checkpointing does not bear full backward hooks.
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(lambda gradient: note(gradient, backward))
 
-    handles = []
-    for name, module in model.named_modules():
-        if name:
-            handles += _watch(module, _place(name), note)
-    for name, parameter in model.named_parameters():
-        hook = functools.partial(note_grad, name)
-        handles.append(parameter.register_post_accumulate_grad_hook(hook))
+    def before(module: nn.Module, inputs) -> None:
+        if place := places.get(module):
+            turns = f"the backward pass of {place} turns finite gradients into"
+            watch(inputs, f"the input of {place} is", turns)
+
+    def after(module: nn.Module, _inputs, outputs) -> None:
+        if place := places.get(module):
+            watch(outputs, f"{place} turns finite inputs into", f"the gradient that reaches {place} is")
+
     model.zero_grad(set_to_none=True)
-    with _removed_after(handles), eager(batch[0].device, dtype):
+    with (
+        register_module_forward_pre_hook(before),
+        register_module_forward_hook(after),
+        eager(batch[0].device, dtype),
+    ):
         try:
             loss = loss_of(model, *batch)
-            note(loss, "the head's loss is {}, while its input is finite")
+            note(loss, "the head, whose input is finite, gives a loss of")
             loss.backward()
         except ValueError:  # a CPU's attention refuses the NaN itself
             if not found:
                 raise
-    for name, parameter in model.named_parameters():  # sharded weights call no hook of theirs
-        note_grad(name, parameter)
+    for name, parameter in reversed([*model.named_parameters()]):  # in the order of the backward pass
+        note(parameter.grad, f"the gradient of the weight {_place(name)} is")
     model.zero_grad(set_to_none=True)
     return found[0] if found else "all is finite on this micro-batch, run eagerly"
-
-
-def _watch(module: nn.Module, place: str, note: Callable[[Any, str], None]) -> list:
-    """Hooks that look at what goes into a module and comes out of it, in both directions.
-
-    Gradients are seen by hooks on the tensors, not by full backward hooks, which gradient
-    checkpointing does not bear.
-    """
-
-    def note_gradients(tensors: Any, text: str) -> None:
-        for tensor in _tensors(tensors):
-            if tensor.requires_grad:
-                tensor.register_hook(lambda gradient: note(gradient, text))
-
-    def before(_module, inputs):
-        note(inputs, f"the input of {place} is {{}}")
-        note_gradients(inputs, f"the backward pass of {place} turns finite gradients into {{}}")
-
-    def after(_module, _inputs, outputs):
-        note(outputs, f"{place} turns finite inputs into {{}}")
-        note_gradients(outputs, f"the gradient that reaches {place} is {{}}")
-
-    return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
 
 
 def _place(name: str) -> str:
@@ -193,9 +183,9 @@ def _place(name: str) -> str:
     return ".".join(parts) or "the model"
 
 
-def _bad_value(tensor: Tensor | None) -> str | None:
-    """``nan`` or ``inf`` if the tensor holds one."""
-    if tensor is None or not tensor.is_floating_point():
+def _bad_value(tensor: Any) -> str | None:
+    """``nan`` or ``inf`` if it is a tensor that holds one."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         return None
     # Detached, or looking would save tensors for the backward pass. The shard alone: no collective here.
     tensor = tensor.detach()
@@ -203,14 +193,6 @@ def _bad_value(tensor: Tensor | None) -> str | None:
     if bool(torch.isfinite(tensor).all()):
         return None
     return "nan" if bool(torch.isnan(tensor).any()) else "inf"
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from _tensors(entry)
 
 
 @contextlib.contextmanager
@@ -222,12 +204,3 @@ def eager(device: torch.device, dtype: str) -> Iterator[None]:
         torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16"),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _removed_after(handles: list) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
