@@ -22,6 +22,11 @@ class GraphedLoss:
     The gradients are those of the first output; the others come without. Nothing in ``function`` may depend
     on values that the host would have to read, or on random numbers.
 
+    ``torch.cuda.make_graphed_callables`` cannot do this. It has no argument for the mode of a capture, and in
+    its own a capture fails when the thread that loads the next batch pins memory. It differentiates the
+    arguments of a function and the weights of a module alone, whose ``forward`` it replaces for one shape. It
+    returns the graph's own memory for outputs and gradients, which the next shape writes over.
+
     Args:
         function: tensors on one GPU -> a tuple of tensors, the first of them the loss, a scalar.
         model: what ``function`` calls; the loss is differentiated by its weights.
