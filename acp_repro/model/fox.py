@@ -191,30 +191,7 @@ class FoXForCausalLM(Pretrained, nn.Module):
         """
         return self(input_ids, labels=labels)
 
-    def generate(
-        self,
-        input_ids: Tensor,
-        max_new_tokens: int,
-        temperature: float = 0.0,
-        generator: torch.Generator | None = None,
-        *,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        stop_ids: tuple[int, ...] = (),
-        seq_start: Tensor | None = None,
-    ) -> Tensor:
-        """Continue each row of ``input_ids``; see :func:`acp_repro.model.generation.generate`."""
-        return generate(
-            self,
-            input_ids,
-            max_new_tokens,
-            temperature,
-            generator,
-            top_k=top_k,
-            top_p=top_p,
-            stop_ids=stop_ids,
-            seq_start=seq_start,
-        )
+    generate = generate
 
     @staticmethod
     def check_input_ids(input_ids: Tensor) -> None:

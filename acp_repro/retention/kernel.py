@@ -21,12 +21,16 @@ _NEVER = -1e4  # log2 of a decay of 0: 2^(0 * that) is 1, 2^(1 * that) is 0
 
 
 @triton.jit
-def _counts(kept, i, inside, ALL: tl.constexpr):
-    """How often a token decays the summary: once if it is kept."""
+def _tokens(kept, length, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, ALL: tl.constexpr):
+    """A program's tokens i and its w, which of both there are, and how often a token decays the summary:
+    once if it is kept."""
+    chunk, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    w, i = tl.arange(0, PADDED), chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = i < length
     counts = inside.to(tl.float32)
     if not ALL:
-        counts *= tl.load(kept + i, mask=inside, other=0).to(tl.float32)
-    return counts
+        counts *= tl.load(kept + example * length + i, mask=inside, other=0).to(tl.float32)
+    return chunk, example, i, w, inside, inside[:, None] & (w < WIDTH)[None, :], counts
 
 
 @triton.jit(do_not_specialize=["length", "chunks"])
@@ -44,13 +48,8 @@ def _ends_kernel(
     CHUNK: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    chunk, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    w = tl.arange(0, PADDED)
-    i = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = i < length
-    counts = _counts(kept + example * length, i, inside, ALL)
+    chunk, example, i, w, inside, there, counts = _tokens(kept, length, WIDTH, PADDED, CHUNK, ALL)
     at = parts + (example * length + i[:, None]) * 2 * WIDTH + WIDTH + w[None, :]
-    there = inside[:, None] & (w < WIDTH)[None, :]
     x = gain * tl.load(at, mask=there, other=0.0).to(tl.float32) * counts[:, None]
     total = tl.sum(counts, 0)
     left = tl.exp2((total - tl.cumsum(counts, 0)) * log2_decay)
@@ -137,18 +136,12 @@ def _scores_kernel(
     AT_ONCE: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    chunk, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    w = tl.arange(0, PADDED)
-    has_w = w < WIDTH
-    i = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = i < length
-    there = inside[:, None] & has_w[None, :]
-    counts = _counts(kept + example * length, i, inside, ALL)
+    chunk, example, i, w, inside, there, counts = _tokens(kept, length, WIDTH, PADDED, CHUNK, ALL)
     activity = _activity(
         parts, ends, totals, example, chunk, chunks, length, i, there, counts, w, log2_decay, gain,
         WIDTH, PADDED, CHUNK, AT_ONCE,
     )  # fmt: skip
-    weight = tl.load(v + w, mask=has_w, other=0.0).to(tl.float32)
+    weight = tl.load(v + w, mask=w < WIDTH, other=0.0).to(tl.float32)
     score = tl.sum(activity * weight[None, :], 1) + tl.load(bias).to(tl.float32)
     tl.store(scores + example * length + i, score, mask=inside)
 
@@ -175,18 +168,12 @@ def _inner_gradient_kernel(
     ALL: tl.constexpr,
 ):
     """The gradient before tanh, and what each chunk's asks of all tokens before it."""
-    chunk, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    w = tl.arange(0, PADDED)
-    has_w = w < WIDTH
-    i = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = i < length
-    there = inside[:, None] & has_w[None, :]
-    counts = _counts(kept + example * length, i, inside, ALL)
+    chunk, example, i, w, inside, there, counts = _tokens(kept, length, WIDTH, PADDED, CHUNK, ALL)
     activity = _activity(
         parts, ends, totals, example, chunk, chunks, length, i, there, counts, w, log2_decay, gain,
         WIDTH, PADDED, CHUNK, AT_ONCE,
     )  # fmt: skip
-    weight = tl.load(v + w, mask=has_w, other=0.0).to(tl.float32)
+    weight = tl.load(v + w, mask=w < WIDTH, other=0.0).to(tl.float32)
     grad = tl.load(grad_scores + example * length + i, mask=inside, other=0.0)
     before_tanh = grad[:, None] * weight[None, :] * (1 - activity * activity)
     at = (example * length + i[:, None]) * WIDTH + w[None, :]
@@ -214,12 +201,7 @@ def _outer_gradient_kernel(
     ALL: tl.constexpr,
 ):
     """The gradient of both parts: a token's share is asked for by every later one."""
-    chunk, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    w = tl.arange(0, PADDED)
-    i = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = i < length
-    there = inside[:, None] & (w < WIDTH)[None, :]
-    counts = _counts(kept + example * length, i, inside, ALL)
+    chunk, example, i, w, inside, there, counts = _tokens(kept, length, WIDTH, PADDED, CHUNK, ALL)
     # What the chunks after this one ask for, from the last one on.
     asked = tl.zeros([PADDED], dtype=tl.float32)
     for back in range(1, chunks - chunk):
