@@ -53,7 +53,7 @@ $(INSTALLED)-%: $(INSTALLED)
 	@touch $@
 
 # A process for each core, with one thread each: threads of two processes would wait for each other.
-PYTEST = OMP_NUM_THREADS=1 $(DO) pytest -n auto --maxprocesses 8 --dist loadfile
+PYTEST = OMP_NUM_THREADS=1 $(DO) pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 test: $(INSTALLED) ## run the tests (no GPU needed), but for the slow ones
 	$(PYTEST) -m 'not gpu and not slow'
 

@@ -14,6 +14,8 @@ REPO_ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_collection_modifyitems(items):
+    # First what starts processes and takes longest, or one core would still be at it when others are done.
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
     if torch.cuda.is_available():
         return
     for item in items:

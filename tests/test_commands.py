@@ -282,8 +282,8 @@ LONG = YAML.replace("tokens: 1536", "tokens: 1536000").replace("seconds: 0", "se
     ("how", "number"),
     [
         ("--run RUN", signal.SIGINT),
-        ("--run RUN", signal.SIGTERM),
-        ("--jobs 2", signal.SIGINT),
+        pytest.param("--run RUN", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("--jobs 2", signal.SIGINT, marks=pytest.mark.slow),
         ("--jobs 2", signal.SIGTERM),
         ("--run RUN --nproc 2", signal.SIGINT),
     ],
@@ -308,7 +308,9 @@ def test_a_signal_saves_a_checkpoint_and_says_so(work, capsys, how, number):
         assert f"going on from step {step}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("how", [("--run", RUN), ("--jobs", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "how", [("--run", RUN), pytest.param(("--jobs", "2"), marks=pytest.mark.slow)], ids=" ".join
+)
 def test_a_second_ctrl_c_stops_at_once(work, how):
     write_suite(work, LONG, name="signals")
     shutil.rmtree(work / "runs/signals", ignore_errors=True)

@@ -189,6 +189,7 @@ def test_heads_are_those_of_inspect(project, capsys):
     assert f"pruned  {pruned} of all blocks (the grid allows {allowed})" in said
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_square_of_the_length(project):
     """Whole matrices of 16k tokens took 23 GB."""
     small_model(project)
@@ -206,6 +207,7 @@ def test_memory_does_not_grow_with_the_square_of_the_length(project):
     assert int(text(cells["04-peak"])) < 2_000_000
 
 
+@pytest.mark.slow
 def test_jupyter_execute_ends_with_the_picture_although_no_front_end_answers(project):
     """nbclient sends what an output widget captures back to the kernel, on the socket on which the cell's
     reply arrives; that can hide the reply, and then it waits for ever. So there is no such widget."""

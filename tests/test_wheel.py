@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXTRAS = "numpy pandas yaml pydantic tqdm safetensors zstandard matplotlib seaborn jinja2 markdown_it tokenizers rich"
+EXTRAS = (
+    "numpy pandas yaml pydantic tqdm safetensors zstandard matplotlib seaborn jinja2 markdown_it tokenizers "
+    "rich"
+)
 
 pytestmark = pytest.mark.slow
 

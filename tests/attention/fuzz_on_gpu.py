@@ -180,7 +180,9 @@ def test_random_calls():
 
 
 @pytest.mark.parametrize("seed", [12, 13])
-@pytest.mark.parametrize("way", [*LIGHT_WAYS[1:], compiled], ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "way", [*LIGHT_WAYS[1:], pytest.param(compiled, marks=pytest.mark.slow)], ids=lambda way: way.__name__
+)
 def test_every_way(way, seed):
     check_call(draw_call(seed, around=[]), way)
 

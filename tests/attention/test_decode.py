@@ -367,6 +367,7 @@ def test_wrong_arguments_are_named(change, error, message):
 @pytest.mark.skipif(
     sys.platform != "linux" or not HAS_TRITON, reason="run on Linux, which Triton's compiler is for"
 )
+@pytest.mark.slow
 def test_the_kernels_compile_for_hopper_without_spills():
     """The interpreter takes what the compiler refuses, so the compiler is asked too."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

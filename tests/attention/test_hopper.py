@@ -76,6 +76,7 @@ def test_why_on_hopper(shape, dtype, reason):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")
+@pytest.mark.slow
 @WIDTHS
 def test_they_compile_without_spills_and_without_waiting(head_dim):
     """ptxas warns where it makes products wait for each other, which undoes what these kernels are for.

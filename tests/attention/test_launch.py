@@ -114,13 +114,17 @@ def assert_equal(actual, expected):
         assert torch.equal(a, b) and a.stride() == b.stride() and a.dtype == b.dtype
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @needs_interpreter
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
-        ({}, {"adaptive_threshold": torch.tensor([[-1.0, -4.0], [-2.0, -3.0]])}),
-        ({"seqlen": 33, "offset": 1}, {"adaptive_threshold": -2.0}),
-        ({"seqlen": 16, "seqlen_k": 48, "transposed": True}, {"seq_start": torch.tensor([0, 21])}),
+        slow({}, {"adaptive_threshold": torch.tensor([[-1.0, -4.0], [-2.0, -3.0]])}),
+        slow({"seqlen": 33, "offset": 1}, {"adaptive_threshold": -2.0}),
+        slow({"seqlen": 16, "seqlen_k": 48, "transposed": True}, {"seq_start": torch.tensor([0, 21])}),
         ({"heads": 4, "kv_heads": 2}, {"adaptive_threshold": "auto"}),
     ],
 )
@@ -172,6 +176,7 @@ def test_one_tensor_given_twice_may_be_two_next_time(launched, monkeypatch):
     assert len(launched) == 24
 
 
+@pytest.mark.slow
 @needs_interpreter
 def test_each_shape_alignment_and_stride_has_launches_of_its_own(launched, monkeypatch):
     shapes = [{}, {"offset": 1}, {"seqlen": 33}, {"transposed": True}, {"offset": 4}]

@@ -290,7 +290,7 @@ def negated(x):
     return y
 
 
-@pytest.mark.parametrize("threshold", [-1.5, "auto"])
+@pytest.mark.parametrize("threshold", [pytest.param(-1.5, marks=pytest.mark.slow), "auto"])
 def test_a_sign_that_pytorch_only_noted_is_read(threshold):
     """Of each argument and of the gradient that arrives, one after the other."""
     tokens = 70 if DEVICE == "cpu" else 300  # three blocks or more, where blocks are larger on a GPU

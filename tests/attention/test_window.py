@@ -118,8 +118,8 @@ CASES = [
     for marks in [
         [
             *getattr(name, "marks", ()),
-            # The interpreter takes seconds for each; 129 crosses both edges of a tile.
-            *([pytest.mark.slow] if getattr(name, "values", [""])[0] == "triton" and length == 1000 else []),
+            # The interpreter takes seconds for each; 65 crosses the edge of a tile.
+            *([pytest.mark.slow] if getattr(name, "values", [""])[0] == "triton" and length > 65 else []),
         ]
     ]
 ]
@@ -150,7 +150,7 @@ def test_fewer_queries_than_keys_and_padding(implementation, window):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("threshold", [None, "auto"])
+@pytest.mark.parametrize("threshold", [pytest.param(None, marks=pytest.mark.slow), "auto"])
 def test_packed_documents(implementation, threshold):
     inputs = make_inputs(200, 200, heads=4, kv_heads=2)
     documents = torch.tensor([0, 1, 70, 70, 135, 200], device=DEVICE)

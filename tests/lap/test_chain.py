@@ -210,6 +210,7 @@ def test_the_csv_of_kaggle_reads_like_the_same_json_lines(suite, work):
     assert load_texts(dataclasses.replace(suite.file.data, path="texts.csv")) == wanted
 
 
+@pytest.mark.slow
 def test_sentences_of_the_standard_library():
     found = list(stdlib_sentences(20, 80))
     texts = [row.text for row in found]

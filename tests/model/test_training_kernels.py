@@ -85,6 +85,7 @@ def test_labels_and_logits_that_are_none_show():
     assert loss.isnan().tolist() == [False, True, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")
 def test_they_compile_for_hopper_without_spills():
     """The interpreter takes what the compiler refuses, so the compiler is asked too."""

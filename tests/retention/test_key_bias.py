@@ -115,6 +115,7 @@ def test_weights_that_stay_look_random():
         assert abs(product.mean()) < 5 * 0.09 * product.numel() ** -0.5 * 2**0.5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="run on Linux, which Triton's compiler is for")
 def test_they_compile_for_hopper():
     """The interpreter takes what the compiler refuses, so the compiler is asked too."""

@@ -15,6 +15,10 @@ from .models import CONFIGS, answers, batch, build
 KINDS = ("DistilBert", "Bert")
 
 
+def _slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 def retained(model, budget=0.4, **settings):
     return retain(copy.deepcopy(model), RetentionConfig(budget, over_budget="keep", **settings)).eval()
 
@@ -219,7 +223,7 @@ def test_attention_received_is_summed_a_few_queries_at_a_time(monkeypatch):
     assert shapes == [[4, 4, 5, 24]] * 4 + [[4, 4, 4, 24]]
 
 
-@pytest.mark.parametrize("gates", ["input", "after_blocks"])
+@pytest.mark.parametrize("gates", [_slow("input"), "after_blocks"])
 @torch.no_grad()
 def test_the_whole_pass_is_one_graph(gates):
     """So no value is read by the host: every size follows from the arguments' shapes."""
@@ -232,8 +236,8 @@ def test_the_whole_pass_is_one_graph(gates):
             torch.testing.assert_close(compiled(**given).logits, short(**given).logits)
 
 
-@pytest.mark.parametrize("head", ["TokenClassification", "QuestionAnswering"])
-@pytest.mark.parametrize("gates", ["input", "after_blocks"])
+@pytest.mark.parametrize("head", ["TokenClassification", _slow("QuestionAnswering")])
+@pytest.mark.parametrize("gates", ["input", _slow("after_blocks")])
 @torch.no_grad()
 def test_compiled_passes_drop_what_eager_ones_drop(head, gates):
     """The host does not know how many tokens are protected there, so no budget either."""

@@ -79,7 +79,7 @@ def compile_on_cpu():
     [
         (2, ", parallel: ddp", None),
         (2, ", parallel: fsdp, gradient_checkpointing: true", compile_on_cpu),
-        (4, ", parallel: fsdp", None),
+        pytest.param(4, ", parallel: fsdp", None, marks=pytest.mark.slow),
     ],
 )
 def test_the_loss_curve_does_not_depend_on_the_ranks(make_run, one_rank, ranks, settings, before):

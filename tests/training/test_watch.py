@@ -111,7 +111,7 @@ def test_a_nan_in_the_gradient_of_a_weight_alone_is_named(model):
     assert where(model) == "the gradient of the weight layer 0: attn.fgate_proj.bias is nan"
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_pruned_ratio_of_each_layer_is_the_serial_count(model, compiled):
     with torch.no_grad():
         for layer, bias in enumerate((-3.0, -1.0, 8.0)):  # local, less local, global
