@@ -188,7 +188,7 @@ look at. It was trained from scratch on short sentences, so text of other kinds 
 
     {command} --text "Return the number of items in the list.\""""
     texts = f"{described['data']['train_texts']:,} texts of `corpus: {data.corpus}`"
-    if data.corpus == "stdlib":
+    if data.corpus == "stdlib_sentences":
         texts += f", sentences of {data.shortest} to {data.longest} characters of its documentation"
     rows = {
         "data": texts,
