@@ -7,6 +7,7 @@ forget fast, so nothing need be trained. Each number of GPUs is a set of process
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from .chain.command import choose_device, command, output_file, positive, run_command
 from .chain.errors import SuiteError
-from .chain.provenance import device_name
+from .chain.provenance import made_on
 from .chain.records import write_suite_records
 from .chain.run import PARALLEL
 from .chain.suite import load_suite
@@ -40,19 +41,16 @@ def main(arguments: list[str] | None = None) -> int:
     from .training.distributed import launch_ranks
 
     records: list[dict] = []
-
-    def write() -> Path:
-        return write_suite_records(
-            suite.name,
-            suite.paper,
-            suite.paper.quantity("training_step"),
-            records,
-            device=device_name(device),
-            dtype=runs[0].training.dtype,
-            uses_gpu=device.type == "cuda",
-            path=options.csv,
-        )
-
+    write = functools.partial(
+        write_suite_records,
+        suite.name,
+        suite.paper,
+        suite.paper.quantity("training_step"),
+        records,
+        dtype=runs[0].training.dtype,
+        path=options.csv,
+        **made_on(device),
+    )
     with tempfile.TemporaryDirectory() as folder:
         for ranks, parallel in itertools.product(options.nproc, options.parallel):
             if ranks == 1 and parallel != options.parallel[0]:

@@ -9,10 +9,10 @@ is touched.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import functools
 
 from .chain.command import choose_device, command, output_file, positive, run_command
-from .chain.provenance import device_name
+from .chain.provenance import made_on
 from .chain.records import write_suite_records
 from .chain.suite import load_suite
 from .common.errors import UsageError
@@ -33,19 +33,16 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{run.name}: {run.steps:,} steps in all, {min(options.steps, run.steps):,} taken")
     rows: list[dict] = []
     named = {**run.columns(), "log_pruning_tolerance": None}  # each training has its own
-
-    def write() -> Path:
-        return write_suite_records(
-            suite.name,
-            suite.paper,
-            quantity,
-            rows,
-            device=device_name(device),
-            dtype=run.training.dtype,
-            uses_gpu=device.type == "cuda",
-            path=options.csv,
-        )
-
+    write = functools.partial(
+        write_suite_records,
+        suite.name,
+        suite.paper,
+        quantity,
+        rows,
+        dtype=run.training.dtype,
+        path=options.csv,
+        **made_on(device),
+    )
     for step in measure(
         run,
         device,

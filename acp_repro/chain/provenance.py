@@ -99,6 +99,11 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def made_on(device: Any) -> dict[str, Any]:
+    """What a record says of the ``torch.device`` that it was made on, as keywords of who writes it."""
+    return {"device": device_name(device), "uses_gpu": device.type == "cuda"}
+
+
 def device_name(device: Any) -> str:
     """The name of a ``torch.device``'s processor or GPU."""
     if device.type != "cuda":
