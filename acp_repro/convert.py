@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .chain.command import command, run_command
-from .common.errors import UsageError
+from .chain.command import command, described_parser, run_command
+from .common.errors import UsageError, usage_errors
+from .papers.acp.checkpoint_options import WHAT
 
 
 @command()
@@ -23,25 +24,20 @@ def main(arguments: list[str] | None = None) -> None:
         raise UsageError(f"TARGET {options.target} is there and not empty; give a new folder, or delete it")
     try:
         from .hf import conversion
-    except ImportError as error:
+    except ImportError as error:  # also of a version that is too old
         raise UsageError(str(error)) from error
-    try:
+    with usage_errors():
         if options.to == "official":
             conversion.to_official(options.source, options.target)
         else:
             conversion.to_transformers(options.source, options.target, longcrawl64=options.longcrawl64)
-    except (FileNotFoundError, ValueError) as error:
-        raise UsageError(str(error)) from error
     print(f"wrote {options.target}")
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    summary, details = __doc__.split("\n\n", 1)
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.convert", description=summary.split(":")[0] + ". " + details
-    )
+    parser = described_parser("convert", __doc__)
     add = parser.add_argument
-    add("source", metavar="SOURCE", type=Path, help="a checkpoint folder, or a run folder")
+    add("source", metavar="SOURCE", type=Path, help=WHAT)
     add("target", metavar="TARGET", type=Path, help="the folder to write: new, or empty")
     add("--to", choices=("transformers", "official"), required=True, help="the format of TARGET")
     add(

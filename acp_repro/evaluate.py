@@ -11,11 +11,10 @@ import argparse
 from pathlib import Path
 
 from .chain.command import choose_device, command, positive, run_command
-from .common import files
 from .common.errors import UsageError
+from .papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
 from .papers.acp.evaluation.catalogue import BOOK_TASKS, PAPER_TASKS
 
-DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest
 OUTPUT = Path("runs/evaluations")
 
 
@@ -29,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     from .papers.acp.fits import check_tokenizer
 
     device = choose_device(options.device)
-    checkpoint = Checkpoint.find(options.path)
+    checkpoint = Checkpoint.find(options.checkpoint)
     try:
         from .papers.acp.evaluation.evaluation import evaluate, print_results
         from .papers.acp.evaluation.tasks import load_tasks
@@ -63,11 +62,7 @@ def _tokenizer(checkpoint, path: str | None):
 
     if path is not None:
         return BPETokenizer(read_json(path), where=path)
-    if (tokenizer := checkpoint.tokenizer) is None:
-        raise UsageError(
-            f"{checkpoint.folder}: no tokenizer.json that fits the model; give one: --tokenizer FILE"
-        )
-    return tokenizer
+    return checkpoint.own_tokenizer("give the model's: --tokenizer FILE")
 
 
 def _context_length(trained: int | None, asked: int | None, notes: list[str]) -> int:
@@ -87,16 +82,11 @@ def _context_length(trained: int | None, asked: int | None, notes: list[str]) ->
 
 def _model(checkpoint, tokenizer, options: argparse.Namespace, device, length: int):
     """The model for the harness, and what its kept results are recognised by."""
-    from .model import load_pretrained
     from .papers.acp.evaluation.harness import FoXLM
     from .papers.acp.unfinished import identity
 
-    try:
-        exact = {"log_pruning_tolerance": None} if options.exact else {}
-        model = load_pretrained(checkpoint.folder, device=device, **exact)
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(str(error)) from error
-    weights = "".join(files.sha256_of(path) for path in sorted(checkpoint.folder.glob("*.safetensors")))
+    exact = {"log_pruning_tolerance": None} if options.exact else {}
+    model = checkpoint.load(device, **exact)
     lm = FoXLM.of(
         model,
         tokenizer,
@@ -104,16 +94,12 @@ def _model(checkpoint, tokenizer, options: argparse.Namespace, device, length: i
         dtype=checkpoint.dtype if device.type == "cuda" else None,
         batch_tokens=options.batch_tokens,
     )
-    return lm, identity(model, weights)
+    return lm, identity(model, checkpoint.weights_sha256)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    summary, details = __doc__.split("\n\n", 1)
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.evaluate", description=summary.split(":")[0] + ". " + details
-    )
+    parser = checkpoint_parser("evaluate", __doc__, "PATH")
     add = parser.add_argument
-    add("path", metavar="PATH", help="a checkpoint folder, or a run folder")
     add(
         "--tasks",
         type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
@@ -125,9 +111,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--data-dir", metavar="FOLDER", help="the tasks' files (default: from the Hub)")
     add("--items", type=positive, metavar="N", help="only the first N items of each task")
     add("--tokenizer", metavar="FILE", help="tokenizer.json of the model (default: the checkpoint's)")
-    add("--context-length", type=positive, metavar="N", help="tokens (default: the run's, else 4096)")
+    add(
+        "--context-length",
+        type=positive,
+        metavar="N",
+        help=f"tokens (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
+    )
     add("--exact", action="store_true", help="the same weights without pruning")
-    add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add("--batch-tokens", type=positive, metavar="N", help="tokens of a batch (default: by device)")
     add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
     add("--again", action="store_true", help="forget what is kept of these tasks, and begin anew")

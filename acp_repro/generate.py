@@ -8,17 +8,14 @@ training. The same seed gives the same text on the same machine.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .chain.command import choose_device, command, positive, run_command
-from .common.errors import UsageError
+from .chain.command import choose_device, command, number, positive, run_command
+from .common.errors import UsageError, usage_errors
+from .papers.acp.checkpoint_options import checkpoint_parser
 
-# One token of a model with fewer weights is too little work to share: threads would only wait for each
-# other (on two busy cores, 47 tokens/s of a model with 4.5 million by one thread, and 4 by two).
-FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
 DEFAULT_PROMPT = "It was a dark and stormy night; the rain fell in torrents, and"
 
 
@@ -83,19 +80,15 @@ def main(arguments: list[str] | None = None) -> None:
 
     import torch
 
-    from .model import load_pretrained, stream_tokens
+    from .model import stream_tokens
+    from .papers.acp.checkpoint_folder import Checkpoint, one_thread_if_small
 
-    checkpoint = _open_checkpoint(options.checkpoint)
-    tokenizer = checkpoint.tokenizer
-    if tokenizer is None:
-        raise UsageError(
-            f"{checkpoint.folder} has no tokenizer.json of this project's form; put the model's there"
-        )
+    checkpoint = Checkpoint.find(options.checkpoint)
+    tokenizer = checkpoint.own_tokenizer()
     seed = options.seed if options.seed is not None else torch.seed() % 2**31
-    try:
-        usual = "bfloat16" if device.type == "cuda" else "float32"
-        dtype = getattr(torch, options.dtype or usual)
-        model = load_pretrained(checkpoint.folder, device=device, dtype=dtype)
+    usual = "bfloat16" if device.type == "cuda" else "float32"
+    model = checkpoint.load(device, dtype=getattr(torch, options.dtype or usual))
+    with usage_errors():
         prompt = tokenizer.prompt(options.prompt)
         if max(prompt) >= model.config.vocab_size:
             raise UsageError(
@@ -113,10 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
             stop_ids=(tokenizer.bos_id, *stop_ids),  # BOS begins another document
             generator=torch.Generator(device).manual_seed(seed),
         )
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(str(error)) from error
-    if device.type == "cpu" and model.config.num_parameters() < FEWEST_WEIGHTS_FOR_THREADS:
-        torch.set_num_threads(1)
+    one_thread_if_small(model)
     ends = {tokenizer.bos_id, *stop_ids}
     new = (token for token in map(int, tokens) if token not in ends)
     stop = StopText(stop_texts)
@@ -128,13 +118,6 @@ def main(arguments: list[str] | None = None) -> None:
     _write(stop.held + "\n")
     if options.seed is None and options.temperature:
         print(f"seed: {seed}", file=sys.stderr)
-
-
-def _open_checkpoint(path: str):
-    """The weights' folder and its tokeniser; the one place that knows who finds them."""
-    from .papers.acp.checkpoint_folder import Checkpoint
-
-    return Checkpoint.find(path)
 
 
 def _stops(given: list[str], vocab_size: int) -> tuple[list[int], list[str]]:
@@ -156,19 +139,15 @@ def _write(text: str) -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    summary, details = __doc__.split("\n\n", 1)
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.generate", description=summary.split(":")[0] + ". " + details
-    )
+    parser = checkpoint_parser("generate", __doc__)
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, or a run folder")
     add(
         "--prompt", default=DEFAULT_PROMPT, metavar="TEXT", help="default: %(default)r; - reads it from stdin"
     )
     add("--max-new-tokens", type=positive, default=200, metavar="N", help="default: %(default)s")
     add(
         "--temperature",
-        type=_number(0, math.inf),
+        type=number(0),
         default=0.8,
         metavar="X",
         help="0 takes the likeliest token every time (default: %(default)s)",
@@ -176,7 +155,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--top-k", type=positive, metavar="N", help="draw from the N likeliest tokens (default: all)")
     add(
         "--top-p",
-        type=_number(0, 1),
+        type=number(0, 1),
         metavar="X",
         help="draw from the fewest tokens that have this much probability together (default: all)",
     )
@@ -188,7 +167,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="end there, without it: a token id, or text (\\n is a line end); may be given again",
     )
     add("--seed", type=_seed, metavar="N", help="default: another one each time, which is printed")
-    add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add(
         "--dtype",
         choices=("float32", "bfloat16"),
@@ -210,20 +188,6 @@ def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^63 - 1")
     return int(text)
-
-
-def _number(least: float, most: float):
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most or math.isinf(value):
-            wanted = f"a number of at least {least}" + (f" and at most {most}" if most < math.inf else "")
-            raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
-        return value
-
-    return number
 
 
 if __name__ == "__main__":

@@ -8,19 +8,16 @@ measures at a time in a folder; another one waits.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
-from typing import Any
 
-from .chain import state
-from .chain.command import choose_device, command, run_command
+from .chain.command import command, run_command
 from .chain.errors import SuiteError
 from .chain.paper import Quantity, Suite
-from .chain.records import write_records
 from .chain.registry import find_paper, paper_names
 from .chain.rules import can_be_drawn, records_of, why_not
 from .chain.run import Run
 from .chain.suite import load_suite
+from .training.measuring import bring_up_to_date
 
 
 @command("the same command measures what is missing")
@@ -33,52 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         if name not in quantity.options:
             able = [q.name for q in suite.paper.quantities if name in q.options]
             raise SuiteError(f"--{name}: {quantity.name} has no such choice; {', '.join(able)} have")
-    state.write_stamps(suite)
-    with state.measuring():
-        stale = []
-        for run, quantity in wanted:
-            # A record does not say which options made it, so one that is asked for is always made.
-            if options.again or keywords or not state.is_current(suite, run, quantity):
-                stale.append((run, quantity))
-            else:
-                print(f"{quantity.path(run.suite, run.name)}: up to date")
-        if stale:
-            _measure(suite, stale, options.device, keywords)
+    bring_up_to_date(suite, wanted, options.device, again=options.again, **keywords)
     return 0
-
-
-def _measure(
-    suite: Suite, stale: list[tuple[Run, Quantity]], device_name: str | None, keywords: dict
-) -> None:
-    device = choose_device(device_name)
-    for (run, untrained), pairs in itertools.groupby(
-        stale, key=lambda pair: (pair[0], pair[1].untrained(pair[0]))
-    ):
-        trained = _trained(suite, run, untrained, device)
-        took = state.measured_run(run)
-        for _, quantity in pairs:
-            path = write_records(
-                suite.paper,
-                run,
-                quantity,
-                quantity.measure(trained, **keywords),
-                device=trained.device_name,
-                dtype=run.training.dtype,
-                trained_tokens=trained.trained_tokens,
-                uses_gpu=device.type == "cuda",
-            )
-            # After each, so that what is stopped leaves no record beside settings of before.
-            state.write_settings(suite, run, [quantity], took and dataclasses.asdict(took))
-            print(path)
-        trained.written()
-
-
-def _trained(suite: Suite, run: Run, untrained: bool, device) -> Any:
-    if not untrained:
-        return suite.paper.load_task()(run).trained(suite, device)
-    from .training.task import Trained
-
-    return Trained(suite, run, None, None, device, trained_tokens=0)
 
 
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quantity]]:

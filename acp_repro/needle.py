@@ -12,12 +12,9 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from .chain.command import choose_device, command, output_file, positive, run_command
+from .chain.command import choose_device, command, number, output_file, positive, run_command
 from .common.errors import UsageError
-
-DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest
-# One token of a smaller model is too little work to share: threads would only wait for each other.
-FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
+from .papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
 
 
 @command("the same command goes on where it was, if it had --csv")
@@ -25,40 +22,30 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     _check_new(options.csv)
     device = choose_device(options.device)
-    try:
-        import pandas as pd
-        import torch
 
-        from .common.files import sha256_of, write_text
-        from .model import load_pretrained
-        from .papers.acp.checkpoint_folder import Checkpoint
-        from .papers.acp.fits import check_tokenizer
-        from .papers.acp.needle import report, trial
-        from .papers.acp.needle.haystack import checkpoint_haystacks, fingerprints
-        from .papers.acp.needle.prompt import hide, tokenise_needles
-        from .papers.acp.unfinished import Unfinished, digest, identity
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{error}; pip install -e '.[inspect]'") from None
+    import pandas as pd
+
+    from .common.files import write_text
+    from .papers.acp.checkpoint_folder import Checkpoint, one_thread_if_small
+    from .papers.acp.fits import check_tokenizer
+    from .papers.acp.needle import report, trial
+    from .papers.acp.needle.haystack import checkpoint_haystacks, fingerprints
+    from .papers.acp.needle.prompt import hide, tokenise_needles
+    from .papers.acp.unfinished import Unfinished, digest, identity
+
     checkpoint = Checkpoint.find(options.checkpoint)
-    tokenizer = checkpoint.tokenizer
-    if tokenizer is None:
-        raise UsageError(
-            f"{checkpoint.folder} has no tokenizer.json of this project's form; put the model's there"
-        )
+    tokenizer = checkpoint.own_tokenizer()
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, str(checkpoint.folder))
     needles = tokenise_needles(tokenizer.encode, tokenizer.bos_id, options.mode)
     longest = checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
     lengths = sorted(set(options.lengths or ())) or trial.default_lengths(needles, longest, 5)
     haystacks = checkpoint_haystacks(checkpoint, options.haystack, max(lengths), options.samples)
-    try:
-        model = load_pretrained(checkpoint.folder, device=device)
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(str(error)) from error
+    model = checkpoint.load(device)
     if options.exact and checkpoint.config.log_pruning_tolerance is None:
         raise UsageError(f"--exact: {checkpoint.folder} prunes nothing; leave it out")
     depths = list(dict.fromkeys(options.depths or ())) or [0, 0.25, 0.5, 0.75, 1]
     setting = trial.without_pruning(model) if options.exact else contextlib.nullcontext()
-    key = identity(model, sha256_of(checkpoint.folder / "model.safetensors")) | {
+    key = identity(model, checkpoint.weights_sha256) | {
         "wording": options.mode,
         "depths": depths,
         "exact": options.exact,
@@ -68,8 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Known by what is measured, so that a test may go on under another name.
     path = options.csv and options.csv.with_name(f".needle-{digest(key)}.unfinished")
     unfinished = Unfinished(path, key)
-    if device.type == "cpu" and model.config.num_parameters() < FEWEST_WEIGHTS_FOR_THREADS:
-        torch.set_num_threads(1)
+    one_thread_if_small(model)
     held_out = checkpoint.run and checkpoint.source()
     haystack = options.haystack and str(Path(options.haystack).resolve())
     source = haystack or held_out or "a book that comes with the project"
@@ -81,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             lengths,
             depths,
             decode=tokenizer.decode,
-            dtype=checkpoint.dtype or ("bfloat16" if device.type == "cuda" else "float32"),
+            dtype=checkpoint.autocast_dtype(device),
             batch_tokens=options.batch_tokens,
             description="needle",
             unfinished=unfinished,
@@ -115,12 +101,8 @@ def _check_new(path: Path | None) -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    summary, details = __doc__.split("\n\n", 1)
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.needle", description=summary.split(":")[0] + ". " + details
-    )
+    parser = checkpoint_parser("needle", __doc__)
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, or a run folder")
     add(
         "--lengths",
         type=positive,
@@ -128,7 +110,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="TOKENS",
         help=f"of the whole context (default: 5, up to the run's, else up to {DEFAULT_CONTEXT_LENGTH})",
     )
-    add("--depths", type=_share, nargs="+", metavar="X", help="0 to 1 (default: 0 0.25 0.5 0.75 1)")
+    add("--depths", type=number(0, 1), nargs="+", metavar="X", help="0 to 1 (default: 0 0.25 0.5 0.75 1)")
     add("--samples", type=positive, default=3, metavar="N", help="haystacks (default: %(default)s)")
     add(
         "--haystack",
@@ -145,18 +127,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--exact", action="store_true", help="compute without pruning")
     add("--batch-tokens", type=positive, default=8192, metavar="N", help="at once (default: %(default)s)")
     add("--csv", type=output_file, metavar="FILE", help="also write every answer there, to a new file")
-    add("--device", help="cpu, cuda (default: a GPU if there is one)")
     return parser.parse_args(arguments)
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
-    return value
 
 
 if __name__ == "__main__":

@@ -268,8 +268,9 @@ def test_wrong_options_are_refused(option, capsys):
     assert exit.value.code == 2 and "argument" in capsys.readouterr().err
 
 
-def test_without_rich_it_says_what_to_install(folder, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich.console", None)
+@pytest.mark.parametrize("missing", ["rich.console", "tqdm"])
+def test_without_a_library_it_says_what_brings_all_that_it_needs(folder, capsys, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules, "acp_repro.papers.acp.heads_table", raising=False)
     assert inspect([RUN]) == 2
-    assert "pip install -e '.[inspect]'" in capsys.readouterr().err
+    assert "`pip install 'acp_repro[inspect]'` brings it" in capsys.readouterr().err

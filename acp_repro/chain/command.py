@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -32,7 +33,7 @@ _NOT_WRITABLE = (
 )
 
 
-def command(resume: str = "") -> Callable[[Main], Main]:
+def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
     """Makes a ``main`` that returns an exit code and raises nothing for what a user did.
 
     :class:`UserError` becomes ``error: ...``; so do a full disk and a path that cannot be written to.
@@ -40,6 +41,7 @@ def command(resume: str = "") -> Callable[[Main], Main]:
 
     Args:
         resume: what the same command does next time, said after Ctrl-C; an interrupt's own words come first.
+        extra: brings all that the command needs; named where a library is missing.
     """
 
     def decorate(main: Main) -> Main:
@@ -50,10 +52,10 @@ def command(resume: str = "") -> Callable[[Main], Main]:
             except UserError as error:
                 return fail(str(error), error.exit_code)
             except ModuleNotFoundError as error:
-                extra = _EXTRAS.get((error.name or "").partition(".")[0])
-                if extra is None:
+                usual = _EXTRAS.get((error.name or "").partition(".")[0])
+                if usual is None:
                     raise
-                return fail(f"{error}; `pip install 'acp_repro[{extra}]'` brings it", 2)
+                return fail(f"{error}; `pip install 'acp_repro[{extra or usual}]'` brings it", 2)
             except KeyboardInterrupt as interrupt:
                 print("; ".join(filter(None, ["\nstopped", str(interrupt) or resume])), file=sys.stderr)
                 return 130
@@ -98,6 +100,14 @@ def fail(message: str, code: int = 1) -> int:
     return code
 
 
+def described_parser(name: str, doc: str) -> argparse.ArgumentParser:
+    """The parser of ``python -m acp_repro.NAME``, described by its module's docstring."""
+    summary, details = doc.split("\n\n", 1)
+    return argparse.ArgumentParser(
+        prog=f"python -m acp_repro.{name}", description=summary.split(":")[0] + ". " + details
+    )
+
+
 def positive(text: str) -> int:
     """The type of an option that counts something.
 
@@ -107,6 +117,22 @@ def positive(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= sys.maxsize:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1, or is too large")
     return int(text)
+
+
+def number(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """The type of an option that is a finite number from ``least`` to ``most``."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or math.isinf(value):
+            wanted = f"from {least} to {most}" if most < math.inf else f"of at least {least}"
+            raise argparse.ArgumentTypeError(f"{text} is not a number {wanted}")
+        return value
+
+    return parse
 
 
 def output_file(text: str) -> Path:

@@ -132,10 +132,15 @@ def read_records(
             f"no records of {quantity} in {where}; make them with "
             f"`{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
         )
-    return _join(suite, kind, [path for run, path in paths.items() if run not in missing])
+    return read_files(suite, kind, [path for run, path in paths.items() if run not in missing])
 
 
-def _join(suite: Suite, kind: Quantity, paths: list[Path]) -> pandas.DataFrame:
+def read_files(suite: Suite, kind: Quantity, paths: list[Path]) -> pandas.DataFrame:
+    """The records in some files of one quantity.
+
+    Raises:
+        RecordError: one is damaged, or not of this version.
+    """
     import pandas
 
     columns, frames = list(suite.paper.columns(kind)), []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class UserError(Exception):
     """Something that the person at the terminal can mend; the message is one line that says how.
@@ -18,3 +21,17 @@ class UsageError(UserError, ValueError):
     """An option or a value that cannot be; leaves with 2, as argparse does."""
 
     exit_code = 2
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Makes what a library says of a file or value that the user named a :class:`UsageError`.
+
+    Also a decorator.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error

@@ -131,7 +131,7 @@ def test_a_figure_says_which_records_are_of_other_settings(chain, capsys, monkey
     assert stale[0][1] == f"python -m acp_repro.measure {names[0]} --suite mini --again"
     first = next(q.name for q in PAPER.quantities if q.name in names)
     with monkeypatch.context() as patch:
-        patch.setattr("acp_repro.measure.write_records", interrupted)
+        patch.setattr("acp_repro.training.measuring.write_records", interrupted)
         assert measure(["--suite", "mini", "--for", "figure2"]) == 130
     assert first not in dict(noted()) and len(noted()) == len(names) - 1
     assert measure(["--suite", "mini", "--for", "figure2"]) == 0

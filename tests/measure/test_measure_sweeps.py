@@ -17,10 +17,13 @@ from acp_repro.chain.errors import RecordError
 from acp_repro.chain.suite import load_suite
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.model.capture import AttentionInputs, attention_inputs
+from acp_repro.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.papers.acp.checkpoint_run import TrainedCheckpoint
 from acp_repro.papers.acp.epsilon_table import table
 from acp_repro.papers.acp.measure import block_size, epsilon_sweep, long_context, pruned_mass
 from acp_repro.papers.acp.measure.passes import one_pass
 from acp_repro.papers.acp.paper import PAPER
+from acp_repro.papers.acp.settings import MeasureConfig
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import TrainedFoX
 from tests.suites import YAML, records, with_measure, write_suite
@@ -307,28 +310,28 @@ def test_command_on_a_checkpoint_prints_and_writes_what_it_measured(checkpoint, 
     assert (frame["context_length_tokens"] == 320).all() and (frame["measured_tokens"] == 960).all()
 
 
+def test_measures_of_runs_serve_a_checkpoint(checkpoint):
+    found = Checkpoint.find(checkpoint / "fox")
+    ids = found.input_ids(256, 700, text=checkpoint / "text.txt")
+    device, settings = torch.device("cpu"), MeasureConfig(sweep_tokens=512, loss_tokens=512)
+    trained = TrainedCheckpoint(found, ids, device, settings)
+    assert len(ids) == 2 and [row["measured_tokens"] for row in epsilon_sweep.measure(trained)] == [512] * 5
+    for module in (block_size, pruned_mass):
+        name = module.__name__.rpartition(".")[2]
+        assert all(set(row) == set(PAPER.quantity(name).columns) for row in module.measure(trained))
+    # Batches are those of a run: as many tokens as are asked for, and no loss where no token follows.
+    ((inputs, labels),) = trained.heldout_batches(300, 4)
+    assert torch.equal(inputs, ids[:1]) and torch.equal(labels[:, :-1], ids[:1, 1:])
+    with torch.no_grad():
+        assert trained.model.loss_per_token(inputs, labels)[0, -1] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--checkpoint", "nowhere"], "no such folder"),
         (["--checkpoint", "{}/fox", "--text", "{}/text.txt"], "--context-length"),
         (["--suite", "nowhere"], "no such suite"),
-        (["--checkpoint", "{}/fox", "--context-length", "0"], "at least 1"),
-        (["--checkpoint", "{}/fox", "--text", "a", "--token-ids", "b"], "not both"),
-        (
-            [
-                "--checkpoint",
-                "{0}/fox",
-                "--text",
-                "{0}/text.txt",
-                "--context-length",
-                "64",
-                "--log-pruning-tolerance",
-                "-1",
-                "1",
-            ],
-            "number below 0",
-        ),
     ],
 )
 def test_command_says_what_is_wrong_in_one_line(checkpoint, capsys, arguments, message):
@@ -337,12 +340,20 @@ def test_command_says_what_is_wrong_in_one_line(checkpoint, capsys, arguments, m
     assert message in error and error.count("\n") == 1
 
 
-def test_command_refuses_options_that_it_would_not_use(capsys):
+def test_command_refuses_what_cannot_be_and_options_that_it_would_not_use(capsys):
     for arguments, message in (
+        (["--checkpoint", "x", "--context-length", "0"], "0 is not a whole number of at least 1"),
+        (["--checkpoint", "x", "--text", "a", "--token-ids", "b"], "--token-ids: not allowed with"),
+        (
+            ["--checkpoint", "x", "--log-pruning-tolerance", "-1", "1"],
+            "1 is no log(epsilon), a finite number",
+        ),
         (["--csv", "out.csv"], "need --checkpoint"),
+        (["--tokens", "4096"], "need --checkpoint"),
+        (["--context-length", "512"], "need --checkpoint"),
         (["--checkpoint", "x", "--run", "y"], "--checkpoint is of no suite; leave out --suite, --run"),
     ):
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit, match="2"):
             sweep_epsilon.main(arguments)
         assert message in capsys.readouterr().err
 

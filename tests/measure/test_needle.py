@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from acp_repro import measure as measure_command
 from acp_repro.chain import state
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.suite import load_suite
@@ -24,6 +23,7 @@ from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import TrainedFoX
 from acp_repro.papers.acp.unfinished import Unfinished
+from acp_repro.training import measuring
 from tests.measure.test_needle_text import BYTES, DEED, LENGTH, NEEDLES, bytes_needle
 from tests.suites import records, with_measure, write_suite
 
@@ -231,17 +231,17 @@ def test_what_is_found_is_kept_until_its_record_is_written(trained, monkeypatch)
     stale = [(trained.run, PAPER.quantity("needle"))]
     lengths, cell = [], trial._cell
     monkeypatch.setattr(trial, "_cell", lambda *asked: (lengths.append(asked[2]), cell(*asked))[1])
-    monkeypatch.setattr(measure_command, "_trained", lambda *_: trained)
+    monkeypatch.setattr(measuring, "_trained", lambda *_: trained)
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(measure_command, "write_records", full)
+        patch.setattr(measuring, "write_records", full)
         with pytest.raises(OSError, match="No space left"):
-            measure_command._measure(trained.suite, stale, "cpu", {})
+            measuring.bring_up_to_date(trained.suite, stale, "cpu", again=True)
     assert lengths == [500, 500]  # with ACP and without
-    measure_command._measure(trained.suite, stale, "cpu", {})
+    measuring.bring_up_to_date(trained.suite, stale, "cpu", again=True)
     assert lengths == [500, 500] and len(records("needle")) == 4
     assert not list(state.MAKE.rglob("*.jsonl"))
 

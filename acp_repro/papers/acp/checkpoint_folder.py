@@ -16,17 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acp_repro.common.errors import UsageError
+from acp_repro.common.errors import UsageError, usage_errors
 from acp_repro.common.files import sha256_of
 from acp_repro.data import BPETokenizer, ByteTokenizer, Corpus, DataError, TokenSequences, prepare
 from acp_repro.data.sequences import HELDOUT_COLUMN
 from acp_repro.data.sources import Document, SampleSource, TextSource
-from acp_repro.model import FoXConfig, load_config
+from acp_repro.model import FoXConfig, FoXForCausalLM, load_config, load_pretrained
 from acp_repro.model.pretrained import CONFIG_FILE, WEIGHTS_FILE
 
 RUN_FILE, TOKENIZER_FILE = "run.json", "tokenizer.json"
 # What tokenisers of other projects call the token in front of a document; GPT-2's comes first.
 _BOS_NAMES = ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
+# One token of a model with fewer weights is too little work to share: threads would only wait for each
+# other (on two busy cores, 47 tokens/s of a model with 4.5 million by one thread, and 4 by two).
+_FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
 
 
 class CheckpointNotUsable(UsageError):
@@ -80,6 +83,23 @@ class Checkpoint:
         """``float32`` or ``bfloat16``, as the run was trained; the authors' format does not say."""
         return None if self.run is None else self.run["settings"]["training"]["dtype"]
 
+    def autocast_dtype(self, device: torch.device) -> str:
+        """What the model computes in: as the run was trained, else bfloat16 on a GPU."""
+        return self.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+
+    @property
+    def weights_sha256(self) -> str:
+        return sha256_of(self.folder / WEIGHTS_FILE)
+
+    @usage_errors()
+    def load(self, device: torch.device, **options: Any) -> FoXForCausalLM:
+        """The model; ``options`` are those of :func:`acp_repro.model.load_pretrained`.
+
+        Raises:
+            UsageError: the weights are missing or damaged.
+        """
+        return load_pretrained(self.folder, device=device, **options)
+
     def source(self, text: str | Path | None = None, token_ids: str | Path | None = None) -> str:
         """What :meth:`input_ids` reads, in words."""
         if token_ids or text:
@@ -104,6 +124,17 @@ class Checkpoint:
                 return None  # of another project
         return ByteTokenizer() if self.config.vocab_size == ByteTokenizer.vocab_size else None
 
+    def own_tokenizer(self, fix: str = "put the model's there") -> BPETokenizer | ByteTokenizer:
+        """:attr:`tokenizer`, which must be there.
+
+        Raises:
+            CheckpointNotUsable: it is not; ends with ``fix``.
+        """
+        if (tokenizer := self.tokenizer) is None:
+            raise CheckpointNotUsable(f"{self.folder} has no tokenizer.json of this project's form; {fix}")
+        return tokenizer
+
+    @usage_errors()
     def input_ids(
         self,
         context_length: int,
@@ -120,7 +151,7 @@ class Checkpoint:
             token_ids: a ``.npy`` file of integers, (tokens,) or (documents, tokens), instead of text.
 
         Raises:
-            CheckpointNotUsable, DataError: the text is too short or cannot become the model's tokens.
+            UsageError: the text is too short or cannot become the model's tokens.
         """
         tokens = max(tokens, context_length)
         if token_ids is not None:
@@ -217,6 +248,13 @@ class Checkpoint:
             f"{source} gives token id {token}, but {self.folder} has ids 0 to "
             f"{self.config.vocab_size - 1}; take the tokeniser that the model was trained with"
         )
+
+
+def one_thread_if_small(model: FoXForCausalLM) -> None:
+    """For commands that go token by token."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if on_cpu and model.config.num_parameters() < _FEWEST_WEIGHTS_FOR_THREADS:
+        torch.set_num_threads(1)
 
 
 def _json_text(path: Path) -> str:

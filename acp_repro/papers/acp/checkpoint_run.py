@@ -1,0 +1,78 @@
+"""A checkpoint folder with a text as a suite of one run, so that what measures runs measures it too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from acp_repro.model.loss import IGNORED_LABEL
+
+from .checkpoint_folder import Checkpoint
+from .settings import MeasureConfig, TrainingConfig
+from .trained import TrainedFoX
+
+BATCH_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class CheckpointRun:
+    """What measures ask of a run, and no more: how a checkpoint from elsewhere was trained nobody knows."""
+
+    name: str
+    context_length: int
+    log_pruning_tolerance: float | None
+    training: TrainingConfig
+
+
+@dataclass(frozen=True)
+class CheckpointSuite:
+    runs: tuple[CheckpointRun]
+    measure: MeasureConfig
+
+    def has_exact_pair(self, run: CheckpointRun) -> bool:
+        return False
+
+
+class TrainedCheckpoint(TrainedFoX):
+    """What ``measure`` of a quantity takes that needs a model and its held-out text alone.
+
+    Args:
+        input_ids: see :meth:`Checkpoint.input_ids`.
+        measure: how much is measured, and of what; its ``..._tokens`` take no more than ``input_ids`` has.
+
+    Raises:
+        UsageError: the weights are missing or damaged.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, input_ids: Tensor, device: torch.device, measure: MeasureConfig
+    ):
+        run = CheckpointRun(
+            str(checkpoint.folder),
+            input_ids.shape[1],
+            checkpoint.config.log_pruning_tolerance,
+            TrainingConfig(
+                dtype=checkpoint.autocast_dtype(device),
+                batch_tokens=BATCH_TOKENS,
+                micro_batch_tokens=BATCH_TOKENS,
+            ),
+        )
+        suite = CheckpointSuite((run,), measure)
+        super().__init__(suite, run, None, checkpoint.load(device), device, trained_tokens=0)
+        self.input_ids = input_ids
+
+    def heldout_batches(
+        self, tokens: int, rows: int, same_text_as: int | None = None
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """(input_ids, labels) of ``rows`` sequences each; ``same_text_as`` is of no use with one length."""
+        ids = self.input_ids[: max(1, tokens // self.run.context_length)]
+        # The token after a sequence's last is not among input_ids, so that position has no loss.
+        labels = ids.roll(-1, 1)
+        labels[:, -1] = IGNORED_LABEL
+        return [
+            (inputs.to(self.device), wanted.to(self.device))
+            for inputs, wanted in zip(ids.split(rows), labels.split(rows), strict=True)
+        ]

@@ -1,0 +1,84 @@
+"""Measures trained runs into records: the measure command, and the sweep that prints what it measures."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..chain import state
+from ..chain.command import choose_device
+from ..chain.paper import Quantity, Suite
+from ..chain.provenance import made_on
+from ..chain.records import write_records
+from ..chain.run import Run
+
+
+def bring_up_to_date(
+    suite: Suite,
+    wanted: Iterable[tuple[Run, Quantity]],
+    device: str | None,
+    *,
+    again: bool = False,
+    path: Path | None = None,
+    **options: Any,
+) -> None:
+    """Writes the records that are not up to date, and prints the file of each; one process at a time.
+
+    Args:
+        wanted: the pairs of a run together, so that its weights are read once.
+        device: see :func:`choose_device`.
+        again: measure anew what is up to date; so it is where there is a ``path`` or an option, for a record
+            does not say what made it.
+        path: another file to write, of no settings that are kept.
+        options: for the ``measure`` of every quantity.
+
+    Raises:
+        TrainingError: a run is not trained; names the command that trains it.
+    """
+    again = again or path is not None or bool(options)
+    state.write_stamps(suite)
+    with state.measuring():
+        stale = []
+        for run, quantity in wanted:
+            if again or not state.is_current(suite, run, quantity):
+                stale.append((run, quantity))
+            else:
+                print(f"{quantity.path(run.suite, run.name)}: up to date")
+        if stale:
+            _measure(suite, stale, choose_device(device), path, options)
+
+
+def _measure(
+    suite: Suite, stale: list[tuple[Run, Quantity]], device: Any, path: Path | None, options: dict[str, Any]
+) -> None:
+    for (run, untrained), pairs in itertools.groupby(
+        stale, key=lambda pair: (pair[0], pair[1].untrained(pair[0]))
+    ):
+        trained = _trained(suite, run, untrained, device)
+        took = state.measured_run(run)
+        for _, quantity in pairs:
+            written = write_records(
+                suite.paper,
+                run,
+                quantity,
+                quantity.measure(trained, **options),
+                dtype=run.training.dtype,
+                trained_tokens=trained.trained_tokens,
+                path=path,
+                **made_on(device),
+            )
+            if path is None:  # after each, so that what is stopped leaves no record beside settings of before
+                state.write_settings(suite, run, [quantity], took and dataclasses.asdict(took))
+            print(written)
+        trained.written()
+
+
+def _trained(suite: Suite, run: Run, untrained: bool, device: Any) -> Any:
+    if not untrained:
+        return suite.paper.load_task()(run).trained(suite, device)
+    from .task import Trained
+
+    return Trained(suite, run, None, None, device, trained_tokens=0)
