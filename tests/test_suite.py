@@ -316,7 +316,7 @@ def test_every_suite_of_the_project_loads():
             "sizes.tiny.hidden_size: 40 must be a multiple of head_dim 16",
         ),
         ("hidden_size: 32, ", "", "sizes.tiny.hidden_size: missing"),
-        ("tokens: 1536", "tokens: -1", "sizes.tiny.tokens: must be positive, got -1"),
+        ("tokens: 1536", "tokens: -1", "sizes.tiny.tokens: must be a whole number of at least 1, got -1"),
         ("tokens: 1536", "tokens: true", "sizes.tiny.tokens: must be int, got True"),
         ("learning_rate: 1e-2", "learning_rate: fast", "learning_rate: must be float"),
         ("size: [tiny]", "size: [huge]", r"grid\[0\].size: no size 'huge' under sizes, which has tiny"),
@@ -328,9 +328,13 @@ def test_every_suite_of_the_project_loads():
         ),
         ("warmup_tokens: 512, ", "", "training.warmup_tokens: 268435456 are more than"),
         ("[128]", "[100]", "micro_batch_tokens: 128 must be a multiple of the context length 100"),
-        ("[-10, null]", "[10]", r"grid\[0\].log_pruning_tolerance: is log\(epsilon\), negative"),
+        (
+            "[-10, null]",
+            "[10]",
+            r"grid\[0\].log_pruning_tolerance\[0\]: must be a finite number below 0, the log",
+        ),
         ("[-10, null]", "[-10, -10]", "must be a list of different values"),
-        ("[-10, null]", "[-10], architecture: [gpt]", "architecture: must be pro or llama, got 'gpt'"),
+        ("[-10, null]", "[-10], architecture: [gpt]", r"architecture\[0\]: must be pro or llama, got 'gpt'"),
         (
             "micro_batch_tokens: 128",
             "micro_batch_tokens: 96",
@@ -340,7 +344,8 @@ def test_every_suite_of_the_project_loads():
         ("corpus: text", "corpus: web", "data.corpus"),
         ("dtype: float32", "parallel: both", "training.parallel: must be auto, ddp or fsdp, got 'both'"),
         ("grid:", "weights: {folder: x}\ngrid:", "weights.trained_by: missing; it has no default"),
-        ("grid:", "weights: x\ngrid:", "weights: must be a mapping of keys, got .x."),
+        ("grid:", "weights: x\ngrid:", "weights: must be a mapping of keys or null, got .x."),
+        ("grid:", "weights: {foldr: x}\ngrid:", r"weights.foldr: unknown key; did you mean folder\?"),
         ("corpus: text", "corpus: text, corps: x", "data.corps: unknown key; did you mean corpus?"),
         ("description: a test", "description: a test\ndescription: twice", "'description' is given twice"),
         ("description: a test", "description: [", "not valid YAML"),
@@ -357,7 +362,37 @@ def test_every_suite_of_the_project_loads():
             "has no run",
         ),
         ("grid:", "not_run: ['*']\ngrid:", "grid: has no run but those of not_run; add one"),
-        ("timing_repeats: 1", "timing_repeats: 1, long_context_lengths: [-5]", "lengths: each is positive"),
+        (
+            "timing_repeats: 1",
+            "timing_repeats: 1, needle_lengths: [0]",
+            r"needle_lengths\[0\]: must be a whole",
+        ),
+        (
+            "timing_repeats: 1",
+            "timing_repeats: 1, needle_lengths: 0",
+            "needle_lengths: must be a whole number",
+        ),
+        (
+            "timing_repeats: 1",
+            "timing_repeats: 1, needle_lengths: x",
+            "needle_lengths: must be int or list, got",
+        ),
+        ("dtype: float32", "dtype: float23", "dtype: must be bfloat16 or float32, .*; did you mean float32"),
+        (
+            "learning_rate: 1e-2",
+            "learning_rate: .inf",
+            "learning_rate: must be a finite number above 0, got inf",
+        ),
+        (
+            "learning_rate: 1e-2",
+            "learning_rate: 1e-2, vocab_size: x",
+            "vocab_size: must be int or null, got 'x'",
+        ),
+        (
+            "timing_repeats: 1",
+            "timing_repeats: 1, long_context_lengths: [-5]",
+            "lengths.0.: must be a whole number of at least 1",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):

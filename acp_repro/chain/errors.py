@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
-from ..common.errors import UsageError, UserError
+from ..common.errors import UsageError, UserError, did_you_mean
 
 
 class SuiteError(UsageError):
@@ -24,10 +23,9 @@ class UnknownName(SuiteError):
     def among(cls, what: str, name: str, known: Iterable[str]) -> Self:
         """``what`` says what is not there; ``known`` are the names that are."""
         known = list(known)
-        near = difflib.get_close_matches(str(name), known, 1)
         more = len(known) - _NAMES_SHOWN
         there = ", ".join(known) if more <= 0 else f"{', '.join(known[:_NAMES_SHOWN])} and {more:,} more"
-        return cls(f"{what}; " + (f"did you mean {near[0]}?" if near else f"it has {there}"))
+        return cls(what + (did_you_mean(name, known) or f"; it has {there}"))
 
 
 class NameTaken(SuiteError):

@@ -7,7 +7,9 @@ import shlex
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
+
+from ..common.bounds import NotNegative, PositiveOrInf, ShareBelow1, number
 
 RUNS = Path("runs")
 EXPERIMENTS = Path("experiments")
@@ -35,15 +37,6 @@ def option_of(suite: str) -> str:
     return suite if file == SuiteName(suite).file else shlex.quote(file.as_posix())
 
 
-def positive(config: Any, *names: str) -> None:
-    """Raises:
-    ValueError: one of these attributes is 0 or less, or no number.
-    """
-    for name in names:
-        if not getattr(config, name) > 0:
-            raise ValueError(f"{name}: must be positive, got {getattr(config, name)}")
-
-
 class Strict:
     """A dataclass that derives from it may be read from YAML: unknown keys are refused."""
 
@@ -63,28 +56,15 @@ class TrainerConfig(Strict):
 
     HOW: ClassVar = ("compile", "parallel", "checkpoint_every_seconds")
 
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    max_grad_norm: float = 1.0
-    dtype: str = "bfloat16"  # autocast over float32 weights; "float32": no autocast
+    weight_decay: NotNegative = 0.1
+    beta1: ShareBelow1 = 0.9
+    beta2: ShareBelow1 = 0.95
+    max_grad_norm: PositiveOrInf = 1.0
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # by autocast over float32 weights
     gradient_checkpointing: bool = False
     compile: bool = True  # blocks through torch.compile, on a GPU; a CPU never compiles
-    parallel: str = "auto"  # one of PARALLEL
-    checkpoint_every_seconds: float = 600.0
-
-    def __post_init__(self):
-        positive(self, "max_grad_norm")
-        for name in ("weight_decay", "checkpoint_every_seconds"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be in [0, 1), got {getattr(self, name)}")
-        if self.dtype not in ("bfloat16", "float32"):
-            raise ValueError(f"dtype: must be bfloat16 or float32, got {self.dtype!r}")
-        if self.parallel not in PARALLEL:
-            raise ValueError(f"parallel: must be auto, ddp or fsdp, got {self.parallel!r}")
+    parallel: Literal[PARALLEL] = "auto"
+    checkpoint_every_seconds: Annotated[float, number("a number of at least 0", lambda x: x >= 0)] = 600.0
 
 
 @dataclass(frozen=True)

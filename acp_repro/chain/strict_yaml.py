@@ -6,19 +6,19 @@ pydantic checks keys and types; this module turns its first finding into the one
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 import re
-import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..common.errors import did_you_mean
 from .errors import SuiteError
 
 T = TypeVar("T")
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -72,86 +72,62 @@ def build(cls: type[T], content: dict[str, Any], path: Path) -> T:
     try:
         return TypeAdapter(cls).validate_json(text, strict=True)
     except ValidationError as error:
-        # A wrong key matters more than what is missing because of it.
-        order = {"extra_forbidden": 0, "unexpected_keyword_argument": 0}
-        first = min(error.errors(), key=lambda e: order.get(e["type"], 1))
-        same_place = [e for e in error.errors() if _plain(cls, e["loc"]) == _plain(cls, first["loc"])]
-        raise SuiteError(f"{path}: {_in_words(cls, first, same_place)}") from None
+        raise SuiteError(f"{path}: {_in_words(cls, error.errors())}") from None
 
 
-def _in_words(cls: type, error: dict[str, Any], same_place: list[dict[str, Any]]) -> str:
-    loc = _plain(cls, error["loc"])
-    where = _joined(loc)
-    kind = error["type"]
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = [field.name for field in dataclasses.fields(_class_at(cls, loc[:-1]))]
-        near = difflib.get_close_matches(str(loc[-1]), known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-        return f"{where}: unknown key; {hint}"
-    if kind in ("missing", "missing_argument"):
+def _in_words(cls: type, errors: list[dict[str, Any]]) -> str:
+    """One line of pydantic's findings: an unknown key before what is missing because of it, the deepest
+    before what else might stand there, and what is wrong with a value of a right type before other types."""
+    placed = [(error, *_place(cls, error["loc"])) for error in errors]
+    error, keys, hint = min(
+        placed, key=lambda one: (one[0]["type"] not in _UNKNOWN, -len(one[1]), one[0]["type"] != "must")
+    )
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in keys).lstrip(".")
+    if error["type"] in _UNKNOWN:
+        owner = next(one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one))
+        known = [field.name for field in dataclasses.fields(owner)]
+        key = error["loc"][-1]
+        near = did_you_mean(key, known) or f"; known keys: {', '.join(known)}"
+        return f"{where}.{key}: unknown key{near}".lstrip(".")
+    if error["type"] in ("missing", "missing_argument"):
         return f"{where}: missing; it has no default"
-    if kind == "value_error":
-        return f"{where}.{error['ctx']['error']}" if where else str(error["ctx"]["error"])
-    if kind == "dataclass_type":
-        return f"{where}: must be a mapping of keys, got {_shown(error['input'])}"
-    wanted = dict.fromkeys(_wanted(one) for one in same_place)
-    if _is_optional(cls, loc):
+    if error["type"] == "value_error":
+        return f"{where}.{error['ctx']['error']}".lstrip(".")
+    same = [other for other, place, _ in placed if place == keys]
+    if error["type"] == "must":
+        same = [other for other in same if other["type"] == "must"]
+    wanted = dict.fromkeys(map(_wanted, same))
+    if type(None) in typing.get_args(hint):
         wanted["null"] = None
-    return f"{where}: must be {' or '.join(wanted)}, got {_shown(error['input'])}"
+    value, known = error["input"], [word for word in typing.get_args(hint) if isinstance(word, str)]
+    got = repr(value) if error["type"] in ("must", "literal_error") else _shown(value)
+    return f"{where}: must be {' or '.join(wanted)}, got {got}{did_you_mean(value, known)}"
 
 
 def _wanted(error: dict[str, Any]) -> str:
     name = error["type"].removesuffix("_type").removesuffix("_parsing")
-    names = {"int_from_float": "int", "string": "str", "literal_error": "one of the known words"}
-    return names.get(name, name)
+    names = {"int_from_float": "int", "string": "str", "dataclass": "a mapping of keys", "must": error["msg"]}
+    return error["ctx"]["expected"].replace("'", "") if name == "literal_error" else names.get(name, name)
 
 
-def _joined(loc: Sequence[str | int]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
-
-
-def _plain(cls: type, loc: Sequence[str | int]) -> tuple[str | int, ...]:
-    """``loc`` without the names of a union's members, which pydantic puts in."""
-    plain: list[str | int] = []
+def _place(cls: type, loc: Sequence[str | int]) -> tuple[list[str | int], Any]:
+    """The keys of ``loc`` that stand in the file, for pydantic names the members of a union too; and the type
+    of what is there."""
+    keys: list[str | int] = []
+    hint: Any = cls
     for part in loc:
-        if isinstance(part, int) or _step(_type_at(cls, plain), part) is not None:
-            plain.append(part)
-        elif dataclasses.is_dataclass(_type_at(cls, plain)) and part == loc[-1]:
-            plain.append(part)  # an unknown key
-    return tuple(plain)
-
-
-def _type_at(cls: Any, loc: Sequence[str | int]) -> Any:
-    for part in loc:
-        cls = _step(cls, part)
-    return cls
-
-
-def _class_at(cls: Any, loc: Sequence[str | int]) -> type:
-    found = _type_at(cls, loc)
-    return next(one for one in _members(found) if dataclasses.is_dataclass(one))
-
-
-def _step(hint: Any, part: str | int) -> Any:
-    """The type of a key or an element, or None if there is none."""
-    for one in _members(hint):
-        origin, arguments = typing.get_origin(one), typing.get_args(one)
-        if dataclasses.is_dataclass(one):
-            hints = typing.get_type_hints(one)
-            if part in {field.name for field in dataclasses.fields(one)}:
-                return hints[part]
-        elif (origin is list and isinstance(part, int)) or (origin is dict and isinstance(part, str)):
-            return arguments[-1]
-    return None
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return tuple(o for o in typing.get_args(hint) if o is not type(None)) if is_union else (hint,)
-
-
-def _is_optional(cls: type, loc: Sequence[str | int]) -> bool:
-    return type(None) in typing.get_args(_type_at(cls, loc))
+        for one in (hint, *typing.get_args(hint)):
+            origin = typing.get_origin(one)
+            if dataclasses.is_dataclass(one):
+                inside = typing.get_type_hints(one).get(part)
+            else:
+                inside = (
+                    typing.get_args(one)[-1] if (origin, type(part)) in ((list, int), (dict, str)) else None
+                )
+            if inside is not None:
+                keys, hint = [*keys, part], inside
+                break
+    return keys, hint
 
 
 def _shown(value: Any) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
@@ -35,3 +36,9 @@ def usage_errors() -> Iterator[None]:
         raise
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """``; did you mean X?`` where a known name is like ``name``, else nothing; for the end of an error."""
+    near = difflib.get_close_matches(str(name), list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from acp_repro.common.bounds import Count, CountFrom0, Finite, PositiveOrInf, check, number
 from acp_repro.common.errors import UsageError
 
 GATES = ("published", "article")
-NOISES = ("gumbel", "logistic", "none")
 TRAINING_MASKS = ("soft", "straight_through", "hard_concrete")
-_KINDS = {"str": (str, "a word"), "float": (Real, "a number"), "int": (Integral, "a whole number")}
+_TEMPERATURE = "a finite number above 0, for it divides (for hard gates take training_mask: straight_through)"
+Temperature = Annotated[float, number(_TEMPERATURE, lambda x: 0 < x < math.inf)]
 LOG_REMOVED = -60.0  # for log 0 in a straight-through mask, whose gradient a mask of -inf would not have
 
 
@@ -48,59 +48,29 @@ class PruningConfig:
         max_length: most tokens of a text, EOS included.
     """
 
-    gate: str = "published"
-    noise: str = "gumbel"
-    beta: float = 5.0
-    tau: float = 0.1
-    signal_limit: float | None = None
-    gate_every: int = 2
-    threshold: float = -1.0
-    training_mask: str = "soft"
-    credit_nats: float = 10.0
-    decoder_window: int | None = 5
-    max_length: int = 512
+    gate: Literal[GATES] = "published"
+    noise: Literal["gumbel", "logistic", "none"] = "gumbel"
+    beta: Finite = 5.0
+    tau: Temperature = 0.1
+    signal_limit: PositiveOrInf | None = None
+    gate_every: Count = 2
+    threshold: Annotated[float, number("a number below 0, as log gates are", lambda x: x < 0)] = -1.0
+    training_mask: Literal[TRAINING_MASKS] = "soft"
+    credit_nats: PositiveOrInf = 10.0
+    decoder_window: CountFrom0 | None = 5
+    max_length: Count = 512
 
     def __post_init__(self):
-        self._check_types()
-        for name, known in (("gate", GATES), ("noise", NOISES), ("training_mask", TRAINING_MASKS)):
-            if getattr(self, name) not in known:
-                raise PruningError(f"{name}: must be {' or '.join(known)}, got {getattr(self, name)!r}")
+        try:
+            check(self)
+        except ValueError as error:
+            raise PruningError(str(error)) from None
         if self.gate == "article" and self.noise != "none":
             raise PruningError("noise: the article's gate has none; say noise: none")
         if self.training_mask == "hard_concrete" and (self.gate, self.noise) != ("published", "logistic"):
             raise PruningError("training_mask: hard_concrete needs gate: published and noise: logistic")
-        if not self.tau > 0 or not math.isfinite(self.tau):
-            raise PruningError(
-                f"tau: the temperature divides, so it must be above 0, got {self.tau}; for hard gates take "
-                "training_mask: straight_through"
-            )
-        if not math.isfinite(self.beta):
-            raise PruningError(f"beta: must be a number, got {self.beta}")
-        if self.signal_limit is not None and not self.signal_limit > 0:
-            raise PruningError(f"signal_limit: must be positive, got {self.signal_limit}")
         if self.signal_limit is not None and self.training_mask != "hard_concrete":
             raise PruningError("signal_limit: only for training_mask: hard_concrete")
-        if not self.threshold < 0:
-            raise PruningError(
-                f"threshold: log gates are negative, so is their threshold; got {self.threshold}"
-            )
-        if not self.credit_nats > 0:
-            raise PruningError(f"credit_nats: must be positive, got {self.credit_nats}")
-        for name in ("gate_every", "max_length"):
-            if getattr(self, name) < 1:
-                raise PruningError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        if self.decoder_window is not None and self.decoder_window < 0:
-            raise PruningError(f"decoder_window: must not be negative, got {self.decoder_window}")
-
-    def _check_types(self) -> None:
-        """Of a caller, or of a checkpoint's JSON."""
-        for field in dataclasses.fields(self):
-            value, (kind, *optional) = getattr(self, field.name), str(field.type).split(" | ")
-            if value is None and optional:
-                continue
-            known, words = _KINDS[kind]
-            if isinstance(value, bool) or not isinstance(value, known):
-                raise PruningError(f"{field.name}: must be {words}, got {value!r}")
 
     @property
     def log_threshold(self) -> float:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from acp_repro.common.bounds import Count, Positive, check, number, whole, within
 
 # SwiGLU widths are rounded up to a multiple of this.
 MLP_WIDTH_MULTIPLE = 256
@@ -31,14 +33,10 @@ _LLAMA = {
     "use_output_gate": False,
     "use_output_norm": False,
 }
-_FLAGS = (
-    "qk_norm",
-    "qk_norm_share_param_across_head",
-    "use_k_shift",
-    "use_v_shift",
-    "use_output_gate",
-    "use_output_norm",
+_LOG_EPSILON = (
+    "a finite number below 0, the logarithm of an epsilon (-10 in the paper; none is exact attention)"
 )
+LogEpsilon = Annotated[float, number(_LOG_EPSILON, lambda x: -math.inf < x < 0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +66,22 @@ class FoXConfig:
         ValueError: for any value out of range or of the wrong type; names the argument.
     """
 
-    vocab_size: int = 50257
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_heads: int = 12
-    hidden_ratio: float = 3.5
-    intermediate_size: int | None = None
-    norm_eps: float = 1e-6
-    initializer_range: float = 0.02
+    vocab_size: Count = 50257
+    hidden_size: Count = 768
+    num_hidden_layers: Count = 12
+    num_heads: Count = 12
+    hidden_ratio: Positive = 3.5
+    intermediate_size: Count | None = None
+    norm_eps: Positive = 1e-6
+    initializer_range: Positive = 0.02
     qk_norm: bool = True
     qk_norm_share_param_across_head: bool = False
     use_k_shift: bool = True
     use_v_shift: bool = True
     use_output_gate: bool = True
     use_output_norm: bool = True
-    log_pruning_tolerance: float | None = -10.0
-    max_position_embeddings: int = 2048
+    log_pruning_tolerance: LogEpsilon | None = -10.0
+    max_position_embeddings: Count = 2048
 
     @classmethod
     def pro(cls, **arguments: Any) -> Self:
@@ -102,33 +100,10 @@ class FoXConfig:
         return cls(**{**_LLAMA, **arguments})
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_heads",
-            "max_position_embeddings",
-        ):
-            _check_positive_int(name, getattr(self, name))
-        if self.intermediate_size is not None:
-            _check_positive_int("intermediate_size", self.intermediate_size, "or None")
-        for name in ("hidden_ratio", "norm_eps", "initializer_range"):
-            value = getattr(self, name)
-            if not _is_finite_number(value) or value <= 0:
-                raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
-        for name in _FLAGS:
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} must be True or False, got {value!r}")
-        tolerance = self.log_pruning_tolerance
-        if tolerance is not None and (not _is_finite_number(tolerance) or tolerance >= 0):
-            raise ValueError(
-                "log_pruning_tolerance must be a finite number below 0 (the logarithm of an epsilon"
-                f" below 1; the paper uses -10), or None for exact attention, got {tolerance!r}"
-            )
+        check(self)
         if self.hidden_size % self.num_heads:
             raise ValueError(
-                f"hidden_size must be divisible by num_heads, got hidden_size={self.hidden_size}"
+                f"hidden_size: must be divisible by num_heads, got hidden_size={self.hidden_size}"
                 f" and num_heads={self.num_heads}"
             )
         low, high = HEAD_DIM_RANGE
@@ -190,9 +165,8 @@ class FoXConfig:
         Raises:
             ValueError: for a context_length below 1 or a kept_ratio outside 0 to 1.
         """
-        _check_positive_int("context_length", context_length)
-        if not _is_finite_number(kept_ratio) or not 0 <= kept_ratio <= 1:
-            raise ValueError(f"kept_ratio must be between 0 and 1, got {kept_ratio!r}")
+        whole(1).ask("context_length", context_length)
+        within("[0, 1]").ask("kept_ratio", kept_ratio)
         matrices = (
             self.num_hidden_layers * self._matrix_parameters_per_block() + self.vocab_size * self.hidden_size
         )
@@ -206,14 +180,3 @@ class FoXConfig:
         square = 4 + self.use_output_gate  # q, k, v, o, and the output gate
         per_head = 1 + self.use_k_shift + self.use_v_shift  # forget gate, token shifts
         return square * hidden**2 + per_head * heads * hidden + 3 * hidden * self.mlp_width
-
-
-def _is_finite_number(value: object) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
-
-
-def _check_positive_int(name: str, value: object, alternative: str = "") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        wanted = f"a whole number of at least 1 {alternative}".rstrip()
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")

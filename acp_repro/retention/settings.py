@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-METHODS = ("adaptive", "random", "h2o", "top", "infor_coef", "dense")
+from acp_repro.common.bounds import (
+    Count,
+    CountFrom0,
+    Finite,
+    Must,
+    NotNegative,
+    Positive,
+    Share,
+    check,
+    number,
+    within,
+)
+from acp_repro.common.errors import did_you_mean
+
 LEARNED = ("adaptive", "top", "infor_coef")
 # Tables 5 and 6: the share of tokens kept after each layer. They exceed their own budgets.
 PROFILES = {
@@ -19,20 +31,14 @@ PROFILES = {
     "table6_30": (0.50, 0.49, 0.475, 0.46, 0.445, 0.43, 0.415, 0.40, 0.385, 0.37, 0.355, 0.34),
     "table6_50": (0.60, 0.58, 0.56, 0.54, 0.52, 0.50, 0.48, 0.46, 0.44, 0.42, 0.40, 0.38),
 }
-_CHOICES = {
-    "method": METHODS,
-    "schedule": ("constant", "geometric", "profile"),
-    "penalty": ("paper", "expected_l0"),
-    "unit": ("share", "count"),
-    "relaxation": ("hard_concrete", "sigmoid"),
-    "multiplier": ("ascent", "joint", "fixed"),
-    "constraint": ("at_most", "equal"),
-    "selection": ("top_m", "threshold"),
-    "dropped": ("zero", "last"),
-    "protect": ("auto", "cls", "question"),
-    "removal": ("gather", "mask"),
-    "over_budget": ("error", "keep"),
-}
+
+
+def _is_stretch(ends: Any) -> bool:
+    numbers = isinstance(ends, tuple) and all(isinstance(x, int | float) and math.isfinite(x) for x in ends)
+    return numbers and len(ends) == 2 and ends[0] < 0 < 1 < ends[1]
+
+
+Stretch = Annotated[tuple[float, float], Must("(gamma, zeta) with gamma < 0 and zeta > 1", _is_stretch)]
 
 
 @dataclass(frozen=True)
@@ -89,93 +95,49 @@ class RetentionConfig:
         ValueError: a value that cannot be; begins with its name.
     """
 
-    budget: float
-    method: str = "adaptive"
+    budget: Annotated[float, within("(0, 1]")]
+    method: Literal["adaptive", "random", "h2o", "top", "infor_coef", "dense"] = "adaptive"
     gates: str | tuple[int, ...] = "after_blocks"
-    schedule: str = "constant"
+    schedule: Literal["constant", "geometric", "profile"] = "constant"
     profile: str | tuple[float, ...] | None = None
-    summary_decay: float = 0.9
-    scorer_width: int = 64
-    temperature: float = 0.66
-    stretch: tuple[float, float] = (-0.1, 1.1)
-    relaxation: str = "hard_concrete"
-    penalty: str = "paper"
-    unit: str = "share"
-    multiplier: str = "ascent"
-    multiplier_step: float = 1e-2
-    initial_multiplier: float = 0.0
-    constraint: str = "at_most"
-    augmentation: float = 0.0
-    selection: str = "top_m"
-    threshold: float = 0.5
+    summary_decay: Share = 0.9
+    scorer_width: Count = 64
+    temperature: Positive = 0.66
+    stretch: Stretch = (-0.1, 1.1)
+    relaxation: Literal["hard_concrete", "sigmoid"] = "hard_concrete"
+    penalty: Literal["paper", "expected_l0"] = "paper"
+    unit: Literal["share", "count"] = "share"
+    multiplier: Literal["ascent", "joint", "fixed"] = "ascent"
+    multiplier_step: NotNegative = 1e-2
+    initial_multiplier: Finite = 0.0
+    constraint: Literal["at_most", "equal"] = "at_most"
+    augmentation: NotNegative = 0.0
+    selection: Literal["top_m", "threshold"] = "top_m"
+    threshold: Annotated[float, within("(0, 1)")] = 0.5
     gate_keys: bool = False
     straight_through: bool = False
-    open_steps: int = 0
-    hard_from_step: int | None = None
-    initial_logit: float = 2.0
-    dropped: str = "zero"
-    protect: str = "auto"
-    sep_token_id: int | None = None
-    over_budget: str = "error"
-    removal: str = "gather"
-    bottleneck_weight: float = 0.1
-    distillation_weight: float = 1.0
-    ranks: int = 64
-    seed: int = 0
+    open_steps: CountFrom0 = 0
+    hard_from_step: CountFrom0 | None = None
+    initial_logit: Finite = 2.0
+    dropped: Literal["zero", "last"] = "zero"
+    protect: Literal["auto", "cls", "question"] = "auto"
+    sep_token_id: Annotated[int, number("a token's number", lambda x: x >= 0, int)] | None = None
+    over_budget: Literal["error", "keep"] = "error"
+    removal: Literal["gather", "mask"] = "gather"
+    bottleneck_weight: NotNegative = 0.1
+    distillation_weight: NotNegative = 1.0
+    ranks: Count = 64
+    seed: CountFrom0 = 0
 
     def __post_init__(self):
-        for name, known in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in known:
-                near = difflib.get_close_matches(str(value), known, 1)
-                raise ValueError(
-                    f"{name}: must be one of {', '.join(known)}, got {value!r}"
-                    + (f"; did you mean {near[0]}?" if near else "")
-                )
         for name in ("gates", "stretch", "profile"):  # as lists from JSON or YAML
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        self._check_numbers()
-        self._check_gates()
-        self._check_profile()
-
-    def _check_numbers(self) -> None:
-        def number(name: str, ok: Any, words: str) -> None:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not ok(value):
-                raise ValueError(f"{name}: must be {words}, got {value!r}")
-
-        def whole(least: int) -> Any:
-            return lambda x: math.isfinite(x) and x == int(x) >= least
-
-        number("budget", lambda x: 0 < x <= 1, "a share in (0, 1]")
-        number("summary_decay", lambda x: 0 <= x <= 1, "in [0, 1]")
-        number("temperature", lambda x: 0 < x < math.inf, "positive")
-        number("threshold", lambda x: 0 < x < 1, "in (0, 1)")
-        number("multiplier_step", lambda x: 0 <= x < math.inf, "finite and not negative")
-        number("initial_multiplier", math.isfinite, "finite")
-        number("initial_logit", math.isfinite, "finite")
-        for name in ("scorer_width", "ranks"):
-            number(name, whole(1), "a whole number of at least 1")
-        for name in ("bottleneck_weight", "distillation_weight", "augmentation"):
-            number(name, lambda x: 0 <= x < math.inf, "finite and not negative")
-        number("open_steps", whole(0), "a whole number of at least 0")
-        if self.hard_from_step is not None:
-            number("hard_from_step", whole(0), "a whole number of at least 0, or None")
-        number("seed", whole(0), "a whole number of at least 0")
-        if self.sep_token_id is not None:
-            number("sep_token_id", whole(0), "a token's number, or None")
-        for name in ("gate_keys", "straight_through"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}: must be true or false, got {getattr(self, name)!r}")
-        ends = self.stretch if isinstance(self.stretch, tuple) else ()
-        numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in ends)
-        if len(ends) != 2 or not numbers or not ends[0] < 0 < 1 < ends[1]:
-            raise ValueError(
-                f"stretch: must be (gamma, zeta) with gamma < 0 and zeta > 1, got {self.stretch}"
-            )
+        check(self)
         if self.constraint == "at_most" and self.initial_multiplier < 0:
             raise ValueError("initial_multiplier: must not be negative where constraint is at_most")
+        self._check_gates()
+        self._check_profile()
 
     def _check_gates(self) -> None:
         gates = self.gates
@@ -259,6 +221,5 @@ class RetentionConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in values:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                raise ValueError(f"{name}: no such setting" + (f"; did you mean {near[0]}?" if near else ""))
+                raise ValueError(f"{name}: no such setting{did_you_mean(name, known)}")
         return cls(**values)

@@ -104,7 +104,7 @@ def test_a_shape_that_t5_does_not_know_is_refused():
         (
             "config.json",
             {"learnable_attention_pruning": {"beta": "x"}},
-            "config.json: beta: must be a number",
+            "config.json: beta: must be a finite number",
         ),
         ("config.json", {"learnable_attention_pruning": {"zeta": 1}}, "another version: unknown zeta"),
         ("model.safetensors", b"garbage", "model.safetensors cannot be read"),

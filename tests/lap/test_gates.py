@@ -120,26 +120,29 @@ def test_the_credit_of_a_token_is_bounded():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"tau": 0.0}, "tau: the temperature divides, so it must be above 0, got 0.0"),
+        (
+            {"tau": 0.0},
+            "tau: must be a finite number above 0, for it divides \\(.*straight_through\\), got 0.0",
+        ),
         ({"tau": -1.0}, "tau:"),
         ({"tau": math.nan}, "tau:"),
         ({"gate": "hard"}, "gate: must be published or article, got 'hard'"),
         ({"gate": "article"}, "noise: the article's gate has none"),
-        ({"threshold": 0.0}, "threshold: log gates are negative"),
-        ({"gate_every": 0}, "gate_every: must be at least 1"),
-        ({"decoder_window": -1}, "decoder_window: must not be negative"),
+        ({"threshold": 0.0}, "threshold: must be a number below 0, as log gates are"),
+        ({"gate_every": 0}, "gate_every: must be a whole number of at least 1, got 0"),
+        ({"decoder_window": -1}, "decoder_window: must be a whole number of at least 0, or None, got -1"),
         ({"training_mask": "soft "}, "training_mask: must be"),
         ({"training_mask": "hard_concrete"}, "training_mask: hard_concrete needs gate: published"),
-        ({"credit_nats": 0.0}, "credit_nats: must be positive"),
-        ({"beta": math.inf}, "beta: must be a number"),
-        ({"tau": "0.1"}, "tau: must be a number, got '0.1'"),
-        ({"gate_every": 1.5}, "gate_every: must be a whole number, got 1.5"),
-        ({"max_length": None}, "max_length: must be a whole number, got None"),
-        ({"beta": True}, "beta: must be a number, got True"),
+        ({"credit_nats": 0.0}, "credit_nats: must be a number above 0"),
+        ({"beta": math.inf}, "beta: must be a finite number, got inf"),
+        ({"tau": "0.1"}, "tau: must be a finite number above 0.*, got '0.1'"),
+        ({"gate_every": 1.5}, "gate_every: must be a whole number of at least 1, got 1.5"),
+        ({"max_length": None}, "max_length: must be a whole number of at least 1, got None"),
+        ({"beta": True}, "beta: must be a finite number, got True"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, words):
-    with pytest.raises(PruningError, match=words.replace("(", "\\(")):
+    with pytest.raises(PruningError, match=words):
         PruningConfig(**settings)
 
 
@@ -158,5 +161,5 @@ def test_a_limited_signal_keeps_a_slope():
     assert log_gates(signal, config)[0] == -math.inf and log_gates(signal, config)[4] > -0.01
     with pytest.raises(PruningError, match="signal_limit: only for"):
         PruningConfig(signal_limit=6.0)
-    with pytest.raises(PruningError, match="signal_limit: must be positive"):
+    with pytest.raises(PruningError, match="signal_limit: must be a number above 0, or None, got 0.0"):
         dataclasses.replace(config, signal_limit=0.0)

@@ -223,7 +223,7 @@ def test_a_run_with_needles_has_them_in_its_share_and_pairs_read_the_same(tmp_pa
         changed += int(rows.sum())
         assert all("Answer:" in BYTES.decode(row) for row in labels[rows])
     assert 10 <= changed <= 30
-    with pytest.raises(SuiteError, match="needle_share: is a share of the sequences, 0 to 1; got 2"):
+    with pytest.raises(SuiteError, match=r"needle_share\[0\]: must be a number in \[0, 1\], got 2"):
         write_suite(tmp_path, NEEDLES.replace("[0, 0.5]", "[2]"))
         load_suite("mini")
 
@@ -233,10 +233,10 @@ def test_runs_without_needles_are_described_as_before_there_were_any(tmp_path, m
     write_suite(tmp_path)
     assert "needle_share" not in load_suite("mini").runs[0].as_dict()
     for wrong, message in (
-        ("needle_depths: [2]", "between 0 and 1"),
-        ("needle_depths: [0.5, 0.5]", "needle_depths: must be different values"),
-        ("needle_lengths: [512, 512]", "needle_lengths: must be different values"),
-        ("needle_samples: 0", "positive"),
+        ("needle_depths: [2]", r"needle_depths\[0\]: must be a number in \[0, 1\]"),
+        ("needle_depths: [0.5, 0.5]", "needle_depths: must be a list of different values"),
+        ("needle_lengths: [512, 512]", "needle_lengths: must be a list of different values"),
+        ("needle_samples: 0", "needle_samples: must be a whole number of at least 1"),
     ):
         with pytest.raises(SuiteError, match=message):
             write_suite(tmp_path, YAML.replace("loss_tokens: 256", f"loss_tokens: 256, {wrong}"))

@@ -69,7 +69,7 @@ def test_overrides_win(saved):
     assert model.model.layers[0].attn.log_pruning_tolerance is None
     with pytest.raises(ValueError, match="log_prunning_tolerance: no such field of FoXConfig"):
         load_pretrained(saved, log_prunning_tolerance=None)
-    with pytest.raises(ValueError, match="log_pruning_tolerance must be a finite number below 0"):
+    with pytest.raises(ValueError, match="log_pruning_tolerance: must be a finite number below 0"):
         load_pretrained(saved, log_pruning_tolerance=3)
 
 
@@ -125,7 +125,7 @@ def test_missing_and_wrong_fields_are_named(saved):
     with pytest.raises(ValueError, match=r"config\.json lacks hidden_size, qk_norm"):
         load_config(saved)
     edit_config(saved, hidden_size="64", qk_norm=True)
-    with pytest.raises(ValueError, match=r"config\.json: hidden_size must be a whole number"):
+    with pytest.raises(ValueError, match=r"config\.json: hidden_size: must be a whole number"):
         load_config(saved)
 
 

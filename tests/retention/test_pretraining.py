@@ -213,7 +213,7 @@ def test_another_shape_is_refused(here):
             "the grid has no run words-mini-mlm; add {dataset: [words]",
         ),
         ("method: [mlm]", "method: [mlm, dense]", "has no budget, so give it an entry"),
-        ("max_tokens: 12", "max_tokens: 3", "max_tokens: must be at least 4"),
+        ("max_tokens: 12", "max_tokens: 3", "max_tokens: must be a whole number of at least 4"),
         ("micro_batch_sequences: 4", "micro_batch_sequences: 3", "micro_batch_sequences: 3 must divide"),
         ("tokenizer: {bpe: 290}", "tokenizer: bytes", "data.tokenizer: an encoder's is {bpe: SIZE}"),
         ("steps: 12", "masked_share: 0.01", "masked_share: 0.01 of 12 tokens is none"),

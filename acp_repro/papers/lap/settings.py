@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from acp_repro.chain.run import Strict, TrainerConfig, positive
+from acp_repro.chain.run import Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
+from acp_repro.common.bounds import (
+    Axis,
+    Count,
+    CountFrom0,
+    Must,
+    NotNegative,
+    Positive,
+    PositiveOrInf,
+    Share,
+    ShareBelow1,
+    whole,
+)
 from acp_repro.data.config import CorpusConfig
-from acp_repro.lap.settings import GATES, TRAINING_MASKS, PruningConfig
+from acp_repro.lap.settings import GATES, TRAINING_MASKS, PruningConfig, Temperature
 
 SHORTEST_CUT = 16
 
@@ -73,18 +85,13 @@ class ModelConfig(Strict):
     """The T5: its shape, or the weights that it begins from. The default shape is Flan-T5-small's."""
 
     weights: str | None = None  # a name on the Hub or a folder, such as google/flan-t5-small
-    d_model: int = 512
-    d_kv: int = 64
-    d_ff: int = 1024
-    num_layers: int = 8
-    num_decoder_layers: int = 8
-    num_heads: int = 6
-    dropout_rate: float = 0.0  # noise of dropout would not be the same after a resume
-
-    def __post_init__(self):
-        positive(self, *(name for name in self.shape if name != "dropout_rate"))
-        if self.dropout_rate:
-            raise ValueError("dropout_rate: must be 0; a resumed run would draw other noise")
+    d_model: Count = 512
+    d_kv: Count = 64
+    d_ff: Count = 1024
+    num_layers: Count = 8
+    num_decoder_layers: Count = 8
+    num_heads: Count = 6
+    dropout_rate: Annotated[float, Must("0, for a resumed run would draw other noise", lambda x: not x)] = 0.0
 
     @property
     def shape(self) -> dict[str, float]:
@@ -103,8 +110,8 @@ class PruningSettings(Strict):
     beta: float = 5.0
     tau: float = 0.1
     hard_concrete_beta: float = 2.0
-    hard_concrete_tau: float = 2 / 3
-    hard_concrete_signal_limit: float | None = None
+    hard_concrete_tau: Temperature = 2 / 3
+    hard_concrete_signal_limit: PositiveOrInf | None = None
     gate_every: int = 2
     threshold: float = -1.0
     credit_nats: float = 10.0
@@ -146,44 +153,26 @@ class TrainingConfig(TrainerConfig):
             shuts as many as this quality bears, where a constant one shuts none or all.
     """
 
-    steps: int
-    batch_texts: int = 20
-    learning_rate: float = 1e-4
-    warmup_steps: int = 0
-    decay_share: float = 0.0
-    lambda_from_step: int = 500
+    steps: Count
+    batch_texts: Count = 20
+    learning_rate: Positive = 1e-4
+    warmup_steps: CountFrom0 = 0
+    decay_share: Share = 0.0
+    lambda_from_step: CountFrom0 = 500
     lambda_below_nats: float | None = None
-    blind_steps: int = 0
-    lambda_ramp_steps: int = 0
-    lambda_zero_at_nats: float | None = None
-    weight_decay: float = 0.0
-    beta2: float = 0.999
-    length_warmup_steps: int = 0
+    blind_steps: CountFrom0 = 0
+    lambda_ramp_steps: CountFrom0 = 0
+    lambda_zero_at_nats: Positive | None = None
+    weight_decay: NotNegative = 0.0
+    beta2: ShareBelow1 = 0.999
+    length_warmup_steps: CountFrom0 = 0
     rates_by_size: bool = False
-    compile: bool = False  # texts differ in length, so every batch would be compiled
+    compile: Annotated[bool, Must("false, for texts differ in length", lambda x: not x)] = False
 
     def __post_init__(self):
-        super().__post_init__()
-        positive(self, "steps", "batch_texts", "learning_rate")
-        for name in (
-            "warmup_steps",
-            "lambda_from_step",
-            "blind_steps",
-            "lambda_ramp_steps",
-            "length_warmup_steps",
-            "decay_share",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
         for name in ("warmup_steps", "length_warmup_steps"):
             if (warmup := getattr(self, name)) > self.steps:
                 raise ValueError(f"{name}: {warmup} are more than the {self.steps} steps; give fewer")
-        if self.lambda_zero_at_nats is not None:
-            positive(self, "lambda_zero_at_nats")
-        if self.decay_share > 1:
-            raise ValueError(f"decay_share: must be a share, got {self.decay_share}")
-        if self.compile:
-            raise ValueError("compile: must be false; texts differ in length")
 
 
 @dataclass(frozen=True)
@@ -191,12 +180,12 @@ class StartConfig(Strict):
     """Training of the run without gates, where the others begin from its weights, as the article's begin from
     Flan-T5-small's; what is not given is as in ``training``."""
 
-    steps: int
-    batch_texts: int | None = None
-    learning_rate: float | None = None
-    warmup_steps: int | None = None
-    decay_share: float | None = None
-    length_warmup_steps: int | None = None
+    steps: Count
+    batch_texts: Count | None = None
+    learning_rate: Positive | None = None
+    warmup_steps: CountFrom0 | None = None
+    decay_share: Share | None = None
+    length_warmup_steps: CountFrom0 | None = None
 
     def training(self, other: TrainingConfig) -> TrainingConfig:
         """``other`` with what is given here."""
@@ -208,45 +197,26 @@ class StartConfig(Strict):
 class MeasureConfig(Strict):
     """How much of the held-out text each quantity is measured on."""
 
-    scored_texts: int = 2000
-    batch_texts: int = 50
-    probe_texts: int = 2000  # of the training texts; tested on the held-out ones
-    probe_epochs: int = 20
-    shap_texts: int = 5
-    shap_evaluations: int = 400  # of the model, a text
-    timed_lengths: list[int] = field(default_factory=lambda: [128, 512])
-    timed_texts: int = 16
-    timing_repeats: int = 5
+    scored_texts: Count = 2000
+    batch_texts: Count = 50
+    probe_texts: Count = 2000  # of the training texts; tested on the held-out ones
+    probe_epochs: Count = 20
+    shap_texts: Count = 5
+    shap_evaluations: Count = 400  # of the model, a text
+    timed_lengths: Axis[Annotated[int, whole(4)]] = field(default_factory=lambda: [128, 512])
+    timed_texts: Count = 16
+    timing_repeats: Count = 5
     main_run: str | None = None  # what looks at one model; default: the first with hard concrete gates
-
-    def __post_init__(self):
-        counts = (f.name for f in dataclasses.fields(self) if f.type == "int")
-        positive(self, *counts)
-        if not self.timed_lengths or min(self.timed_lengths) < 4:
-            raise ValueError(f"timed_lengths: must be lengths of at least 4, got {self.timed_lengths}")
 
 
 @dataclass(frozen=True)
 class GridConfig(Strict):
     """Lists whose product makes the runs. ``compression`` is lambda; null is a run without gates."""
 
-    compression: list[float | None]
-    gate: list[str] = field(default_factory=lambda: ["published"])
-    training_mask: list[str] = field(default_factory=lambda: ["soft"])
-    seed: list[int] = field(default_factory=lambda: [42])
-
-    def __post_init__(self):
-        for name in (f.name for f in dataclasses.fields(self)):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise ValueError(f"{name}: must be a list of different values, got {values}")
-        for value in self.compression:
-            if value is not None and value < 0:
-                raise ValueError(f"compression: must not be negative, got {value}")
-        for name, known in (("gate", GATES), ("training_mask", TRAINING_MASKS)):
-            for value in getattr(self, name):
-                if value not in known:
-                    raise ValueError(f"{name}: must be {' or '.join(known)}, got {value!r}")
+    compression: Axis[NotNegative | None]
+    gate: Axis[Literal[GATES]] = field(default_factory=lambda: ["published"])
+    training_mask: Axis[Literal[TRAINING_MASKS]] = field(default_factory=lambda: ["soft"])
+    seed: Axis[int] = field(default_factory=lambda: [42])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from acp_repro.chain.run import Strict, TrainerConfig, positive
+from acp_repro.chain.run import Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
+from acp_repro.common.bounds import Axis, Count, NotNegative, Positive, Share, ShareBelow1, whole, within
 from acp_repro.data.config import CorpusConfig, DataConfig
 
 # What a name under `method` means as settings of `acp_repro.retention`: the paper's method, its baselines
@@ -45,20 +45,17 @@ class DatasetConfig(CorpusConfig):
     """
 
     options: dict[str, Any] = field(default_factory=dict, hash=False)
-    max_tokens: int = 512
-    epochs: int = 3
-    batch_examples: int = 32
-    micro_batch_examples: int | None = None
-    max_examples: int | None = None
+    max_tokens: Count = 512
+    epochs: Count = 3
+    batch_examples: Count = 32
+    micro_batch_examples: Count | None = None
+    max_examples: Count | None = None
     scores: list[str] = field(default_factory=lambda: ["accuracy"], hash=False)
 
     def __post_init__(self):
         super().__post_init__()
-        positive(self, "max_tokens", "epochs", "batch_examples")
-        if self.max_examples is not None:
-            positive(self, "max_examples")
         micro = self.micro_batch_examples
-        if micro is not None and (micro < 1 or self.batch_examples % micro):
+        if micro is not None and self.batch_examples % micro:
             raise ValueError(
                 f"micro_batch_examples: {micro} must divide batch_examples {self.batch_examples}"
             )
@@ -82,17 +79,14 @@ class BackboneConfig(Strict):
     pretrained: str | None = None
     pretrained_on: str | None = None
     model_type: str = "distilbert"
-    num_hidden_layers: int = 6
-    hidden_size: int = 768
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    dropout: float = 0.1
-    vocab_size: int = 2048
+    num_hidden_layers: Count = 6
+    hidden_size: Count = 768
+    num_attention_heads: Count = 12
+    intermediate_size: Count = 3072
+    dropout: ShareBelow1 = 0.1
+    vocab_size: Count = 2048
 
     def __post_init__(self):
-        positive(
-            self, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-        )
         if self.pretrained and self.pretrained_on:
             raise ValueError("pretrained_on: weights come from there or from `pretrained`, not from both")
         if self.hidden_size % self.num_attention_heads:
@@ -100,8 +94,6 @@ class BackboneConfig(Strict):
                 f"hidden_size: {self.hidden_size} must be a multiple of num_attention_heads "
                 f"{self.num_attention_heads}"
             )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: must be in [0, 1), got {self.dropout}")
 
 
 @dataclass(frozen=True)
@@ -121,26 +113,20 @@ class PretrainingConfig(Strict):
     """
 
     data: DataConfig
-    max_tokens: int = 512
-    batch_sequences: int = 256
-    micro_batch_sequences: int | None = None
-    steps: int = 10_000
-    learning_rate: float = 5e-4
-    warmup_share: float = 0.06
-    masked_share: float = 0.15
+    max_tokens: Annotated[int, whole(4)] = 512
+    batch_sequences: Count = 256
+    micro_batch_sequences: Count | None = None
+    steps: Count = 10_000
+    learning_rate: Positive = 5e-4
+    warmup_share: ShareBelow1 = 0.06
+    masked_share: ShareBelow1 = 0.15
     neighbour_heads: bool = False
 
     def __post_init__(self):
-        positive(self, "batch_sequences", "steps", "learning_rate")
-        if self.max_tokens < 4:
-            raise ValueError(f"max_tokens: must be at least 4, got {self.max_tokens}")
-        for name in ("warmup_share", "masked_share"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be in [0, 1), got {getattr(self, name)}")
         if not self.masked_tokens:
             raise ValueError(f"masked_share: {self.masked_share} of {self.max_tokens} tokens is none")
         micro = self.micro_batch_sequences
-        if micro is not None and (micro < 1 or self.batch_sequences % micro):
+        if micro is not None and self.batch_sequences % micro:
             raise ValueError(
                 f"micro_batch_sequences: {micro} must divide batch_sequences {self.batch_sequences}"
             )
@@ -165,20 +151,15 @@ class TrainingConfig(TrainerConfig):
         group_by_length: examples of like length share a batch, so that less of it is padding.
     """
 
-    learning_rate: float = 3e-5
-    weight_decay: float = 0.01
-    beta2: float = 0.999
-    warmup_share: float = 0.0
-    open_share: float = 0.0
-    hard_share: float = 0.0
+    learning_rate: Positive = 3e-5
+    weight_decay: NotNegative = 0.01
+    beta2: ShareBelow1 = 0.999
+    warmup_share: Share = 0.0
+    open_share: Share = 0.0
+    hard_share: Share = 0.0
     group_by_length: bool = False
 
     def __post_init__(self):
-        super().__post_init__()
-        positive(self, "learning_rate")
-        for name in ("warmup_share", "open_share", "hard_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: must be in [0, 1], got {getattr(self, name)}")
         if self.open_share + self.hard_share > 1:
             raise ValueError("hard_share: with open_share it must not exceed 1")
 
@@ -197,19 +178,12 @@ class MeasureConfig(Strict):
         timing_repeats: of each time; the median counts.
     """
 
-    examples: int = 512
-    budgets: list[float] = field(default_factory=lambda: [0.5, 0.3])
-    speed_lengths_tokens: list[int] = field(default_factory=lambda: [512])
-    speed_batch_examples: int = 32
-    speed_batch_tokens: int | None = None
-    timing_repeats: int = 5
-
-    def __post_init__(self):
-        positive(self, "examples", "speed_batch_examples", "timing_repeats")
-        if self.speed_batch_tokens is not None:
-            positive(self, "speed_batch_tokens")
-        if not all(0 < budget < 1 for budget in self.budgets):
-            raise ValueError(f"budgets: each must be in (0, 1), got {self.budgets}")
+    examples: Count = 512
+    budgets: list[Annotated[float, within("(0, 1)")]] = field(default_factory=lambda: [0.5, 0.3])
+    speed_lengths_tokens: list[Count] = field(default_factory=lambda: [512])
+    speed_batch_examples: Count = 32
+    speed_batch_tokens: Count | None = None
+    timing_repeats: Count = 5
 
 
 @dataclass(frozen=True)
@@ -217,30 +191,20 @@ class GridConfig(Strict):
     """Lists whose product makes the runs. ``dense`` has budget 1 and no gates, whatever stands here; so has
     ``mlm``, whose ``dataset`` is a name under ``pretraining``."""
 
-    dataset: list[str]
-    backbone: list[str]
-    method: list[str]
-    budget: list[float] = field(default_factory=lambda: [0.5, 0.3])
-    gates: list[str] = field(default_factory=lambda: ["after_blocks"])
-    temperature: list[float] = field(default_factory=lambda: [0.66])
-    stretch_low: list[float] = field(default_factory=lambda: [-0.1])
-    stretch_high: list[float] = field(default_factory=lambda: [1.1])
-    seed: list[int] = field(default_factory=lambda: [0])
+    dataset: Axis[str]
+    backbone: Axis[str]
+    method: Axis[Literal[(*METHODS, MLM)]]
+    budget: Axis[float] = field(default_factory=lambda: [0.5, 0.3])
+    gates: Axis[Literal[(*GATES, "none")]] = field(default_factory=lambda: ["after_blocks"])
+    temperature: Axis[float] = field(default_factory=lambda: [0.66])
+    stretch_low: Axis[float] = field(default_factory=lambda: [-0.1])
+    stretch_high: Axis[float] = field(default_factory=lambda: [1.1])
+    seed: Axis[int] = field(default_factory=lambda: [0])
 
     def __post_init__(self):
         if self.method in (["dense"], [MLM]):
             for name, only in (("budget", [1.0]), ("gates", ["none"])):
                 object.__setattr__(self, name, only)
-        for name in (f.name for f in dataclasses.fields(self)):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise ValueError(f"{name}: must be a list of different values, got {values}")
-        for value in self.method:
-            if value not in (*METHODS, MLM):
-                raise ValueError(f"method: must be one of {', '.join((*METHODS, MLM))}, got {value!r}")
-        for value in self.gates:
-            if value not in (*GATES, "none"):
-                raise ValueError(f"gates: must be one of {', '.join(GATES)}, got {value!r}")
         for value in {"dense", MLM} & set(self.method):
             if len(self.method) > 1:
                 raise ValueError(f"method: {value} has no budget, so give it an entry of the grid for itself")

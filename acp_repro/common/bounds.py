@@ -1,0 +1,109 @@
+"""What a setting may be, said once, beside its type: ``Annotated[float, within("[0, 1)")]`` or ``Literal``.
+
+pydantic asks where a suite file is read, and puts the words into its error. The methods need torch alone, so
+their settings ask by :func:`check`. The standard library is enough to say it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from .errors import did_you_mean
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Must:
+    """A bound of a type: a value must be ``words``, and is if it ``holds``; ``known`` are words it may be."""
+
+    words: str
+    holds: Callable[[Any], bool]
+    known: tuple[str, ...] = ()
+
+    def ask(self, name: str, value: Any, otherwise: str = "") -> None:
+        """Raises a ValueError that begins with ``name`` if ``value`` is no such one."""
+        if not self.holds(value):
+            near = did_you_mean(value, self.known)
+            raise ValueError(f"{name}: must be {self.words}{otherwise}, got {value!r}{near}")
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import PydanticCustomError, core_schema
+
+        def validate(value: Any) -> Any:
+            if not self.holds(value):
+                raise PydanticCustomError("must", "{words}", {"words": self.words})
+            return value
+
+        return core_schema.no_info_after_validator_function(validate, handler(source))
+
+
+def number(words: str, holds: Callable[[float], bool], kind: Any = int | float) -> Must:
+    """A number, no bool, for which ``holds``."""
+    return Must(words, lambda x: isinstance(x, kind) and not isinstance(x, bool) and holds(x))
+
+
+def whole(least: int) -> Must:
+    """A whole number from ``least`` on."""
+    return number(f"a whole number of at least {least}", lambda x: x >= least, int)
+
+
+def within(interval: str) -> Must:
+    """A number of an interval such as ``[0, 1)``; a square bracket takes its end in."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = operator.ge if interval[0] == "[" else operator.gt
+    below = operator.le if interval[-1] == "]" else operator.lt
+    return number(f"a number in {interval}", lambda x: above(x, low) and below(x, high))
+
+
+Count = Annotated[int, whole(1)]
+CountFrom0 = Annotated[int, whole(0)]
+Finite = Annotated[float, number("a finite number", math.isfinite)]
+Positive = Annotated[float, number("a finite number above 0", lambda x: 0 < x < math.inf)]
+PositiveOrInf = Annotated[float, number("a number above 0", lambda x: x > 0)]
+NotNegative = Annotated[float, number("a finite number of at least 0", lambda x: 0 <= x < math.inf)]
+Share = Annotated[float, within("[0, 1]")]
+ShareBelow1 = Annotated[float, within("[0, 1)")]
+Distinct = Annotated[list[T], Must("a list of different values", lambda x: len(set(x)) == len(x))]
+Axis = Annotated[Distinct[T], Must("a list of different values, at least one", len)]
+
+
+def one_of(*known: str) -> Must:
+    """A word of these, as ``Literal`` has it."""
+    *first, last = known
+    words = f"{', '.join(first)} or {last}" if first else last
+    return Must(words, lambda x: isinstance(x, str) and x in known, known)
+
+
+_FLAG = Must("true or false", lambda x: isinstance(x, bool))
+
+
+def check(settings: Any) -> None:
+    """Asks for the bounds of each field of a dataclass.
+
+    Raises:
+        ValueError: one that does not hold; the message begins with the field's name.
+    """
+    for name, optional, bounds in _bounds(type(settings)):
+        value = getattr(settings, name)
+        for must in () if optional and value is None else bounds:
+            must.ask(name, value, ", or None" if optional else "")
+
+
+@functools.cache
+def _bounds(cls: type) -> list[tuple[str, bool, list[Must]]]:
+    """Of each field its name, whether it may be None, and its bounds."""
+    found = []
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        bounds = [must for kind in kinds for must in getattr(kind, "__metadata__", ())]
+        bounds += [one_of(*get_args(kind)) for kind in kinds if get_origin(kind) is Literal]
+        bounds += [_FLAG] if bool in kinds else []
+        found.append((name, NoneType in kinds, bounds))
+    return found
