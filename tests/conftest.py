@@ -1,5 +1,5 @@
 """Without a GPU the Triton kernels run in Triton's interpreter, which must be asked for before
-Triton is imported, and tests of a GPU say why they skip. And the one fixture that several rooms read."""
+Triton is imported, and tests of a GPU say why they skip. And the fixture that several folders use."""
 
 import os
 from pathlib import Path

@@ -195,12 +195,12 @@ def evaluation(harness):
     from acp_repro.papers.acp.evaluation import harness as ours
     from acp_repro.papers.acp.fits import OtherTokenizer as Other
 
-    class Room:
+    class Parts:
         evaluate, TaskResult = staticmethod(evaluation.evaluate), evaluation.TaskResult
         load_tasks, TaskUnavailable = staticmethod(tasks.load_tasks), tasks.TaskUnavailable
         FoXLM, OtherTokenizer = ours.FoXLM, Other
 
-    return Room
+    return Parts
 
 
 def fox():

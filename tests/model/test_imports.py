@@ -1,9 +1,7 @@
-"""What the attention and the model cost who imports them: torch alone, and no circles."""
+"""What the methods cost who imports them: torch alone."""
 
 from __future__ import annotations
 
-import ast
-import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("attention", "model")
-NOT_TORCH = ("numpy", "yaml", "pandas", "tqdm", "safetensors", "triton", "tokenizers", "matplotlib")
+NOT_TORCH = (
+    *("numpy", "yaml", "pandas", "tqdm", "safetensors", "triton", "tokenizers", "matplotlib"),
+    *("pydantic", "pydantic_core", "annotated_types"),
+)
 
 
 def run_without(names: tuple[str, ...], code: str) -> None:
@@ -26,6 +26,25 @@ def run_without(names: tuple[str, ...], code: str) -> None:
 
 def test_importing_the_package_loads_no_torch():
     run_without((*NOT_TORCH, "torch"), "import acp_repro; assert 'forgetting_attention' in dir(acp_repro)")
+
+
+def test_settings_of_the_methods_are_checked_without_pydantic():
+    run_without(
+        (*NOT_TORCH, "torch"),
+        """
+from acp_repro.lap.settings import PruningConfig
+from acp_repro.model import FoXConfig
+from acp_repro.retention.settings import RetentionConfig
+for settings, name in ((PruningConfig, "tau"), (FoXConfig, "vocab_size"), (RetentionConfig, "budget")):
+    settings(**{name: 1})
+    try:
+        settings(**{name: 0})
+    except ValueError as error:
+        assert str(error).startswith(f"{name}: must be "), error
+    else:
+        raise AssertionError(settings)
+""",
+    )
 
 
 def test_a_model_trains_and_generates_with_torch_alone():
@@ -75,36 +94,3 @@ def test_the_short_imports_are_the_long_ones():
         assert name in acp_repro.__all__
     with pytest.raises(AttributeError, match="no attribute 'FoxConfig'"):
         _ = acp_repro.FoxConfig
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """Our modules that a file imports, wherever in it: in functions and under TYPE_CHECKING too."""
-    package = path.relative_to(ROOT).parts[:-1]
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            stem = ".".join([*base, *([node.module] if node.module else [])])
-            for alias in node.names:
-                full = f"{stem}.{alias.name}"
-                found.add(full if full in modules else stem)
-        elif isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-    return found & modules
-
-
-def test_no_circles_and_nothing_of_the_chain():
-    paths = [path for name in PACKAGES for path in (ROOT / "acp_repro" / name).rglob("*.py")]
-    ours = {module_name(path) for path in (ROOT / "acp_repro").rglob("*.py")}
-    graph = {module_name(path): imports_of(path, ours) for path in paths}
-    assert len(graph) > 25
-    tuple(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which lists the circle
-    allowed = {"attention": {"attention", "common"}, "model": {"model", "attention", "common"}}
-    for name, imported in graph.items():
-        rooms = {module.split(".")[1] for module in imported}
-        assert rooms <= allowed[name.split(".")[1]], name

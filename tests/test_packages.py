@@ -1,4 +1,4 @@
-"""The one-way flow of the house: who imports whom, no circles, and what needs neither torch nor triton."""
+"""Packages import in one direction: which may import which, no circles, and what needs no torch or triton."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Each room may import from these rooms of ours, from itself, and from no other.
+# Each package may import from these packages of ours, from itself, and from no other.
 COMMON, CHAIN = "acp_repro.common", "acp_repro.chain"
 METHODS = {"acp_repro.attention", "acp_repro.model"}
 RETENTION = "acp_repro.retention"
@@ -75,10 +75,10 @@ MODULES = {
 }
 
 
-def room_of(module: str) -> str:
-    """The longest name in ALLOWED that the module lies in; a command is a room of its own."""
-    rooms = [room for room in ALLOWED if module == room or module.startswith(f"{room}.")]
-    return max(rooms, key=len, default=module)
+def package_of(module: str) -> str:
+    """The longest name in ALLOWED that the module lies in; a command is a package of its own."""
+    packages = [package for package in ALLOWED if module == package or module.startswith(f"{package}.")]
+    return max(packages, key=len, default=module)
 
 
 def imported(path: Path) -> set[str]:
@@ -125,23 +125,23 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
     return found
 
 
-def test_no_circle_of_modules_or_of_rooms():
+def test_no_circle_of_modules_or_of_packages():
     assert circles(GRAPH) == []
-    rooms = {}
+    packages = {}
     for name, others in GRAPH.items():
-        here = rooms.setdefault(room_of(name), set())
-        here |= {room_of(other) for other in others} - {room_of(name)}
-    assert circles(rooms) == []
+        here = packages.setdefault(package_of(name), set())
+        here |= {package_of(other) for other in others} - {package_of(name)}
+    assert circles(packages) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
 
 
-def test_imports_follow_the_arrows():
+def test_packages_import_only_what_is_allowed():
     wrong = [
         f"{name} imports {other}"
         for name, others in GRAPH.items()
-        if (room := room_of(name)) in ALLOWED
+        if (package := package_of(name)) in ALLOWED
         for other in others
-        if room_of(other) != room and room_of(other) not in ALLOWED[room]
+        if package_of(other) != package and package_of(other) not in ALLOWED[package]
     ]
     assert not wrong
     # Nothing but tests, scripts and other commands' processes needs a command.
