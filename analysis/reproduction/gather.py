@@ -1,7 +1,7 @@
-"""Which records speak for each claim, and what they say: from the registries and the published records.
+"""The evidence for each claim, and what it shows: from the registries and the published records.
 
-A claim of a figure or table is judged as in the report, in every published suite; :func:`speaker` chooses
-one.
+A claim of a figure or table is judged as in the report, in every published suite; :func:`strongest`
+chooses one.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Voice:
-    """What one suite says of a claim.
+class Evidence:
+    """What one suite shows of a claim.
 
     Attributes:
         word: of the four.
@@ -127,35 +127,35 @@ def of_records(
     paper = suites[0].paper
     words = paper_words(claim, paper, judged_on)
     models = optional_module(paper, "models")
-    voices = [
-        voice(claim, judged_on, suite, records[suite.name], models)
+    found = [
+        evidence_of(claim, judged_on, suite, records[suite.name], models)
         for suite in suites
         if set(claim.quantities) <= set(records[suite.name])
     ]
-    voices = [v for v in voices if v.judgement.status in (*TELLING, Status.UNDECIDED)]
-    if not voices:
+    found = [one for one in found if one.judgement.status in (*TELLING, Status.UNDECIDED)]
+    if not found:
         return Line(claim, item, words, Word.UNTOLD, Status.MISSING, why_none(claim, judged_on, suites))
-    first = speaker(voices)
+    first = strongest(found)
     others = [
-        f"suite {v.suite}: {v.word}"
-        for v in voices
-        if v.judgement.status in TELLING and v.word is not first.word
+        f"suite {one.suite}: {one.word}"
+        for one in found
+        if one.judgement.status in TELLING and one.word is not first.word
     ]
     ours = "; ".join((first.judgement.ours, *others))
     return Line(claim, item, words, first.word, first.judgement.status, ours, first.scale, first.records)
 
 
-def speaker(voices: Iterable[Voice]) -> Voice:
+def strongest(found: Iterable[Evidence]) -> Evidence:
     """Of the suites that can tell, the one with the most runs measured, of equals the longest trained."""
-    voices = list(voices)
-    telling = [v for v in voices if v.judgement.status in TELLING] or voices
-    return max(telling, key=lambda v: (v.runs, v.trained_tokens))
+    found = list(found)
+    telling = [one for one in found if one.judgement.status in TELLING] or found
+    return max(telling, key=lambda one: (one.runs, one.trained_tokens))
 
 
-def voice(
+def evidence_of(
     claim: Claim, item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], models: ModuleType | None
-) -> Voice:
-    """What a suite says of a claim, with the scale and the files that it says it from."""
+) -> Evidence:
+    """What a suite shows of a claim, with the scale and the files that show it."""
     runs = item.runs(suite)
     found = of_item(item, suite, records)
     judgement = judge(claim, item, suite, found, "" if runs else rules.why_not(suite, item))
@@ -171,7 +171,7 @@ def voice(
     ]
     shapes = models.shapes(measured) if models and measured else ""
     trained = [int(n) for table in tables for n in table["trained_tokens"].dropna().unique()]
-    return Voice(
+    return Evidence(
         suite.name,
         judgement,
         Word.of(judgement.status, at_scale),

@@ -14,7 +14,7 @@ from analysis.acp import models
 from analysis.report.entries import Judgement
 from analysis.report.gather import check_of, paper_words
 from analysis.reproduction.__main__ import main
-from analysis.reproduction.gather import Section, Voice, gather, of_text, speaker
+from analysis.reproduction.gather import Evidence, Section, gather, of_text, strongest
 from analysis.reproduction.page import render, summary
 from analysis.verdict import Status, Word
 from tests.analysis import synthetic
@@ -104,21 +104,24 @@ def test_each_finding_has_its_word(status):
         assert here == there == expected
 
 
-def voice(suite: str, status: Status, runs: int, tokens: int) -> Voice:
+def evidence(suite: str, status: Status, runs: int, tokens: int) -> Evidence:
     judgement = Judgement(Claim("", ""), "", status, "")
-    return Voice(suite, judgement, Word.of(status, False), runs, tokens, "", ())
+    return Evidence(suite, judgement, Word.of(status, False), runs, tokens, "", ())
 
 
-def test_the_suite_that_can_tell_and_has_most_runs_speaks():
-    few = voice("few", Status.MISSED, 1, 400)
-    many = voice("many", Status.MET, 6, 100)
-    blind = voice("blind", Status.UNDECIDED, 9, 900)
-    assert speaker([few, many, blind]) is many
-    assert speaker([few, blind]) is few
+def test_the_suite_that_can_tell_and_has_most_runs_counts():
+    few = evidence("few", Status.MISSED, 1, 400)
+    many = evidence("many", Status.MET, 6, 100)
+    blind = evidence("blind", Status.UNDECIDED, 9, 900)
+    assert strongest([few, many, blind]) is many
+    assert strongest([few, blind]) is few
     # Whether the verdict is good plays no part.
-    assert speaker([voice("met", Status.MET, 1, 999), voice("wide", Status.MISSED, 2, 1)]).suite == "wide"
-    assert speaker([blind]) is blind
-    assert speaker([few, voice("long", Status.MET, 1, 500)]).suite == "long"
+    assert (
+        strongest([evidence("met", Status.MET, 1, 999), evidence("wide", Status.MISSED, 2, 1)]).suite
+        == "wide"
+    )
+    assert strongest([blind]) is blind
+    assert strongest([few, evidence("long", Status.MET, 1, 500)]).suite == "long"
 
 
 @pytest.mark.parametrize(
