@@ -38,6 +38,7 @@ def _is_stretch(ends: Any) -> bool:
     return numbers and len(ends) == 2 and ends[0] < 0 < 1 < ends[1]
 
 
+Budget = Annotated[float, within("(0, 1]")]
 Stretch = Annotated[tuple[float, float], Must("(gamma, zeta) with gamma < 0 and zeta > 1", _is_stretch)]
 
 
@@ -95,7 +96,7 @@ class RetentionConfig:
         ValueError: a value that cannot be; begins with its name.
     """
 
-    budget: Annotated[float, within("(0, 1]")]
+    budget: Budget
     method: Literal["adaptive", "random", "h2o", "top", "infor_coef", "dense"] = "adaptive"
     gates: str | tuple[int, ...] = "after_blocks"
     schedule: Literal["constant", "geometric", "profile"] = "constant"

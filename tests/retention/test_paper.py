@@ -228,7 +228,7 @@ def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):
         ("method: [dense]", "method: [denser]", "grid[0].method[0]: must be dense, random, h2o"),
         ("method: [dense]", "method: [dense, ar]", "dense has no budget"),
         ("gates: [input]", "gates: [inputs]", "gates[0]: must be input, after_blocks, output"),
-        ("budget: [0.3]", "budget: [1.3]", "budget: must be a number in (0, 1], got 1.3"),
+        ("budget: [0.3]", "budget: [1.3]", "grid[2].budget[0]: must be a number in (0, 1], got 1.3"),
         ("dropped: last", "droped: last", "droped: no such setting; did you mean dropped?"),
         ("dropped: last", "budget: 0.3", "retention.budget: the grid or training says it"),
         ("scores: [f1", "scores: [f2", "scores: must be some of accuracy"),

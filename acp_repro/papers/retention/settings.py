@@ -9,6 +9,7 @@ from acp_repro.chain.run import Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
 from acp_repro.common.bounds import Axis, Count, NotNegative, Positive, Share, ShareBelow1, whole, within
 from acp_repro.data.config import CorpusConfig, DataConfig
+from acp_repro.retention.settings import Budget
 
 # What a name under `method` means as settings of `acp_repro.retention`: the paper's method, its baselines
 # and the ablations of Table 3.
@@ -194,9 +195,9 @@ class GridConfig(Strict):
     dataset: Axis[str]
     backbone: Axis[str]
     method: Axis[Literal[(*METHODS, MLM)]]
-    budget: Axis[float] = field(default_factory=lambda: [0.5, 0.3])
+    budget: Axis[Budget] = field(default_factory=lambda: [0.5, 0.3])
     gates: Axis[Literal[(*GATES, "none")]] = field(default_factory=lambda: ["after_blocks"])
-    temperature: Axis[float] = field(default_factory=lambda: [0.66])
+    temperature: Axis[Positive] = field(default_factory=lambda: [0.66])
     stretch_low: Axis[float] = field(default_factory=lambda: [-0.1])
     stretch_high: Axis[float] = field(default_factory=lambda: [1.1])
     seed: Axis[int] = field(default_factory=lambda: [0])
