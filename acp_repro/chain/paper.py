@@ -111,7 +111,7 @@ class Quantity:
         columns: the measured columns. A unit ends the name; counts, ratios and indices name themselves.
         module: has ``measure(trained, **options)``, which gives the rows.
         runs: the runs of a suite that it is about.
-        together: a word that quantities share whose records one load of the weights should make.
+        group: a name that quantities share whose records one load of the weights should make.
         timed: a time or a rate, which wants the machine for itself.
         untrained: whether it is of a run's shape alone, so that nothing need be trained: ``measure`` gets a
             ``Trained`` without task and model, and makes one with fresh weights.
@@ -128,7 +128,7 @@ class Quantity:
     columns: tuple[str, ...]
     module: str = ""
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
-    together: str = ""
+    group: str = ""
     timed: bool = False
     untrained: Callable[[Run], bool] = lambda run: False
     large: bool = False

@@ -108,10 +108,8 @@ def _record(suite: Suite, run: Run | None, quantity: Quantity) -> list[str]:
             [],
             [quantity.command_for(suite.name).replace("python -m", "$(DO)", 1)],
         )
-    together = [
-        q.name for q in suite.paper.quantities if q is quantity or q.together == quantity.together != ""
-    ]
-    recipe = f"$(DO) acp_repro.measure {' '.join(together)} --suite {suite.option} --run {run.name} $(FOR)"
+    group = [q.name for q in suite.paper.quantities if q is quantity or q.group == quantity.group != ""]
+    recipe = f"$(DO) acp_repro.measure {' '.join(group)} --suite {suite.option} --run {run.name} $(FOR)"
     lines = [recipe]
     if quantity.library:  # no prerequisite: Make would install it for records that are there
         extra = f"$(INSTALLED)-{quantity.library[1]}"
