@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from acp_repro.chain.paper import Claim, Item, Paper, Quantity, Suite
 from acp_repro.chain.run import Run, Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
+from acp_repro.common.bounds import Axis, Count
 
 
 @dataclass(frozen=True)
 class Grid(Strict):
-    width: list[int]
-    seed: list[int] = field(default_factory=lambda: [0])
+    width: Axis[Count]
+    seed: Axis[int] = field(default_factory=lambda: [0])
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,6 @@ class ToyRun(Run):
 
 
 def make_run(file, suite, where, *, width, seed):
-    if width < 1:
-        raise ValueError(f"{where}.width: must be positive, got {width}")
     return ToyRun(suite=suite, seed=seed, training=file.training, weights=file.weights, width=width)
 
 
@@ -214,7 +213,7 @@ def test_its_commands_and_errors_are_those_of_every_paper(work):
     assert "there is no plan for runs of paper toy" in error
     (work / "experiments" / "bad.yaml").write_text(YAML.replace("[3, 7]", "[0]"))
     error = run(work, python, "-m", "acp_repro.train", "--suite", "bad", expect=2)
-    assert "experiments/bad.yaml: grid[0].width: must be positive, got 0" in error
+    assert "experiments/bad.yaml: grid[0].width[0]: must be a whole number of at least 1, got 0" in error
     (work / "experiments" / "none.yaml").write_text(YAML.replace("paper: toy", "paper: toi"))
     error = run(work, python, "-m", "acp_repro.train", "--suite", "none", expect=2)
     assert "experiments/none.yaml: paper: no paper 'toi'; did you mean toy?" in error
