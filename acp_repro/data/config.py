@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from acp_repro.common.errors import did_you_mean
 from acp_repro.data import corpora  # noqa: F401  registers them
 from acp_repro.data.files import DataError
 from acp_repro.data.registry import CORPORA, CorpusFunction, find_corpus
@@ -116,12 +116,8 @@ class DataConfig(CorpusConfig):
         known = [of.name for of in dataclasses.fields(cls)]
         for key in settings:
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, 1)
-                raise DataError(
-                    f"{key}: unknown key"
-                    + (f"; did you mean {near[0]}?" if near else "")
-                    + f" (the keys are {', '.join(known)})"
-                )
+                near = did_you_mean(key, known)
+                raise DataError(f"{key}: unknown key{near} (the keys are {', '.join(known)})")
         return cls(**settings)
 
     def __post_init__(self) -> None:

@@ -231,7 +231,11 @@ def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):
         ("budget: [0.3]", "budget: [1.3]", "grid[2].budget[0]: must be a number in (0, 1], got 1.3"),
         ("dropped: last", "droped: last", "droped: no such setting; did you mean dropped?"),
         ("dropped: last", "budget: 0.3", "retention.budget: the grid or training says it"),
-        ("scores: [f1", "scores: [f2", "scores: must be some of accuracy"),
+        (
+            "scores: [f1",
+            "scores: [f2",
+            "scores[0]: must be accuracy, micro_f1, macro_f1, exact_match or f1, got 'f2'",
+        ),
         ("open_share: 0.3", "open_share: 0.9", "hard_share: with open_share it must not exceed 1"),
         ("hidden_size: 16", "hidden_size: 17", "must be a multiple of num_attention_heads"),
         (

@@ -19,6 +19,7 @@ from acp_repro.common.bounds import (
     Share,
     ShareBelow1,
     whole,
+    within,
 )
 from acp_repro.data.config import CorpusConfig
 from acp_repro.lap.settings import GATES, TRAINING_MASKS, PruningConfig, Temperature
@@ -52,21 +53,17 @@ class TextsConfig(CorpusConfig):
     label_field: str | None = None
     positive_from: float = 1.0
     negative_to: float = 0.0
-    shortest: int = 20
-    longest: int = 160
-    vocabulary: int | None = None
-    heldout: float = 0.05
-    max_texts: int | None = None
+    shortest: Count = 20
+    longest: Count = 160
+    vocabulary: Annotated[int, whole(300)] | None = None
+    heldout: Annotated[float, within("(0, 1)")] = 0.05
+    max_texts: Count | None = None
     options: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 < self.heldout < 1:
-            raise ValueError(f"heldout: must be a share between 0 and 1, got {self.heldout}")
-        if not 0 < self.shortest <= self.longest:
+        if self.shortest > self.longest:
             raise ValueError(f"longest: must be at least shortest, {self.shortest}, got {self.longest}")
-        if self.vocabulary is not None and self.vocabulary < 300:
-            raise ValueError(f"vocabulary: must be at least 300, got {self.vocabulary}")
         if not self.negative_to < self.positive_from:
             raise ValueError(f"positive_from: must be above negative_to, {self.negative_to}")
 
