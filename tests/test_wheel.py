@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = (
-    "numpy pandas yaml pydantic tqdm safetensors zstandard matplotlib seaborn jinja2 markdown_it tokenizers "
-    "rich"
+    "numpy scipy pandas yaml pydantic tqdm safetensors zstandard matplotlib seaborn jinja2 markdown_it "
+    "tokenizers rich"
 )
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from ..common.errors import UsageError, UserError
 Main = Callable[..., int | None]
 # What the extras of pyproject.toml bring, by the name that is imported.
 _EXTRAS = {
-    **dict.fromkeys(("numpy", "pandas", "pydantic", "yaml", "tqdm", "zstandard"), "chain"),
+    **dict.fromkeys(("numpy", "pandas", "pydantic", "scipy", "yaml", "tqdm", "zstandard"), "chain"),
     **dict.fromkeys(("matplotlib", "seaborn", "jinja2", "markdown_it"), "figures"),
     "safetensors": "checkpoints",
     "tokenizers": "bpe",

@@ -7,14 +7,14 @@ from typing import Any
 
 import pandas as pd
 
+from acp_repro.common.statistics import interval
+
 from .. import style
 from ..tables import one_each, side_by_side
 
 SETTING = ["architecture", "size", "context_length_tokens", "needle_share"]
 CELL = [*SETTING, "seed", "evaluated_length_tokens", "depth", "haystack_sample"]
 METHODS = ("acp", "exact")
-# 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom.
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
 
 
 def cells(records: pd.DataFrame) -> pd.DataFrame:
@@ -61,16 +61,6 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
             rows[index] |= {f"{name}_{method}": some[method].mean() for method in METHODS}
             rows[index] |= {f"{name}_difference": mean, f"{name}_low": low, f"{name}_high": high}
     return pd.DataFrame(rows)
-
-
-def interval(values: pd.Series) -> tuple[float, float, float]:
-    """The mean and its 95 % interval by Student's t; NaN at both ends for a single value."""
-    mean, count = float(values.mean()), len(values)
-    if count < 2:
-        return mean, math.nan, math.nan
-    quantile = T_QUANTILES[count - 2] if count - 2 < len(T_QUANTILES) else 2.145
-    half = quantile * float(values.std()) / math.sqrt(count)
-    return mean, mean - half, mean + half
 
 
 def in_words(table: pd.DataFrame) -> str:

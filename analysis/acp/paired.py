@@ -12,6 +12,7 @@ import math
 import numpy as np
 import pandas as pd
 
+from acp_repro.common import statistics
 from acp_repro.papers.acp.claims import TASKS_P_VALUE
 from acp_repro.papers.acp.evaluation.catalogue import COLUMNS
 
@@ -21,8 +22,6 @@ from . import models
 SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
 SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
-_FLIPS = 10_000
-_SEED = 0
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:
@@ -30,7 +29,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         one row per pair and metric: :data:`SETTING`, ``seed``, :data:`COLUMN`, ``items``; ``acp``,
-        ``exact`` and ``difference`` in the metric's units; ``p_value`` of :func:`p_value`,
+        ``exact`` and ``difference`` in the metric's units; ``p_value`` of :func:`statistics.p_value`,
         ``adjusted_p_value`` after Holm's correction for all rows, and ``verdict``. No row where no run has
         its exact pair.
 
@@ -53,7 +52,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
         columns = [*keys, "items", "acp", "exact", "difference", "p_value", "adjusted_p_value", "verdict"]
         return pd.DataFrame(columns=columns)
     table = pd.DataFrame(rows)
-    table["adjusted_p_value"] = holm(table["p_value"].to_numpy())
+    table["adjusted_p_value"] = statistics.holm(table["p_value"].to_numpy())
     gaps = paper_gaps() | seed_gaps(records)
     table["verdict"] = [
         SAME
@@ -85,7 +84,7 @@ def between_seeds(records: pd.DataFrame) -> pd.DataFrame:
         if len(sides) == 2:
             rows.append(dict(zip(keys, key, strict=True)) | _tested(*sides, key[-1], f"{key} at two seeds"))
     table = pd.DataFrame(rows, columns=[*keys, "first", "second", "p_value"])
-    return table.assign(adjusted_p_value=holm(table["p_value"].to_numpy(dtype=float)))
+    return table.assign(adjusted_p_value=statistics.holm(table["p_value"].to_numpy(dtype=float)))
 
 
 def _tested(first: pd.DataFrame, second: pd.DataFrame, metric: str, what: str) -> dict[str, float]:
@@ -94,7 +93,7 @@ def _tested(first: pd.DataFrame, second: pd.DataFrame, metric: str, what: str) -
         raise UnfitRecords(f"lm_eval_items: {what}: not the same items")
     second = second.loc[first.index]
     apart = (first["value"] - second["value"]).to_numpy()
-    return {"first": score(first, metric), "second": score(second, metric), "p_value": p_value(apart)}
+    return {"first": score(first, metric), "second": score(second, metric), "p_value": statistics.p_value(apart)}
 
 
 def score(items: pd.DataFrame, metric: str) -> float:
@@ -110,45 +109,6 @@ def is_perplexity(metric: str) -> bool:
 def apart_in_kind(one: float, other: float, metric: str) -> float:
     """A difference that can be compared between models: of perplexities that of their logarithms."""
     return math.log(one / other) if is_perplexity(metric) else one - other
-
-
-def p_value(apart: np.ndarray) -> float:
-    """Two-sided p of a paired test that ``apart``, the differences of items, are as likely up as down.
-
-    Where they are all of one size, as right or wrong is, it is McNemar's exact test; else a permutation test
-    that turns the signs of 10,000 draws at random, with a fixed seed.
-    """
-    apart = apart[apart != 0]
-    if not len(apart):
-        return 1.0
-    if (np.abs(apart) == abs(apart[0])).all():
-        return _two_sided_binomial(int((apart > 0).sum()), len(apart))
-    random = np.random.default_rng(_SEED)
-    seen, beyond = abs(apart.sum()), 0
-    for _ in range(_FLIPS // 500):
-        signs = random.integers(0, 2, (500, len(apart)), dtype=np.int8) * 2 - 1
-        beyond += int((np.abs(signs @ apart) >= seen * (1 - 1e-12)).sum())
-    return (beyond + 1) / (_FLIPS + 1)
-
-
-def _two_sided_binomial(successes: int, trials: int) -> float:
-    """Of a fair coin; by logarithms, since thousands of items may differ."""
-    fewer = min(successes, trials - successes)
-    log_terms = [
-        math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1) - trials * math.log(2)
-        for k in range(fewer + 1)
-    ]
-    return min(1.0, 2 * math.fsum(map(math.exp, log_terms)))
-
-
-def holm(p_values: np.ndarray) -> np.ndarray:
-    """p after Holm's correction: below a level, it holds at that level for all of them together."""
-    order = np.argsort(p_values)
-    factors = np.arange(len(p_values), 0, -1)
-    adjusted = np.maximum.accumulate(p_values[order] * factors).clip(max=1.0)
-    result = np.empty_like(adjusted)
-    result[order] = adjusted
-    return result
 
 
 def paper_gaps() -> dict[tuple[str, str], float]:

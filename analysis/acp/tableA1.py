@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from acp_repro.common.statistics import interval
+
 from .. import drawing, style
 from . import needle_statistics
 
@@ -53,7 +55,7 @@ def pairs(records: pd.DataFrame) -> pd.DataFrame:
 def in_words(table: pd.DataFrame) -> str:
     """How many pairs differ, who was better then, and the mean difference with its interval."""
     apart = table[table["difference_nats"] != 0]
-    mean, low, high = needle_statistics.interval(table["difference_nats"])
+    mean, low, high = interval(table["difference_nats"])
     better = int((apart["difference_nats"] < 0).sum())
     return (
         f"In {len(table) - len(apart)} of {len(table)} pairs the likelihoods agree to the last digit; "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from acp_repro.common.statistics import share_error
 from acp_repro.papers.lap.claims import (
     ACCURACY,
     BLEU,
@@ -129,7 +130,7 @@ def probe_close(probe: pd.DataFrame) -> Verdict:
     kept, whole = found["kept_votes"], found["all_tokens_votes"]
     chance = probe["larger_class"].iloc[0]
     ours = f"kept {kept:.3f}, all tokens {whole:.3f}, bag of words {found['bag_of_words']:.3f}, "
-    error = (kept * (1 - kept) / probe["measured_texts"].iloc[0]) ** 0.5
+    error = share_error(kept, probe["measured_texts"].iloc[0])
     ours += f"larger class {chance:.3f}, standard error {error:.3f}"
     met = kept >= whole - CLOSE and kept > chance
     if met and kept - chance <= STANDARD_ERRORS * error:

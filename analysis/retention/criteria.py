@@ -6,6 +6,7 @@ import math
 
 import pandas as pd
 
+from acp_repro.common.statistics import share_error
 from acp_repro.papers.retention.claims import KEPT_OF_DENSE, PLATEAU_POINTS, SLOPE_WITHIN
 
 from ..verdict import Verdict
@@ -30,8 +31,8 @@ def _test_means(score: pd.DataFrame) -> pd.DataFrame:
     )
     # Of a share: seeds are tested on the same examples, so more of them make it no smaller. One seed alone
     # says nothing of how seeds differ.
-    of_examples = (table["mean"] * (100 - table["mean"]) / table["examples"]).clip(lower=0)
-    table["error"] = (of_examples + table["std"].fillna(0.0) ** 2 / table["seeds"]) ** 0.5
+    of_examples = 100 * share_error((table["mean"] / 100).clip(upper=1), table["examples"])
+    table["error"] = (of_examples**2 + table["std"].fillna(0.0) ** 2 / table["seeds"]) ** 0.5
     return table
 
 
@@ -170,8 +171,8 @@ def plateau(score: pd.DataFrame) -> Verdict:
                 continue
             off = (line["score_percent"] - default.iloc[0]).abs().max()
             # Two models on the same examples, each with the error of a share.
-            share = default.iloc[0]
-            errors.append((2 * share * (100 - share) / line["measured_examples"].max()) ** 0.5)
+            of_one = share_error(default.iloc[0] / 100, line["measured_examples"].max())
+            errors.append(100 * 2**0.5 * of_one)
             margins.append(PLATEAU_POINTS - off)
             place = f"{task}, {gates.replace('_', ' ')}, {100 * budget:g} %"
             words.append(f"{name.replace('_', ' ')} ({place}): {off:.1f} ± {errors[-1]:.1f} points")

@@ -9,6 +9,7 @@ import pytest
 
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
+from acp_repro.common import statistics
 from acp_repro.papers.acp.paper import PAPER
 from analysis import drawing
 from analysis.acp import (
@@ -141,7 +142,7 @@ def test_further_seeds_are_further_trainings(folder):
             write_needle(name, lambda s, d, recall=recall: recall, share=0.1)
     records = needle_records(*(run.name for run in load_suite("mini").trained_with_needles))
     (row,) = needle_statistics.differences(records).itertuples()
-    mean, low, high = needle_statistics.interval(pd.Series([-40.0, 10.0, 0.0]))
+    mean, low, high = statistics.interval([-40.0, 10.0, 0.0])
     assert row.seeds == 3 and row.recall_difference == pytest.approx(mean)
     assert (row.recall_low, row.recall_high) == pytest.approx((low, high))
     one = criteria.retrieval_kept(records[records["seed"] == 0])
@@ -185,14 +186,6 @@ def test_needle_records_that_do_not_fit():
         needle_statistics.cells(pd.concat([records, records]))
     with pytest.raises(UnfitRecords, match="every run needs a record of method acp and one of exact"):
         needle_statistics.differences(records[records["method"] == "acp"])
-
-
-def test_the_interval_is_students():
-    mean, low, high = needle_statistics.interval(pd.Series([1.0, 2.0, 3.0]))
-    assert (mean, high - mean) == (2.0, pytest.approx(4.303 / 3**0.5)) and low < mean
-    assert needle_statistics.interval(pd.Series([1.0] * 40))[1:] == (1.0, 1.0)
-    mean, low, high = needle_statistics.interval(pd.Series([1.0]))
-    assert mean == 1.0 and np.isnan(low) and np.isnan(high)
 
 
 @pytest.mark.parametrize(

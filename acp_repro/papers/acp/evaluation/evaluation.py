@@ -16,6 +16,7 @@ import lm_eval.evaluator
 from lm_eval.api.metrics import bits_per_byte, mean, perplexity, weighted_perplexity
 
 from acp_repro.common import files
+from acp_repro.common.statistics import over_draws
 
 from ..unfinished import Unfinished, digest
 from .harness import FoXLM
@@ -167,7 +168,7 @@ def _evaluate(lm: FoXLM, loaded: LoadedTask, items: int | None) -> TaskResult:
 
 
 def _metric(value: float, numbers: list[Any], aggregation: Callable) -> Metric:
-    """Standard errors by the delta method, from what the harness averages.
+    """Standard errors from what the harness averages.
 
     A mean's is that of the harness (``mean_stderr``). A perplexity is exp of a mean, or of a ratio of sums
     whose terms are drawn together: items are articles there, not words, since words of one article are not
@@ -176,10 +177,7 @@ def _metric(value: float, numbers: list[Any], aggregation: Callable) -> Metric:
     pairs = [(float(n[0]), float(n[1])) if isinstance(n, tuple) else (_number(n), 1.0) for n in numbers]
     error = None
     if aggregation in _SLOPES and len(pairs) > 1:
-        total = sum(weight for _, weight in pairs)
-        ratio = math.fsum(x for x, _ in pairs) / total
-        residues = math.fsum((x - ratio * weight) ** 2 for x, weight in pairs)
-        error = _SLOPES[aggregation](value) * math.sqrt(residues * len(pairs) / (len(pairs) - 1)) / total
+        error = _SLOPES[aggregation](value) * over_draws(*zip(*pairs, strict=True)).error
     return Metric(float(value), error, pairs)
 
 

@@ -1,0 +1,124 @@
+"""The statistics that every paper shares, beside values that were worked out by hand or stand in tables."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from acp_repro.common import statistics
+
+
+@pytest.mark.parametrize(
+    ("count", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (11, 2.228), (31, 2.042), (1001, 1.962)]
+)
+def test_intervals_have_the_quantiles_of_the_printed_tables(count, quantile):
+    values = np.arange(count, dtype=float)
+    mean, low, high = statistics.interval(values)
+    half = quantile * values.std(ddof=1) / math.sqrt(count)
+    assert mean == (count - 1) / 2
+    assert (high - mean, mean - low) == pytest.approx((half, half), rel=4e-4)
+
+
+def test_an_interval_by_hand():
+    # 1, 2, 3: standard deviation 1, error 1/sqrt(3), two degrees of freedom.
+    assert statistics.interval([1.0, 2.0, 3.0]) == pytest.approx((2, 2 - 2.48414, 2 + 2.48414), abs=1e-4)
+    assert statistics.interval([1.0] * 40) == (1.0, 1.0, 1.0)
+    mean, low, high = statistics.interval([1.0])
+    assert mean == 1 and math.isnan(low) and math.isnan(high)
+
+
+def test_p_values_are_those_of_the_definitions():
+    # McNemar: 2 up, 8 down of ten items that differ: 2 P(X <= 2) = 2 (1 + 10 + 45) / 1024.
+    apart = np.array([1.0] * 2 + [-1.0] * 8 + [0.0] * 50)
+    assert statistics.p_value(apart) == pytest.approx(112 / 1024)
+    assert statistics.p_value(np.zeros(5)) == statistics.p_value(np.array([1.0, -1.0])) == 1.0
+    # Of 3,000 items that differ, as of ten: no sum of binomials overflows.
+    assert statistics.p_value(np.repeat([1.0, -1.0], [1600, 1400])) == pytest.approx(2.77e-4, rel=0.01)
+
+
+def test_few_items_are_turned_in_all_ways_and_many_in_random_ones():
+    # +++ and --- are as far from 0 as what is seen, of eight ways.
+    assert statistics.p_value(np.array([1.0, 2.0, 3.5])) == 2 / 8
+    apart = np.array([0.3, -0.1, 0.25, 0.5, -0.2, 0.15, 0.33, 0.41, -0.05, 0.6])
+    sums = [abs(np.dot(signs, apart)) for signs in itertools.product((-1, 1), repeat=10)]
+    assert statistics.p_value(apart) == np.mean([value >= abs(apart.sum()) - 1e-12 for value in sums])
+    fourteen = np.append(apart, [0.2, -0.3, 0.1, 0.4])
+    sums = [abs(np.dot(signs, fourteen)) for signs in itertools.product((-1, 1), repeat=14)]
+    exact = np.mean([value >= abs(fourteen.sum()) - 1e-12 for value in sums])
+    assert statistics.p_value(fourteen) == pytest.approx(exact, abs=0.01)
+    assert statistics.p_value(fourteen) == statistics.p_value(fourteen)
+
+
+def test_p_values_are_uniform_where_nothing_differs():
+    """A test that cried wolf, or never could, would show here."""
+    random = np.random.default_rng(1)
+    found = np.array([statistics.p_value(random.normal(size=40)) for _ in range(200)])
+    assert 0.01 <= (found < 0.05).mean() <= 0.1 and 0.4 < found.mean() < 0.6
+
+
+def test_holm_is_holm():
+    assert statistics.holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
+    assert statistics.holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
+
+
+def test_paired_shares_by_hand():
+    # Bonett and Price: 15 up and 5 down of 98: (16 - 6) / 100 within 1.96 sqrt((0.22 - 0.01) / 100).
+    apart = np.repeat([1.0, -1.0, 0.0], [15, 5, 78])
+    found = statistics.paired_difference(apart)
+    assert found.mean == pytest.approx(10 / 98)
+    assert (found.low, found.high) == pytest.approx((0.1 - 0.089816, 0.1 + 0.089816), abs=1e-5)
+    assert found.p_value == pytest.approx(2 * sum(math.comb(20, k) for k in range(6)) / 2**20)
+    # Ten items on which two models agree leave 0.22 on either side.
+    _, low, high, p = statistics.paired_difference(np.zeros(10))
+    assert (low, high, p) == pytest.approx((-0.2310, 0.2310, 1.0), abs=1e-3)
+
+
+def test_log_likelihoods_are_means_over_words():
+    # Two articles of 10 and 30 words, 1 and 3 nats apart: 0.1 a word in both, so no doubt is left.
+    assert statistics.paired_difference([1.0, 3.0], [10.0, 30.0])[:3] == pytest.approx((0.1, 0.1, 0.1))
+    # 2 and 0 nats: 0.05 a word; residues 1.5 and -1.5 over a mean weight of 20, one degree of freedom.
+    found = statistics.paired_difference([2.0, 0.0], [10.0, 30.0])
+    half = 12.7062 * math.sqrt(2) * 1.5 / 20 / math.sqrt(2)
+    assert (found.mean, found.high) == pytest.approx((0.05, 0.05 + half), rel=1e-4)
+
+
+def test_equivalence_is_two_one_sided_tests():
+    # Three pairs: mean 0.002, error 0.001, so the worse test has t = (0.005 - 0.002) / 0.001 = 3.
+    pairs = statistics.over_draws([0.002 - 0.001 * math.sqrt(3), 0.002, 0.002 + 0.001 * math.sqrt(3)])
+    assert (pairs.mean, pairs.error, pairs.freedom) == pytest.approx((0.002, 0.001, 2))
+    found = statistics.equivalence(pairs, 0.005)
+    assert found.p_value == pytest.approx(0.5 * (1 - 3 / math.sqrt(2 + 9)))  # t with 2 degrees of freedom
+    assert (found.low, found.high) == pytest.approx((0.002 - 0.0029200, 0.002 + 0.0029200), abs=1e-6)
+    assert (found.p_value < 0.05) is (found.high < 0.005)
+    assert statistics.equivalence(pairs, 0.0048).p_value > 0.05 > statistics.equivalence(pairs, 0.005).p_value
+    assert found.beyond_p_value > 0.9
+
+
+def test_what_is_beyond_the_margin_is_told_from_what_is_open():
+    pairs = statistics.over_draws([0.1, 0.11, 0.09, 0.1])
+    assert statistics.equivalence(pairs, 0.02).beyond_p_value < 0.05
+    below = statistics.equivalence(statistics.over_draws([-0.1, -0.11, -0.09]), 0.02)
+    assert below.beyond_p_value < 0.05 < below.p_value
+    wide = statistics.equivalence(statistics.over_draws([0.1, -0.1]), 0.02)
+    assert wide.p_value > 0.05 and wide.beyond_p_value > 0.05
+
+
+def test_one_value_shows_nothing_and_two_that_are_equal_show_all():
+    one = statistics.equivalence(statistics.over_draws([0.0]), 1.0)
+    assert all(map(math.isnan, one))
+    same = statistics.equivalence(statistics.over_draws([0.0, 0.0]), 1e-9)
+    assert same == (0.0, 0.0, 0.0, 1.0)
+    # Items are no trainings: ten that agree do not show that the next will.
+    assert statistics.equivalence(statistics.over_items([0.0] * 10), 0.01).p_value > 0.05
+    assert statistics.equivalence(statistics.over_items([0.0] * 1000), 0.01).p_value < 0.05
+
+
+@pytest.mark.parametrize("margin", [0.0, -1.0, math.nan])
+def test_a_margin_is_above_0(margin):
+    with pytest.raises(ValueError, match="a margin is above 0"):
+        statistics.equivalence(statistics.over_draws([0.0, 0.0]), margin)
+
+
+def test_the_error_of_a_share():
+    assert statistics.share_error(0.8, 400) == pytest.approx(0.02)
