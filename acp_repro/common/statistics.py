@@ -73,6 +73,11 @@ class Equivalence(NamedTuple):
     p_value: float
     beyond_p_value: float
 
+    @property
+    def shown(self) -> bool | None:
+        """None where neither test decides."""
+        return True if self.p_value < LEVEL else False if self.beyond_p_value < LEVEL else None
+
 
 def over_draws(values: Sequence[float], weights: Sequence[float] | None = None) -> Estimate:
     """Of values that were drawn apart: seeds, pairs of trainings, texts.
@@ -187,6 +192,11 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     result = np.empty_like(adjusted)
     result[order] = adjusted
     return result
+
+
+def p_above_guessing(right: int, count: int, guess: float) -> float:
+    """One-sided p of a test that so many right answers of ``count`` are more than guessing gives."""
+    return float(stats.binomtest(right, count, guess, "greater").pvalue)
 
 
 def share_error(share, count):

@@ -65,6 +65,40 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def equivalences(differences: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Two one-sided tests of each column of the paper's, over pairs of trainings.
+
+    Args:
+        differences: of :func:`differences`.
+
+    Returns:
+        one row per column: :data:`COLUMN`, ``mean`` (see :func:`apart_in_kind`), ``low``, ``high``,
+        ``p_value`` and, after Holm's correction, ``adjusted_beyond_p_value`` of
+        :func:`statistics.equivalence`, and its ``margin``, of :func:`paper_gaps`; and the columns, in words,
+        that are left out as no exact model is better than guessing there.
+    """
+    margins, guesses = paper_gaps(), {(c.task, c.metric): c.guess for c in COLUMNS}
+    rows, guessed = [], []
+    for key, pairs in differences.groupby(COLUMN, sort=False):
+        if key not in margins:
+            continue
+        if (guess := guesses[key]) is not None:
+            right = [(round(pair.exact * pair.items), pair.items) for pair in pairs.itertuples()]
+            p_values = [statistics.p_above_guessing(*counts, guess) for counts in right]
+            if min(statistics.holm(p_values)) >= statistics.LEVEL:
+                guessed.append(" ".join(key))
+                continue
+        apart = [apart_in_kind(pair.acp, pair.exact, key[1]) for pair in pairs.itertuples()]
+        estimate = statistics.over_draws(apart)
+        found = statistics.equivalence(estimate, margins[key])
+        row = dict(zip(COLUMN, key, strict=True)) | {"mean": estimate.mean, "margin": margins[key]}
+        rows.append(row | found._asdict())
+    names = [*COLUMN, "mean", "margin", *statistics.Equivalence._fields]
+    table = pd.DataFrame(rows, columns=names)
+    beyond = statistics.holm(table.pop("beyond_p_value"))
+    return table.assign(adjusted_beyond_p_value=beyond), ", ".join(guessed)
+
+
 def between_seeds(records: pd.DataFrame) -> pd.DataFrame:
     """Every task's metric of the two lowest seeds of each setting that has two (``lm_eval_items`` records).
 
@@ -93,7 +127,8 @@ def _tested(first: pd.DataFrame, second: pd.DataFrame, metric: str, what: str) -
         raise UnfitRecords(f"lm_eval_items: {what}: not the same items")
     second = second.loc[first.index]
     apart = (first["value"] - second["value"]).to_numpy()
-    return {"first": score(first, metric), "second": score(second, metric), "p_value": statistics.p_value(apart)}
+    scores = {"first": score(first, metric), "second": score(second, metric)}
+    return scores | {"p_value": statistics.p_value(apart)}
 
 
 def score(items: pd.DataFrame, metric: str) -> float:
