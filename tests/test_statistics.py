@@ -120,5 +120,20 @@ def test_a_margin_is_above_0(margin):
         statistics.equivalence(statistics.over_draws([0.0, 0.0]), margin)
 
 
+def test_groups_of_one_distribution_and_how_far_apart_they_may_be():
+    # Two pure groups of ten: one of 92,378 ways to share them out.
+    apart = statistics.homogeneity([[10, 0], [0, 10]])
+    assert apart.p_value < 1e-3 and apart.effect_high > 1
+    alike = statistics.homogeneity([[500, 500], [500, 500]])
+    # Chi-squared 0 with one degree of freedom never falls in the lower 5 %: no effect is ruled in.
+    assert alike.p_value == 1 and alike.effect_high == 0
+    # Chi-squared 2.564 of 100 items: the noncentrality that puts it at the 5 % quantile is 10.5.
+    some = statistics.homogeneity([[30, 20], [22.0, 28.0]])
+    assert some.effect_high == pytest.approx(math.sqrt(10.54 / 100), rel=0.002)
+    assert statistics.homogeneity([[5, 0], [7, 0]]) == (1.0, 0.0)  # of one kind
+    again = [statistics.homogeneity([[8, 2], [5, 5]]).p_value for _ in range(2)]
+    assert again[0] == again[1] == pytest.approx(0.35, abs=0.02)  # Fisher's exact test: 0.3498
+
+
 def test_the_error_of_a_share():
     assert statistics.share_error(0.8, 400) == pytest.approx(0.02)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 LEVEL = 0.05  # of a test; an interval covers the rest
 _FLIPS = 10_000
@@ -77,6 +77,19 @@ class Equivalence(NamedTuple):
     def shown(self) -> bool | None:
         """None where neither test decides."""
         return True if self.p_value < LEVEL else False if self.beyond_p_value < LEVEL else None
+
+
+class Homogeneity(NamedTuple):
+    """What :func:`homogeneity` finds.
+
+    Attributes:
+        p_value: of a test that shuffles items among the groups and compares chi-squared.
+        effect_high: the upper bound of Cohen's w, the root of chi-squared over the number of items as it
+            would be without chance, by the noncentral chi-squared distribution; 0.3 is a medium effect.
+    """
+
+    p_value: float
+    effect_high: float
 
 
 def over_draws(values: Sequence[float], weights: Sequence[float] | None = None) -> Estimate:
@@ -148,6 +161,25 @@ def equivalence(estimate: Estimate, margin: float, level: float = LEVEL) -> Equi
         p_value=max(estimate.p_above(-margin), below.p_above(-margin)),
         beyond_p_value=min(estimate.p_above(margin), below.p_above(margin)),
     )
+
+
+def homogeneity(counts: Sequence[Sequence[int]], level: float = LEVEL) -> Homogeneity:
+    """Whether groups (rows) draw their kinds (columns) from one distribution."""
+    counts = np.asarray(counts, dtype=int)
+    counts = counts[:, counts.any(axis=0)]
+    if min(counts.shape) < 2:
+        return Homogeneity(1.0, 0.0)
+    shuffle = stats.PermutationMethod(n_resamples=_FLIPS - 1, rng=np.random.default_rng(_SEED))
+    found = stats.chi2_contingency(counts, correction=False, method=shuffle)
+    freedom = math.prod(n - 1 for n in counts.shape)
+
+    def beyond(noncentrality: float) -> float:
+        return stats.ncx2.cdf(found.statistic, freedom, noncentrality) - level
+
+    largest = 0.0
+    if stats.chi2.cdf(found.statistic, freedom) > level:
+        largest = optimize.brentq(beyond, 1e-9, 10 * (found.statistic + freedom + 10))
+    return Homogeneity(float(found.pvalue), math.sqrt(largest / counts.sum()))
 
 
 def p_value(apart: np.ndarray) -> float:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.papers.acp.claims import SETTLED_PERCENT, SHARE_POINTS, SPARSE_PERCENT, TASKS_P_VALUE
+from acp_repro.common.statistics import LEVEL, homogeneity
+from acp_repro.papers.acp.claims import (
+    LAYERS_EFFECT,
+    SETTLED_PERCENT,
+    SHARE_POINTS,
+    SPARSE_PERCENT,
+    TASKS_P_VALUE,
+)
 from acp_repro.papers.acp.plan.cost import attention_share_of_flops
 
 from .. import style
@@ -73,15 +80,21 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
 
 
 def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
-    """Met if more than half of the layers past the second have a majority of local heads and a global one."""
+    """Met if the kinds of heads differ by less than :data:`LAYERS_EFFECT` between the layers past the second;
+    missed if by more than heads that are shuffled among them; undecided where neither can be seen."""
     if pruned_ratio["layer"].nunique() < 3:
         return Verdict(Status.UNDECIDED, "the model has no layer past the second")
     if statistics.grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
     kinds = statistics.head_kinds(pruned_ratio)
-    layers = [heads for _, heads in kinds.groupby(pruned_ratio["layer"])][2:]
-    alike = sum((heads == "local").mean() > 0.5 and (heads == "global").any() for heads in layers)
-    return Verdict.of(alike > len(layers) / 2, f"{alike} of {len(layers)} layers")
+    counts = pd.crosstab(pruned_ratio["layer"], kinds).iloc[2:]
+    found = homogeneity(counts)
+    ours = (
+        f"{len(counts)} layers of {counts.iloc[0].sum()} heads: shuffled, they differ as much in "
+        f"{100 * found.p_value:.1f} % of cases; the effect is {found.effect_high:.2f} at most"
+    )
+    alike = found.effect_high < LAYERS_EFFECT
+    return Verdict.of(True if alike else False if found.p_value < LEVEL else None, ours)
 
 
 def local_and_global_heads(pruned_ratio: pd.DataFrame) -> Verdict:

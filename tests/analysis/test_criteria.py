@@ -203,18 +203,29 @@ def test_first_layers():
     assert criteria.first_layers_local(heads(most, most, layers=[0, 1])).status is UNDECIDED
 
 
-def test_layers_match_the_model_if_most_have_a_local_majority_and_a_global_head():
+def test_layers_match_the_model_as_far_as_their_heads_can_tell():
     most = 36 / 55
-    mixed, local, wide = (most, most, 0.0), (most,) * 3, (0.0, 0.0, most)
+    kinds = {"local": most, "global": 0.0, "between": 0.3}
 
     def model(*layers):
-        ratios = [ratio for layer in (local, local, *layers) for ratio in layer]
-        numbers = [number for number in range(len(layers) + 2) for _ in range(3)]
+        """Two local layers, and then such numbers of local, global and other heads."""
+        drawn = [[kind for kind, n in zip(kinds, layer, strict=True) for _ in range(n)] for layer in layers]
+        ratios = [most, most, *(kinds[kind] for layer in drawn for kind in layer)]
+        numbers = [0, 1, *(2 + i for i, layer in enumerate(drawn) for _ in layer)]
         return text_criteria.layers_match_model(heads(*ratios, layers=numbers))
 
-    assert model(mixed, mixed, local).status is MET and model(mixed, mixed, local).ours == "2 of 3 layers"
-    assert model(mixed, local).status is MISSED  # half is not most
-    assert model(mixed, wide, local).status is MISSED
+    assert model(*[(9, 1, 2)] * 10).status is MET
+    # Ten layers of twelve heads drawn from one model: half of them lack a global head, and that is chance.
+    drawn = [(11, 0, 1), (8, 1, 3), (11, 0, 1), (12, 0, 0), (7, 2, 3)]
+    drawn += [(10, 0, 2), (10, 1, 1), (6, 4, 2), (8, 3, 1), (9, 1, 2)]
+    verdict = model(*drawn)
+    assert verdict.status is UNDECIDED
+    assert verdict.ours.startswith("10 layers of 12 heads: shuffled, they differ as much in 1")
+    # Half of the layers local and half global: the same numbers over all, and no layer is like the whole.
+    assert model(*[(12, 0, 0), (0, 12, 0)] * 5).status is MISSED
+    # Three heads a layer tell nothing, whatever they are.
+    assert model((2, 1, 0), (3, 0, 0)).status is UNDECIDED
+    assert model(*[(12, 0, 0)] * 3).status is MET  # all of one kind
     assert model().status is UNDECIDED
 
 

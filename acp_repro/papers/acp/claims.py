@@ -16,6 +16,7 @@ SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
 SHARE_POINTS = 2.0  # what "roughly" is taken to mean of attention's share of all FLOPs
 FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
 RECALL_POINTS = 10.0  # a loss of recall that an interval must rule out to show that there is no damage
+LAYERS_EFFECT = 0.3  # Cohen's w, a medium effect: layers that are less apart are alike
 LEARNT_RECALL = 0.8  # of a model that was trained to find
 
 _LOCAL = "local: 95 % or more of what the grid of blocks allows is pruned; global: under 5 % of it"

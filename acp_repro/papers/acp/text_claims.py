@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from acp_repro.chain.paper import Claim
 
-from .claims import SETTLED_PERCENT, SHARE_POINTS, SPARSE_PERCENT, TASKS_P_VALUE
+from .claims import LAYERS_EFFECT, SETTLED_PERCENT, SHARE_POINTS, SPARSE_PERCENT, TASKS_P_VALUE
 
 _SHOWN = "tests/attention/test_paper_text.py::"
 _SEARCH = "tests/attention/test_boundary.py::test_parallel_search_is_algorithm_1"
@@ -147,8 +147,10 @@ CLAIMS = (
     Claim(
         "Layers are like the whole model, but for the first two",
         "Section 4.3: the distribution for each layer matches the distribution for the entire model",
-        "more than half of the layers past the second have a majority of local heads and at least one global "
-        "head",
+        "the 95 % upper bound of how far the kinds of heads (local, global, between) differ between the "
+        f"layers past the second is under {LAYERS_EFFECT:g} (Cohen's w; a medium effect); it fails where heads "
+        "that are shuffled among these layers differ as much in fewer than 5 % of cases; where neither is so, "
+        "there are too few heads in a layer, and it cannot be told",
         ("pruned_ratio",),
         "layers_match_model",
         item="figure5",
