@@ -13,7 +13,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +133,20 @@ def read_records(
             f"`{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
         )
     return read_files(suite, kind, [path for run, path in paths.items() if run not in missing])
+
+
+def read_file(path: Path, columns: Sequence[str]) -> pandas.DataFrame:
+    """Some columns of one file of records, wherever it lies and whatever suite it is of.
+
+    Raises:
+        RecordError: it is damaged, or has not these columns.
+    """
+    import pandas
+
+    try:
+        return pandas.read_csv(path, usecols=list(columns))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise RecordError(f"{path} cannot be read ({' '.join(str(error).split())})") from error
 
 
 def read_files(suite: Suite, kind: Quantity, paths: list[Path]) -> pandas.DataFrame:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pandas as pd
 
 from acp_repro.common import statistics
 from acp_repro.papers.acp.claims import TASKS_P_VALUE
 from acp_repro.papers.acp.evaluation.catalogue import COLUMNS
+from acp_repro.papers.acp.evaluation.comparison import is_perplexity, shown
 
 from ..tables import UnfitRecords, one_each
 from . import models
@@ -133,12 +133,7 @@ def _tested(first: pd.DataFrame, second: pd.DataFrame, metric: str, what: str) -
 
 def score(items: pd.DataFrame, metric: str) -> float:
     """A metric from its items: a share of them, or exp of less the log-likelihood of a word or a target."""
-    mean = items["value"].sum() / items["weight"].sum()
-    return float(np.exp(-mean)) if is_perplexity(metric) else float(mean)
-
-
-def is_perplexity(metric: str) -> bool:
-    return metric.endswith("perplexity")
+    return shown(float(items["value"].sum() / items["weight"].sum()), metric)
 
 
 def apart_in_kind(one: float, other: float, metric: str) -> float:

@@ -1,0 +1,96 @@
+"""Do two models differ on downstream tasks? ``python -m acp_repro.compare A B``.
+
+A and B are evaluations of the LM Evaluation Harness: folders or files with samples_*.jsonl, as lm-eval writes
+with --log_samples --output_path in any project; what `python -m acp_repro.evaluate` keeps
+(runs/evaluations/NAME); or the records of a run (results/SUITE/RUN). Items that both have are compared one by
+one. The harness itself is not needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .chain.command import command, output_file, run_command
+from .common import files
+
+MARGIN = 0.01
+_LEGEND = """A - B of perplexities is of their logarithms: below 0 A is the better. p: McNemar's exact test for
+right or wrong, random signs else; within: two one-sided tests that |A - B| is under {margin:g}; both after
+Holm's correction for all rows. Items say whether two models differ, as two seeds of one method may; whether
+methods do, only several trainings of each can say."""
+
+
+@command()
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    from .papers.acp.evaluation import comparison
+
+    names = (str(options.a), str(options.b))
+    a, b = comparison.read(options.a), comparison.read(options.b)
+    keys = comparison.choose(a, b, names, options.tasks, options.metrics)
+    rows, notes = comparison.compare(a, b, names, keys, options.margin)
+    print(f"A: {names[0]}\nB: {names[1]}")
+    for note in notes:
+        print(f"note: {note}")
+    _print_table(rows)
+    print(_LEGEND.format(margin=options.margin))
+    if options.csv:
+        cells = ([row[name] for name in comparison.COLUMNS] for row in rows)
+        print(f"table: {files.write_csv(options.csv, comparison.COLUMNS, cells).resolve()}")
+    return 0
+
+
+def _print_table(rows: list[dict]) -> None:
+    table = [("task", "metric", "items", "A", "B", "A - B", "95 % interval", "p", "within", "verdict")]
+    for row in rows:
+        numbers = [f"{row[name]:.4f}" for name in ("a", "b")]
+        interval = f"[{row['low']:+.4f}, {row['high']:+.4f}]"
+        p_values = [f"{row[f'adjusted_{name}']:.2g}" for name in ("p_value", "equivalence_p_value")]
+        first = (row["task"], row["metric"], f"{row['items']:,}", *numbers, f"{row['difference']:+.4f}")
+        table.append((*first, interval, *p_values, row["verdict"]))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
+        right = [cell.rjust(width) for cell, width in zip(cells[2:-1], widths[2:-1], strict=True)]
+        print("  ".join((*left, *right, cells[-1])))
+
+
+def _margin(text: str) -> float:
+    try:
+        margin = float(text)
+    except ValueError:
+        margin = 0.0
+    if not 0 < margin < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return margin
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    summary, details = __doc__.split("\n\n", 1)
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.compare", description=f"{summary.partition('?')[0]}? {details}"
+    )
+    add = parser.add_argument
+    add("a", metavar="A", type=Path, help="a folder or file of an evaluation")
+    add("b", metavar="B", type=Path, help="another one")
+    add("--tasks", type=_names, default=[], metavar="NAME,...", help="default: all that both have")
+    add("--metrics", type=_names, default=[], metavar="NAME,...", help="default: all that both have")
+    add(
+        "--margin",
+        type=_margin,
+        default=MARGIN,
+        metavar="X",
+        help="the smallest difference that would matter, in the metric's units, of perplexities of their "
+        "logarithms (default: %(default)s: a point of accuracy, a hundredth of a perplexity)",
+    )
+    add("--csv", type=output_file, metavar="FILE", help="also write the table there")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,207 @@
+"""``python -m acp_repro.compare``: any two evaluations of the harness, item by item."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from acp_repro import compare
+from acp_repro.papers.acp.evaluation import comparison
+
+ROOT = Path(__file__).parent.parent
+DATE = "2026-01-31T12-00-00.123456"
+
+
+def samples(folder: Path, task: str, metrics: dict[str, list], kind: str = "none", date: str = DATE) -> Path:
+    """A file as lm-eval 0.4.13 writes it with ``--log_samples --output_path``."""
+    path = folder / "org__model" / f"samples_{task}_{date}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count = len(next(iter(metrics.values())))
+    with path.open("a") as file:
+        for i in range(count):
+            doc = {"question": f"{task} {i}"}
+            line = {
+                "doc_id": i,
+                "doc": doc,
+                "target": "1",
+                "arguments": {"gen_args_0": {"arg_0": f"{task} {i}", "arg_1": " yes"}},
+                "resps": [[["-4.08", "False"]]],
+                "filtered_resps": [["-4.08", "False"]],
+                "filter": kind,
+                "metrics": list(metrics),
+                "doc_hash": f"hash of {task} {i}",
+                "prompt_hash": "p",
+                "target_hash": "t",
+            }
+            file.write(json.dumps(line | {name: values[i] for name, values in metrics.items()}) + "\n")
+    (path.parent / f"results_{date}.json").write_text("{}")
+    return path
+
+
+def right(count: int, of: int) -> list[float]:
+    return [1.0] * count + [0.0] * (of - count)
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    """Folders ``a`` and ``b``: A better at one task, the same at another, and a page task."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    words = [100 + i for i in range(40)]
+    pages = random.normal(-300, 10, 40)
+    for name, correct, shift in (("a", 560, 0.0), ("b", 500, -12.0)):
+        folder = tmp_path / name
+        accuracies = {"acc": right(correct, 1000), "mcc": [[1, 0]] * 1000}
+        samples(folder, "piqa", accuracies)
+        samples(folder, "arc_easy", {"acc": right(600, 5000)})
+        both = {
+            "word_perplexity": [[x + shift, n] for x, n in zip(pages, words, strict=True)],
+            "bits_per_byte": [[x + shift, 6 * n] for x, n in zip(pages, words, strict=True)],
+        }
+        samples(folder, "wikitext", both)
+    return tmp_path
+
+
+def rows(*arguments: str) -> dict[tuple[str, str], dict[str, str]]:
+    assert compare.main([*arguments, "--csv", "found.csv"]) == 0
+    with Path("found.csv").open() as file:
+        return {(row["task"], row["metric"]): row for row in csv.DictReader(file)}
+
+
+def test_two_folders_of_the_harness_are_compared_item_by_item(two, capsys):
+    found = rows("a", "b")
+    assert list(found) == [
+        ("arc_easy", "acc"),
+        ("piqa", "acc"),
+        ("wikitext", "bits_per_byte"),
+        ("wikitext", "word_perplexity"),
+    ]  # mcc is no mean of items
+    piqa = found["piqa", "acc"]
+    assert (piqa["items"], piqa["a"], piqa["b"], piqa["verdict"]) == ("1000", "0.56", "0.5", "differ")
+    assert float(piqa["difference"]) == pytest.approx(0.06)
+    assert float(piqa["p_value"]) == pytest.approx(2 / 2**60)
+    assert float(piqa["adjusted_p_value"]) == pytest.approx(4 * 2 / 2**60)
+    # Bonett and Price: 61 up and 1 down of 1002.
+    half = 1.95996 * math.sqrt((62 / 1002 - (60 / 1002) ** 2) / 1002)
+    assert (float(piqa["low"]), float(piqa["high"])) == pytest.approx(
+        (60 / 1002 - half, 60 / 1002 + half), abs=1e-6
+    )
+    assert found["arc_easy", "acc"]["verdict"] == "equivalent"
+    wiki = found["wikitext", "word_perplexity"]
+    total, words = sum(np.random.default_rng(0).normal(-300, 10, 40)), sum(range(100, 140))
+    assert float(wiki["a"]) == pytest.approx(math.exp(-total / words))
+    # A's page is 12 nats likelier, so its perplexity is the smaller.
+    assert float(wiki["difference"]) == pytest.approx(-12 * 40 / words)
+    bits = found["wikitext", "bits_per_byte"]
+    assert float(bits["a"]) == pytest.approx(-total / words / 6 / math.log(2))
+    assert float(bits["difference"]) == pytest.approx(-12 * 40 / words / 6 / math.log(2))
+    out = capsys.readouterr().out
+    assert "A: a\nB: b\n" in out and out.count("\npiqa ") == 1
+    line = next(line for line in out.splitlines() if line.startswith("piqa"))
+    assert line.split()[:6] == ["piqa", "acc", "1,000", "0.5600", "0.5000", "+0.0600"]
+
+
+def test_few_items_that_agree_are_not_equivalent(two):
+    for name in "ab":
+        samples(Path(name), "copa", {"acc": right(60, 100)})
+    assert rows("a", "b", "--tasks", "copa")["copa", "acc"]["verdict"] == "open"
+    assert rows("a", "b", "--tasks", "copa", "--margin", "0.05")["copa", "acc"]["verdict"] == "equivalent"
+
+
+def test_a_difference_can_be_real_and_smaller_than_the_margin(two):
+    assert rows("a", "b", "--tasks", "piqa", "--margin", "0.1")["piqa", "acc"]["verdict"] == (
+        "differ, by less than the margin"
+    )
+
+
+def test_filters_and_metrics_are_told_apart(two):
+    for name in "ab":
+        for kind, count in (("strict-match", 4), ("flexible-extract", 6)):
+            samples(Path(name), "gsm8k", {"exact_match": right(count, 12)}, kind)
+    found = rows("a", "b", "--tasks", "gsm8k")
+    assert list(found) == [("gsm8k", "exact_match@flexible-extract"), ("gsm8k", "exact_match@strict-match")]
+    assert list(rows("a", "b", "--metrics", "acc")) == [("arc_easy", "acc"), ("piqa", "acc")]
+
+
+def test_items_that_one_side_lacks_are_left_out_and_said(two, capsys):
+    path = samples(Path("c"), "piqa", {"acc": right(50, 100)})
+    lines = path.read_text().replace("hash of piqa 7", "another").splitlines()
+    path.write_text("\n".join(lines) + "\n\n")
+    assert rows("a", str(path))["piqa", "acc"]["items"] == "89"  # 7 and 70 to 79 are other documents
+    assert "note: piqa acc: 89 items are in both, of 1,000 and 100" in capsys.readouterr().out
+
+
+def test_what_our_own_command_and_records_keep_can_be_compared(two):
+    """Their items have a number and no hash."""
+    kept = Path("kept/piqa-0123456789abcdef.json")
+    kept.parent.mkdir()
+    metric = {"value": 0.5, "standard_error": 0.0, "items": [[x, 1.0] for x in right(500, 1000)]}
+    result = {"task": "piqa", "source": "hub", "metrics": {"acc": metric}, "items": 1000}
+    kept.write_text(json.dumps({"key": {}, "result": result}))
+    assert rows("a", "kept")["piqa", "acc"]["verdict"] == "differ"
+    assert float(rows("b", str(kept))["piqa", "acc"]["difference"]) == 0
+    runs = [str(ROOT / f"results/h200-long/pro-125m-16k-{run}") for run in ("acp", "exact")]
+    found = rows(*runs, "--tasks", "boolq,lambada_openai", "--metrics", "acc")
+    with (ROOT / "figures/h200-long/table1.csv").open() as file:
+        table = {
+            row["task"]: row
+            for row in csv.DictReader(file)
+            if row["method"] == "acp - exact" and row["seed"] == "0.0" and row["metric"] == "acc"
+        }
+    for task in ("boolq", "lambada_openai"):
+        ours = found[task, "acc"]
+        assert float(ours["difference"]) == pytest.approx(float(table[task]["value"]))
+        assert float(ours["p_value"]) == pytest.approx(float(table[task]["p_value"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "nowhere"], "nowhere: no such file or folder"),
+        (["a", "empty"], "empty holds no evaluation: no samples_*.jsonl of lm-eval --log_samples"),
+        (["a", "b", "--tasks", "piqq"], "'piqq' is no task in both; did you mean piqa?"),
+        (["a", "b", "--metrics", "acc_norm"], "'acc_norm' is no mean over items in both; "),
+        (["a", "b", "--metrics", "mcc"], "'mcc' is no mean over items in both; "),
+        (["a", "other"], "a and other have no task in common: arc_easy, piqa, wikitext; copa"),
+        (["a", "strangers"], "piqa acc: a and strangers have no item in common"),
+        (["a", "twice"], "hold piqa both; give one of them"),
+        (["a", "broken/samples_piqa.jsonl"], "samples_piqa.jsonl, line 2: no sample of lm-eval"),
+        (["a", "again/samples_piqa.jsonl"], "again/samples_piqa.jsonl: item 0 of piqa acc stands twice"),
+        (["a", "longer"], "wikitext word_perplexity: a and longer count other words or bytes in an item"),
+        (["a", "notes.txt"], "notes.txt is neither samples_*.jsonl"),
+        (["a", "b", "--margin", "0"], "--margin: 0 is not above 0"),
+        (["a", "b", "--margin", "x"], "--margin: x is not above 0"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(two, capsys, arguments, message):
+    Path("empty").mkdir()
+    Path("notes.txt").write_text("piqa")
+    samples(Path("other"), "copa", {"acc": [1.0]})
+    path = samples(Path("strangers"), "piqa", {"acc": [1.0]})
+    path.write_text(path.read_text().replace("hash of piqa", "hash of another"))
+    samples(Path("twice"), "piqa", {"acc": [1.0]})
+    samples(Path("twice"), "piqa", {"acc": [1.0]}, date="2026-02-01T12-00-00.123456")
+    samples(Path("longer"), "wikitext", {"word_perplexity": [[-300.0, 7]]})
+    line = path.read_text()
+    for name, text in (("broken", f"{line}{{\n"), ("again", line * 2)):
+        Path(name).mkdir()
+        Path(f"{name}/samples_piqa.jsonl").write_text(text)
+    try:
+        assert compare.main(arguments)
+    except SystemExit as leaving:  # of argparse, which prints its usage first
+        assert leaving.code == 2
+    error = capsys.readouterr().err
+    assert message in error and (error.count("\n") == 1 or error.startswith("usage:"))
+
+
+def test_a_task_is_named_by_its_file():
+    names = {
+        f"samples_piqa_{DATE}.jsonl": "piqa",
+        f"samples_mmlu_high_school_{DATE}.jsonl": "mmlu_high_school",
+        "samples_leaderboard_bbh_2026-01-31T12-00-00.jsonl": "leaderboard_bbh",
+        "samples_mine.jsonl": "mine",
+    }
+    assert {name: comparison.task_of(Path(name)) for name in names} == names
