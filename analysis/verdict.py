@@ -10,10 +10,11 @@ import pandas as pd
 
 
 class Status(StrEnum):
-    """The six things that can be said of a criterion; the last two where there was nothing to judge."""
+    """The seven things that can be said of a criterion; the last two where there was nothing to judge."""
 
     MET = "met"
     BEYOND = "beyond"  # past the good end of the range that the paper prints
+    SHORT = "short"  # short of its bad end, and yet of the kind that it says: a saving, a gain
     MISSED = "not met"
     UNDECIDED = "undecided"  # the records cannot tell
     MISSING = "not measured"
@@ -23,23 +24,23 @@ class Status(StrEnum):
 class Word(StrEnum):
     """What REPRODUCTION.md says of a claim."""
 
-    HOLDS = "holds"
-    HERE = "holds at our scale"
+    PROVED = "proved or computed"
+    MEASURED = "measured in the paper's range"
+    ANOTHER_SIZE = "same direction, another size"
     UNTOLD = "cannot be told"
-    FAILS = "does not hold"
+    CONTRADICTED = "contradicted"
+    MISPRINT = "misprint"
 
     @classmethod
-    def of(cls, status: Status, at_paper_scale: bool) -> Self:
-        """The one place where what a criterion finds becomes one of the four.
-
-        Beyond a range on its good side supports the claim, though not its number, which the line then says.
-
-        Args:
-            at_paper_scale: nothing is missing to the paper's own scale, as for what is proved.
-        """
-        if status in (Status.MET, Status.BEYOND):
-            return cls.HOLDS if at_paper_scale else cls.HERE
-        return cls.FAILS if status is Status.MISSED else cls.UNTOLD
+    def of(cls, status: Status) -> Self:
+        """What a criterion finds in records, as one of these; proofs and misprints have no records."""
+        words = {
+            Status.MET: cls.MEASURED,
+            Status.BEYOND: cls.ANOTHER_SIZE,
+            Status.SHORT: cls.ANOTHER_SIZE,
+            Status.MISSED: cls.CONTRADICTED,
+        }
+        return words.get(status, cls.UNTOLD)
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,21 @@ class Verdict:
 
 
 def in_range(
-    values: pd.Series, low: float, high: float, ours: str, less_is_better: bool = False, unit: str = " %"
+    values: pd.Series,
+    low: float,
+    high: float,
+    ours: str,
+    less_is_better: bool = False,
+    unit: str = " %",
+    nothing: float = 0.0,
 ) -> Verdict:
-    """Met if all values lie in the range; beyond if some pass its good end and none its bad one.
+    """Met if all values lie in the range; beyond if some pass its good end and none its bad one; short if
+    some do, but all are better than nothing.
 
     Args:
         values, low, high: in ``unit``.
         ours: the numbers in words, to which the reason is added.
+        nothing: the value of no effect; what is only to be little has none, so it is missed and never short.
     """
     below, above = values[values < low], values[values > high]
     good, bad = (below, above) if less_is_better else (above, below)
@@ -75,7 +84,9 @@ def in_range(
         )
         if len(some)
     ]
-    status = Status.MISSED if len(bad) else Status.BEYOND if len(good) else Status.MET
+    status = Status.BEYOND if len(good) else Status.MET
+    if len(bad):
+        status = Status.MISSED if less_is_better or values.min() <= nothing else Status.SHORT
     return Verdict(status, ours + (f" ({' and '.join(reasons)})" if reasons else ""))
 
 

@@ -114,7 +114,8 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
         why = f"the exact models guess in every column ({guessed})" if guessed else "no column of the paper's"
         return Verdict(Status.UNDECIDED, why)
     within, beyond = columns["p_value"] < LEVEL, columns["adjusted_beyond_p_value"] < LEVEL
-    ours = f"{pairs} pairs: {within.sum()} of {len(columns)} columns differ by less than the paper's own pairs"
+    counts = f"{within.sum()} of {len(columns)} columns"
+    ours = f"{pairs} pairs: {counts} differ by less than the paper's own pairs"
     for word, some in (("beyond", columns[beyond]), ("open", columns[~within & ~beyond])):
         each = ", ".join(
             f"{row.task} {row.metric} {row.mean:+.3f} [{row.low:+.3f}, {row.high:+.3f}], "

@@ -21,6 +21,7 @@ from .text import inline, paragraphs_and_tables, plain
 STATUSES = {
     Status.MET: ("✓ met", " met", "met"),
     Status.BEYOND: ("» beyond", " beyond", "beyond the paper's range"),
+    Status.SHORT: ("« short", " beyond", "short of the paper's range"),
     Status.MISSED: ("✗ not met", " missed", "not met"),
     Status.UNDECIDED: ("? cannot be told", "", "cannot be told from these runs"),
     Status.MISSING: ("– not measured", "", "not measured"),

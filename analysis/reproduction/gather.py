@@ -23,7 +23,7 @@ from ..report.entries import Judgement
 from ..report.gather import all_records, check_of, judge, of_item, optional_module, paper_words, record_paths
 from ..verdict import Status, Verdict, Word
 
-TELLING = (Status.MET, Status.BEYOND, Status.MISSED)
+TELLING = (Status.MET, Status.BEYOND, Status.SHORT, Status.MISSED)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,6 @@ class Evidence:
     """What one suite shows of a claim.
 
     Attributes:
-        word: of the four.
         runs: how many were measured for it.
         trained_tokens: the most that one of them saw.
     """
@@ -112,7 +111,8 @@ def of_text(
         verdict = check_of(claim, paper)()
     else:
         verdict = Verdict.of(not claim.refuted, claim.refuted or "a test shows it, whatever the model")
-    word = Word.of(verdict.status, at_paper_scale=True)
+    proved = Word.PROVED if verdict.status is Status.MET else Word.of(verdict.status)
+    word = Word.MISPRINT if claim.refuted else proved
     return Line(claim, None, paper_words(claim, paper), word, verdict.status, verdict.ours)
 
 
@@ -170,11 +170,12 @@ def evidence_of(
         if path.is_file()
     ]
     shapes = models.shapes(measured) if models and measured else ""
+    shapes += " (the paper's scale)" if at_scale else ""
     trained = [int(n) for table in tables for n in table["trained_tokens"].dropna().unique()]
     return Evidence(
         suite.name,
         judgement,
-        Word.of(judgement.status, at_scale),
+        Word.of(judgement.status),
         len(measured),
         max(trained, default=0),
         f"{suite.name}: " + "; ".join(filter(None, (shapes, *_origin(tables)))),

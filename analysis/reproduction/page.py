@@ -6,18 +6,30 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..verdict import Status, Word
+from ..verdict import Word
 from .gather import Line, Section
 
 MEANINGS = {
-    Word.HOLDS: "proved, or given by a formula, and a test shows it on this code; or measured on models like "
-    "the paper's: as large, as long trained, with contexts as long",
-    Word.HERE: "smaller or shorter trained models meet the criterion, or pass it on its good side, and then "
-    "the line says so",
+    Word.PROVED: "a proof or a formula gives it, whatever the model, and a test shows it on this code",
+    Word.MEASURED: "the models of the line meet the criterion: the paper's range, or what it says in words",
+    Word.ANOTHER_SIZE: "they show the effect that the paper reports, with a larger or a smaller number than "
+    "its range",
     Word.UNTOLD: "the records cannot show it, or there are none: the line says why",
-    Word.FAILS: "the criterion is not met by the models of the line; or the paper is wrong as printed",
+    Word.CONTRADICTED: "the models of the line do not meet the criterion",
+    Word.MISPRINT: "the paper is wrong as printed; the line says what is right",
 }
-PLURALS = {Word.HOLDS: "hold", Word.HERE: "hold at our scale", Word.FAILS: "do not hold"}
+# Of one claim and of several, as in "2 are misprints".
+IN_SENTENCE = {
+    Word.PROVED: ("is proved or computed", "are proved or computed"),
+    Word.MEASURED: ("is measured in the paper's range", "are measured in the paper's range"),
+    Word.ANOTHER_SIZE: (
+        "has the same direction and another size",
+        "have the same direction and another size",
+    ),
+    Word.UNTOLD: ("cannot be told", "cannot be told"),
+    Word.CONTRADICTED: ("is contradicted", "are contradicted"),
+    Word.MISPRINT: ("is a misprint", "are misprints"),
+}
 HEADER = ("Claim", "The paper", "Here", "Measured on", "Verdict", "Shown by")
 
 
@@ -32,22 +44,17 @@ def render(sections: Sequence[Section]) -> str:
         "\n".join(["| verdict | means |", "|---|---|", *meanings]),
         "Every claim is judged in each suite that says `published: true` and has records for it. Of the "
         "suites that can tell, the one with the most runs measured for the claim speaks, of equals the one "
-        "whose models saw the most tokens; where another suite comes to another verdict, the line says so.",
+        "whose models saw the most tokens; where another suite comes to another verdict, the line says so. "
+        "Whatever is measured holds at the scale that stands beside it, and no further.",
         *(part for section in sections for part in _section(section)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def summary(section: Section) -> str:
-    """ "Of 59 claims (...) 17 hold, 25 hold at our scale, ..."."""
+    """ "Of 59 claims (...) 17 are proved or computed, 25 are measured in the paper's range, ..."."""
     words = Counter(line.word for line in section.lines)
-    beyond = sum(line.status is Status.BEYOND for line in section.lines)
-    counts = [
-        f"{words[word]} {word if words[word] == 1 else PLURALS.get(word, word)}"
-        + (f" ({beyond} of them beyond the range that it prints)" if word is Word.HERE and beyond else "")
-        for word in Word
-        if words[word]
-    ]
+    counts = [f"{words[word]} {IN_SENTENCE[word][words[word] > 1]}" for word in Word if words[word]]
     listed = " and ".join(filter(None, (", ".join(counts[:-1]), counts[-1])))
     return f"Of {len(section.lines)} claims (one that two figures show counts twice) {listed}."
 
@@ -74,13 +81,12 @@ def _table(lines: Iterable[Line]) -> str:
 def _row(line: Line) -> list[str]:
     item = line.item
     where = f"<br>*{item.label}{', ours' if item.ours else ''}*" if item else ""
-    beyond = "<br>beyond the range" if line.status is Status.BEYOND else ""
     cells = (
         line.claim.claim + where,
         line.paper,
         line.ours,
         line.scale,
-        f"**{line.word}**{beyond}",
+        f"**{line.word}**",
         _shown_by(line),
     )
     minus = re.compile(r"(?<=[\s\[])-(?=\d)")

@@ -11,7 +11,10 @@ from analysis.acp import criteria, models, paired, statistics, text_criteria
 from analysis.tables import UnfitRecords
 from analysis.verdict import Status, in_range
 
-MET, BEYOND, MISSED, UNDECIDED = Status.MET, Status.BEYOND, Status.MISSED, Status.UNDECIDED
+MET, BEYOND, SHORT, MISSED, UNDECIDED = (
+    *(Status.MET, Status.BEYOND, Status.SHORT),
+    *(Status.MISSED, Status.UNDECIDED),
+)
 RUN = {
     "run": "one",
     "architecture": "pro",
@@ -51,7 +54,8 @@ def test_pruned_at_longest_looks_at_the_longest_context_of_every_size():
     assert more.ours == "a: 70 % at 1k; b: 81 % at 1k (81 % is above the range of 60 to 80 %)"
     # One that prunes too little is not made up for by one that prunes more.
     less = criteria.pruned_at_longest(pd.concat([blocks(70, 10), blocks(60, 81, size="b")]))
-    assert less.status is MISSED
+    assert less.status is SHORT
+    assert criteria.pruned_at_longest(blocks(70, 0)).status is MISSED
     assert "(10 % is below the range of 60 to 80 % and 81 % is above" in less.ours
 
 
@@ -72,7 +76,9 @@ def test_time_and_throughput():
     times = both_methods("forward_ms", 1.0, 2.0).assign(backward_ms=0.0)
     assert criteria.time_saved(times).status is MET and "50 % at 512" in criteria.time_saved(times).ours
     times = both_methods("forward_ms", 1.1, 2.0).assign(backward_ms=0.0)
-    assert criteria.time_saved(times).status is MISSED
+    assert criteria.time_saved(times).status is SHORT
+    slower = both_methods("forward_ms", 2.1, 2.0).assign(backward_ms=0.0)
+    assert criteria.time_saved(slower).status is MISSED
     times = both_methods("forward_ms", 0.58, 2.0).assign(backward_ms=0.0)
     assert criteria.time_saved(times).status is BEYOND
     speed = both_methods("throughput_tokens_per_s", 120.0, 100.0)
@@ -80,7 +86,8 @@ def test_time_and_throughput():
     assert criteria.throughput_gained(speed).ours == "a: +20 % at 512"
     fast = criteria.throughput_gained(both_methods("throughput_tokens_per_s", 207.0, 100.0))
     assert fast.status is BEYOND and "107 % is above the range of 10 to 40 %" in fast.ours
-    assert criteria.throughput_gained(both_methods("throughput_tokens_per_s", 109.0, 100.0)).status is MISSED
+    assert criteria.throughput_gained(both_methods("throughput_tokens_per_s", 109.0, 100.0)).status is SHORT
+    assert criteria.throughput_gained(both_methods("throughput_tokens_per_s", 99.0, 100.0)).status is MISSED
     assert criteria.gains_grow(speed).status is UNDECIDED
     search = both_methods("forward_ms", 50.0, 90.0).assign(backward_ms=50.0)
     assert criteria.search_is_cheap(search.assign(boundary_search_ms=6.0)).status is MET
@@ -268,7 +275,8 @@ def test_speedups_are_ratios_of_times():
 
     assert text_criteria.attention_sped_up(times(0.8)).status is MET
     assert text_criteria.attention_sped_up(times(0.8)).ours == "a: 2.5 times at 512"
-    assert text_criteria.attention_sped_up(times(1.1)).status is MISSED
+    assert text_criteria.attention_sped_up(times(1.1)).status is SHORT
+    assert text_criteria.attention_sped_up(times(2.1)).status is MISSED
     fast = text_criteria.attention_sped_up(times(0.5))
     assert fast.status is BEYOND and "4.0 times is above the range of 2 to 3 times" in fast.ours
 

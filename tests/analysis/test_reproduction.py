@@ -96,17 +96,18 @@ def test_words_of_text_claims_give_the_numbers_that_are_checked():
 
 @pytest.mark.parametrize("status", Status)
 def test_each_finding_has_its_word(status):
-    here, there = Word.of(status, at_paper_scale=False), Word.of(status, at_paper_scale=True)
-    if status in (Status.MET, Status.BEYOND):
-        assert (here, there) == ("holds at our scale", "holds")
-    else:
-        expected = "does not hold" if status is Status.MISSED else "cannot be told"
-        assert here == there == expected
+    words = {
+        Status.MET: "measured in the paper's range",
+        Status.BEYOND: "same direction, another size",
+        Status.SHORT: "same direction, another size",
+        Status.MISSED: "contradicted",
+    }
+    assert Word.of(status) == words.get(status, "cannot be told")
 
 
 def evidence(suite: str, status: Status, runs: int, tokens: int) -> Evidence:
     judgement = Judgement(Claim("", ""), "", status, "")
-    return Evidence(suite, judgement, Word.of(status, False), runs, tokens, "", ())
+    return Evidence(suite, judgement, Word.of(status), runs, tokens, "", ())
 
 
 def test_the_suite_that_can_tell_and_has_most_runs_counts():
@@ -128,11 +129,11 @@ def test_the_suite_that_can_tell_and_has_most_runs_counts():
     ("claim", "word", "ours"),
     [
         (Claim("", "", untested="nothing measures it"), Word.UNTOLD, "nothing measures it"),
-        (Claim("", "", "it is so", test="tests/a.py::b"), Word.HOLDS, "a test shows it, whatever the model"),
-        (Claim("", "", "it is so", test="tests/a.py::b", refuted="a misprint"), Word.FAILS, "a misprint"),
+        (Claim("", "", "it is so", test="tests/a.py::b"), Word.PROVED, "a test shows it, whatever the model"),
+        (Claim("", "", "it is so", test="tests/a.py::b", refuted="a misprint"), Word.MISPRINT, "a misprint"),
         (
             next(claim for claim in text_claims.CLAIMS if claim.check == "attention_share"),
-            Word.HOLDS,
+            Word.PROVED,
             "760M: 16.6 % at 4k, 44.3 % at 16k",
         ),
     ],
@@ -160,16 +161,16 @@ def lines_of(section: Section, check: str) -> list:
 def test_lines_say_numbers_scale_and_records(mini):
     (section,) = gather()
     pro, llama = lines_of(section, "pruned_at_longest")
-    assert (pro.word, pro.ours) == (Word.HERE, "tiny: 70 % at 512")
+    assert (pro.word, pro.ours) == (Word.MEASURED, "tiny: 70 % at 512")
     assert pro.scale == "mini: tiny at 256, 512; 1.5k tokens; a processor"
     assert [run for _, run, _ in pro.records] == ["pro-tiny-256-acp", "pro-tiny-512-acp"]
     assert (llama.word, llama.records) == (Word.UNTOLD, ())
     assert llama.ours == "no published suite has a run of FoX (LLaMA) with ACP"
     (fast,) = lines_of(section, "attention_sped_up")
-    assert fast.ours == "tiny: 2.0 times at 256, 2.5 times at 512" and fast.word is Word.HERE
+    assert fast.ours == "tiny: 2.0 times at 256, 2.5 times at 512" and fast.word is Word.MEASURED
     (gained,) = lines_of(section, "throughput_gained")[:1]
-    assert gained.status is Status.BEYOND and gained.word is Word.HERE
-    assert "| **holds at our scale**<br>beyond the range |" in render([section])
+    assert gained.status is Status.BEYOND and gained.word is Word.ANOTHER_SIZE
+    assert "| **same direction, another size** |" in render([section])
     (sweep,) = lines_of(section, "default_nearly_optimal")
     assert sweep.ours == "no published records of `epsilon_sweep`; `make figure7 SUITE=mini` makes them"
     assert not lines_of(section, "needle_learnt")  # a control
@@ -189,8 +190,8 @@ def test_another_suite_that_says_otherwise_is_named(mini, monkeypatch):
     record.write_text(record.read_text().replace(",5,10,0.5,", ",1,10,0.1,"))
     (section,) = gather()
     line = lines_of(section, "pruned_at_longest")[0]
-    assert line.word is Word.HERE
-    assert line.ours == "tiny: 70 % at 512; suite other: does not hold"
+    assert line.word is Word.MEASURED
+    assert line.ours == "tiny: 70 % at 512; suite other: same direction, another size"
 
 
 def test_nothing_published_is_one_line(mini, capsys):
