@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.common.statistics import share_error
+from acp_repro.common.statistics import LEVEL, p_above_guessing, share_error
 from acp_repro.papers.lap.claims import (
     ACCURACY,
     BLEU,
@@ -20,7 +20,6 @@ from acp_repro.papers.lap.claims import (
     ROUGE,
     SMALL_ACCURACY,
     SMALL_KEPT,
-    STANDARD_ERRORS,
 )
 
 from ..tables import one_each
@@ -130,10 +129,11 @@ def probe_close(probe: pd.DataFrame) -> Verdict:
     kept, whole = found["kept_votes"], found["all_tokens_votes"]
     chance = probe["larger_class"].iloc[0]
     ours = f"kept {kept:.3f}, all tokens {whole:.3f}, bag of words {found['bag_of_words']:.3f}, "
-    error = share_error(kept, probe["measured_texts"].iloc[0])
+    texts = int(probe["measured_texts"].iloc[0])
+    error = share_error(kept, texts)
     ours += f"larger class {chance:.3f}, standard error {error:.3f}"
     met = kept >= whole - CLOSE and kept > chance
-    if met and kept - chance <= STANDARD_ERRORS * error:
+    if met and p_above_guessing(round(kept * texts), texts, chance) >= LEVEL:
         return Verdict(Status.UNDECIDED, ours)
     return Verdict.of(met, ours)
 

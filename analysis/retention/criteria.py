@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pandas as pd
 
-from acp_repro.common.statistics import share_error
+from acp_repro.common.statistics import LEVEL, Estimate, holm, share_error
 from acp_repro.papers.retention.claims import KEPT_OF_DENSE, PLATEAU_POINTS, SLOPE_WITHIN
 
 from ..verdict import Verdict
 from . import figure2, figureC, figureE
 from .figure2 import DEFAULTS
-
-ERRORS_OF_ONE_SEED = 2
 
 
 def _test_means(score: pd.DataFrame) -> pd.DataFrame:
@@ -56,21 +55,17 @@ def keeps_dense_score(score: pd.DataFrame) -> Verdict:
         f"({100 * s:.1f} %)"
         for r, s, e in zip(pairs.itertuples(), share, pairs["error"], strict=True)
     )
-    return Verdict.of(_beyond_error(margin, error * _errors_wanted(pairs, "other")), words)
+    return Verdict.of(_shown(margin, error), words)
 
 
-def _errors_wanted(pairs: pd.DataFrame, suffix: str) -> pd.Series:
-    """How many standard errors tell two methods apart: one seed says nothing of how seeds differ, so the
-    error is too small there."""
-    alone = (pairs["seeds"] == 1) | (pairs[f"seeds_{suffix}"] == 1)
-    return alone.map({True: ERRORS_OF_ONE_SEED, False: 1})
-
-
-def _beyond_error(margin: pd.Series, error: pd.Series) -> bool | None:
-    """Met where every margin is above its error; missed where one is below minus its error."""
-    if (margin > error).all():
+def _shown(margins: Iterable[float], errors: Iterable[float]) -> bool | None:
+    """Met where the interval of every margin lies above 0; missed where one lies below it, after Holm's
+    correction, since one is enough then."""
+    estimates = [Estimate(*pair, math.inf) for pair in zip(margins, errors, strict=True)]
+    if all(one.interval().low > 0 for one in estimates):
         return True
-    return False if (margin < -error).any() else None
+    below = holm([one._replace(mean=-one.mean).p_above(0) for one in estimates])
+    return False if 2 * below.min() < LEVEL else None
 
 
 def beats_random(score: pd.DataFrame) -> Verdict:
@@ -91,7 +86,7 @@ def _beats(score: pd.DataFrame, method: str) -> Verdict:
         f"{r.dataset}, {r.gates.replace('_', ' ')}: {g:+.1f} ± {e:.1f} points"
         for r, g, e in zip(pairs.itertuples(), gain, error, strict=True)
     )
-    return Verdict.of(_beyond_error(gain, error * _errors_wanted(pairs, "other")), words)
+    return Verdict.of(_shown(gain, error), words)
 
 
 def ablations_lose(score: pd.DataFrame) -> Verdict:
@@ -108,7 +103,7 @@ def ablations_lose(score: pd.DataFrame) -> Verdict:
         f"{-x:+.1f} ± {e:.1f}"
         for r, x, e in zip(pairs.itertuples(), loss, error, strict=True)
     )
-    return Verdict.of(_beyond_error(loss, error * _errors_wanted(pairs, "full")), words)
+    return Verdict.of(_shown(loss, error), words)
 
 
 def _longest(speed: pd.DataFrame) -> pd.DataFrame:
@@ -178,8 +173,7 @@ def plateau(score: pd.DataFrame) -> Verdict:
             words.append(f"{name.replace('_', ' ')} ({place}): {off:.1f} ± {errors[-1]:.1f} points")
     if not words:
         return Verdict.of(None, "nothing is swept")
-    wanted = ERRORS_OF_ONE_SEED * pd.Series(errors)
-    return Verdict.of(_beyond_error(pd.Series(margins), wanted), "; ".join(words))
+    return Verdict.of(_shown(margins, errors), "; ".join(words))
 
 
 def slack_bounded(slackness: pd.DataFrame) -> Verdict:

@@ -8,7 +8,6 @@ ACCURACY, BLEU, ROUGE = 0.98, 0.95, 0.94  # Section Results
 SMALL_ACCURACY, SMALL_KEPT = 0.9, 0.6  # what a minute's model must reach
 GAP = 0.05  # of accuracy between the soft mask and real removal that counts as closed
 CLOSE = 0.05  # of accuracy that counts as close, in probing
-STANDARD_ERRORS = 2  # that a score must be off by, to be told from another
 FASTER_BELOW = 0.5  # of the tokens kept
 OWN_WINDOW = 3  # tokens to either side of a vector's origin
 OWN_SHARE = 0.5
@@ -86,8 +85,8 @@ PROBING = (
         "Kept vectors still tell what the text is about",
         "Section Sentiment Probing: close to what standard attention-based models like BERT get",
         f"votes of kept vectors are at most {CLOSE} less accurate than votes of all tokens' vectors with "
-        "open gates, and better than the larger class; cannot be told within "
-        f"{STANDARD_ERRORS} standard errors of it, of the held-out texts",
+        "open gates, and better than the larger class; it cannot be told where an exact one-sided test of "
+        "the latter at 5 % decides nothing",
         ("probe",),
         "probe_close",
     ),

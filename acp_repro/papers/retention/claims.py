@@ -7,8 +7,8 @@ from acp_repro.chain.paper import Claim
 KEPT_OF_DENSE = 0.95
 PLATEAU_POINTS = 2.0
 _ERROR = (
-    "by more than one standard error of the difference (of the test examples, and of seeds where there are "
-    "several), two where a side has one seed; within that, it cannot be told"
+    "by 95 % intervals from the errors of the test examples and, where there are several, of seeds (one "
+    "comparison contradicts it, after Holm's correction); else it cannot be told"
 )
 SLOPE_WITHIN = 0.05
 
