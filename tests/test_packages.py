@@ -25,6 +25,7 @@ ALLOWED = {
     LAP: {COMMON},
     f"{LAP}.compress": {COMMON, CHAIN, LAP},  # a command that comes with its method
     "acp_repro.data": {COMMON},
+    "acp_repro.heads": {COMMON, *METHODS, "acp_repro.papers.acp"},  # a look at what the paper measures
     CHAIN: {COMMON},  # the registry imports a paper by its name alone
     "acp_repro.benchmark": {COMMON, *METHODS},
     "acp_repro.training": {COMMON, CHAIN},

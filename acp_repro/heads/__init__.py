@@ -1,0 +1,20 @@
+"""Every head of a trained model on a text, as a page to look at: ``explore(model, tokens, tokenizer)``.
+
+The same as a file: ``python -m acp_repro.inspect CHECKPOINT --html heads.html``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..common import lazy
+
+if TYPE_CHECKING:
+    from .explorer import Explorer, explore
+    from .looking import look
+
+__all__ = ["Explorer", "explore", "look"]
+
+__getattr__, __dir__ = lazy.names(
+    __name__, {"Explorer": "explorer", "explore": "explorer", "look": "looking"}
+)

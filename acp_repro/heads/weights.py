@@ -1,0 +1,168 @@
+"""The attention weights of one head, a few rows at a time: sums by block, by distance and by key, and the
+strongest keys of every query. Nothing of size T x T is ever held.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from acp_repro.attention.boundary import find_boundary
+
+# Scores held at a time. A CPU works in its caches; a GPU wants many rows a launch.
+CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**20, 2**26
+# Rows that share the point from which decays are counted: see `head_weights`.
+_ROWS_OF_BASE = 64
+_GROUP = 32  # columns of a group: see `_largest`
+
+
+@dataclass
+class HeadWeights:
+    """What is left of a head's matrix A (Equation 2, exact), T queries by T keys.
+
+    Attributes:
+        first_kept: (T,) int32, the first key j of each query with ``D_ij >= delta``, with blocks of one token.
+        boundary: (M,) int32, n_m: the first kept key block of each query block.
+        keys: (T, K) int32, each query's K strongest keys, the strongest first; -1 where there are fewer.
+        weights: (T, K), their weights A; 0 where there are fewer.
+        pruned_mass: (T,), the weight of the blocks that are pruned: what Appendix A bounds by epsilon. The
+            weight of a kept key under pruning (Equation 3) is A over 1 less this.
+        cells: (N, N), the weight that the queries of a square of ``cell`` tokens give to its keys, their mean:
+            each row sums to 1.
+        by_distance: (T,) float64, the mean weight at each distance i - j; sums to 1.
+        received: (T,) float64, the weight that all queries give to each key; sums to T.
+    """
+
+    first_kept: Tensor
+    boundary: Tensor
+    keys: Tensor
+    weights: Tensor
+    pruned_mass: Tensor
+    cells: Tensor
+    by_distance: Tensor
+    received: Tensor
+
+
+def cell_tokens(length: int, cells: int = 256) -> int:
+    """The side of a square: the smallest power of two that cuts ``length`` into ``cells`` or fewer."""
+    return 1 << max(0, (-(-length // cells) - 1).bit_length())
+
+
+def head_weights(
+    q: Tensor,
+    k: Tensor,
+    c: Tensor,
+    threshold: Tensor,
+    *,
+    grid: tuple[int, int],
+    cell: int,
+    strongest: int = 8,
+    chunk_scores: int | None = None,
+) -> HeadWeights:
+    """Every sum over one head's A in one pass over it.
+
+    Args:
+        q, k: (T, D), float32 or float64: sums are taken in that.
+        c: (T,) float64, the running sum of the log forget gates.
+        threshold: delta, one number.
+        grid: tokens of a query block and of a key block.
+        cell: tokens of a square of ``cells``, from :func:`cell_tokens`.
+        strongest: K.
+        chunk_scores: scores that are held at a time, at least one row of squares.
+    """
+    length, device = len(q), q.device
+    if chunk_scores is None:
+        chunk_scores = CHUNK_SCORES_CPU if device.type == "cpu" else CHUNK_SCORES_GPU
+    unit = max(cell, _ROWS_OF_BASE)  # powers of two, so chunks are whole squares
+    rows = unit * max(1, chunk_scores // (unit * length))
+    block_q, block_k = grid
+    boundary, first_kept = (
+        find_boundary(c[None, None], threshold.view(1, 1), length, *blocks)[0, 0] for blocks in (grid, (1, 1))
+    )
+    starts = (boundary.long() * block_k).tolist()
+    squares = -(-length // cell)
+    keys = torch.full((length, strongest), -1, dtype=torch.int32, device=device)
+    weights, pruned_mass = q.new_zeros(length, strongest), q.new_zeros(length)
+    cells = q.new_zeros(squares, squares)
+    by_distance, received = (torch.zeros(length, dtype=torch.float64, device=device) for _ in range(2))
+    scores = q.new_empty(min(rows, length), length)
+    future = torch.ones(len(scores), len(scores), dtype=torch.bool, device=device).triu_(1)
+    # Powers of 2: a CPU's exp takes many times as long where its result is next to 0, as most are here.
+    q, c = q * (q.shape[1] ** -0.5 / math.log(2)), c / math.log(2)
+    for first in range(0, length, rows):
+        last = min(length, first + rows)
+        here, block = slice(first, last), scores.flatten()[: (last - first) * last].view(-1, last)
+        _scores(q, k, c, first, block)
+        block[:, first:].masked_fill_(future[: last - first, : last - first], float("-inf"))
+        values, index = _largest(block, min(strongest, last))
+        peak = values[:, :1]
+        block.sub_(peak).exp2_()
+        total = block.sum(-1)
+        for start in range(first - first % block_q, last, block_q):
+            own = slice(max(start, first), min(start + block_q, last))
+            if (end := starts[start // block_q]) > 0:
+                pruned_mass[own] = block[own.start - first : own.stop - first, :end].sum(-1)
+        pruned_mass[here] /= total
+        found = values > float("-inf")
+        keys[here, : index.shape[1]] = index.int().masked_fill(~found, -1)
+        weights[here, : index.shape[1]] = (values - peak).exp2_() / total[:, None]
+        share = 1 / total
+        for start in range(0, last - first, cell):
+            own = slice(start, start + cell)
+            of_keys = block[own].T @ share[own]  # (last,)
+            received[:last] += of_keys
+            ends = torch.nn.functional.pad(of_keys, (0, -last % cell)).view(-1, cell).sum(-1)
+            cells[(first + start) // cell, : len(ends)] = ends / len(share[own])
+        _add_by_distance(block, share, first, by_distance)
+    return HeadWeights(
+        first_kept, boundary, keys, weights, pruned_mass, cells, by_distance / length, received
+    )
+
+
+def _scores(q: Tensor, k: Tensor, c: Tensor, first: int, out: Tensor) -> None:
+    """Logits, in base 2, of the rows from ``first`` on, but for a constant of each row, which a softmax does not see.
+
+    The decay is taken as ``c_base - c_j``, in float64, from a base near the row: from a base far away
+    float32 would lose the small differences next to the diagonal.
+    """
+    last = out.shape[1]
+    keys = k[:last].T
+    for row in range(0, len(out), _ROWS_OF_BASE):
+        decay = (c[first + row] - c[:last]).to(q.dtype)
+        own = out[row : row + _ROWS_OF_BASE]
+        torch.addmm(decay[None], q[first + row : first + row + len(own)], keys, out=own)
+
+
+def _largest(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(R, count) values and columns, as ``block.topk`` gives them.
+
+    Decays let scores grow along a row, which is the worst case of a search from the left. So columns are
+    put into groups, and only the groups with the largest maxima are searched.
+    """
+    width = block.shape[1]
+    groups = width // _GROUP
+    if groups <= count:
+        return block.topk(count, -1)
+    grouped = block[:, : groups * _GROUP].unflatten(1, (_GROUP, groups))  # column g + n * groups
+    group = grouped.amax(1).topk(count, -1).indices
+    columns = group[:, None] + groups * torch.arange(_GROUP, device=block.device)[:, None]
+    rest = torch.arange(groups * _GROUP, width, device=block.device).expand(len(block), -1)
+    columns = torch.cat([columns.flatten(1), rest], 1)
+    values, place = block.gather(1, columns).topk(count, -1)
+    return values, columns.gather(1, place)
+
+
+def _add_by_distance(block: Tensor, share: Tensor, first: int, out: Tensor) -> None:
+    """Adds to ``out`` the weight at each distance; row r of ``block`` is query ``first + r``."""
+    rows, width = block.shape
+    # Read one place further in each row, a column holds one distance: first for the left-most, 0 for the last.
+    slanted = block.as_strided((rows, first + 1), (width + 1, 1), block.storage_offset())
+    out[: first + 1] += (slanted.T @ share).flip(0)
+    # The keys before those: j < r, at distances over `first`.
+    corner = block.new_zeros(rows, 2 * rows)
+    corner[:, rows:] = block[:, :rows].tril(-1)
+    slanted = corner.as_strided((rows, rows), (2 * rows + 1, 1))
+    out[first + 1 : first + rows] += (slanted.T @ share)[1:].flip(0)

@@ -1,0 +1,150 @@
+"""The explorer's numbers: against the dense reference in float64, and what the page makes of them."""
+
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.attention.reference import attention_scores, decay_bias, kept_entries
+from acp_repro.heads.looking import NotToBeLookedAt, look
+from acp_repro.heads.weights import cell_tokens, head_weights
+from acp_repro.model import FoXConfig, FoXForCausalLM
+from acp_repro.model.capture import attention_inputs
+from acp_repro.papers.acp.heads import inspect_heads
+
+
+def small_model(architecture="pro", heads=2, **settings):
+    """Two layers; the first head of each forgets fast, the last hardly at all."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 257, "hidden_size": 16 * heads, "num_hidden_layers": 2, "num_heads": heads}
+    settings = {"log_pruning_tolerance": -10.0} | settings
+    model = FoXForCausalLM(getattr(FoXConfig, architecture)(**shape, **settings))
+    with torch.no_grad():
+        for block in model.model.layers:
+            block.attn.fgate_proj.bias.copy_(torch.linspace(-3.0, 9.0, heads))
+    return model
+
+
+def dense(q, k, log_fgate, kept=None):
+    """A of one head, (T, T) in float64, by the reference."""
+    q, k, gates = (x.double()[None, None] for x in (q, k, log_fgate))
+    return attention_scores(q, k, gates, sm_scale=q.shape[-1] ** -0.5, kept=kept)[0, 0].softmax(-1)
+
+
+@pytest.mark.parametrize("length", [130, 257, 1000])
+@pytest.mark.parametrize("gate", [-6.0, 0.0, 4.0, 9.0])  # from 1 to all of the past
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_sum_is_that_of_the_dense_matrix(length, gate, dtype):
+    """Rows in chunks that do not divide the length; float32 within its rounding of logits about 20."""
+    torch.manual_seed(1)
+    q, k = (2 * torch.randn(length, 16, dtype=torch.float64) for _ in range(2))
+    log_fgate = torch.nn.functional.logsigmoid(gate + torch.randn(length, dtype=torch.float64))
+    c, delta = cumulative_log_fgate(log_fgate), torch.tensor(-12.0)
+    cell, grid = 16, (64, 32)
+    found = head_weights(
+        q.to(dtype), k.to(dtype), c, delta, grid=grid, cell=cell, strongest=5, chunk_scores=length * 128
+    )
+    near = {"rtol": 1e-9, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 2e-4, "atol": 1e-7}
+
+    def same(value, expected):
+        torch.testing.assert_close(value.double(), expected, **near)
+
+    exact = dense(q, k, log_fgate)
+    weights, keys = exact.topk(5)
+    same(found.weights, weights)
+    if dtype == torch.float64:
+        there = torch.arange(length)[:, None] >= torch.arange(5)
+        assert torch.equal(found.keys, torch.where(there, keys, -1).int())
+    # Under pruning: the rest of the weights, taken up to 1.
+    kept = kept_entries(found.boundary[None, None], length, length, *grid)
+    pruned = dense(q, k, log_fgate, kept)
+    same(found.pruned_mass, exact.masked_fill(kept[0, 0], 0.0).sum(-1))
+    of_keys = found.keys.clamp(min=0).long()
+    still = kept[0, 0].gather(1, of_keys) & (found.keys >= 0)
+    same(
+        (found.weights.double() / (1 - found.pruned_mass.double())[:, None]) * still,
+        pruned.gather(1, of_keys) * still,
+    )
+
+    squares = torch.nn.functional.pad(exact, (0, -length % cell)).unflatten(1, (-1, cell)).sum(-1)
+    same(found.cells, torch.stack([rows.mean(0) for rows in squares.split(cell)]))
+    same(found.by_distance, torch.stack([exact.diagonal(-d).sum() / length for d in range(length)]))
+    same(found.received, exact.sum(0))
+    decay = decay_bias(log_fgate[None, None], length)[0, 0]
+    assert torch.equal(found.first_kept, (decay < -12).sum(-1).int() - torch.arange(length - 1, -1, -1).int())
+
+
+@pytest.mark.parametrize("architecture", ["pro", "llama"])
+def test_heads_are_those_that_the_model_multiplies_and_kinds_those_of_inspect(architecture):
+    model, ids = small_model(architecture), torch.randint(0, 257, (3, 300))
+    seen = look(model, ids.split(2))
+    expected = inspect_heads(model, ids.split(2))
+    pd.testing.assert_frame_equal(seen.table[expected.columns], expected)
+    assert [(h.layer, h.head) for h in seen.heads] == [*zip(expected["layer"], expected["head"], strict=True)]
+    assert torch.equal(seen.input_ids, ids[0]) and seen.length == 300 and seen.cell == 2
+    inputs = attention_inputs(model, ids[:1])
+    for row, head in zip(seen.table.itertuples(), seen.heads, strict=True):
+        of_layer = inputs[head.layer]
+        exact = dense(of_layer.q[0, head.head], of_layer.k[0, head.head], of_layer.log_fgate[0, head.head])
+        sampled = torch.arange(0, 300, 7)
+        weights, _ = exact[sampled].topk(8)
+        torch.testing.assert_close(head.weights.weights[sampled].double(), weights, rtol=1e-4, atol=1e-7)
+        assert torch.equal(head.weights.boundary, of_layer.boundary(*seen.grid)[0, head.head])
+        assert row.strongest_weight == pytest.approx(float(exact.amax(1).mean()), rel=1e-4)
+        assert row.first_token_weight == pytest.approx(float(exact[:, 0].mean()), rel=1e-4)
+        assert row.largest_pruned_mass <= math.exp(-10)
+        distance = (torch.arange(300)[:, None] - torch.arange(300)).clamp(min=0)
+        near = torch.stack([exact[distance <= d].sum() / 300 for d in range(300)])
+        assert row.half_weight_tokens == int((near < 0.5 + 1e-9).sum())
+        assert abs(row.map_x) <= 1 and abs(row.map_y) <= 1
+
+
+def test_grouped_heads_read_the_keys_that_they_share():
+    from acp_repro.heads.looking import _heads_of_layer
+    from acp_repro.model.capture import AttentionInputs
+
+    torch.manual_seed(2)
+    q, k = torch.randn(1, 4, 200, 16), torch.randn(1, 2, 200, 16)
+    gates = torch.nn.functional.logsigmoid(3 + torch.randn(1, 4, 200))
+    inputs = AttentionInputs(q, k, k, gates, torch.full((4,), -12.0))
+    for head in _heads_of_layer(0, inputs, 1):
+        exact = dense(q[0, head.head], k[0, head.head // 2], gates[0, head.head])
+        torch.testing.assert_close(head.weights.weights.double(), exact.topk(8)[0], rtol=1e-4, atol=1e-7)
+
+
+def test_squares_cut_any_length_into_256_or_fewer():
+    assert [cell_tokens(n) for n in (1, 256, 257, 4096, 16384, 16385, 65536)] == [1, 1, 2, 16, 64, 128, 256]
+
+
+def test_memory_is_that_of_the_rows_and_not_of_the_square(monkeypatch):
+    from acp_repro.heads import weights
+
+    largest, length = 0, 4096
+    new_empty = torch.Tensor.new_empty
+
+    def counted(self, *shape, **options):
+        nonlocal largest
+        made = new_empty(self, *shape, **options)
+        largest = max(largest, made.numel())
+        return made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", counted)
+    q = torch.randn(length, 16)
+    c = cumulative_log_fgate(torch.full((length,), -0.1))
+    weights.head_weights(q, q, c, torch.tensor(-12.0), grid=(64, 64), cell=16)
+    assert 0 < largest <= weights.CHUNK_SCORES_CPU
+
+
+def test_what_cannot_be_looked_at_is_one_line(monkeypatch):
+    from acp_repro.heads import looking
+
+    model = small_model()
+    with pytest.raises(NotToBeLookedAt, match="127 tokens are fewer than two blocks of 64"):
+        look(model, [torch.zeros(1, 127, dtype=torch.long)])
+    with pytest.raises(ValueError, match="no batch"):
+        look(model, [])
+    monkeypatch.setattr(looking, "_free_bytes", lambda device: 10**6)
+    with pytest.raises(NotToBeLookedAt, match=r"200 tokens need about 0\.0 GB of memory on cpu, and 0\.0 GB"):
+        look(model, [torch.zeros(1, 200, dtype=torch.long)])
