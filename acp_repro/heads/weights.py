@@ -24,14 +24,14 @@ class HeadWeights:
     """What is left of a head's matrix A (Equation 2, exact), T queries by T keys.
 
     Attributes:
-        first_kept: (T,) int32, the first key j of each query with ``D_ij >= delta``, with blocks of one token.
+        first_kept: (T,) int32, the first key j of each query with ``D_ij >= delta``: blocks of one token.
         boundary: (M,) int32, n_m: the first kept key block of each query block.
         keys: (T, K) int32, each query's K strongest keys, the strongest first; -1 where there are fewer.
         weights: (T, K), their weights A; 0 where there are fewer.
         pruned_mass: (T,), the weight of the blocks that are pruned: what Appendix A bounds by epsilon. The
             weight of a kept key under pruning (Equation 3) is A over 1 less this.
-        cells: (N, N), the weight that the queries of a square of ``cell`` tokens give to its keys, their mean:
-            each row sums to 1.
+        cells: (N, N), the mean weight that the queries of a square of ``cell`` tokens give to its keys; each
+            row sums to 1.
         by_distance: (T,) float64, the mean weight at each distance i - j; sums to 1.
         received: (T,) float64, the weight that all queries give to each key; sums to T.
     """
@@ -123,7 +123,7 @@ def head_weights(
 
 
 def _scores(q: Tensor, k: Tensor, c: Tensor, first: int, out: Tensor) -> None:
-    """Logits, in base 2, of the rows from ``first`` on, but for a constant of each row, which a softmax does not see.
+    """Logits, in base 2, of the rows from ``first`` on, but for a constant of each row: softmax sees none.
 
     The decay is taken as ``c_base - c_j``, in float64, from a base near the row: from a base far away
     float32 would lose the small differences next to the diagonal.
@@ -158,7 +158,7 @@ def _largest(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _add_by_distance(block: Tensor, share: Tensor, first: int, out: Tensor) -> None:
     """Adds to ``out`` the weight at each distance; row r of ``block`` is query ``first + r``."""
     rows, width = block.shape
-    # Read one place further in each row, a column holds one distance: first for the left-most, 0 for the last.
+    # Read one place further in each row, a column holds one distance: `first` the left-most, 0 the last.
     slanted = block.as_strided((rows, first + 1), (width + 1, 1), block.storage_offset())
     out[: first + 1] += (slanted.T @ share).flip(0)
     # The keys before those: j < r, at distances over `first`.

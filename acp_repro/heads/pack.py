@@ -1,0 +1,134 @@
+"""What the page holds of a model's heads: numbers rounded to bytes, deflated, in base64.
+
+``page/data.js`` is the reverse. Numbers of more than a byte are written a byte at a time, all the lowest
+bytes first, which deflates better.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from .looking import Head, ModelHeads
+
+GATE_STEPS = 64  # of log(f / (1 - f)), a step: 0.4 % of f at most
+LEAST_WEIGHT = 0.01  # a query's strongest key is listed whatever its weight, others from here on
+CELL_FLOOR, RECEIVED_FLOOR = 1e-5, 1e-3
+C_TOKENS = 64  # c is exact at every so many tokens; between them it follows the gates
+BINS_PER_OCTAVE = 4
+# Queries of all heads together whose keys are listed; beyond, every 2nd, 4th ... query has its list.
+MOST_QUERIES = 700_000
+
+
+def stride_of(models: Sequence[ModelHeads]) -> int:
+    """Every how many queries the strongest keys are listed: a power of two."""
+    queries = sum(len(model.heads) * model.length for model in models)
+    return 1 << max(0, math.ceil(math.log2(queries / MOST_QUERIES)))
+
+
+def pack_model(
+    name: str, facts: Sequence[str], model: ModelHeads, stride: int
+) -> tuple[dict[str, Any], list[str]]:
+    """A model's part of the page: what it shows at once, and one text in base64 for each head.
+
+    Args:
+        name: what the page calls the model.
+        facts: lines about it.
+        stride: from :func:`stride_of`.
+    """
+    edges = distance_bins(model.length)
+    with ThreadPoolExecutor() as threads:  # zlib lets go of Python's lock
+        packed = list(threads.map(lambda head: _pack_head(head, stride, edges, model.grid), model.heads))
+    about = {
+        "name": name,
+        "facts": list(facts),
+        "length": model.length,
+        "cell": model.cell,
+        "grid": model.grid,
+        "stride": stride,
+        "bins": edges.tolist(),
+        "table": {column: _plain(model.table[column]) for column in model.table},
+        "sizes": [sizes for sizes, _ in packed],
+        "gateSteps": GATE_STEPS,
+        "cellFloor": CELL_FLOOR,
+        "receivedFloor": RECEIVED_FLOOR,
+        "cTokens": C_TOKENS,
+    }
+    return about, [text for _, text in packed]
+
+
+def distance_bins(length: int) -> np.ndarray:
+    """Edges of bins of distances: 0, 1, 2, ... and, further on, :data:`BINS_PER_OCTAVE` an octave."""
+    octaves = np.arange(0, math.log2(length) + 1 / BINS_PER_OCTAVE, 1 / BINS_PER_OCTAVE)
+    edges = np.unique(np.concatenate([[0], np.round(2**octaves)]).astype(int))
+    return np.append(edges[edges < length], length)
+
+
+def pack_text(pieces: Sequence[str], ids: np.ndarray) -> tuple[list[str], str]:
+    """The distinct pieces of a text, and in base64 which of them each token is.
+
+    Args:
+        pieces: (T,), what each token reads.
+        ids: (T,), its id.
+    """
+    _, first, which = np.unique(ids, return_index=True, return_inverse=True)
+    return [pieces[i] for i in first], encode([which.astype("<u4")])
+
+
+def encode(arrays: Iterable[np.ndarray]) -> str:
+    """In base64, deflated: one array after the other, of each the lowest bytes of its numbers first."""
+    raw = b"".join(np.ascontiguousarray(_bytes_of(array).T).tobytes() for array in arrays)
+    return base64.b64encode(zlib.compress(raw, 9)).decode()
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).view(np.uint8).reshape(-1, array.itemsize)
+
+
+def _pack_head(head: Head, stride: int, edges: np.ndarray, grid: tuple[int, int]) -> tuple[list[int], str]:
+    w, log_fgate = head.weights, head.log_fgate.double()
+    length = len(log_fgate)
+    gate = log_fgate - (-log_fgate.expm1()).clamp(min=1e-300).log()  # log(f / (1 - f))
+    gate = (gate * GATE_STEPS).round().clamp(-32768, 32767) + 32768
+    c = log_fgate.clamp(min=-1e4).cumsum(0)[C_TOKENS - 1 :: C_TOKENS]
+    keys, weights = w.keys[::stride].numpy(), w.weights[::stride].numpy()
+    listed = (weights >= LEAST_WEIGHT) & (keys >= 0)
+    listed[:, 0] = True
+    distance = np.arange(0, length, stride)[:, None] - keys
+    lost = np.maximum.reduceat(w.pruned_mass.numpy(), np.arange(0, length, grid[0]))
+    cells = w.cells.numpy()[np.tril_indices(len(w.cells))]
+    arrays = [
+        gate.numpy().astype("<u2"),
+        c.numpy().astype("<f4"),
+        np.diff(w.first_kept.numpy(), prepend=0).astype("<i4"),
+        w.boundary.numpy().astype("<u4"),
+        lost.astype("<f4"),
+        listed.sum(1).astype("<u1"),
+        distance[listed].astype("<u4"),
+        np.round(255 * np.sqrt(weights[listed])).clip(0, 255).astype("<u1"),
+        logarithmic(cells, CELL_FLOOR, 1.0),
+        np.add.reduceat(w.by_distance.numpy(), edges[:-1]).astype("<f4"),
+        logarithmic(w.received.numpy(), RECEIVED_FLOOR, length),
+    ]
+    return [len(array) for array in arrays], encode(arrays)
+
+
+def logarithmic(values: np.ndarray, least: float, most: float) -> np.ndarray:
+    """Bytes: 0 under ``least``, 1 there, 255 at ``most``."""
+    share = np.log(np.maximum(values, least) / least) / math.log(most / least)
+    return np.where(values < least, 0, 1 + np.round(254 * share.clip(0, 1))).astype("<u1")
+
+
+def _plain(column) -> list:
+    """Numbers of six digits; what is missing is null."""
+    values = column.tolist()
+    return [
+        float(f"{v:.6g}") if isinstance(v, float) and math.isfinite(v) else None if v != v else v
+        for v in values
+    ]

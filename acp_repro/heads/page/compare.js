@@ -1,0 +1,61 @@
+"use strict";
+// Two models head by head: the same head of both, and the difference.
+
+const compareView = { id: "compare", name: "Two models", draw: drawCompare };
+const difference = key => row => models[1].rows[row.index][key] - row[key];
+const signed = (column, v) => (v > 0 ? "+" : v < 0 ? "−" : "") + column.text(Math.abs(v));
+
+async function drawCompare(section) {
+  const key = state.shade === "kind" ? "token_pruned_ratio" : state.shade, column = COLUMNS[key], [a, b] = models;
+  const rows = a.rows, all = [...a.rows, ...b.rows], diff = difference(key), most = d3.max(rows, r => Math.abs(diff(r))) || 1;
+  const diverging = r => d3.interpolateRdBu(0.5 - 0.5 * diff(r) / most), changed = rows.filter(r => r.kind !== b.rows[r.index].kind).length;
+  const focused = document.activeElement?.id;
+  section.replaceChildren(
+    node("p", { class: "lead" }, `${changed} of ${rows.length} heads are of another kind in ${b.name} than in ${a.name}. The mean of “${column.name}” goes from ${column.text(Number(d3.mean(rows, r => r[key]).toPrecision(3)))} to ${column.text(Number(d3.mean(b.rows, r => r[key]).toPrecision(3)))}.`),
+    node("div", { class: "controls" }, shadeChoice(key)),
+    node("div", { class: "columns three" },
+      figure(a.name, a.facts[0], node("div", { id: "grid-a" }), saveButtons(() => fileName(a.name, key), () => $("#grid-a svg"))),
+      figure(b.name, b.facts[0], node("div", { id: "grid-b" }), saveButtons(() => fileName(b.name, key), () => $("#grid-b svg"))),
+      figure("Difference", `second less first: from ${signed(column, -most)} (blue) to ${signed(column, most)} (red)`, node("div", { id: "grid-d" }), saveButtons(() => fileName("difference", key), () => $("#grid-d svg")))),
+    node("div", { class: "columns" },
+      figure("Head against head", `${column.name}: across ${a.name}, up ${b.name}`, node("div", { id: "scatter" }), saveButtons(() => fileName("two-models", key), () => $("#scatter svg"))),
+      figure(`Weight by distance: ${headName(rows[state.row])}`, null, node("p", { class: "legend" }, node("span", {}, node("span", { class: "swatch of0" }), a.name), node("span", {}, node("span", { class: "swatch of1" }), b.name)),
+        node("div", { id: "distances" }), node("div", { class: "controls" }, ...models.map(m => node("button", { type: "button", onclick: () => openHead(m.rows[state.row], m.index) }, `open it in ${m.name}`))), saveButtons(rowFile("two-distances"), () => $("#distances svg")))),
+    figure("Where they differ most", null, differenceTable(rows, key, diff),
+      saveButtons(() => "two-models", null, () => [["layer", "head", ...SORTS.flatMap(k => [`${k}_1`, `${k}_2`])], rows.map(r => [r.layer, r.head, ...SORTS.flatMap(k => [r[k], b.rows[r.index][k]])])])));
+  const pick = row => change({ row: row.index });
+  const tell = (event, row) => showTip(event, node("strong", {}, headName(row)), node("p", {}, `${column.name}: ${column.text(a.rows[row.index][key])} → ${column.text(b.rows[row.index][key])}`));
+  headGrid($("#grid-a"), a, shader(key, all), column, { value: r => r[key], pick, tell });
+  headGrid($("#grid-b"), b, shader(key, all), column, { value: r => r[key], pick, tell });
+  headGrid($("#grid-d"), a, diverging, { ...column, text: v => signed(column, v) }, { value: diff, pick, tell });
+  drawScatter($("#scatter"), rows, key, column, pick, tell);
+  if (focused === "shade") $("#shade").focus();
+  const wanted = state.row, heads = await Promise.all(models.map(m => m.head(wanted)));
+  if (wanted === state.row && $("#distances")) drawDistance($("#distances"), heads);
+}
+
+function drawScatter(place, rows, key, column, pick, tell) {
+  const size = Math.max(260, Math.min(400, place.clientWidth)), left = 52, other = models[1].rows;
+  const domain = d3.extent([...rows, ...other], r => (column.log ? Math.max(1, r[key]) : r[key])), make = column.log ? d3.scaleLog : d3.scaleLinear;
+  const x = make(domain, [left, size - 12]), y = make(domain, [size - 34, 10]), ticks = [4, column.log ? "~s" : undefined];
+  const svg = d3.create("svg").attr("viewBox", `0 0 ${size} ${size}`).attr("width", size).attr("height", size).attr("role", "img").attr("aria-label", "Each head in both models; the table below lists them");
+  svg.append("g").attr("class", "axes").attr("transform", `translate(0,${size - 30})`).call(d3.axisBottom(x).ticks(...ticks));
+  svg.append("g").attr("class", "axes").attr("transform", `translate(${left - 4},0)`).call(d3.axisLeft(y).ticks(...ticks));
+  svg.append("line").attr("class", "mark").attr("x1", x(domain[0])).attr("y1", y(domain[0])).attr("x2", x(domain[1])).attr("y2", y(domain[1]));
+  svg.append("text").attr("class", "axis").attr("x", size - 12).attr("y", size - 36).attr("text-anchor", "end").text(models[0].name);
+  svg.append("text").attr("class", "axis").attr("x", left + 4).attr("y", 12).text(models[1].name);
+  svg.selectAll(".place").data(rows).join("g").attr("class", "place").attr("data-head", r => `${r.layer}.${r.head}`).classed("current", r => r.index === state.row)
+    .attr("transform", r => { const at = v => (column.log ? Math.max(1, v) : v); return `translate(${x(at(r[key]))},${y(at(other[r.index][key]))})`; })
+    .on("click", (_, r) => { hideTip(); pick(r); }).on("pointermove", (event, r) => { tell(event, r); mark(r); }).on("pointerleave", () => { hideTip(); mark(null); })
+    .append("circle").attr("r", 5).attr("fill", r => kindColour(r.kind));
+  place.replaceChildren(svg.node());
+}
+
+function differenceTable(rows, key, diff) {
+  const column = COLUMNS[key], other = models[1].rows, sorted = d3.sort(rows, (a, b) => Math.abs(diff(b)) - Math.abs(diff(a)));
+  const heads = ["layer", "head", `kind, ${models[0].name}`, `kind, ${models[1].name}`, `${column.name}, ${models[0].name}`, `${column.name}, ${models[1].name}`, "difference"];
+  return node("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Where they differ most" }, node("table", { id: "differences" },
+    node("thead", {}, node("tr", {}, ...heads.map(h => node("th", { scope: "col" }, h)))),
+    node("tbody", {}, ...sorted.map(r => node("tr", { "data-head": `${r.layer}.${r.head}`, onclick: () => change({ row: r.index }) },
+      ...[r.layer, r.head, r.kind ?? "–", other[r.index].kind ?? "–", column.text(r[key]), column.text(other[r.index][key]), signed(column, diff(r))].map(v => node("td", {}, v)))))));
+}

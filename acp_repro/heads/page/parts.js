@@ -1,0 +1,159 @@
+"use strict";
+// What every view uses: the state of the page, numbers in words, colours, tips, saving.
+
+const $ = (selector, root = document) => root.querySelector(selector);
+const whole = d3.format(",");
+const node = (name, attributes = {}, ...children) => {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value === true) made.setAttribute(key, "");
+    else if (value !== false && value != null) made.setAttribute(key, value);
+  }
+  made.append(...children.filter(child => child != null));
+  return made;
+};
+
+// ---- numbers ----
+const SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+function small(x) {
+  const [digits, exponent] = x.toExponential(0).split("e-");
+  return `${digits}·10⁻${[...exponent].map(d => SUPERSCRIPT[d]).join("")}`;
+}
+function percent(x) {
+  if (x == null) return "–";
+  if (x > 0 && x < 5e-5) return small(x);
+  return `${(100 * x).toFixed(x < 0.00995 ? 2 : 1)}\u00a0%`;
+}
+const gateText = f => (f > 0.9995 && f < 1 ? `1 − ${small(1 - f)}` : f.toFixed(3));
+const SHADES = ["kind", "median_window_tokens", "pruned_ratio", "mean_forget_gate"];
+// Every column that is shown: its head, what it means, how it is written, whether its scale is logarithmic.
+const COLUMNS = {
+  kind: { name: "kind", says: "local, between or global", text: v => v ?? "–" },
+  pruned_ratio: { name: "pruned", says: "share of blocks that are skipped", text: percent, domain: [0, 1] },
+  token_pruned_ratio: { name: "by tokens", says: "the same share with blocks of one token", text: percent, domain: [0, 1] },
+  median_window_tokens: { name: "window", says: "keys that half of the queries keep at most", text: whole, log: true },
+  q90_window_tokens: { name: "90 %", says: "keys that 90 % of the queries keep at most", text: whole, log: true },
+  mean_forget_gate: { name: "mean gate", says: "mean forget gate f: 1 forgets nothing", text: v => v.toFixed(3), domain: [0, 1] },
+  half_weight_tokens: { name: "half within", says: "distance within which half of the weight lies", text: whole, log: true },
+  strongest_weight: { name: "strongest key", says: "mean weight of a query's strongest key", text: percent, domain: [0, 1] },
+  first_token_weight: { name: "on first token", says: "mean weight on the first token of the text", text: percent, domain: [0, 1] },
+  logit_bound: { name: "U", says: "bound of the scores", text: v => v.toFixed(2) },
+  threshold_nats: { name: "δ", says: "the threshold, in nats", text: v => v.toFixed(1).replace("-", "−") },
+  largest_pruned_mass: { name: "most lost", says: "the most weight that pruning takes from a row", text: v => (v ? percent(v) : "0") },
+};
+const SORTS = Object.keys(COLUMNS);
+
+// ---- state, kept in the address so that a reload or a link comes back to it ----
+const state = { view: "model", model: 0, row: 0, token: null, shade: "kind", kinds: new Set(["local", "between", "global", "–"]) };
+const listeners = [];
+const onChange = listener => listeners.push(listener);
+function readAddress() {
+  const words = new URLSearchParams(location.hash.slice(1));
+  const within = (key, most, other) => {
+    const value = words.has(key) ? Number(words.get(key)) : NaN;
+    return Number.isInteger(value) && value >= 0 && value < most ? value : other;
+  };
+  const view = words.get("view");
+  state.view = views.some(v => v.id === view) ? view : "model";
+  state.model = within("model", models.length, 0);
+  const { rows } = models[state.model];
+  const found = rows.findIndex(r => r.layer === Number(words.get("layer")) && r.head === Number(words.get("head")));
+  state.row = words.has("layer") && found >= 0 ? found : state.row;
+  state.token = within("token", text.length, state.token);
+}
+function change(changes) {
+  const before = { ...state };
+  Object.assign(state, changes);
+  const row = models[state.model].rows[state.row];
+  const words = new URLSearchParams({ view: state.view, ...(models.length > 1 && { model: state.model }), layer: row.layer, head: row.head });
+  if (state.token != null) words.set("token", state.token);
+  // A page inside a notebook has no address of its own.
+  try { history[before.view === state.view ? "replaceState" : "pushState"](null, "", `#${words}`); } catch { /* stays */ }
+  listeners.forEach(listener => listener(before));
+}
+const currentRow = () => models[state.model].rows[state.row];
+const currentHead = () => models[state.model].head(state.row);
+const headName = row => `layer ${row.layer}, head ${row.head}`;
+
+// ---- colours ----
+const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const isDark = () => style("--dark") === "1";
+const kindColour = kind => style(`--${kind ?? "none"}`) || style("--none");
+// From the paper's colour, for next to no weight, to the strongest.
+const HEATS = { light: d3.interpolateRgbBasis(["#ffffff", "#fde3c0", "#fa9c62", "#d43d6c", "#721a80", "#1b0c41"]), dark: d3.interpolateRgbBasis(["#171b20", "#42115f", "#98276a", "#e05a3b", "#fbb02a", "#fcfcb0"]) };
+const heat = t => HEATS[isDark() ? "dark" : "light"](t);
+const sequential = t => (isDark() ? d3.interpolateViridis(0.08 + 0.92 * t) : d3.interpolateYlGnBu(0.06 + 0.86 * t));
+function shader(key, rowsOfAll) {
+  if (key === "kind") return Object.assign(row => kindColour(row.kind), { kinds: true });
+  const column = COLUMNS[key], domain = column.domain ?? d3.extent(rowsOfAll, r => r[key]);
+  const scale = column.log ? d3.scaleLog([Math.max(1, domain[0]), Math.max(2, domain[1])], [0, 1]).clamp(true) : d3.scaleLinear(domain, [0, 1]);
+  return Object.assign(row => sequential(scale(column.log ? Math.max(1, row[key]) : row[key])), { scale, domain });
+}
+const inkOn = colour => {
+  const { l } = d3.hcl(colour);
+  return l > 62 ? "#111" : "#fff";
+};
+
+// ---- the tip beside the pointer ----
+const tip = $("#tip");
+function showTip(event, ...content) {
+  tip.replaceChildren(...content);
+  tip.hidden = false;
+  const { width, height } = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, Math.min(innerWidth - width - 4, event.clientX + 14))}px`;
+  tip.style.top = `${event.clientY + height + 22 > innerHeight ? event.clientY - height - 12 : event.clientY + 16}px`;
+}
+const hideTip = () => { tip.hidden = true; };
+function tipOfRow(event, row, ...more) {
+  const lines = ["pruned_ratio", "median_window_tokens", "mean_forget_gate", "half_weight_tokens", "strongest_weight"];
+  showTip(event, node("strong", {}, `${headName(row)}: ${row.kind ?? "nothing to prune"}`),
+    node("table", {}, ...lines.map(key => node("tr", {}, node("th", {}, COLUMNS[key].name), node("td", {}, COLUMNS[key].text(row[key]))))), ...more);
+}
+
+// ---- saving ----
+function download(name, content, type) {
+  const link = node("a", { href: URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+const csvField = v => (v == null ? "" : /[",\n\r]/.test(v) ? `"${String(v).replaceAll('"', '""')}"` : v);
+const csv = (names, rows) => [names, ...rows].map(row => row.map(csvField).join(",")).join("\n") + "\n";
+const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity", "font-size", "font-family", "font-weight", "text-anchor", "dominant-baseline", "visibility"];
+// The drawing with its looks written into it; a canvas behind it becomes a picture in it.
+function standalone(svg) {
+  const copy = svg.cloneNode(true), originals = [...svg.querySelectorAll("*")];
+  [...copy.querySelectorAll("*")].forEach((element, i) => {
+    const looks = getComputedStyle(originals[i]);
+    for (const look of LOOKS) element.style.setProperty(look, looks.getPropertyValue(look));
+  });
+  const { width, height } = svg.getBoundingClientRect(), made = d3.select(copy);
+  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  made.attr("width", width).attr("height", height).attr("viewBox", svg.getAttribute("viewBox") ?? `0 0 ${width} ${height}`);
+  const canvas = svg.parentNode.querySelector("canvas");
+  if (canvas)
+    made.insert("image", ":first-child").attr("href", canvas.toDataURL()).attr("style", "image-rendering: pixelated")
+      .attr("x", canvas.offsetLeft).attr("y", canvas.offsetTop).attr("width", canvas.offsetWidth).attr("height", canvas.offsetHeight);
+  made.insert("rect", ":first-child").attr("width", "100%").attr("height", "100%").attr("fill", style("--paper"));
+  return { source: new XMLSerializer().serializeToString(copy), width, height };
+}
+function savePNG(svg, name) {
+  const { source, width, height } = standalone(svg), picture = new Image(), canvas = node("canvas", { width: 2 * width, height: 2 * height });
+  picture.onload = () => {
+    canvas.getContext("2d").drawImage(picture, 0, 0, 2 * width, 2 * height);
+    canvas.toBlob(blob => download(`${name}.png`, blob));
+  };
+  picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(source)}`;
+}
+// Buttons under a figure. `numbers` gives [names, rows]; `name` the file's name without its end.
+function saveButtons(name, svg, numbers) {
+  const button = (what, action) => node("button", { type: "button", class: "save", "aria-label": `Save as ${what}`, onclick: action }, what);
+  return node("span", { class: "saves" }, "save ",
+    ...(svg ? [button("SVG", () => download(`${name()}.svg`, standalone(svg()).source, "image/svg+xml")), button("PNG", () => savePNG(svg(), name()))] : []),
+    ...(numbers ? [button("CSV", () => download(`${name()}.csv`, csv(...numbers()), "text/csv"))] : []));
+}
+const fileName = (...parts) => parts.join("-").replace(/[^\w.-]+/g, "-");
+const rowFile = what => () => fileName(models[state.model].name, `layer${currentRow().layer}`, `head${currentRow().head}`, what);
+function figure(title, says, ...content) {
+  return node("figure", {}, node("figcaption", {}, node("h2", {}, title), says ? node("p", {}, says) : null), ...content);
+}

@@ -1,0 +1,169 @@
+"use strict";
+// The text through one head: its gates as shades, and what a token looks at.
+
+const textView = { id: "text", name: "Text", draw: drawTextView };
+const PAGE = 512; // tokens that are shown at once
+const reading = { page: 0, shade: "forgets", query: "", hits: [], far: null };
+const TEXT_SHADES = {
+  forgets: { name: "how much the head forgets here (1 − f)", of: (head, i) => 1 - head.gate(i), scale: v => Math.max(0, 1 + Math.log10(Math.max(v, 1e-3)) / 3), ends: ["0.1 %", "all"] },
+  received: { name: "how much weight the token gets from later ones", of: (head, i) => head.received(i), scale: v => Math.max(0, Math.min(1, Math.log10(Math.max(v, 0.1) * 10) / 3)), ends: ["0.1 queries", "100 queries"] },
+  none: { name: "nothing", of: () => 0, scale: () => 0, ends: null },
+};
+const readable = piece => piece.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +| +$/g, spaces => "␣".repeat(spaces.length)) || "∅";
+
+async function drawTextView(section, before) {
+  const wanted = currentRow(), head = await currentHead();
+  await text.ready;
+  if (state.view !== "text" || wanted !== currentRow()) return;
+  if (state.token == null) state.token = Math.min(text.length - 1, Math.floor(text.length / 2));
+  const sameHead = before?.view === "text" && before.row === state.row && before.model === state.model && $("#tokens");
+  const page = Math.floor(state.token / PAGE);
+  if (!sameHead) layText(section, head);
+  if (!sameHead || page !== reading.page || before.token === state.token) drawPage(head, page);
+  drawOverview(head);
+  showToken(head);
+}
+
+function layText(section, head) {
+  reading.far = null;
+  const search = node("input", { type: "search", id: "search", placeholder: "find in the text", "aria-label": "Find in the text", value: reading.query, onkeydown: e => { if (e.key === "Enter") { e.preventDefault(); find(e.target.value, e.shiftKey ? -1 : 1); } } });
+  const shade = TEXT_SHADES[reading.shade], stops = d3.range(0, 1.01, 0.2).map(tint);
+  section.replaceChildren(
+    node("div", { class: "controls" },
+      node("label", {}, "shade ", node("select", { id: "text-shade", onchange: e => { reading.shade = e.target.value; layText(section, head); drawPage(head, reading.page); drawOverview(head); showToken(head); } },
+        ...Object.entries(TEXT_SHADES).map(([key, s]) => node("option", { value: key, selected: key === reading.shade }, s.name)))),
+      shade.ends ? node("span", { class: "legend" }, shade.ends[0], node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), shade.ends[1]) : null,
+      node("span", { class: "search" }, search, node("button", { type: "button", "aria-label": "Previous hit", onclick: () => find(search.value, -1) }, "‹"), node("button", { type: "button", "aria-label": "Next hit", onclick: () => find(search.value, 1) }, "›"), node("span", { id: "hits", "aria-live": "polite", class: "quiet" }))),
+    node("div", { id: "overview", role: "slider", tabindex: 0, "aria-label": "Place in the text", "aria-valuemin": 0, "aria-valuemax": text.length - 1 }),
+    node("div", { class: "columns wide-left" },
+      node("div", {},
+        node("div", { class: "pager" }, node("button", { type: "button", onclick: () => goTo((reading.page - 1) * PAGE) }, "← before"), node("span", { id: "page-of" }), node("button", { type: "button", onclick: () => goTo((reading.page + 1) * PAGE) }, "after →")),
+        node("div", { id: "tokens", tabindex: 0, role: "group", "aria-label": "The text: arrow keys move from token to token", onkeydown: moveByKey, onclick: e => { const i = e.target.closest("[data-i]")?.dataset.i; if (i != null) change({ token: Number(i) }); } })),
+      node("div", { class: "side" }, node("div", { id: "token", "aria-live": "polite" }), node("div", { id: "far" }))));
+  farLookBacks(head);
+}
+
+const tint = t => { const c = d3.color(style("--shade")); c.opacity = 0.85 * t; return c; };
+function drawPage(head, page) {
+  reading.page = page;
+  const first = page * PAGE, last = Math.min(text.length, first + PAGE), shade = TEXT_SHADES[reading.shade], spans = [];
+  for (let i = first; i < last; i++) {
+    const piece = text.piece(i), t = shade.scale(shade.of(head, i));
+    spans.push(node("span", { class: "token", "data-i": i, style: t > 0.01 ? `background: ${tint(t)}` : null }, piece.replaceAll("\n", "↵\n") || "∅"));
+  }
+  $("#tokens").replaceChildren(...spans);
+  $("#page-of").textContent = `tokens ${whole(first)}–${whole(last - 1)} of ${whole(text.length)}`;
+  const [before, after] = section_buttons();
+  before.disabled = !page;
+  after.disabled = last >= text.length;
+}
+const section_buttons = () => [...document.querySelectorAll(".pager button")];
+const goTo = i => change({ token: Math.max(0, Math.min(text.length - 1, i)) });
+
+function moveByKey(event) {
+  const steps = { ArrowRight: 1, ArrowLeft: -1, PageDown: PAGE, PageUp: -PAGE };
+  let to = event.key in steps ? state.token + steps[event.key] : null;
+  if (event.key === "ArrowDown" || event.key === "ArrowUp") to = lineStep(event.key === "ArrowDown" ? 1 : -1);
+  if (to == null) return;
+  event.preventDefault();
+  goTo(to);
+}
+// The token under or over the chosen one, as the lines happen to break.
+function lineStep(way) {
+  const here = $(`[data-i="${state.token}"]`)?.getBoundingClientRect();
+  const lines = [...document.querySelectorAll("#tokens .token")].map(el => [el.getClientRects()[0], Number(el.dataset.i)]).filter(([r]) => r && (r.top - here.top) * way > 4);
+  if (!lines.length) return state.token + way * 12;
+  const line = (way > 0 ? d3.min : d3.max)(lines, ([r]) => r.top);
+  return d3.least(lines.filter(([r]) => Math.abs(r.top - line) < 4), ([r]) => Math.abs(r.left - here.left))[1];
+}
+
+function showToken(head) {
+  const i = state.token, { query, keys } = head.keysOf(i), first = head.firstOfBlocks(query), tokens = $("#tokens");
+  for (const el of tokens.querySelectorAll(".chosen, .looked, .past")) { el.classList.remove("chosen", "looked", "past"); el.style.removeProperty("--weight"); el.removeAttribute("aria-current"); }
+  for (const el of tokens.children) if (Number(el.dataset.i) < first) el.classList.add("past");
+  for (const { key, weight } of keys) {
+    const el = tokens.querySelector(`[data-i="${key}"]`);
+    if (el) { el.classList.add("looked"); el.style.setProperty("--weight", `${1.5 + 4 * Math.sqrt(weight)}px`); }
+  }
+  const chosen = tokens.querySelector(`[data-i="${i}"]`);
+  chosen.classList.add("chosen");
+  chosen.setAttribute("aria-current", "true");
+  if (tokens.scrollHeight > tokens.clientHeight) tokens.scrollTop += chosen.getBoundingClientRect().top - tokens.getBoundingClientRect().top - tokens.clientHeight / 2;
+  const listed = d3.sum(keys, k => k.weight), lost = head.lostOf(query);
+  $("#token").replaceChildren(
+    node("h2", {}, `Token ${whole(i)} `, node("code", {}, readable(text.piece(i)))),
+    node("p", {}, `gate ${gateText(head.gate(i))} · c ${head.c[i].toFixed(2)} · gets the weight of ${d3.format(".2~f")(head.received(i))} queries`),
+    node("p", {}, first ? `Pruned for it: keys 0–${whole(first - 1)}, ${percent(first / (query + 1))} of its past; together they weigh ${lost ? `at most ${percent(lost)}` : "nothing that float32 can tell from 0"}. ` : "Nothing is pruned for it. ",
+      `Token by token it would keep ${whole(query + 1 - head.firstKept[query])} keys.`),
+    node("h3", {}, query === i ? "It looks most at" : `Token ${whole(query)} looks most at (every ${head.model.stride}th token has a list)`),
+    node("ol", { class: "keys" }, ...keys.map(k => node("li", {}, node("button", { type: "button", onclick: () => goTo(k.key), "aria-label": `Key ${k.key}, ${readable(text.piece(k.key))}, weight ${percent(k.weight)}` },
+      node("span", { class: "bar", style: `width: ${100 * k.weight}%` }), node("span", { class: "weight" }, percent(k.weight)),
+      node("span", { class: "context" }, text.range(k.key - 6, k.key).replaceAll("\n", " "), node("mark", {}, readable(text.piece(k.key))), text.range(k.key + 1, k.key + 4).replaceAll("\n", " ")),
+      node("span", { class: "quiet" }, k.distance ? `${whole(k.distance)} back` : "itself", k.kept ? "" : ", pruned"))))),
+    node("p", { class: "quiet" }, `${keys.length > 1 ? `These ${keys.length} keys hold` : "It holds"} ${percent(Math.min(1, listed))} of the weight; listed are at most 8, of 1\u00a0% or more.`),
+    saveButtons(() => fileName(rowFile("token")(), i), null, () => [["query", "key", "token", "distance", "weight", "pruned"], keys.map(k => [k.query, k.key, text.piece(k.key), k.distance, k.weight.toFixed(4), !k.kept])]));
+}
+
+// The whole text as a strip; a click goes there.
+function drawOverview(head) {
+  const place = $("#overview"), width = Math.max(280, place.clientWidth), height = 40, columns = Math.min(width, text.length), shade = TEXT_SHADES[reading.shade];
+  const ratio = Math.min(2, devicePixelRatio || 1), canvas = node("canvas", { width: width * ratio, height: height * ratio, style: `width: ${width}px; height: ${height}px`, "aria-hidden": "true" }), context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  const x = i => i / text.length * width;
+  for (let p = 0; p < columns; p++) {
+    let most = 0;
+    for (let i = Math.floor(p * text.length / columns); i < Math.floor((p + 1) * text.length / columns); i++) most = Math.max(most, shade.scale(shade.of(head, i)));
+    context.fillStyle = tint(most);
+    context.fillRect(p * width / columns, 0, width / columns + 0.5, height);
+  }
+  context.fillStyle = style("--accent");
+  for (const hit of reading.hits) context.fillRect(x(hit) - 1, 0, 2, 10);
+  const { keys, query } = head.keysOf(state.token);
+  context.fillStyle = style("--pruned-ink");
+  context.fillRect(0, height - 4, x(head.firstOfBlocks(query)), 4);
+  context.fillStyle = style("--ink");
+  for (const { key, weight } of keys) context.fillRect(x(key) - 1, height * (1 - Math.sqrt(weight)), 2, height);
+  context.strokeStyle = style("--ink");
+  context.strokeRect(x(reading.page * PAGE) + 0.5, 0.5, Math.max(3, x(PAGE)) - 1, height - 1);
+  place.replaceChildren(canvas);
+  place.setAttribute("aria-valuenow", state.token);
+  place.setAttribute("aria-valuetext", `token ${state.token} of ${text.length}`);
+  place.onclick = event => goTo(Math.floor((event.clientX - place.getBoundingClientRect().left) / width * text.length));
+  place.onkeydown = event => {
+    const to = { ArrowRight: state.token + PAGE, ArrowLeft: state.token - PAGE, Home: 0, End: text.length - 1 }[event.key];
+    if (to != null) { event.preventDefault(); goTo(to); }
+  };
+}
+
+function find(words, way) {
+  if (words !== reading.query) {
+    reading.query = words;
+    reading.hits = [];
+    if (words) {
+      const offsets = new Uint32Array(text.length);
+      let all = "";
+      for (let i = 0; i < text.length; i++) { offsets[i] = all.length; all += text.piece(i).toLowerCase(); }
+      for (let at = all.indexOf(words.toLowerCase()); at >= 0 && reading.hits.length < 10_000; at = all.indexOf(words.toLowerCase(), at + 1)) reading.hits.push(d3.bisectRight(offsets, at) - 1);
+    }
+  }
+  const { hits } = reading, next = way > 0 ? hits.findIndex(i => i > state.token) : hits.findLastIndex(i => i < state.token);
+  const which = next >= 0 ? next : way > 0 ? 0 : hits.length - 1;
+  $("#hits").textContent = !words ? "" : hits.length ? `${whole(which + 1)} of ${whole(hits.length)}` : "not in the text";
+  if (hits.length) goTo(hits[which]);
+  else change({});
+}
+
+// The furthest keys with 5 % of the weight; of the queries that look at one key, the one that looks hardest.
+function farLookBacks(head) {
+  const best = new Map();
+  for (let row = 0; row < head.counts.length; row++)
+    for (let at = head.starts[row]; at < head.starts[row + 1]; at++) {
+      const weight = head.weightAt(at), query = row * head.model.stride, key = query - head.distances[at];
+      if (weight >= 0.05 && key > 0 && head.distances[at] > 1 && !(best.get(key)?.weight >= weight)) best.set(key, { query, key, weight, distance: head.distances[at] });
+    }
+  const far = d3.sort([...best.values()], (a, b) => b.distance - a.distance).slice(0, 40);
+  $("#far").replaceChildren(node("h3", {}, "Far look-backs"), node("p", { class: "quiet" }, "Of each key that gets 5\u00a0% or more, the query that looks hardest; the first token is left out."), far.length
+    ? node("ol", { class: "far", tabindex: 0 }, ...far.map(f => node("li", {}, node("button", { type: "button", onclick: () => goTo(f.query) },
+      node("span", { class: "weight" }, `${whole(f.distance)} back`), node("code", {}, readable(text.piece(f.query))), " → ", node("code", {}, readable(text.piece(f.key))), node("span", { class: "quiet" }, ` ${percent(f.weight)}`)))))
+    : node("p", { class: "quiet" }, "There is none: no key that is more than one token back gets so much."));
+}

@@ -1,0 +1,296 @@
+"""The explorer's page: what it holds, and what a browser shows of it."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from acp_repro.data import ByteTokenizer
+from acp_repro.heads.explorer import D3, Explorer, NotComparable, Seen, explore, token_pieces
+from acp_repro.heads.looking import look
+from acp_repro.heads.pack import LEAST_WEIGHT, MOST_QUERIES, distance_bins, stride_of
+from tests.test_heads import small_model
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+LENGTH = 700
+WORDS = "to forget is to keep what <matters> & nothing else.\n"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+
+
+def tokens(length=LENGTH):
+    return torch.tensor([ByteTokenizer.bos_id, *(WORDS * length).encode()[: length - 1]])[None]
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """Two models of two layers of three heads; the second's gates are open."""
+    models = [small_model(heads=3), small_model(heads=3)]
+    with torch.no_grad():
+        for block in models[1].model.layers:
+            block.attn.fgate_proj.bias.add_(5.0)
+    return [
+        Seen(name, look(m, [tokens()]), ["its text"]) for m, name in zip(models, ("one", "two"), strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def page(seen, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    Explorer(seen[0], tokenizer=ByteTokenizer()).save(folder / "one.html")
+    Explorer(*seen, tokenizer=ByteTokenizer()).save(folder / "two.html")
+    return folder
+
+
+# ---- what it holds ---------------------------------------------------------------------------
+
+
+def test_the_page_is_whole_and_loads_nothing(page):
+    text = (page / "one.html").read_text(encoding="utf-8")
+    assert "{{" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
+    assert not re.search(
+        r"""(?:src|href)=["']?(?:https?:)?//|@import|url\((?!#)|fetch\(|XMLHttpRequest""", without_d3(text)
+    )
+    assert "default-src 'none'" in text
+    assert f"d3js.org v{D3}" in text and "Permission to use, copy, modify" in text
+    about = json.loads(re.search(r'id="about">(.*?)</script>', text, re.S)[1])
+    table = about["models"][0]["table"]
+    assert table["kind"] == ["local", "between", "global"] * 2 or set(table["kind"]) >= {"local", "global"}
+    assert about["models"][0]["stride"] == 1 and len(text.encode()) < 600_000
+
+
+def without_d3(text: str) -> str:
+    return "".join(part for part in text.split("<script>") if "d3js.org v" not in part)
+
+
+def test_names_and_text_cannot_become_a_part_of_the_page(seen):
+    strange = Seen("</script><b>x</b>", seen[0].heads, ["<i>"])
+    text = Explorer(strange, tokenizer=ByteTokenizer()).html
+    assert "<b>x</b>" not in text and "<i>" not in text
+    framed = Explorer(seen[0], tokenizer=ByteTokenizer())._repr_html_()
+    assert framed.startswith("<iframe") and framed.count("<") == 2
+
+
+def test_long_texts_list_the_keys_of_some_queries():
+    class Long:
+        def __init__(self, heads, length):
+            self.heads, self.length = [None] * heads, length
+
+    assert stride_of([Long(36, 4096)]) == stride_of([Long(36, 16384)]) == 1
+    assert stride_of([Long(36, 16384)] * 2) == 2
+    assert 144 * 65536 / stride_of([Long(144, 65536)]) <= MOST_QUERIES
+    for length in (1, 2, 100, 4096, 65537):
+        edges = distance_bins(length)
+        assert edges[0] == 0 and edges[-1] == length and (np.diff(edges) > 0).all()
+
+
+def test_tokens_read_as_their_tokenizer_says():
+    ids = torch.tensor([256, 65, 10, 65])
+    assert token_pieces(ids, ByteTokenizer()) == ["⟨256⟩", "A", "\n", "A"]
+    assert token_pieces(ids, None) == ["⟨256⟩", "⟨65⟩", "⟨10⟩", "⟨65⟩"]
+
+
+def test_two_models_must_fit_each_other(seen):
+    with pytest.raises(NotComparable, match="a has 2 layers of 2 heads, b has 2 layers of 3 heads; only"):
+        explore(small_model(), tokens(), names=("a", "b"), compare=small_model(heads=3))
+    other = Seen("three", look(small_model(heads=3), [tokens().flip(1)]))
+    with pytest.raises(NotComparable, match="one and three read the text as different tokens"):
+        Explorer(seen[0], other)
+
+
+def test_explore_takes_ids_and_is_a_page():
+    shown = explore(small_model(), tokens()[0].tolist(), ByteTokenizer())
+    assert "⟨256⟩" in shown.html and "the model" in shown.html and "iframe" in shown._repr_html_()
+
+
+# ---- what a browser shows --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if BROWSER is None:
+        pytest.skip("no browser; install one, e.g. apt install chromium")
+    driver = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    with driver.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser, page):
+    """Opens the page; at the end nothing may have been complained of, and nothing asked of a network."""
+    problems, tabs = [], []
+
+    def go(name="one.html", at="", width=1280, theme="light"):
+        tab = browser.new_page(
+            viewport={"width": width, "height": 860}, color_scheme=theme, accept_downloads=True
+        )
+        tabs.append(tab)
+        tab.on("console", lambda message: problems.append(message.text))
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.on("request", lambda request: request.url.startswith("http") and problems.append(request.url))
+        tab.goto(f"{(page / name).as_uri()}{at}")
+        view = re.search(r"view=(\w+)", at)
+        tab.wait_for_selector(f"body[data-drawn={view[1] if view else 'model'}]")
+        return tab
+
+    yield go
+    for tab in tabs:
+        tab.close()
+    assert problems == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_head_and_a_token_are_a_click_away_and_say_their_numbers(visit, seen, width, theme):
+    tab, heads = visit(width=width, theme=theme), seen[0].heads
+    row = heads.table.iloc[4]
+    paper = tab.evaluate("getComputedStyle(document.querySelector('header')).backgroundColor")
+    assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(23, 27, 32)"}[theme]
+    assert tab.locator(".cell").count() == tab.locator("#heads tbody tr").count() == 6
+    assert f"{row['median_window_tokens']:,}" in tab.locator(".cell").nth(4).text_content()
+    tab.locator(".cell").nth(4).click()
+    tab.wait_for_selector("body[data-drawn=head]")
+    assert f"{row['kind']} head" in tab.locator("#view-head .lead").inner_text()
+    assert f"{row['mean_forget_gate']:.3f}" in tab.locator("#chosen").inner_text()
+    assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
+
+    tab.get_by_role("tab", name="Text").click()
+    tab.wait_for_selector("body[data-drawn=text]")
+    tab.locator("[data-i='300']").click()
+    tab.wait_for_selector("#token h2:has-text('Token 300')")
+    head, listed = heads.head(1, 1), tab.locator("#token .keys li")
+    expected = [
+        (int(key), float(weight))
+        for key, weight in zip(head.weights.keys[300], head.weights.weights[300], strict=True)
+        if weight >= LEAST_WEIGHT
+    ] or [(int(head.weights.keys[300, 0]), float(head.weights.weights[300, 0]))]
+    assert listed.count() == len(expected)
+    for place, (key, weight) in enumerate(expected):
+        said = listed.nth(place).inner_text().replace("\xa0", " ")
+        assert float(re.search(r"([\d.]+) %", said)[1]) == pytest.approx(100 * weight, abs=0.45)
+        assert ("itself" if key == 300 else f"{300 - key} back") in said
+    gate = float(re.search(r"gate ([\d.]+)", tab.locator("#token").inner_text())[1])
+    assert gate == pytest.approx(float(head.log_fgate[300].exp()), abs=0.003)
+    assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
+
+
+def test_what_the_page_reads_is_what_was_packed(visit, seen):
+    """Every number of every head, within what rounding to bytes allows."""
+    tab, heads = visit(), seen[0].heads
+    for index, head in enumerate(heads.heads):
+        read = tab.evaluate(
+            """async index => {
+              const head = await models[0].head(index), T = text.length, all = [...Array(T).keys()];
+              const N = Math.ceil(T / head.model.cell);
+              return {gates: all.map(i => head.gate(i)), c: [...head.c], first: [...head.firstKept],
+                blocks: all.map(i => head.firstOfBlocks(i)), distance: [...head.byDistance],
+                received: all.map(j => head.received(j)), lost: all.map(i => head.lostOf(i)),
+                keys: all.map(i => head.keysOf(i).keys.map(k => [k.key, k.weight])),
+                cells: [...Array(N).keys()].map(m => [...Array(m + 1).keys()].map(n => head.square(m, n)))};
+            }""",
+            index,
+        )
+        w, c = head.weights, head.log_fgate.double().cumsum(0)
+        np.testing.assert_allclose(read["gates"], head.log_fgate.exp(), atol=0.003)
+        np.testing.assert_allclose(read["c"], c, rtol=0.01, atol=0.01)
+        assert read["first"] == w.first_kept.tolist()
+        blocks = (w.boundary * heads.grid[1]).repeat_interleave(heads.grid[0])[:LENGTH]
+        assert read["blocks"] == blocks.tolist()
+        assert sum(read["distance"]) == pytest.approx(1, abs=1e-5)
+        np.testing.assert_allclose(read["received"], w.received, rtol=0.06, atol=1e-3)
+        assert (np.array(read["lost"]) >= w.pruned_mass.numpy() * (1 - 1e-6)).all()
+        for query, keys in enumerate(read["keys"]):
+            weights = w.weights[query].numpy()
+            count = max(1, int((weights >= LEAST_WEIGHT).sum()))
+            assert [key for key, _ in keys] == w.keys[query, :count].tolist()
+            np.testing.assert_allclose([weight for _, weight in keys], weights[:count], atol=0.004)
+        for m, row in enumerate(read["cells"]):
+            np.testing.assert_allclose(row, w.cells[m, : m + 1], rtol=0.03, atol=1e-5)
+
+
+def test_keys_move_between_heads_tokens_and_views(visit):
+    tab = visit(at="#view=text&layer=0&head=0&token=100")
+    tab.locator("#tokens").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.wait_for_selector("#token h2:has-text('Token 101')")
+    tab.keyboard.press("]")
+    tab.wait_for_function("document.querySelector('#which').value === '1'")
+    assert "layer=0&head=1&token=101" in tab.url
+    tab.keyboard.press("1")
+    tab.wait_for_selector("body[data-drawn=model]")
+    tab.locator(".cell[tabindex='0']").focus()
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("body[data-drawn=head]")
+    assert "layer=1&head=1" in tab.url
+    tab.locator("#attention").focus()
+    before = tab.locator(".boundary").get_attribute("d")
+    tab.keyboard.press("+")
+    tab.wait_for_function("d => document.querySelector('.boundary').getAttribute('d') !== d", arg=before)
+    tab.go_back()
+    tab.wait_for_selector("body[data-drawn=model]")
+    roles = tab.evaluate(
+        "[...document.querySelectorAll('button, select, input')].filter(e => !e.hidden"
+        " && !(e.innerText || e.getAttribute('aria-label') || e.closest('label'))).length"
+    )
+    assert roles == 0
+
+
+def test_search_sorting_and_filters(visit):
+    tab = visit(at="#view=text&layer=0&head=2&token=5")
+    tab.fill("#search", "matters")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("#hits:has-text('1 of')")
+    assert tab.locator("#tokens .chosen").inner_text() == "m"
+    assert tab.locator("#far button").count() or "none" in tab.locator("#far").inner_text()
+    tab.get_by_role("tab", name="Model").click()
+    tab.locator("[data-sort=mean_forget_gate]").click()
+    gates = [float(v) for v in tab.locator("#heads tbody tr td:nth-child(8)").all_inner_texts()]
+    assert gates == sorted(gates, reverse=True) and len(gates) == 6
+    tab.locator("input[value=local]").uncheck()
+    assert tab.locator("#heads tbody tr").count() == 6 - tab.locator(".cell.faint").count() < 6
+
+
+def test_pictures_and_numbers_can_be_saved(visit, tmp_path):
+    tab = visit(at="#view=head&layer=1&head=2")
+    saved = {}
+    for what in ("SVG", "PNG", "CSV"):
+        with tab.expect_download() as download:
+            tab.locator(f"#view-head figure >> nth=0 >> [aria-label='Save as {what}']").click()
+        download.value.save_as(tmp_path / what)
+        saved[what] = (download.value.suggested_filename, (tmp_path / what).read_bytes())
+    assert saved["SVG"][0] == "one-layer1-head2-attention.svg"
+    assert saved["SVG"][1].startswith(b"<svg") and b"data:image/png" in saved["SVG"][1]
+    assert saved["PNG"][1].startswith(b"\x89PNG") and len(saved["PNG"][1]) > 5000
+    lines = saved["CSV"][1].decode().splitlines()
+    assert lines[0] == "query,key,distance,weight" and lines[1] == "0,0,0,1.0000"
+
+
+def test_two_models_stand_side_by_side(visit, seen):
+    tab = visit("two.html", "#view=compare&layer=0&head=0")
+    first, second = (s.heads.table for s in seen)
+    changed = int((first["kind"] != second["kind"]).sum())
+    assert f"{changed} of 6 heads are of another kind" in tab.locator("#view-compare .lead").inner_text()
+    assert tab.locator("#grid-a .cell").count() == tab.locator("#grid-d .cell").count() == 6
+    tab.wait_for_selector("#distances svg")
+    tab.locator("button:has-text('open it in two')").click()
+    tab.wait_for_selector("body[data-drawn=head]")
+    assert f"{second['mean_forget_gate'][0]:.3f}" in tab.locator("#chosen").inner_text()
+
+
+def test_a_notebooks_frame_shows_the_same_page(browser, seen, tmp_path):
+    frame = Explorer(seen[0], tokenizer=ByteTokenizer())._repr_html_()
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><body>{frame}</body>", encoding="utf-8")
+    tab, problems = browser.new_page(), []
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.goto((tmp_path / "notebook.html").as_uri())
+    inside = tab.frame_locator("iframe")
+    inside.locator(".cell").nth(1).click()
+    inside.locator("#attention svg").wait_for()
+    assert problems == []
+    tab.close()
