@@ -115,7 +115,8 @@ def explore(
     """Every head of ``model`` on ``tokens``, as a page: in a notebook, or as a file by ``save(path)``.
 
     Args:
-        tokens: ids, (T,) or (1, T), as the model reads them, BOS included.
+        tokens: ids, (T,) or (sequences, T), as the model reads them, BOS included. The first sequence is
+            shown; the numbers of each head are over all.
         tokenizer: anything whose ``decode([id])`` says what a token reads; None shows ids.
         compare: a second model of the same shape, shown beside the first.
         names: what the page calls them.
@@ -126,12 +127,13 @@ def explore(
         NotComparable: the models differ in shape.
     """
     device = next(model.parameters()).device
-    batch = torch.as_tensor(tokens, dtype=torch.long, device=device).view(1, -1)
+    ids = torch.atleast_2d(torch.as_tensor(tokens, dtype=torch.long))
+    batches = [batch.to(device) for batch in ids.split(1)]
     models = [model] if compare is None else [model, compare]
     if compare is not None:
         check_comparable(*((name, _shape_of(m)) for name, m in zip(names, models, strict=False)))
     seen = [
-        Seen(name, look(m, [batch], log_pruning_tolerance=log_pruning_tolerance, dtype=dtype))
+        Seen(name, look(m, batches, log_pruning_tolerance=log_pruning_tolerance, dtype=dtype))
         for name, m in zip(names, models, strict=False)
     ]
     return Explorer(*seen, tokenizer=tokenizer)
