@@ -148,8 +148,9 @@ CLAIMS = (
         "Layers are like the whole model, but for the first two",
         "Section 4.3: the distribution for each layer matches the distribution for the entire model",
         "the 95 % upper bound of how far the kinds of heads (local, global, between) differ between the "
-        f"layers past the second is under {LAYERS_EFFECT:g} (Cohen's w; a medium effect); it fails where heads "
-        "that are shuffled among these layers differ as much in fewer than 5 % of cases; where neither is so, "
+        f"layers past the second is under {LAYERS_EFFECT:g} (Cohen's w; a medium effect); it fails where "
+        "heads that are shuffled among these layers differ as much in fewer than 5 % of cases; where neither "
+        "is so, "
         "there are too few heads in a layer, and it cannot be told",
         ("pruned_ratio",),
         "layers_match_model",
