@@ -20,7 +20,7 @@ INSTALLED := $(VENV)/installed
 .DELETE_ON_ERROR:
 # With `make -j` too: one recipe makes what several targets lack, and trains on every core already.
 .NOTPARALLEL:
-.PHONY: help setup test test-all test-gpu check notebooks train plan clean records figures tables report all \
+.PHONY: FORCE help setup test test-all test-gpu check notebooks train plan clean records figures tables report all \
   reproduction
 .DEFAULT_GOAL := help
 
@@ -101,11 +101,11 @@ endif
 .DEFAULT:
 	@echo "error: nothing is called $@; suite $(SUITE) has $(ITEMS), and make help lists the rest" >&2; exit 2
 
-# What the rules are made from, and what they name as prerequisites of figures: whatever imports may lead to.
-PACKAGE_FILES := $(wildcard acp_repro/*/*.py acp_repro/*/*/*.py acp_repro/*/*/*/*.py analysis/*.py analysis/*/*.py)
-$(RULES): $(SUITE_FILE) $(PACKAGE_FILES) | $(INSTALLED)
+# Made at every call, for they say what is up to date; Make starts anew where they are other than before.
+$(RULES): FORCE | $(INSTALLED)
 	@mkdir -p .make
-	@$(DO) acp_repro.chain.rules $(SUITE) > $@.new && mv $@.new $@
+	@$(DO) acp_repro.chain.rules $(SUITE) > $@.new && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+FORCE:
 
 # What is asked for, so that one process makes all that it lacks.
 ASKED := $(sort $(filter $(ITEMS),$(subst -,_,$(CHAIN))) \

@@ -1,6 +1,6 @@
 """Measures trained runs: ``python -m acp_repro.measure QUANTITY... --suite cpu [--run NAME]``.
 
-Writes results/SUITE/RUN/QUANTITY.csv. A record that is newer than the weights and the settings is kept,
+Writes results/SUITE/RUN/QUANTITY.csv. A record that is of the present weights and settings is kept,
 unless ``--again``. What depends on a run's shape alone needs no training, and is measured first. One process
 measures at a time in a folder; another one waits.
 """

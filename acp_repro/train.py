@@ -34,8 +34,6 @@ def main(arguments: list[str] | None = None) -> int:
             f"anew with `{runs[0].command}`"
         )
     state.claim_name(suite)
-    if options.items:  # Make asks, so what is found done must be newer than its stamp
-        state.write_stamps(suite)
 
     if options.nproc is not None:
         if options.jobs is not None:

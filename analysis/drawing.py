@@ -101,12 +101,12 @@ def _note_other_settings(found: Found) -> None:
     suite = found.suite
     for quantity in map(suite.paper.quantity, found.item.quantities):
         runs = () if quantity.command else found.item.runs_with(suite, quantity)
-        if other := [run for run in runs if state.of_other_settings(suite, run, quantity)]:
+        if other := [run for run in runs if state.is_older(suite, run, quantity)]:
             names = ", ".join(run.name for run in other) if len(other) < len(runs) else "all runs"
             again = quantity.command_for(suite.name, other if len(other) < len(runs) else ())
             print(
-                f"note: {quantity.name} of {names} was measured with other settings than "
-                f"{suite.path} has now; `{again} --again` measures anew",
+                f"note: {quantity.name} of {names} was measured with other settings or weights than "
+                f"{suite.path} gives now; `{again} --again` measures anew",
                 file=sys.stderr,
             )
 

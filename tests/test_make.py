@@ -191,6 +191,67 @@ def test_the_page_of_claims_follows_the_records(clone):
     assert "analysis.reproduction" in would_do("reproduction")
 
 
+STAND_IN = """
+import json, pathlib, sys
+from acp_repro.chain import state
+from acp_repro.chain.suite import load_suite
+from acp_repro.common import files
+
+said = sys.argv[1:]
+with open("asked", "a") as log:
+    print(*said, file=log)
+suite = load_suite("h100")
+if "acp_repro.train" in said or "acp_repro.measure" in said:
+    run = suite.run(said[said.index("--run") + 1])
+if "acp_repro.train" in said:
+    files.write_json(run.folder / "run.json", {"settings": run.as_dict()})
+    files.write_json(run.folder / "done.json", {"sha256": "first"})
+    files.write_text(run.weights_file, "")
+elif "acp_repro.measure" in said:
+    quantities = [suite.paper.quantity(name) for name in said[2 : said.index("--suite")]]
+    for quantity in quantities:
+        files.write_text(quantity.path("h100", run.name), "")
+    state.write_settings(suite, run, quantities)
+else:
+    files.write_text("figures/h100/figure2.png", "")
+"""
+
+
+@pytest.mark.parametrize("clone", [0], indirect=True)
+def test_what_a_call_makes_is_made_once_and_follows_the_weights(clone):
+    Path("stand_in.py").write_text(STAND_IN)
+    Path(".venv/bin/python").write_text(
+        f'#!/bin/sh\ncase "$2" in acp_repro.chain.*) exec {sys.executable} "$@";; esac\n'
+        f'PYTHONPATH=. exec {sys.executable} stand_in.py "$@"\n'
+    )
+
+    def asked():
+        Path("asked").write_text("")
+        subprocess.run(["make", "figure2", "SUITE=h100"], capture_output=True, text=True, check=True)
+        lines = Path("asked").read_text().splitlines()
+        assert len(lines) == len(set(lines)), lines
+        return chain("\n".join(lines)), sum("analysis." in line for line in lines)
+
+    runs = [f"pro-125m-{length}-acp" for length in ("4k", "8k", "16k")]
+    assert asked() == ([set(), set()], 1)  # a fresh clone
+    edit("h100", "125M: {num_hidden_layers: 12", "125M: {num_hidden_layers: 13")
+    assert asked() == ([set(runs)] * 2, 1)
+    assert asked() == ([set()] * 2, 0)
+    # Other weights of the same settings, whatever their date.
+    done = Path("runs/h100") / runs[0] / "done.json"
+    done.write_text('{"sha256": "second"}')
+    os.utime(done, (1.6e9, 1.6e9))
+    assert asked() == ([set(), {runs[0]}], 1)
+    assert asked() == ([set()] * 2, 0)
+    # Weights that are gone are trained again for a record that lacks, and with it go the others of the run.
+    shutil.rmtree("runs/h100")
+    assert asked() == ([set()] * 2, 0)
+    PAPER.quantity("pruned_ratio").path("h100", runs[0]).unlink()
+    trained, measured = asked()[0]
+    assert trained == measured == {runs[0]}
+    assert asked() == ([set()] * 2, 0)
+
+
 def test_a_run_that_is_new_in_the_grid_is_the_only_one_done(clone):
     would_do("figure2", "SUITE=h100")
     edit("h100", "context_length: [4096, 8192, 16384]", "context_length: [2048, 4096, 8192, 16384]")
@@ -198,7 +259,8 @@ def test_a_run_that_is_new_in_the_grid_is_the_only_one_done(clone):
 
 
 def test_ready_weights_are_measured_and_never_trained(clone):
-    (run,) = load_suite("pretrained").runs
+    suite = load_suite("pretrained")
+    (run,) = suite.runs
     failed = subprocess.run(["make", "figure4", "SUITE=pretrained"], capture_output=True, text=True)
     assert failed.returncode and "it comes with the project: git checkout" in failed.stdout
     run.model_folder.mkdir(parents=True)
@@ -207,20 +269,23 @@ def test_ready_weights_are_measured_and_never_trained(clone):
     record = PAPER.quantity("pruned_ratio").path("pretrained", run.name)
     record.parent.mkdir(parents=True)
     record.touch()
+    state.write_settings(suite, run, [])
     assert chain(would_do("figure4", "SUITE=pretrained")) == [set(), set()]
     edit("pretrained", "corpus: stdlib", "corpus: stdlib\n  heldout: 0.1")
     assert chain(would_do("figure4", "SUITE=pretrained")) == [set(), {run.name}]
 
 
 def test_a_measure_that_fails_costs_no_record(clone):
-    run = load_suite("pretrained").runs[0]
+    suite = load_suite("pretrained")
+    run = suite.runs[0]
     (folder := run.model_folder).mkdir(parents=True)
     (folder / "model.safetensors").write_text("no weights")
     records = [quantity.path("pretrained", run.name) for quantity in QUANTITIES[:3]]
     records[0].parent.mkdir(parents=True)
     for path in records:
         path.touch()
-        os.utime(path, (1.6e9, 1.6e9))
+    state.write_settings(suite, run, [])
+    edit("pretrained", "corpus: stdlib", "corpus: stdlib\n  heldout: 0.1")
     failed = subprocess.run(["make", "figure4", "SUITE=pretrained"], capture_output=True, text=True)
     assert failed.returncode and "acp_repro.measure" in failed.stdout
     assert all(path.exists() for path in records), failed.stdout + failed.stderr

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import pickle
-import shutil
 from pathlib import Path
 
 import pytest
@@ -80,39 +79,65 @@ def test_a_run_may_begin_with_one_weight_moved(load):
     assert (moved > 0).sum() == 1 and moved.max() < 2e-3
 
 
-def stamp_times(folder):
-    return {path.stem: path.stat().st_mtime for path in folder.iterdir()}
+def current(suite, *quantities):
+    """The names of the runs, or of ``quantities`` of the first run, whose records are up to date."""
+    if quantities:
+        run = suite.runs[0]
+        return {name for name in quantities if state.is_current(suite, run, suite.paper.quantity(name))}
+    return {run.name for run in suite.runs if state.is_current(suite, run, suite.paper.quantity("loss"))}
 
 
-def test_stamps_change_only_with_their_own_settings(load):
-    folder = Path(".make/mini")
-    state.write_stamps(load(YAML))
-    first = stamp_times(folder)
-    assert set(first) == {"pro-tiny-128-acp", "pro-tiny-128-exact", "measure"}
-    assert max(first.values()) < 1e6  # older than any file of a checkout
-    more = YAML.replace("[-10, null]", "[-10, -5, null]").replace("timing_repeats: 1", "timing_repeats: 2")
-    state.write_stamps(load(more + "# a comment\n"))
-    second = stamp_times(folder)
-    assert {name for name in first if second[name] != first[name]} == {"measure"}
-    assert "pro-tiny-128-acp5" in second
-    state.write_stamps(load(more))
-    assert stamp_times(folder) == second
+def record(suite, run, *quantities):
+    """Empty records of a run, as if measured with the suite's settings."""
+    kinds = [suite.paper.quantity(name) for name in quantities]
+    for quantity in kinds:
+        files.write_text(quantity.path(run.suite, run.name), "")
+    state.write_settings(suite, run, kinds)
 
 
-def test_a_first_stamp_is_new_where_the_records_are_of_other_settings(load, tmp_path):
-    suite, folder = load(YAML), Path(".make/mini")
+def test_a_record_is_of_its_own_settings_whatever_its_date(load):
+    suite = load(YAML)
+    assert current(suite) == set()
     for run in suite.runs:
-        state.write_settings(suite, run, [suite.paper.quantity("loss")])
+        record(suite, run, "loss")
+        os.utime(suite.paper.quantity("loss").path("mini", run.name), (1, 1))
+    names = {run.name for run in suite.runs}
+    more = YAML.replace("[-10, null]", "[-10, -5, null]")
+    assert current(suite) == current(load(more + "# a comment\n")) == names
     # Keys that decide how a run is trained, and not what comes out, change nothing.
-    text = YAML.replace("{batch_tokens", "{parallel: fsdp, compile: false, batch_tokens")
-    state.write_stamps(load(text))
-    assert max(stamp_times(folder).values()) < 1e6
-    shutil.rmtree(folder)
-    state.write_stamps(load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256")))
-    assert {name for name, time in stamp_times(folder).items() if time > 1e6} == {
-        "pro-tiny-128-acp",
-        "pro-tiny-128-exact",
-    }
+    assert (
+        current(load(YAML.replace("{batch_tokens", "{parallel: fsdp, compile: false, batch_tokens"))) == names
+    )
+    assert current(load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"))) == set()
+    assert current(load(more.replace("timing_repeats: 1", "timing_repeats: 2"))) == set()
+    state.settings_path(suite.runs[0]).unlink()  # then they are taken for records of the present ones
+    assert current(load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"))) == {suite.runs[0].name}
+
+
+def test_a_record_is_of_the_weights_that_are_there(load):
+    suite = load(YAML)
+    run = suite.runs[0]
+    done = run.folder / "done.json"
+    files.write_json(done, {"sha256": "a", "gpu_seconds": 1.0})
+    names = ("loss", "decay")
+    record(suite, run, *names)
+    assert current(suite, *names) == set(names)
+    files.write_json(done, {"sha256": "b", "gpu_seconds": 1.0})
+    assert current(suite, *names) == set()
+    of_shape = dataclasses.replace(suite.paper.quantity("loss"), untrained=lambda run: True)
+    assert state.is_current(suite, run, of_shape)
+    record(suite, run, "loss")
+    assert current(suite, *names) == {"loss"}  # decay is of the first weights
+    record(suite, run, "decay")
+    done.unlink()
+    assert current(suite, *names) == set(names)  # weights that are gone do not count
+    # Records of before, which do not name their weights: by what the training took.
+    settings = json.loads(state.settings_path(run).read_text())
+    del settings["weights"]
+    for took, those in (({"gpu_seconds": 2.0}, set()), ({"gpu_seconds": 1.0}, set(names))):
+        files.write_json(state.settings_path(run), settings | {"trained": took})
+        files.write_json(done, {"sha256": "c", "gpu_seconds": 1.0})
+        assert current(suite, *names) == those
 
 
 @pytest.mark.parametrize(("items", "current"), [(None, True), (5, False)])
@@ -124,57 +149,31 @@ def test_a_key_that_is_new_makes_older_records_stale_unless_it_has_its_default(
     write_suite(tmp_path)
     suite = load_suite("mini")
     run, quantity = suite.runs[0], suite.paper.quantity("loss")
-    record = quantity.path("mini", run.name)
-    files.write_text(record, "")
-    state.write_settings(suite, run, [quantity])
-    state.write_stamps(suite)
-    os.utime(record, (1e9, 1e9))
-
-    def forget_the_key(path: Path, *blocks: str) -> None:
-        then, content = path.stat().st_mtime, json.loads(path.read_text())
-        settings = content
-        for block in blocks:
-            settings = settings[block]
-        del settings["lm_eval_items"]
-        path.write_text(json.dumps(content))
-        os.utime(path, (then, then))
-
-    forget_the_key(state.measure_stamp(suite))
-    forget_the_key(state.settings_path(run), "measure")
+    record(suite, run, "loss")
+    recorded = json.loads(state.settings_path(run).read_text())
+    del recorded["measure"]["lm_eval_items"]
+    files.write_json(state.settings_path(run), recorded)
     later = with_measure(suite, lm_eval_items=items)
-    for fresh_clone in (False, True):
-        if fresh_clone:
-            shutil.rmtree(state.MAKE)
-        state.write_stamps(later)
-        assert state.is_current(later, run, quantity) == current
-        assert state.of_other_settings(later, run, quantity) != current
+    assert state.is_current(later, run, quantity) == current
+    assert state.is_older(later, run, quantity) != current
     state.write_settings(later, run, [suite.paper.quantity("lm_eval")])
     assert state.recorded_settings(run).get("older", {}) == ({} if current else {"measure": ["loss"]})
     # Another value of a key that there was is another setting.
     other = with_measure(later, lm_eval_items=6)
-    state.write_stamps(other)
     assert not state.is_current(other, run, quantity)
 
 
-def test_records_that_were_not_measured_again_keep_the_stamp_new(load, tmp_path):
-    (run, _), folder = load(YAML).runs, Path(".make/mini")
-
-    def new_stamps(text, *quantities):
+def test_records_that_were_not_measured_again_stay_older(load):
+    def measured(text, *quantities):
         suite = load(text)
-        for quantity in quantities:
-            path = suite.paper.quantity(quantity).path(run.suite, run.name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-        state.write_settings(suite, suite.runs[0], map(suite.paper.quantity, quantities))
-        shutil.rmtree(folder, ignore_errors=True)
-        state.write_stamps(suite)
-        return {name for name, time in stamp_times(folder).items() if time > 1e6}
+        record(suite, suite.runs[0], *quantities)
+        return current(suite, "loss", "decay")
 
     other = YAML.replace("warmup_tokens: 512", "warmup_tokens: 256")
-    assert new_stamps(YAML, "loss", "decay") == set()
-    assert new_stamps(other, "loss") == {run.name}  # decay is of the first training
-    assert new_stamps(other, "decay") == set()
-    assert new_stamps(other.replace("loss_tokens: 256", "loss_tokens: 128"), "loss") == {"measure"}
+    assert measured(YAML, "loss", "decay") == {"loss", "decay"}
+    assert measured(other, "loss") == {"loss"}  # decay is of the first training
+    assert measured(other, "decay") == {"loss", "decay"}
+    assert measured(other.replace("loss_tokens: 256", "loss_tokens: 128"), "loss") == {"loss"}
 
 
 FLIPPED = bytearray(gzip.compress(bytes(range(256))))
@@ -436,12 +435,12 @@ def test_two_files_of_one_name_are_not_one_suite(load, tmp_path):
             (tmp_path / folder / f"{name}.yaml").write_text(YAML)
     with pytest.raises(SuiteError, match="^a/mini.yaml: experiments/mini.yaml has its name, and so its "):
         load_suite("a/mini.yaml")
-    state.write_stamps(load_suite("a/mine.yaml"))
-    state.write_stamps(load_suite(str(tmp_path / "a/mine.yaml")))
+    state.claim_name(load_suite("a/mine.yaml"))
+    state.claim_name(load_suite(str(tmp_path / "a/mine.yaml")))
     with pytest.raises(SuiteError, match=f"^b/mine.yaml: {tmp_path}/a/mine.yaml has its name"):
-        state.write_stamps(load_suite("b/mine.yaml"))
+        state.claim_name(load_suite("b/mine.yaml"))
     (tmp_path / "a/mine.yaml").unlink()  # moved
-    state.write_stamps(load_suite("b/mine.yaml"))
+    state.claim_name(load_suite("b/mine.yaml"))
 
 
 def test_unknown_suites_and_runs_are_answered_with_what_there_is(load):

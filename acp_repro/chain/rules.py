@@ -1,8 +1,10 @@
 """The rules of Make for one suite, made from the paper's registry: ``python -m acp_repro.chain.rules SUITE``.
 
-Every target is explicit: one rule for each run's weights, each record and each figure or table. A recipe
-gets ``$(FOR)``, the items that are asked for, so that one call of a command can make what several targets
-lack: starting a process and loading weights takes longer than many a measure.
+Every target is explicit: one rule for each run's weights, each record and each figure or table. ``state``
+says which weights and records are up to date, and those depend on nothing; the others on a file that is newer
+than all. Figures and tables go by the dates of what they are drawn from. A recipe gets ``$(FOR)``, the items
+that are asked for, so that one call of a command can make what several targets lack: starting a process and
+loading weights takes longer than many a measure.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..common import files
 from . import state
 from .command import command, run_command
 from .paper import FIGURES, NO_RUN, Item, Paper, Quantity, Suite
@@ -91,7 +94,8 @@ def _weights(suite: Suite) -> list[str]:
             recipe = f"$(TRAIN) --suite {suite.option} --run {run.name} $(FOR)"
             # Its settings hold those of what it starts from, so only the order matters here.
             first = [needed.weights_file for needed in suite.needs(run)]
-            lines += _rule(run.weights_file, [state.run_stamp(run)], [recipe], first)
+            other = run.weights_file.is_file() and not state.has_weights(run)
+            lines += _rule(run.weights_file, [_stale(suite)] * other, [recipe], first)
         else:
             message = (
                 f"error: $@ is missing; it comes with the project: git checkout -- {suite.weights.folder}"
@@ -114,7 +118,16 @@ def _record(suite: Suite, run: Run | None, quantity: Quantity) -> list[str]:
     if quantity.library:  # no prerequisite: Make would install it for records that are there
         extra = f"$(INSTALLED)-{quantity.library[1]}"
         lines.insert(0, f"@test -f {extra} || $(MAKE) --no-print-directory {extra}")
-    return _rule(_path(suite, run, quantity), state.prerequisites(suite, run, quantity), lines)
+    current = state.is_current(suite, run, quantity)
+    # A record that is up to date follows only weights that are gone and that this very call trains again.
+    follows = not quantity.untrained(run) and not (current and run.weights_file.is_file())
+    needs = [run.weights_file] * follows + [_stale(suite)] * (not current)
+    return _rule(_path(suite, run, quantity), needs, lines)
+
+
+def _stale(suite: Suite) -> Path:
+    """Newer than all that was there when the rules were made."""
+    return state.MAKE / suite.name / "stale"
 
 
 def _item(suite: Suite, item: Item) -> list[str]:
@@ -209,6 +222,9 @@ _DATA_SUFFIXES = {".csv", ".css", ".j2"}
 @functools.cache
 def _module(name: str) -> tuple[Path, tuple[str, ...]] | None:
     """The file of a module, and all that it may import, wherever in it; None if there is no such module."""
+    parent = _module(name.rpartition(".")[0]) if "." in name else None
+    if parent and parent[0].name != "__init__.py":
+        return None  # something in a module, which find_spec would import
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, AttributeError, ValueError):
@@ -250,7 +266,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(items_in_words(options.suite))
         return
     suite = load_suite(options.suite)
-    state.write_stamps(suite)
+    state.claim_name(suite)
+    files.write_text(_stale(suite), "")
     print(make_rules(suite))
 
 

@@ -1,9 +1,9 @@
-"""What is up to date: the one test that Make and the measure command share, and what it rests on.
+"""What is up to date: the one place that decides it, by content, for Make and for the commands.
 
-Weights are up to date if their folder says that they are of the run's settings (``training.run_folder``).
-A record is up to date if it is not older than the stamps of its settings and than the weights, if it is of
-any. A stamp is a small file, ``.make/SUITE/RUN.json`` or ``.make/SUITE/measure.json``, that is written anew
-only when its settings change: so adding a run to the grid, or a comment, trains and measures nothing again.
+Weights are up to date if ``run.json`` beside them has the run's settings. A record is up to date if
+``results/SUITE/RUN/settings.json`` says that it is of the settings that the suite has now, and of the weights
+that are there, if any are. Dates do not matter: a checkout may give them in any order, and adding a run to
+the grid, or a comment, trains and measures nothing again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,34 +22,26 @@ from .paper import RESULTS, Quantity, Suite
 from .run import EXPERIMENTS, Run
 
 MAKE = Path(".make")
-_LONG_AGO = 86_400.0  # a day after the epoch: Make takes the epoch itself for "does not exist"
 
 
-def run_stamp(run: Run) -> Path:
-    """Changes with the settings of the run."""
-    return MAKE / run.suite / f"{run.name}.json"
+def has_weights(run: Run) -> bool:
+    """Whether the weights are there, finished and of these settings, as far as small files say.
 
-
-def measure_stamp(suite: Suite) -> Path:
-    """Changes with the settings of the measures."""
-    return MAKE / suite.name / "measure.json"
-
-
-def prerequisites(suite: Suite, run: Run, quantity: Quantity) -> list[Path]:
-    """What a record of a run must not be older than."""
-    stamps = [run_stamp(run), measure_stamp(suite)]
-    return stamps if quantity.untrained(run) else [run.weights_file, *stamps]
+    Ready weights, which came without settings, need only be there.
+    """
+    if run.weights is not None:
+        return run.weights_file.is_file()
+    settings = _read(run.folder / "run.json").get("settings")
+    return run.weights_file.is_file() and bool(done(run)) and not differences(settings, _settings(run))
 
 
 def is_current(suite: Suite, run: Run, quantity: Quantity) -> bool:
-    """Whether a record need not be measured again. Weights that are gone do not count against it."""
-    record = quantity.path(run.suite, run.name)
-    if not record.is_file():
-        return False
-    newest = max(
-        (p.stat().st_mtime_ns for p in prerequisites(suite, run, quantity) if p.is_file()), default=0
-    )
-    return record.stat().st_mtime_ns >= newest
+    """Whether a record need not be measured again. Weights that are gone do not count against it.
+
+    Raises:
+        RecordError: see :func:`recorded_settings`.
+    """
+    return quantity.path(run.suite, run.name).is_file() and not is_older(suite, run, quantity)
 
 
 def claim_name(suite: Suite) -> None:
@@ -68,30 +59,9 @@ def claim_name(suite: Suite) -> None:
     files.write_text(note, str(file.resolve()))
 
 
-def write_stamps(suite: Suite) -> None:
-    """Brings the stamps of all runs and of the measures up to date.
-
-    A stamp that is made for the first time is older than any file, so records that came with a checkout,
-    in whatever order, stay up to date; unless ``results/SUITE/RUN/settings.json`` says that they are of
-    other settings.
-    """
-    claim_name(suite)
-    all_current = True
-    for run in suite.runs:
-        recorded = recorded_settings(run)
-        of = {"run": run, "measure": suite.measure}
-        current = {
-            key: recorded is None
-            or (_agree(recorded[key], of[key]) and not recorded.get("older", {}).get(key))
-            for key in of
-        }
-        _stamp(run_stamp(run), run, current["run"])
-        all_current &= current["measure"]
-    _stamp(measure_stamp(suite), suite.measure, all_current)
-
-
-def of_other_settings(suite: Suite, run: Run, quantity: Quantity) -> bool:
-    """Whether a record is known to be of other settings than the suite has now.
+def is_older(suite: Suite, run: Run, quantity: Quantity) -> bool:
+    """Whether a record is known to be of other settings than the suite has now, or of other weights than lie
+    there.
 
     Raises:
         RecordError: see :func:`recorded_settings`.
@@ -102,19 +72,16 @@ def of_other_settings(suite: Suite, run: Run, quantity: Quantity) -> bool:
     return any(
         not _agree(recorded[key], of) or quantity.name in (recorded.get("older", {}).get(key) or ())
         for key, of in (("run", run), ("measure", suite.measure))
-    )
+    ) or (not quantity.untrained(run) and _of_other_weights(recorded, run))
 
 
-def _stamp(path: Path, of: Any, records_are_current: bool) -> None:
-    before, settings = _read(path), _settings(of)
-    if before == settings:
-        return
-    then = path.stat() if path.exists() else None
-    files.write_json(path, settings)
-    if then is None and records_are_current:
-        os.utime(path, (_LONG_AGO, _LONG_AGO))
-    elif then is not None and _agree(before, of):
-        os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
+def _of_other_weights(recorded: Mapping[str, Any], run: Run) -> bool:
+    """Whether other weights than those of the records are there. What their training took tells it of records
+    that came before ``settings.json`` named their weights."""
+    of = {"sha256": recorded.get("weights"), **recorded.get("trained", {})}
+    now = done(run)
+    known = [key for key in ("sha256", "gpu_seconds") if of.get(key) and now.get(key)]
+    return bool(known) and of[known[0]] != now[known[0]]
 
 
 def _agree(before: Any, of: Any) -> bool:
@@ -147,34 +114,57 @@ def settings_path(run: Run) -> Path:
 def write_settings(
     suite: Suite, run: Run, quantities: Iterable[Quantity], trained: Mapping[str, Any] | None = None
 ) -> None:
-    """Keeps the settings of a run beside its records, of which ``quantities`` were measured now.
+    """Keeps a run's settings and its weights' hash beside its records; ``quantities`` were measured now.
 
     ``trained`` is what the training took, kept because a plan is checked against it where the run's
     folder is no more.
 
-    Where the settings are no longer those of before, the run's other records are named under ``older``:
-    ``run`` if the training is another, else ``measure``, until they too are measured again.
+    Where settings or weights are no longer those of before, the run's other records are named under
+    ``older``: ``run`` if the training is another, else ``measure``, until they too are measured again.
     """
     now = {"run": _settings(run), "measure": _settings(suite.measure)}
     before = recorded_settings(run) or dict(now)
     older = {key: set(names) for key, names in before.pop("older", {}).items()}
+    there = [q for q in suite.paper.quantities if q.path(run.suite, run.name).exists()]
+    if _of_other_weights(before, run):
+        older.setdefault("run", set()).update(q.name for q in there if not q.untrained(run))
     for key, of in (("run", run), ("measure", suite.measure)):
         if not _agree(before[key], of):
-            older[key] = {q.name for q in suite.paper.quantities if q.path(run.suite, run.name).exists()}
+            older[key] = {q.name for q in there}
     measured = {quantity.name for quantity in quantities}
     older = {key: sorted(names - measured) for key, names in older.items()}
     now |= {"older": older} if any(older.values()) else {}
     same = _agree(before["run"], run)  # else it took another training
     if trained := trained or (before.get("trained") if same else None):
         now["trained"] = dict(trained)
+    if weights := done(run).get("sha256") or before.get("weights"):
+        now["weights"] = weights
     files.write_json(settings_path(run), now)
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where the file is damaged or not there."""
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError):
-        return None
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def done(run: Run) -> dict[str, Any]:
+    """What ``done.json`` says of finished weights; empty if there are none."""
+    return _read(run.folder / "done.json")
+
+
+def differences(before: Any, now: Any, where: str = "") -> list[str]:
+    """What differs between two settings, a line each."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return [
+            line
+            for key in sorted(set(before) | set(now))
+            for line in differences(before.get(key), now.get(key), f"{where}.{key}".lstrip("."))
+        ]
+    return [] if before == now else [f"{where}: {before!r}, now {now!r}"]
 
 
 def _settings(of: Any) -> dict[str, Any]:

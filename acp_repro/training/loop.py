@@ -35,7 +35,6 @@ from .run_folder import (
     check_same_text,
     check_unchanged,
     compiles,
-    confirm,
     is_done,
     lock,
     write_description,
@@ -83,7 +82,6 @@ def train(
     if on_rank_zero(lambda: is_done(run)):
         report(f"{run.name}: done already")
         if run.weights is None:
-            on_rank_zero(lambda: confirm(run))
             # A kill may have left them.
             on_rank_zero(lambda: shutil.rmtree(folder / "checkpoints", ignore_errors=True))
         return folder

@@ -39,7 +39,7 @@ def bring_up_to_date(
         TrainingError: a run is not trained; names the command that trains it.
     """
     again = again or path is not None or bool(options)
-    state.write_stamps(suite)
+    state.claim_name(suite)
     with state.measuring():
         stale = []
         for run, quantity in wanted:

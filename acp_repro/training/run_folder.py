@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from ..chain.provenance import commit, device_name, version
 from ..chain.run import Run
-from ..chain.state import run_stamp
+from ..chain.state import differences, done, has_weights
 from ..common import files
 from ..common.errors import UserError
 from ..common.files import sha256_of
@@ -26,15 +25,7 @@ class TrainingError(UserError, RuntimeError):
 def is_done(run: Run) -> bool:
     """Whether the folder holds the weights of these very settings, complete. Ready weights, which
     came without settings, need only be what their ``done.json`` says."""
-    try:
-        done = json.loads((run.folder / "done.json").read_text())
-        if run.weights is None:
-            settings = json.loads((run.folder / "run.json").read_text())["settings"]
-            if _differences(settings, _as_json(run.as_dict())):
-                return False
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return run.weights_file.is_file() and sha256_of(run.weights_file) == done.get("sha256")
+    return has_weights(run) and sha256_of(run.weights_file) == done(run).get("sha256")
 
 
 def check_done(run: Run) -> None:
@@ -45,16 +36,6 @@ def check_done(run: Run) -> None:
         raise TrainingError(
             f"{run.folder} holds no finished weights of these settings; train them with `{run.command}`"
         )
-
-
-def confirm(run: Run) -> None:
-    """Makes finished weights no older than the stamp of the settings that they were found to be of.
-
-    Weights that are none older stay as they are: records that are newer than they need no measuring again.
-    """
-    stamp = run_stamp(run)
-    if stamp.is_file() and run.weights_file.stat().st_mtime_ns < stamp.stat().st_mtime_ns:
-        os.utime(run.weights_file)
 
 
 def check_unchanged(run: Run) -> None:
@@ -76,10 +57,10 @@ def check_unchanged(run: Run) -> None:
             f"{run.folder}/run.json is missing or damaged, so nothing says what its weights are of. Copy it "
             f"back, or delete the run to train anew: rm -r {run.folder}"
         ) from None
-    differences = _differences(before, _as_json(run.as_dict()))
-    if differences:
+    other = differences(before, _as_json(run.as_dict()))
+    if other:
         raise TrainingError(
-            f"{run.folder} was begun with other settings: {'; '.join(differences)}. Put them back, or "
+            f"{run.folder} was begun with other settings: {'; '.join(other)}. Put them back, or "
             f"delete it to train anew: rm -r {run.folder}"
         )
     if finished and not is_done(run):  # another process may have finished it just now
@@ -167,16 +148,6 @@ def lock(folder: Path):
         Locked: another process is in it.
     """
     return files.lock(folder / ".lock", refuse=f"{folder}: another process is training this run")
-
-
-def _differences(before: Any, now: Any, where: str = "") -> list[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        return [
-            line
-            for key in sorted(set(before) | set(now))
-            for line in _differences(before.get(key), now.get(key), f"{where}.{key}".lstrip("."))
-        ]
-    return [] if before == now else [f"{where}: {before!r}, now {now!r}"]
 
 
 def _as_json(value: Any) -> Any:
