@@ -1,5 +1,6 @@
 """The chain on a tiny suite: weights -> records -> figure, and what it says when a link is missing."""
 
+import json
 import os
 import re
 
@@ -15,6 +16,7 @@ from acp_repro.chain import provenance
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.records import read_records, write_records
 from acp_repro.chain.suite import load_suite
+from acp_repro.common import files
 from acp_repro.measure import main as measure
 from acp_repro.model.capture import attention_inputs, watch_attention
 from acp_repro.papers.acp.measure import attention_time, throughput
@@ -83,12 +85,18 @@ def test_watching_leaves_the_model_as_it_was(chain):
 
 def test_a_current_record_is_kept_and_a_stale_one_replaced(chain, capsys):
     path = chain / "results" / "mini" / RUN / "throughput.csv"
-    before = path.stat().st_mtime_ns
+    settings = path.with_name("settings.json")
+    for when in (path.stat().st_mtime_ns, 0):  # whatever its date
+        os.utime(path, ns=(when, when))
+        assert measure(["throughput", "--suite", "mini", "--run", RUN]) == 0
+        assert "up to date" in capsys.readouterr().out and path.stat().st_mtime_ns == when
+    recorded = json.loads(settings.read_text())
+    assert recorded["weights"] == files.sha256_of(chain / "runs/mini" / RUN / "model/model.safetensors")
+    settings.write_text(json.dumps(recorded | {"weights": "of others"}))
     assert measure(["throughput", "--suite", "mini", "--run", RUN]) == 0
-    assert "up to date" in capsys.readouterr().out and path.stat().st_mtime_ns == before
-    os.utime(path, (0, 0))
-    assert measure(["throughput", "--suite", "mini", "--run", RUN]) == 0
-    assert path.stat().st_mtime_ns > before
+    assert path.stat().st_mtime_ns > 0 and json.loads(settings.read_text())["weights"] == recorded["weights"]
+    assert "throughput" not in json.loads(settings.read_text())["older"]["run"]
+    settings.write_text(json.dumps(recorded))
 
 
 def test_figure2_is_drawn_from_records_alone(chain, capsys, monkeypatch):
