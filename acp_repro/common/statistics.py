@@ -2,7 +2,7 @@
 
 It lies here and not in ``analysis`` because ``python -m acp_repro.compare`` uses it too, and an installed
 package has no ``analysis``. It alone of this package needs numpy and scipy (the extra ``chain``), so nothing
-that a method imports may import it.
+that a method imports may import it. scipy takes a second to import, and is where something is computed.
 
 The unit of evidence is what was drawn at random, and the caller says what that was: :func:`over_draws` takes
 one number a training, or a pair of trainings; :func:`over_items` takes one a test item, and so tells two
@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, stats
 
 LEVEL = 0.05  # of a test; an interval covers the rest
 _FLIPS = 10_000
@@ -40,11 +39,15 @@ class Estimate(NamedTuple):
 
     def interval(self, level: float = LEVEL) -> Interval:
         """By Student's t."""
+        from scipy import stats
+
         half = float(stats.t.ppf(1 - level / 2, self.freedom)) * self.error if self.freedom > 0 else math.nan
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def p_above(self, bound: float) -> float:
         """One-sided p of a test that the true mean is above ``bound``; without any spread it is settled."""
+        from scipy import stats
+
         if self.error == 0:
             return float(self.mean <= bound)
         return float(stats.t.sf((self.mean - bound) / self.error, self.freedom))
@@ -165,6 +168,8 @@ def equivalence(estimate: Estimate, margin: float, level: float = LEVEL) -> Equi
 
 def homogeneity(counts: Sequence[Sequence[int]], level: float = LEVEL) -> Homogeneity:
     """Whether groups (rows) draw their kinds (columns) from one distribution."""
+    from scipy import optimize, stats
+
     counts = np.asarray(counts, dtype=int)
     counts = counts[:, counts.any(axis=0)]
     if min(counts.shape) < 2:
@@ -189,6 +194,8 @@ def p_value(apart: np.ndarray) -> float:
     all ways where these are no more than 10,000, else in 10,000 random ones with a fixed seed. (scipy's
     ``permutation_test`` does the same and takes ten times as long over 5,000 items.)
     """
+    from scipy import stats
+
     apart = apart[apart != 0]
     if not len(apart):
         return 1.0
@@ -228,6 +235,8 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 def p_above_guessing(right: int, count: int, guess: float) -> float:
     """One-sided p of a test that so many right answers of ``count`` are more than guessing gives."""
+    from scipy import stats
+
     return float(stats.binomtest(right, count, guess, "greater").pvalue)
 
 
