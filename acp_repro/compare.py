@@ -15,10 +15,11 @@ from .chain.command import command, output_file, run_command
 from .common import files
 
 MARGIN = 0.01
-_LEGEND = """A - B of perplexities is of their logarithms: below 0 A is the better. p: McNemar's exact test for
-right or wrong, random signs else; within: two one-sided tests that |A - B| is under {margin:g}; both
-after Holm's correction for all rows. Items say whether two models differ, as two seeds of one method may; whether
-methods do, only several trainings of each can say."""
+_LEGEND = """\
+A - B of perplexities is of their logarithms: below 0 A is the better. p: McNemar's exact test for right or
+wrong, random signs else; within: two one-sided tests that |A - B| is under {margin:g}; both after Holm's
+correction for all rows. Items say whether two models differ, as two seeds of one method may; whether methods
+do, only several trainings of each can say."""
 
 
 @command()
