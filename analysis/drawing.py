@@ -1,7 +1,9 @@
 """From a suite's name to a figure or table on disk: what each item's module shares.
 
-What an item is drawn from, and of which runs, stands in its paper's registry alone. A module of an item has
-``make(found) -> (Figure or Table, caption)`` and ends in ``drawing.main(globals())``.
+A module of figures or tables has ``ITEMS``, one or several that share a drawing, each with what it is drawn
+from and its claims; the function ``make(found) -> (Figure or Table, caption)``; and ends in
+``drawing.main(globals())``.
+Only functions import what draws, for the modules are read by all who ask what there is to draw.
 """
 
 from __future__ import annotations
@@ -9,14 +11,12 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
 from acp_repro.chain import rules, state
 from acp_repro.chain.command import command, run_command
@@ -28,6 +28,9 @@ from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
 
 from . import latex, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,6 @@ class Table(NamedTuple):
     values: pd.DataFrame  # tidy and unrounded, as in ``NAME.csv``
 
 
-Make = Callable[[Found], tuple[Figure | Table, str]]
-
-
 def find(suite_name: str, item_name: str) -> Found:
     """The records of an item.
 
@@ -72,26 +72,27 @@ def find(suite_name: str, item_name: str) -> Found:
     return Found(suite, item, tuple(runs), records)
 
 
-def draw(suite_name: str, module: str, make: Make) -> Path:
+def draw(suite_name: str, item_name: str, module: str = "") -> Path:
     """Draws an item of a suite and writes its files; returns the one that Make takes as the sign of it.
 
     Args:
-        module: the full name of the item's module, whose last part is the item's.
+        module: the full name of the module that was asked for it, if any.
 
     Raises:
         SuiteError: see :func:`find`; also if the module is of another paper than the suite.
         RecordError: see :func:`find`.
     """
-    found = find(suite_name, module.rpartition(".")[2])
-    right = found.suite.paper.module_of(found.item)
-    if module != right:
+    found = find(suite_name, item_name)
+    paper = found.suite.paper
+    drawn_by = paper.module_of(found.item)
+    if module and module != drawn_by.__name__:
         raise SuiteError(
-            f"suite {found.suite.name} is of paper {found.suite.paper.name}; "
-            f"say python -m {right} --suite {found.suite.option}"
+            f"suite {found.suite.name} is of paper {paper.name}; "
+            f"say python -m {paper.draw_command(found.item)} --suite {found.suite.option}"
         )
     _note_other_settings(found)
     style.use_style()
-    drawn, caption = make(found)
+    drawn, caption = drawn_by.make(found)
     path = found.item.path(found.suite.name)
     return save_table(drawn, path, caption) if isinstance(drawn, Table) else save(drawn, path, caption)
 
@@ -113,6 +114,8 @@ def _note_other_settings(found: Found) -> None:
 
 def save(figure: Figure, path: Path, caption: str) -> Path:
     """Writes ``path``, a PNG, and beside it a PDF and the caption as Markdown; prints where."""
+    from matplotlib import pyplot as plt
+
     # The PNG comes last: Make takes it as the sign that all three are there.
     files.write_text(path.with_suffix(".md"), caption.strip() + "\n")
     for suffix in ("pdf", "png"):
@@ -140,17 +143,21 @@ def save_table(table: Table, path: Path, caption: str) -> Path:
 
 
 def main(module: Mapping[str, Any]) -> None:
-    """The command line of an item's module; leaves the process.
+    """The command line of a module of items; leaves the process.
 
     Args:
-        module: the module's ``globals()``, of which ``__spec__``, ``__doc__`` and ``make`` are read.
+        module: the module's ``globals()``, of which ``__spec__``, ``__doc__`` and ``ITEMS`` are read.
     """
-    name = module["__spec__"].name
+    name, items = module["__spec__"].name, [item.name for item in module["ITEMS"]]
 
     @command()
     def draw_one(arguments: list[str] | None = None) -> None:
         parser = argparse.ArgumentParser(prog=f"python -m {name}", description=module["__doc__"])
+        parser.add_argument(
+            "item", nargs="?", choices=items, default=items[0], help=f"what to draw (default: {items[0]})"
+        )
         parser.add_argument("--suite", default="cpu", help="whose records to draw (default: cpu)")
-        draw(parser.parse_args(arguments).suite, name, module["make"])
+        options = parser.parse_args(arguments)
+        draw(options.suite, options.item, name)
 
     run_command(draw_one)

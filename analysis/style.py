@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
-import seaborn as sns
-from matplotlib.axis import Axis
-from matplotlib.colors import ListedColormap
-from matplotlib.ticker import FuncFormatter, MultipleLocator
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
 
 COLUMN_INCHES = 3.4  # one column of a two-column page
 PAGE_INCHES = 7.0
@@ -22,14 +16,28 @@ PAGE_INCHES = 7.0
 # Okabe and Ito's colours, told apart by colour-blind readers and in grey.
 SIZES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 PAPER = "#9a9a9a"
-# Figures 1 and 6: darker is a stronger decay; the boundary stands out from it in colour and in grey.
-# No decay is pale and not white, so that it differs from entries that do not exist.
-DECAY_MAP = ListedColormap(matplotlib.colormaps["Blues_r"](np.linspace(0, 0.88, 256)))
-BOUNDARY = "#E69F00"
+BOUNDARY = "#E69F00"  # of Figures 1 and 6; stands out from DECAY_MAP in colour and in grey
+
+
+def __getattr__(name: str) -> Any:
+    """``DECAY_MAP`` of Figures 1 and 6, when it is first asked for: darker is a stronger decay. No decay is
+    pale and not white, so that it differs from entries that do not exist."""
+    if name != "DECAY_MAP":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import matplotlib
+    import numpy as np
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(matplotlib.colormaps["Blues_r"](np.linspace(0, 0.88, 256)))
 
 
 def use_style() -> None:
     """Small type for print, no frame where it says nothing, fonts embedded as text."""
+    import matplotlib
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    matplotlib.use("Agg")
     sns.set_theme(context="paper", style="ticks", palette=SIZES)
     plt.rcParams.update(
         {
@@ -66,6 +74,8 @@ def count_label(count: float) -> str:
 
 def token_axis(axis: Axis, tokens: int) -> None:
     """An axis of token positions, 0 to ``tokens``, with ticks at its quarters."""
+    from matplotlib.ticker import FuncFormatter, MultipleLocator
+
     axis.axes.set(**{f"{axis.axis_name}lim": (0, tokens)})
     axis.set_major_locator(MultipleLocator(tokens / 4))
     axis.set_major_formatter(FuncFormatter(lambda x, _: length_label(int(x)) if x else "0"))

@@ -107,14 +107,14 @@ def test_an_edit_redoes_its_own_runs_whether_make_ran_before_or_not(clone):
         edit("h100", "num_hidden_layers: 13", "num_hidden_layers: 12")
 
 
-def modules(names):
-    return {f"acp.{name}" for name in names.split()}
+def items(names):
+    return set(names.split())
 
 
-# Of suite h100, by what module draws or writes them.
+# Of suite h100.
 PAGES = {"report", "reproduction"}
-GRID = modules("figure1 figure2 figure3 figure4 figure5 figure6 figure8 figure10 table4 figureA2")
-EVERY = GRID | modules("figure7 table2 figureA1 figureA3 figureA5") | PAGES
+GRID = items("figure1 figure2 figure3 figure4 figure5 figure6 figure8 figure10 table4 figureA2")
+EVERY = GRID | items("figure7 table2 figureA1 figureA3 figureA5") | PAGES
 DEPENDS = {
     # What all figures are made with: how they look, and what says of which runs they are.
     "analysis/style.py": EVERY,
@@ -126,22 +126,21 @@ DEPENDS = {
     "acp_repro/data/config.py": EVERY,
     "experiments/h100.yaml": EVERY,
     # One figure, or a part that some share.
-    "analysis/acp/figure2.py": {"acp.figure2", "report"},
-    "analysis/acp/head_kinds.py": modules("figure4 figure5") | {"report"},
+    "analysis/acp/figure7.py": items("figure7") | PAGES,
+    "analysis/acp/figure2.py": items("figure2 figure10") | PAGES,
+    "analysis/acp/figure4.py": items("figure4 figure5") | PAGES,
+    "analysis/acp/sweeps.py": items("figure7 figureA1 figureA2 figureA3") | PAGES,
     "acp_repro/papers/acp/grid.py": GRID | PAGES,
-    # What judges claims.
-    "acp_repro/papers/acp/claims.py": PAGES,
-    "acp_repro/papers/acp/text_claims.py": PAGES,
-    "analysis/acp/criteria.py": PAGES,
-    "analysis/acp/text_criteria.py": {"reproduction"},
-    "acp_repro/papers/retention/claims.py": {"reproduction"},
+    # Claims of no figure, and another paper's.
+    "analysis/acp/text_claims.py": PAGES,
+    "analysis/retention/table1.py": {"reproduction"},
     "experiments/lap-h200.yaml": {"reproduction"},
     # The pages themselves.
     "analysis/report/page.py": {"report"},
     "analysis/report/report.css": PAGES,  # REPRODUCTION.md takes modules beside it
     "analysis/reproduction/page.py": {"reproduction"},
     # Records: of a figure, and of none that `make all` draws, which the pages show nevertheless.
-    "results/h100/pro-125m-16k-acp/block_size.csv": modules("figureA2") | PAGES,
+    "results/h100/pro-125m-16k-acp/block_size.csv": items("figureA2") | PAGES,
     "results/h100/pro-125m-16k-acp/needle.csv.gz": PAGES,
     "results/h100/benchmark/kernel_time.csv": PAGES,
     "figures/h100/figure_kernel.md": {"report"},
@@ -170,7 +169,8 @@ def test_an_edit_redraws_all_that_depends_on_it_and_no_more(clone):
         # A touch changes no import, so the rules need not be made again each time.
         output = would_do("report", "reproduction", "SUITE=h100", "-o", ".make/h100.mk")
         assert chain(output) == [set(), set()]
-        return set(re.findall(r"-m analysis\.(\S+)", output))
+        commands = re.findall(r"-m analysis\.(\S+)(?: ((?:figure|table)\w+))?", output)
+        return {item or module.removeprefix("acp.") for module, item in commands}
 
     would_do("report", "SUITE=h100")  # makes the rules
     assert redrawn() == set()

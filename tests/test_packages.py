@@ -26,7 +26,7 @@ ALLOWED = {
     f"{LAP}.compress": {COMMON, CHAIN, LAP},  # a command that comes with its method
     "acp_repro.data": {COMMON},
     "acp_repro.heads": {COMMON, *METHODS, "acp_repro.papers.acp"},  # a look at what the paper measures
-    CHAIN: {COMMON},  # the registry imports a paper by its name alone
+    CHAIN: {COMMON},  # the registry imports a paper, and a paper its figures, by name alone
     "acp_repro.benchmark": {COMMON, *METHODS},
     "acp_repro.training": {COMMON, CHAIN},
     "acp_repro.papers": set(),
@@ -207,8 +207,10 @@ def test_files_are_written_whole_or_not_at_all():
             ),
         ),
         (
-            ("torch", "pydantic", "yaml", "pandas", "numpy"),
-            "from acp_repro.chain import registry; [registry.find_paper(n) for n in registry.paper_names()]",
+            ("torch", "triton", "matplotlib", "seaborn", "scipy"),
+            "from acp_repro.chain import registry;"
+            "papers = [registry.find_paper(n) for n in registry.paper_names()];"
+            "[(p.quantities, p.items, p.claims) for p in papers]",
         ),
         (
             ("torch",),

@@ -16,7 +16,6 @@ from acp_repro.measure import main as measure
 from acp_repro.model import load_pretrained
 from acp_repro.training.run_folder import TrainingError, is_done
 from analysis import drawing
-from analysis.acp import figure4
 from scripts import publish
 from tests.suites import YAML, write_suite
 
@@ -77,7 +76,7 @@ def test_the_folder_holds_the_model_and_its_card(published):
 
 def test_it_is_measured_and_drawn_without_training(published, monkeypatch):
     assert measure(["pruned_ratio", "loss", "--suite", "ready"]) == 0
-    drawing.draw("ready", figure4.__name__, figure4.make)
+    drawing.draw("ready", "figure4")
     assert Path("figures/ready/figure4.png").is_file() and not Path("runs").exists()
     caption = Path("figures/ready/figure4.md").read_text()
     assert RUN in caption

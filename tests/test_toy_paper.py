@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PAPER = """
 from dataclasses import dataclass, field
 
-from acp_repro.chain.paper import Claim, Item, Paper, Quantity, Suite
+from acp_repro.chain.paper import Paper, Quantity, Suite
 from acp_repro.chain.run import Run, Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
 from acp_repro.common.bounds import Axis, Count
@@ -57,11 +57,7 @@ PAPER = Paper(
     name="toy", title="Toys that Learn", url="https://example.org/toys", file=File, suite=Suite,
     axes=("width", "seed"), make_run=make_run, run_columns=("width", "seed"),
     quantities=(Quantity("error", ("squared_error",), "toy.error"),),
-    items=(
-        Item("figure1", "Error against width", ("error",), claims=(
-            Claim("Toys learn", "Section 1: they do", "the error is under 0.1", ("error",), "learns"),)),
-        Item("figure2", "What is still to come", missing="it needs a larger toy"),
-    ),
+    contents=("figure1", "figure2"),
     task="toy.task:ToyTask", analysis="toy",
 )
 """
@@ -100,26 +96,33 @@ def measure(trained):
 FIGURE = '''
 """Error against width."""
 
-from matplotlib import pyplot as plt
-
+from acp_repro.chain.paper import Claim, Item
 from analysis import drawing
+from analysis.verdict import Verdict
 
 
 def make(found):
+    from matplotlib import pyplot as plt
+
     figure, ax = plt.subplots()
     ax.plot(found.records["error"]["width"], found.records["error"]["squared_error"], "o")
     return figure, f"**Figure 1.** Errors of {len(found.runs)} toys."
 
 
+def learns(error):
+    return Verdict.of((error["squared_error"] < 0.1).all(), f"{error['squared_error'].max():.2g}")
+
+
+CLAIMS = (Claim("Toys learn", "Section 1: they do", "the error is under 0.1", ("error",), learns),)
+ITEMS = (Item("figure1", "Error against width", ("error",), claims=CLAIMS),)
+
 if __name__ == "__main__":
     drawing.main(globals())
 '''
-CRITERIA = """
-from analysis.verdict import Verdict
+MISSING = """
+from acp_repro.chain.paper import Item
 
-
-def learns(error):
-    return Verdict.of((error["squared_error"] < 0.1).all(), f"{error['squared_error'].max():.2g}")
+ITEMS = (Item("figure2", "What is still to come", missing="it needs a larger toy"),)
 """
 YAML = "description: a toy\npaper: toy\ngrid:\n  - {width: [3, 7]}\n"
 
@@ -130,7 +133,7 @@ def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
     package = folder / "site" / "toy"
     package.mkdir(parents=True)
-    modules = {"paper": PAPER, "task": TASK, "error": ERROR, "figure1": FIGURE, "criteria": CRITERIA}
+    modules = {"paper": PAPER, "task": TASK, "error": ERROR, "figure1": FIGURE, "figure2": MISSING}
     for name, text in {"__init__": "", **modules}.items():
         (package / f"{name}.py").write_text(text)
     info = folder / "site" / "toy-1.0.dist-info"

@@ -1,8 +1,8 @@
 """What the chain knows of a paper: its runs, what is measured on them, and what is drawn from that.
 
-One :class:`Paper` object says it all, once. Make's rules, the default choice of the measure command, the
-report, `make help` and the errors are made from it. Nothing here, and nothing in a module that defines a
-`Paper`, needs more than the standard library.
+One :class:`Paper` object leads to it all: each figure, table and quantity stands in a file of its own, which
+is imported when it is asked for. Make's rules, the default choice of the measure command, the report,
+`make help` and the errors are made from it. None of this imports torch or what draws.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import UnknownName
+from .errors import SuiteError, UnknownName
 from .provenance import ORIGIN_COLUMNS
 from .run import Run, WeightsConfig, file_of, option_of
 
@@ -170,8 +171,8 @@ class Claim:
             the table of the paper's values, or ``=ITEM.QUANTITY``.
         holds_if: the criterion in words; these words are all that is checked.
         quantities: the records that it is judged by, in the order in which ``check`` takes them.
-        check: the name of a function in the ``criteria`` module of the paper's analysis, in that of its
-            ``text_criteria`` for a claim in ``Paper.claims``.
+        check: the criterion: takes a table of records for each quantity and gives an
+            ``analysis.verdict.Verdict``.
         item: of a claim in ``Paper.claims``, the item on whose runs it is judged.
         test: ``FILE::FUNCTION``, which shows what needs no record: what is proved or follows from a formula.
         refuted: what the test shows instead, where the paper is wrong as printed.
@@ -183,7 +184,7 @@ class Claim:
     paper: str
     holds_if: str = ""
     quantities: tuple[str, ...] = ()
-    check: str = ""
+    check: Callable[..., Any] | None = None
     item: str = ""
     test: str = ""
     refuted: str = ""
@@ -195,8 +196,10 @@ class Claim:
 class Item:
     """A figure or table: ``make NAME`` draws ``figures/SUITE/NAME.png`` (a table: ``.md``).
 
+    It stands in ``ITEMS`` of a module of the paper's analysis, beside ``make`` that draws it.
+
     Attributes:
-        name: ``figure2``, ``table4``; the target of Make, the stem of the files and of the module.
+        name: ``figure2``, ``table4``; the target of Make and the stem of the files.
         title: for the report and ``make help``.
         quantities: the records that it is drawn from ...
         runs: ... of these runs of the suite, which must all have those that are about them.
@@ -259,16 +262,18 @@ class Paper:
             class of the file's ``grid`` entries, and a list there.
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
         run_columns: columns of every record that say which run it is; keys of ``Run.columns()``.
-        quantities, items: what is measured, what is drawn.
+        quantities: what is measured.
+        contents: the names of its figures and tables, in the order in which they are shown.
         task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's; imported
             when something is trained.
-        analysis: the package of its items' modules, of ``criteria`` and, to describe its models in the
-            report, of ``models`` (see ``analysis.report.gather``).
+        analysis: the package of its figures and tables: each stands in a module whose name begins with
+            ``figure`` or ``table``. Beside them may stand ``text_claims``, whose ``CLAIMS`` are what the
+            paper says besides them, and ``models``, which describes its models in the report (see
+            ``analysis.report.gather``).
         plan: ``MODULE`` with ``Assumptions``, ``Speeds`` and ``cost_of`` like those of
             ``acp_repro.papers.acp.plan``, for the plan command; empty for none.
         steps: ``MODULE:NAME`` of a function that gives a run's optimiser steps, which is the plan of a paper
             without one; empty for none.
-        claims: what it says besides its figures and tables, in its own order.
     """
 
     name: str
@@ -280,20 +285,53 @@ class Paper:
     make_run: Callable[..., Run]
     run_columns: tuple[str, ...]
     quantities: tuple[Quantity, ...]
-    items: tuple[Item, ...]
+    contents: tuple[str, ...]
     task: str
     analysis: str
     plan: str = ""
     steps: str = ""
-    claims: tuple[Claim, ...] = ()
 
     @functools.cached_property
     def _quantities(self) -> dict[str, Quantity]:
         return {quantity.name: quantity for quantity in self.quantities}
 
     @functools.cached_property
-    def _items(self) -> dict[str, Item]:
-        return {item.name: item for item in self.items}
+    def _placed(self) -> dict[str, tuple[Item, ModuleType]]:
+        """Each item with the module that it stands in; imports them all."""
+        package = self.part()
+        if package is None:
+            raise SuiteError(
+                f"paper {self.name}: its figures stand in {self.analysis}, which is not here; run from the "
+                "project's folder"
+            )
+        stems = [module.name for module in pkgutil.iter_modules(package.__path__)]
+        modules = [self.part(stem) for stem in stems if stem.startswith(("figure", "table"))]
+        placed = {item.name: (item, module) for module in modules for item in getattr(module, "ITEMS", ())}
+        if other := set(placed) ^ set(self.contents):
+            raise SuiteError(
+                f"paper {self.name}: {', '.join(sorted(other))}: must stand in its contents, and in ITEMS of a "
+                f"module figure* or table* of {self.analysis}"
+            )
+        return {name: placed[name] for name in self.contents}
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """What is drawn, collected from the modules of ``analysis``."""
+        return tuple(item for item, _ in self._placed.values())
+
+    @functools.cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """What it says besides its figures and tables, in its own order."""
+        return getattr(self.part("text_claims"), "CLAIMS", ())
+
+    def part(self, name: str = "") -> ModuleType | None:
+        """A module of ``analysis``, or the package itself; None if there is none of that name."""
+        full = f"{self.analysis}.{name}" if name else self.analysis
+        try:
+            found = importlib.util.find_spec(full)
+        except ModuleNotFoundError:  # nor what it lies in
+            return None
+        return importlib.import_module(full) if found else None
 
     def quantity(self, name: str) -> Quantity:
         """Raises:
@@ -305,7 +343,12 @@ class Paper:
         """Raises:
         UnknownName: the paper has no such figure or table.
         """
-        return _find(self._items, name, f"paper {self.name} has no item {name!r}")
+        self.check_item(name)
+        return self._placed[name][0]
+
+    def check_item(self, name: str) -> None:
+        """Refuses as :meth:`item` does, and imports nothing."""
+        _find(dict.fromkeys(self.contents), name, f"paper {self.name} has no item {name!r}")
 
     def columns(self, quantity: Quantity) -> tuple[str, ...]:
         """All columns of a quantity's CSV, in order."""
@@ -323,9 +366,14 @@ class Paper:
         """What counts the steps of a run."""
         return _named(self.steps)
 
-    def module_of(self, item: Item) -> str:
-        """The module that draws an item."""
-        return f"{self.analysis}.{item.name}"
+    def module_of(self, item: Item) -> ModuleType:
+        """The module that an item stands in."""
+        return self._placed[item.name][1]
+
+    def draw_command(self, item: Item) -> str:
+        """What ``python -m`` takes to draw an item: its module, and its name where that bears another's."""
+        module = self.module_of(item).__name__
+        return module if module.endswith(f".{item.name}") else f"{module} {item.name}"
 
 
 def _named(place: str) -> Any:

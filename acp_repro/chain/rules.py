@@ -131,11 +131,11 @@ def _stale(suite: Suite) -> Path:
 
 
 def _item(suite: Suite, item: Item) -> list[str]:
-    module, output = suite.paper.module_of(item), item.path(suite.name)
+    output = item.path(suite.name)
     records = [_path(suite, run, quantity) for run, quantity in records_of(suite, [item])]
-    made_of = [*sources(module), *_registry(suite.paper), suite.path]
-    quiet = " > /dev/null" if item.is_table else ""
-    recipe = f"@$(eval drawn_{item.name} := 1)$(DO) {module} --suite {suite.option}{quiet}"
+    made_of = [*sources(suite.paper.module_of(item).__name__), *_registry(suite.paper), suite.path]
+    draw = f"{suite.paper.draw_command(item)} --suite {suite.option}" + " > /dev/null" * item.is_table
+    recipe = f"@$(eval drawn_{item.name} := 1)$(DO) {draw}"
     show = (
         f"@cat {output}" if item.is_table else f'$(if $(drawn_{item.name}),@:,@echo "figure: $(abspath $<)")'
     )
@@ -178,23 +178,20 @@ def _report(suite: Suite, usual: list[Item]) -> list[str]:
 
 def _reproduction() -> list[str]:
     """The Makefile knows its recipe, and that it is made of every suite and record."""
-    judges = [path for name in paper_names() for path in _judges(find_paper(name), "text_criteria")]
+    judges = [path for name in paper_names() for path in _judges(find_paper(name))]
     return [f"REPRODUCTION.md: {_paths([*sources(REPRODUCTION_MODULE), *judges])}"]
 
 
-def _registry(paper: Paper, *, claims: bool = False) -> list[Path]:
-    """What says of which runs and records a paper's items are drawn.
-
-    Its modules of claims, whose names end so, are for those alone who judge them.
-    """
-    files = sources(paper_module(paper.name))
-    return [path for path in files if claims or not path.stem.endswith("claims")]
+def _registry(paper: Paper) -> list[Path]:
+    """What says of which runs and records a paper's items are drawn, besides their own modules."""
+    return sources(paper_module(paper.name))
 
 
-def _judges(paper: Paper, *more: str) -> list[Path]:
-    """What a paper claims, and what judges that and describes its models."""
-    names = ("criteria", "models", *more)
-    return [*_registry(paper, claims=True), *(p for n in names for p in sources(f"{paper.analysis}.{n}"))]
+def _judges(paper: Paper) -> list[Path]:
+    """What a paper claims and judges that by, in the files of its items or besides, and its models' words."""
+    modules = [paper.module_of(item).__name__ for item in paper.items]
+    modules += [f"{paper.analysis}.{name}" for name in ("text_claims", "models")]
+    return [*_registry(paper), *(path for module in dict.fromkeys(modules) for path in sources(module))]
 
 
 def sources(module: str) -> list[Path]:

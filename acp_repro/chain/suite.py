@@ -111,7 +111,7 @@ def load_suite(name: str) -> Suite:
     suite = paper.suite(suite_name, paper, file, there, not_run)
     try:
         for name in file.leave_out:
-            paper.item(name)
+            paper.check_item(name)
         suite.check()
     except ValueError as error:
         raise SuiteError(f"{path}: {error}") from None

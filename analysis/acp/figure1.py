@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
-from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
+
+from acp_repro.chain.paper import Item
 
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
 from . import statistics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+    from matplotlib.figure import Figure
 
 KEY = ["run", "layer", "head", "position"]
 MOST_BLOCKS = 16  # per side: arrows in more rows would be too small to see
@@ -24,6 +28,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``decay`` records of one run; the head is :func:`statistics.illustrative_head`'s.
     """
+    from matplotlib import pyplot as plt
+
     head = statistics.illustrative_head(one_each(records, KEY, "decay"), MOST_BLOCKS)
     grid = statistics.block_grid(head, MOST_BLOCKS)
     delta = float(head["threshold_nats"].iloc[0])
@@ -53,6 +59,8 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def _panel(ax: Axes, grid: statistics.BlockGrid, start: np.ndarray, delta: float) -> QuadMesh:
     """The causal blocks in their decay's colour, and an arrow over those that each row visits."""
+    from matplotlib.patheffects import withStroke
+
     rows, columns = grid.largest_decay.shape
     # Past twice delta all is equally gone; delta itself is then the middle of the colours.
     mesh = ax.pcolormesh(
@@ -110,6 +118,9 @@ $D_{{ij}}$ is under delta = {one["threshold_nats"]:.2f}. Of the recorded heads, 
 nearest to half of what this grid allows; here it prunes {share:.0f} % of that.
 {style.provenance(records)}"""
     return draw(records), caption
+
+
+ITEMS = (Item("figure1", "Attention with and without ACP", ("decay",), lambda suite: [suite.heads_run]),)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,214 @@
-"""Figure 3 (left): held-out loss at each position with and without ACP, FoX (Pro), largest size."""
+"""Figures 3 and 11 (left) and 8: held-out loss at each position of the context, with and without ACP."""
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
-from .. import drawing
-from . import loss_curves
+import pandas as pd
 
-draw = loss_curves.draw
+from acp_repro.chain.paper import Claim, Item
+from acp_repro.common.statistics import equivalence, over_draws
+
+from .. import drawing, style
+from ..tables import one_each
+from ..verdict import Status, Verdict
+from . import models, paired, statistics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Half of the largest difference on Wikitext between paired runs in Tables 1 and 3, log(31.64 / 31.05) a word,
+# which is fewer than two tokens.
+LOSS_WITHIN_NATS = 0.009
+LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_right
+ACP, EXACT = {"lw": 2.2, "alpha": 0.45}, {"lw": 0.9, "ls": (0, (4, 2))}
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """One column per size: the curves, one colour per context length, and below them ACP minus exact.
+
+    Args:
+        records: ``loss_curve`` records of runs with ACP and of their exact pairs.
+
+    Raises:
+        UnfitRecords: a run lacks its pair.
+    """
+    import seaborn as sns
+    from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
+
+    curves = statistics.loss_differences(records)
+    sizes = list(dict.fromkeys(curves["size"]))
+    lengths = sorted(curves["context_length_tokens"].unique())
+    colours = dict(zip(lengths, sns.color_palette("viridis", len(lengths) + 1), strict=False))
+    width = min(style.PAGE_INCHES, style.COLUMN_INCHES * len(sizes))
+    figure, axes = plt.subplots(
+        2,
+        len(sizes),
+        figsize=(width, 3.2),
+        sharex="col",
+        sharey="row",
+        squeeze=False,
+        height_ratios=(3, 1.3),
+        layout="constrained",
+    )
+    for (top, bottom), size in zip(axes.T, sizes, strict=True):
+        _column(top, bottom, curves[curves["size"] == size], colours)
+        top.set_title(models.in_words([size]))
+    widest = max(1.1 * curves["difference"].abs().max(), 1e-4)  # rounding alone is no curve
+    axes[1, 0].set_ylim(-widest, widest)
+    axes[0, 0].set_ylabel("loss (nats)")
+    axes[1, 0].set_ylabel("ACP − exact")
+    handles = [Line2D([], [], color=c, lw=2, label=style.length_label(n)) for n, c in colours.items()]
+    handles[0].set_label(f"$L$ = {handles[0].get_label()}")
+    for label, line in (("ACP", ACP), ("exact", EXACT)):
+        handles.append(Line2D([], [], color="0.3", label=label, **line))
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=len(handles),
+        handlelength=1.5,
+        columnspacing=1.2,
+        handletextpad=0.5,
+    )
+    return figure
+
+
+def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> None:
+    from matplotlib.lines import Line2D
+
+    for (length, _), curve in curves.groupby(["context_length_tokens", "seed"]):
+        top.plot(curve["position"], curve["acp"], color=colours[length], **ACP)
+        top.plot(curve["position"], curve["exact"], color=colours[length], **EXACT)
+        bottom.plot(curve["position"], curve["difference"], color=colours[length], lw=0.9)
+    bottom.axhline(0, color="0.6", lw=0.6, zorder=0)
+    style.token_axis(top.xaxis, int(curves["context_length_tokens"].max()))
+    bottom.set_xlabel("token position")
+    # The largest gap of each pair, in the colour of its length, over the differences.
+    gaps = statistics.largest_gaps(curves).sort_values("seed").groupby("context_length_tokens")["gap_nats"]
+    labels = {n: " / ".join(f"{gap:.4f}" if gap else "none" for gap in of_length) for n, of_length in gaps}
+    bottom.legend(
+        handles=[Line2D([], [], alpha=0, label=label) for label in ("largest gap:", *labels.values())],
+        labelcolor=["0.3", *(colours[length] for length in labels)],
+        loc="lower left",
+        bbox_to_anchor=(0.02, 0.97),
+        ncols=len(labels) + 1,
+        handlelength=0,
+        handletextpad=0,
+        columnspacing=1.0,
+        borderpad=0,
+        borderaxespad=0,
+    )
+
+
+def gaps_in_words(differences: pd.DataFrame) -> str:
+    """The largest gap of each pair of curves of :func:`statistics.loss_differences`, and where it is."""
+    gaps = statistics.largest_gaps(differences)
+    return "; ".join(
+        f"{size}, {style.length_label(length)}: "
+        + ", ".join(
+            (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "none, they are identical")
+            + (f" (seed {row.seed})" if len(pairs) > 1 else "")
+            for row in pairs.itertuples()
+        )
+        for (size, length), pairs in gaps.groupby(["size", "context_length_tokens"], sort=False)
+    )
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
-    return loss_curves.make(found, "3 (left)", "pro")
+    name, records = models.ARCHITECTURES[found.runs[0].architecture], found.records["loss_curve"]
+    label = found.item.label + (" (left)" if found.item.name in LEFT else "")
+    numbers = gaps_in_words(statistics.loss_differences(records))
+    noise = statistics.seed_gap(records)
+    noise = "" if noise is None else f" Two seeds of one setting differ by up to {noise:.3f}."
+    tokens, windows = (
+        ", ".join(f"{n:,}" for n in records[column].unique())
+        for column in ("measured_tokens", "window_tokens")
+    )
+    caption = f"""**{label}.** Held-out loss at each position of the context for {name},
+trained and evaluated with ACP (wide, pale) and without (dashed), by context length $L$; below, their
+difference. Each point is the mean over a window of {windows} positions centred there, whole windows
+only, of {tokens} held-out tokens, the same text at every context length. Paired runs differ in
+that one setting and are trained apart; each pair is drawn. Largest absolute difference of a pair in nats, and
+where: {numbers}.{noise}
+{style.provenance(records)}"""
+    return draw(records), caption
+
+
+def losses_match(loss: pd.DataFrame) -> Verdict:
+    """Met if pairs of trainings rule out a mean difference of :data:`LOSS_WITHIN_NATS`; missed if they show
+    one that is larger. Pairs of all sizes and lengths stand side by side.
+    """
+    keys = ["architecture", "size", "context_length_tokens"]
+    method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
+    loss = one_each(loss.assign(method=method), [*keys, "method", "seed"], "loss")
+    sides = (
+        loss[loss["method"] == side].set_index([*keys, "seed"])["loss_nats"] for side in ("acp", "exact")
+    )
+    difference = next(sides).sub(next(sides)).dropna()
+    if difference.empty:
+        return Verdict(Status.UNDECIDED, "no run is measured together with its exact pair")
+    each = "; ".join(
+        f"{size}, {style.length_label(length)}: "
+        + ", ".join(
+            f"{gap:+.4f}" + (f" (seed {seed})" if len(gaps) > 1 else "")
+            for seed, gap in gaps.droplevel(keys).items()
+        )
+        for (size, length, _), gaps in difference.groupby([*keys[1:], keys[0]])
+    )
+    ours = f"ACP − exact in nats: {each}"
+    if len(difference) < 2:
+        return Verdict(Status.UNDECIDED, f"{paired.ONE_PAIR}. {ours}")
+    estimate = over_draws(difference)
+    found = equivalence(estimate, LOSS_WITHIN_NATS)
+    mean = f"mean {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+    return Verdict.of(found.shown, f"{ours}; {mean}, margin {LOSS_WITHIN_NATS:g}")
+
+
+CLAIMS = (
+    Claim(
+        "ACP does not change the loss",
+        "Section 4.2: the curves almost match exactly, within the expected variance across runs",
+        "two one-sided tests at 5 %, with the pair of trainings as the unit, show that the mean difference "
+        f"of held-out losses is under {LOSS_WITHIN_NATS} nats a token: half of what the paper's own pairs "
+        "differ by on Wikitext at most (Tables 1 and 3, in nats a word), as a word is fewer than two tokens; "
+        "it fails where the opposite test shows more, and with one pair it cannot be told",
+        ("loss",),
+        losses_match,
+    ),
+)
+
+QUANTITIES = ("loss", "loss_curve")
+ITEMS = (
+    Item(
+        "figure3",
+        "Loss with and without ACP, FoX (Pro)",
+        QUANTITIES,
+        lambda suite: suite.pairs("pro", True),
+        "FoX (Pro) both with ACP and exact",
+        CLAIMS,
+        ("760M", 16384),
+    ),
+    Item(
+        "figure8",
+        "Loss with and without ACP, further sizes of FoX (Pro)",
+        QUANTITIES,
+        lambda suite: suite.pairs("pro", False),
+        "a second size of FoX (Pro) both with ACP and exact",
+        CLAIMS,
+        ("360M", 16384),
+    ),
+    Item(
+        "figure11",
+        "Loss with and without ACP, FoX (LLaMA)",
+        QUANTITIES,
+        lambda suite: suite.pairs("llama"),
+        "FoX (LLaMA) both with ACP and exact",
+        CLAIMS,
+        ("760M", 16384),
+    ),
+)
 
 
 if __name__ == "__main__":

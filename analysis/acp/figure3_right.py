@@ -1,17 +1,215 @@
-"""Figure 3 (right): needle in a haystack with and without ACP, FoX (Pro), longest context."""
+"""Figures 3 and 11 (right), 9 and A6: the needle in a haystack with and without ACP."""
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+import math
+from typing import TYPE_CHECKING
 
-from .. import drawing
-from . import needles
+import pandas as pd
 
-draw = needles.draw
+from acp_repro.chain.paper import Claim, Item
+
+from .. import drawing, style
+from ..verdict import Status, Verdict
+from . import models, needle_statistics, paired
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
+RECALL_POINTS = 10.0  # a loss of recall that an interval must rule out to show that there is no damage
+LEARNT_RECALL = 0.8  # of a model that was trained to find
+TITLES = {"acp": "with ACP", "exact": "without"}
+ROWS = {"answer_recall": "words found (%)", "gain_nats": "the answer is likelier\nby (nats)"}
+
+
+def draw(records: pd.DataFrame) -> Figure:
+    """Heat maps, depth of the needle over context length: a column for each kind of model and method.
+
+    Above, the recall of the needle's words; below, the log-likelihood of the answer, with less without the
+    needle. Each cell is the mean over haystacks and seeds.
+
+    Args:
+        records: ``needle`` records with both methods for each training length, size and share of needles.
+    """
+    from matplotlib import pyplot as plt
+    from matplotlib.colors import Normalize
+
+    cells = needle_statistics.cells(records)
+    key = needle_statistics.SETTING
+    settings = cells[key].drop_duplicates().sort_values(key)
+    titles = [", ".join([*parts, ""]) for parts in needle_statistics.names(settings)]
+    each = list(zip(settings.itertuples(index=False, name=None), titles, strict=True))
+    groups = dict(list(cells.groupby([*key, "method"])))
+    columns = [(setting, title, method) for setting, title in each for method in TITLES]
+    width = min(style.PAGE_INCHES, 0.9 + 1.6 * len(columns))
+    figure, axes = plt.subplots(2, len(columns), figsize=(width, 3.5), squeeze=False, layout="constrained")
+    largest = max(cells["gain_nats"].abs().max(), 1.0)  # less than a nat looks like the little it is
+    norms = {"answer_recall": Normalize(0, 100), "gain_nats": Normalize(-largest, largest)}
+    maps = {"answer_recall": "viridis", "gain_nats": "RdBu"}
+    for index, (value, label) in enumerate(ROWS.items()):
+        for ax, (setting, title, method) in zip(axes[index], columns, strict=True):
+            table = groups[*setting, method].pivot(
+                index="depth", columns="evaluated_length_tokens", values=value
+            )
+            image = ax.imshow(table, aspect="auto", cmap=maps[value], norm=norms[value])
+            _ticks(ax, table, first=ax is axes[index, 0], last=index == 1)
+            if index == 0:
+                ax.set_title(f"{title}{TITLES[method]}")
+        figure.colorbar(image, ax=axes[index], label=label, pad=0.01, aspect=12)
+    figure.supxlabel("context length evaluated (tokens)", fontsize=8)
+    return figure
+
+
+def _ticks(ax: Axes, table: pd.DataFrame, first: bool, last: bool) -> None:
+    """Some lengths and depths by name: a column is narrow."""
+    lengths, depths = list(table.columns), list(table.index)
+    shown = list(range(len(lengths) - 1, -1, -math.ceil(len(lengths) / 4)))
+    ax.set_xticks(shown, [style.length_label(lengths[i]) for i in shown] if last else [])
+    shown = sorted({0, len(depths) // 2, len(depths) - 1})
+    ax.set_yticks(shown, [f"{100 * depths[i]:.0f}" for i in shown] if first else [])
+    if first:
+        ax.set_ylabel("depth (%)")
+    ax.spines[:].set_visible(False)
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
-    return needles.make(found, "3 (right)")
+    records = found.records["needle"]
+    first = records.iloc[0]
+    table = needle_statistics.differences(records)
+    numbers = needle_statistics.in_words(table)
+    samples = records["haystack_sample"].nunique()
+    means = f"Means of {samples} haystacks"
+    over = "Intervals (95 %) are over haystacks; they leave out what another training seed would change."
+    if each := needle_statistics.by_seed(records):
+        means += " and all seeds"
+        numbers += f". With ACP and exact, by seed: {each}"
+        over = (
+            "Intervals (95 %) are over pairs of trainings where there are several seeds, and leave out what "
+            "other haystacks would change; with one seed they are over haystacks."
+        )
+    apart = records.groupby("method")["run"].unique()
+    other = (
+        "the same weights computed exactly"
+        if set(apart["acp"]) & set(apart["exact"])
+        else "its exact pair, trained apart"
+    )
+    shares = " or ".join(f"{100 * share:g} %" for share in sorted(table["needle_share"].unique()))
+    trained = (
+        f" Trained on text of which {shares} of the sequences hold needles of their own, of other "
+        "wording, names and numbers than the test's."
+        if table["needle_share"].any()
+        else ""
+    )
+    model = f"{models.in_words(records['size'].unique())} of {models.ARCHITECTURES[first['architecture']]}"
+    caption = f"""**{found.item.label}.** Needle in a haystack, {first["mode"]} mode, for {model} with ACP
+and for {other}: a sentence is hidden at a depth of {first["haystack"]} and asked for at the
+end. Above, the share of its words in the greedy answer (not counting words like "and"); below, how much
+likelier the right answer of {first["answer_tokens"]} tokens is than after the same prompt without the needle.
+{means}.{trained} {numbers}. {over} {style.provenance(records)}"""
+    return draw(records), caption
+
+
+def retrieval_kept(needle: pd.DataFrame) -> Verdict:
+    """Met if ACP's recall is not below the exact one by more than chance, wherever that one finds
+    :data:`FOUND_RECALL` of the words.
+
+    Chance is what pairs of trainings vary by, or haystacks where one model is evaluated both ways. Undecided
+    where exact attention never finds it, with one pair of trainings or one haystack, or where they vary so
+    much that a loss of :data:`RECALL_POINTS` would not show."""
+    table = needle_statistics.differences(needle)
+    ours = needle_statistics.in_words(table)
+    finds = table[table["recall_exact"] >= 100 * FOUND_RECALL]
+    if finds.empty:
+        return Verdict(Status.UNDECIDED, f"exact attention does not find the needle either. {ours}")
+    if (finds["apart"] & (finds["seeds"] < 2)).any():
+        return Verdict(Status.UNDECIDED, f"{paired.ONE_PAIR}. {ours}")
+    if finds["recall_high"].isna().any():
+        return Verdict(Status.UNDECIDED, f"one haystack has no interval. {ours}")
+    if (finds["recall_high"] < 0).any():
+        return Verdict(Status.MISSED, ours)
+    if (finds["recall_low"] <= -RECALL_POINTS).any():
+        return Verdict(
+            Status.UNDECIDED,
+            f"too few haystacks or seeds: a loss of {RECALL_POINTS:g} points would not show. {ours}",
+        )
+    return Verdict(Status.MET, ours)
+
+
+def needle_learnt(needle: pd.DataFrame) -> Verdict:
+    """Met if the exact runs' mean recall at their training length is :data:`LEARNT_RECALL` or more."""
+    longest = needle[needle["evaluated_length_tokens"] == needle["context_length_tokens"]]
+    if longest.empty:
+        return Verdict(Status.UNDECIDED, "not tested at the training length")
+    table = needle_statistics.differences(longest)
+    ours = "; ".join(
+        f"{row.recall_exact:.0f} % at {style.length_label(row.context_length_tokens)}"
+        for row in table.itertuples(name="Row")
+    )
+    return Verdict.of(bool((table["recall_exact"] >= 100 * LEARNT_RECALL).all()), ours)
+
+
+CLAIMS = (
+    Claim(
+        "ACP does not damage retrieval",
+        "Section 4.2: ACP also does not damage long-context retrieval performance",
+        "where exact attention finds the needle at all (a mean recall of "
+        f"{FOUND_RECALL:g} or more of its words), the 95 % interval of the mean difference, ACP − exact, "
+        "over pairs of trainings (over haystacks where one model is evaluated both ways) reaches 0 at every "
+        f"training length, and does not reach down to −{RECALL_POINTS:g} points; where it reaches both, or "
+        "where there is one pair of trainings, it cannot be told",
+        ("needle",),
+        retrieval_kept,
+    ),
+)
+LEARNT = Claim(
+    "The test can tell: exact attention finds the needle",
+    "Section 4.2, Figure 3 (right): models that retrieve are compared",
+    f"the exact run's mean recall at its training length is {LEARNT_RECALL:g} or more",
+    ("needle",),
+    needle_learnt,
+    control=True,
+)
+
+ITEMS = (
+    Item(
+        "figure3_right",
+        "Needle in a haystack, FoX (Pro)",
+        ("needle",),
+        lambda suite: suite.needle_runs("pro", longest=True),
+        "FoX (Pro)",
+        CLAIMS,
+        ("760M", 16384),
+    ),
+    Item(
+        "figure9",
+        "Needle in a haystack, shorter contexts of FoX (Pro)",
+        ("needle",),
+        lambda suite: suite.needle_runs("pro", longest=False),
+        "FoX (Pro) at a second context length, shorter",
+        CLAIMS,
+        ("760M", 8192),
+    ),
+    Item(
+        "figure11_right",
+        "Needle in a haystack, FoX (LLaMA)",
+        ("needle",),
+        lambda suite: suite.needle_runs("llama", longest=True),
+        "FoX (LLaMA)",
+        CLAIMS,
+        ("760M", 16384),
+    ),
+    Item(
+        "figureA6",
+        "Needle in a haystack, trained with needles",
+        ("needle",),
+        lambda suite: suite.trained_with_needles,
+        "a pair that trains with needles (needle_share), with ACP and exact",
+        (*CLAIMS, LEARNT),
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

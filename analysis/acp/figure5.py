@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+
+from acp_repro.chain.paper import Claim, Item
+from acp_repro.common.statistics import LEVEL, homogeneity
 
 from .. import drawing, style
+from ..verdict import Status, Verdict
 from . import statistics
-from .head_kinds import BINS, EDGES, KINDS, LIMIT_LINE, WORDS, describe, stacks
+from .figure4 import BINS, EDGES, KINDS, KINDS_IN_WORDS, LIMIT_LINE, TOO_COARSE, WORDS, describe, stacks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LAYERS_EFFECT = 0.3  # Cohen's w, a medium effect: layers that are less apart are alike
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -20,6 +27,10 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``pruned_ratio`` records of one run.
     """
+    from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     layers = sorted(records["layer"].unique())
     limit, _ = statistics.grid_limit(records)
     wide = style.PAGE_INCHES if len(layers) > 8 else style.COLUMN_INCHES
@@ -61,6 +72,88 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = """**Figure 5.** Savings of single heads within each layer (counted from 0): each column is
 Figure 4, turned, for the heads of one layer. """
     return draw(records), caption + describe(records)
+
+
+def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if all heads of the first two layers are local."""
+    if pruned_ratio["layer"].nunique() < 3:
+        return Verdict(Status.UNDECIDED, "the model has too few layers for the first two to stand out")
+    if statistics.grid_limit(pruned_ratio)[0] == 0:
+        return TOO_COARSE
+    local = statistics.head_kinds(pruned_ratio) == "local"
+    layers = [heads for _, heads in local.groupby(pruned_ratio["layer"])][:2]
+    each = (f"{heads.sum()} of {len(heads)} in layer {i}" for i, heads in enumerate(layers))
+    return Verdict.of(all(heads.all() for heads in layers), ", ".join(each))
+
+
+def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if the kinds of heads differ by less than :data:`LAYERS_EFFECT` between the layers past the second;
+    missed if by more than heads that are shuffled among them; undecided where neither can be seen."""
+    if pruned_ratio["layer"].nunique() < 3:
+        return Verdict(Status.UNDECIDED, "the model has no layer past the second")
+    if statistics.grid_limit(pruned_ratio)[0] == 0:
+        return TOO_COARSE
+    kinds = statistics.head_kinds(pruned_ratio)
+    counts = pd.crosstab(pruned_ratio["layer"], kinds).iloc[2:]
+    found = homogeneity(counts)
+    ours = (
+        f"{len(counts)} layers of {counts.iloc[0].sum()} heads: shuffled, they differ as much in "
+        f"{100 * found.p_value:.1f} % of cases; the effect is {found.effect_high:.2f} at most"
+    )
+    alike = found.effect_high < LAYERS_EFFECT
+    return Verdict.of(True if alike else False if found.p_value < LEVEL else None, ours)
+
+
+def local_and_global_heads(pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if every local head prunes more than half of its blocks, and some head none."""
+    if statistics.grid_limit(pruned_ratio)[0] == 0:
+        return TOO_COARSE
+    local = pruned_ratio["pruned_ratio"][statistics.head_kinds(pruned_ratio) == "local"]
+    none = int((pruned_ratio["pruned_blocks"] == 0).sum())
+    if local.empty:
+        return Verdict(Status.UNDECIDED, "no head is local")
+    least = f"local heads prune {100 * local.min():.1f} % of their blocks or more"
+    heads = "1 head prunes" if none == 1 else f"{none} heads prune"
+    return Verdict.of(bool(local.min() > 0.5) and none > 0, f"{least}; {heads} none")
+
+
+ITEMS = (
+    Item(
+        "figure5",
+        "Savings of single heads in each layer",
+        ("pruned_ratio",),
+        lambda suite: [suite.heads_run],
+        claims=(
+            Claim(
+                "In the first two layers all heads are local",
+                "Section 4.3, Figure 5",
+                f"every head of the first two layers is local ({KINDS_IN_WORDS})",
+                ("pruned_ratio",),
+                first_layers_local,
+            ),
+        ),
+        paper_model=("760M", 4096),
+    ),
+)
+LIKE_THE_MODEL = Claim(
+    "Layers are like the whole model, but for the first two",
+    "Section 4.3: the distribution for each layer matches the distribution for the entire model",
+    "the 95 % upper bound of how far the kinds of heads (local, global, between) differ between the "
+    f"layers past the second is under {LAYERS_EFFECT:g} (Cohen's w; a medium effect); it fails where heads "
+    "that are shuffled among these layers differ as much in fewer than 5 % of cases; where neither is so, "
+    "there are too few heads in a layer, and it cannot be told",
+    ("pruned_ratio",),
+    layers_match_model,
+    item="figure5",
+)
+PRUNE_MOST_OR_NONE = Claim(
+    "Local heads prune most blocks, and a global head none",
+    "Section 4.3, Figure 6: local heads, most off-diagonal blocks pruned; a global head, none",
+    "every local head prunes more than half of its blocks, and at least one head prunes none",
+    ("pruned_ratio",),
+    local_and_global_heads,
+    item="figure5",
+)
 
 
 if __name__ == "__main__":

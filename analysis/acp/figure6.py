@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each
+from ..verdict import Verdict
 from . import statistics
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SPARSE_PERCENT = 1.0  # of the causal entries; fewer than that over 0.1 count as "very sparse"
 MOST_PIXELS = 700  # per side of D: more than a page can show; at 16k tokens the whole of D takes 2 GB
 
 
@@ -23,6 +29,8 @@ def draw(records: Mapping[str, pd.DataFrame]) -> Figure:
     Args:
         records: ``decay`` and ``attention_weights`` records of one run.
     """
+    from matplotlib import pyplot as plt
+
     decay = one_each(records["decay"], ["run", "layer", "head", "position"], "decay")
     weights = records["attention_weights"]
     heads = list(decay.groupby(["layer", "head"], sort=False))
@@ -95,6 +103,51 @@ one sequence. Orange: the boundary that the code found; blocks left of it are pr
 at 1.5 times the lowest delta. Of A, which is very sparse, only entries over 0.1 are shown.
 {style.provenance(*records.values())}"""
     return draw(records), caption
+
+
+def large_weights_kept(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verdict:
+    """Met if no recorded weight (over 0.1) lies left of the boundary."""
+    keys = ["layer", "head", "query_position"]
+    first = decay.rename(columns={"position": "query_position"})[[*keys, "first_kept_key_position"]]
+    both = attention_weights.merge(first, on=keys, validate="many_to_one")
+    lost = int((both["key_position"] < both["first_kept_key_position"]).sum())
+    return Verdict.of(lost == 0, f"{lost} of {len(both):,} such weights are pruned")
+
+
+def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verdict:
+    """Met if under :data:`SPARSE_PERCENT` of the causal entries of A are recorded, those over 0.1."""
+    lengths = decay.groupby(["run", "layer", "head"])["position"].nunique()
+    percent = 100 * len(attention_weights) / (lengths * (lengths + 1) / 2).sum()
+    return Verdict.of(bool(percent < SPARSE_PERCENT), f"{percent:.2g} % of the entries")
+
+
+QUANTITIES = ("decay", "attention_weights")
+ITEMS = (
+    Item(
+        "figure6",
+        "Decay, boundary and attention of some heads",
+        QUANTITIES,
+        lambda suite: [suite.heads_run],
+        claims=(
+            Claim(
+                "No attention weight over 0.1 is pruned",
+                "Figure 6: entries of A larger than 0.1",
+                "none of the attention weights over 0.1 lies left of the boundary",
+                QUANTITIES,
+                large_weights_kept,
+            ),
+        ),
+        paper_model=("760M", 4096),
+    ),
+)
+SPARSE = Claim(
+    "Attention weights are very sparse",
+    "Figure 6: since A is very sparse, only entries larger than 0.1 are shown",
+    f"under {SPARSE_PERCENT:g} % of the causal entries of the heads shown are over 0.1",
+    QUANTITIES,
+    weights_sparse,
+    item="figure6",
+)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each
+from ..verdict import Status, Verdict
 from . import sweeps
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 DEFAULT = -10  # Section 3: epsilon = e^-10 throughout
+SAME_LOSS_NATS = 0.001  # of one model at two epsilons
 BLOCKS, ENTRIES = style.SIZES[:2]
 # Legends lie over the dotted line, so that it does not cross words.
 OPAQUE = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
@@ -24,6 +31,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``epsilon_sweep`` records of one run.
     """
+    from matplotlib import pyplot as plt
+
     records = one_each(records, ["swept_log_pruning_tolerance"], "epsilon_sweep")
     records = records.sort_values("swept_log_pruning_tolerance")
     figure, (left, right) = plt.subplots(
@@ -106,6 +115,95 @@ attention weight that any row of any head loses to pruned blocks, by the dense f
 of Appendix A excludes the grey region. {sweeps.closest(sweeps.bound_margins(records))} Dotted: the paper's
 default, log ε = {DEFAULT}. {style.provenance(records)}"""
     return draw(records), caption
+
+
+def savings_fall_with_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
+    """Met if no smaller epsilon prunes more, and the smallest prunes less than the largest."""
+    table = _swept(epsilon_sweep).sort_values("swept_log_pruning_tolerance", ascending=False)
+    if len(table) < 2:
+        return Verdict(Status.UNDECIDED, "only one epsilon")
+    percent = 100 * table["block_pruned_ratio"]
+    each = ", ".join(
+        f"{p:.1f} % at {_e_to(e)}" for p, e in zip(percent, table["swept_log_pruning_tolerance"], strict=True)
+    )
+    met = percent.is_monotonic_decreasing and percent.iloc[-1] < percent.iloc[0]
+    return Verdict.of(bool(met), each)
+
+
+def default_nearly_optimal(epsilon_sweep: pd.DataFrame) -> Verdict:
+    """Met if e^-1 prunes less than :data:`sweeps.MARGINAL_POINTS` percentage points more than e^-10."""
+    table = _swept(epsilon_sweep).set_index("swept_log_pruning_tolerance")["block_pruned_ratio"]
+    if not {-1.0, -10.0} <= set(table.index):
+        return Verdict(Status.UNDECIDED, "the sweep lacks e^-1 or e^-10")
+    more = 100 * (table[-1.0] - table[-10.0])
+    return Verdict.of(bool(more < sweeps.MARGINAL_POINTS), f"{more:.1f} points more")
+
+
+def loss_unmoved(epsilon_sweep: pd.DataFrame) -> Verdict:
+    """Met if the loss at e^-10 is within :data:`SAME_LOSS_NATS` of that at the smallest epsilon."""
+    table = _swept(epsilon_sweep).set_index("swept_log_pruning_tolerance")["loss_nats"].sort_index()
+    if -10.0 not in table.index or table.index[0] >= -10.0:
+        return Verdict(Status.UNDECIDED, "the sweep lacks e^-10 or a smaller epsilon")
+    gap = table[-10.0] - table.iloc[0]
+    words = f"{abs(gap):.6f} nats from the loss at {_e_to(table.index[0])}"
+    return Verdict.of(bool(abs(gap) < SAME_LOSS_NATS), words)
+
+
+def swept_mass_below_epsilon(epsilon_sweep: pd.DataFrame) -> Verdict:
+    """Met if at every epsilon the largest pruned mass is below it."""
+    table = epsilon_sweep
+    return sweeps.mass_below(table["largest_pruned_mass"], table["swept_log_pruning_tolerance"])
+
+
+def _swept(epsilon_sweep: pd.DataFrame) -> pd.DataFrame:
+    return one_each(epsilon_sweep, ["swept_log_pruning_tolerance"], "epsilon_sweep")
+
+
+def _e_to(exponent: float) -> str:
+    return f"$e^{{{exponent:g}}}$"
+
+
+ITEMS = (
+    Item(
+        "figure7",
+        "Savings against epsilon",
+        ("epsilon_sweep",),
+        lambda suite: [suite.sweep_run],
+        claims=(
+            Claim(
+                "Savings fall with epsilon",
+                "Section 4.3: with smaller epsilon the computational savings decrease",
+                "no smaller epsilon prunes more, and the smallest prunes less than the largest",
+                ("epsilon_sweep",),
+                savings_fall_with_epsilon,
+            ),
+            Claim(
+                "A larger epsilon gains only marginally",
+                "Section 4.3: marginal gain from $e^{-1}$ over the default $e^{-10}$",
+                f"$e^{{-1}}$ prunes less than {sweeps.MARGINAL_POINTS:g} percentage points more than "
+                "$e^{-10}$",
+                ("epsilon_sweep",),
+                default_nearly_optimal,
+            ),
+            Claim(
+                "Pruning at $e^{-10}$ does not change the loss",
+                "Section 3: the impact of ACP on attention outputs is negligible",
+                f"the loss at $e^{{-10}}$ is within {SAME_LOSS_NATS:g} nats of the loss at the smallest "
+                "epsilon",
+                ("epsilon_sweep",),
+                loss_unmoved,
+            ),
+            Claim(
+                "The pruned attention weight stays below every epsilon",
+                sweeps.APPENDIX_A,
+                "at every epsilon of the sweep the largest pruned mass of any row is below it",
+                ("epsilon_sweep",),
+                swept_mass_below_epsilon,
+            ),
+        ),
+        paper_model=("125M", 16384),
+    ),
+)
 
 
 if __name__ == "__main__":

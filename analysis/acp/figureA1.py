@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+
+from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each
+from ..verdict import Verdict
 from . import sweeps
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SET, REACHED = style.SIZES[:2]
 BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 3, "handletextpad": 0.2}
@@ -23,6 +28,9 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``pruned_mass`` records of one run.
     """
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
     one_each(records, ["run", "layer", "head"], "pruned_mass")
     heads = records.sort_values("largest_pruned_mass", ascending=False, na_position="last")
     figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.8), layout="constrained")
@@ -104,6 +112,31 @@ text, on the code's grid, before a row loses ε: by {slack.min():.1f} to {slack.
 {100 * sweeps.slack_shares(records).median():.0f} % of -δ in the median head. Only the proof's δ is safe on
 any text. {style.provenance(records)}"""
     return draw(records), caption
+
+
+def mass_below_epsilon(pruned_mass: pd.DataFrame) -> Verdict:
+    """Met if the largest pruned mass of every head is below epsilon."""
+    return sweeps.mass_below(pruned_mass["largest_pruned_mass"], pruned_mass["log_pruning_tolerance"])
+
+
+ITEMS = (
+    Item(
+        "figureA1",
+        "Pruned mass of every head against the bound",
+        ("pruned_mass",),
+        lambda suite: [suite.sweep_run],
+        claims=(
+            Claim(
+                "Every head keeps the bound of Appendix A",
+                sweeps.APPENDIX_A,
+                "in every head the largest pruned mass of any row, in float64, is below epsilon",
+                ("pruned_mass",),
+                mass_below_epsilon,
+            ),
+        ),
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

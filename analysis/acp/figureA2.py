@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from acp_repro.chain.paper import Claim, Item
 from acp_repro.papers.acp.grid import largest_pruned_ratio
 
 from .. import drawing, style
 from ..tables import one_each
+from ..verdict import Status, Verdict
+from .sweeps import MARGINAL_POINTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -18,6 +24,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``block_size`` records of one run.
     """
+    from matplotlib import pyplot as plt
+
     records = one_each(records, ["block_tokens"], "block_size").sort_values("block_tokens")
     length = int(records["context_length_tokens"].iloc[0])
     blocks, percent = records["block_tokens"], 100 * records["pruned_ratio"]
@@ -49,6 +57,37 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 threshold allows; a larger block is kept whole for a single entry. Dashed: a head that keeps only the blocks
 that hold a query's own position or the one before it. {style.provenance(records)}"""
     return draw(records), caption
+
+
+def block_size_negligible(block_size: pd.DataFrame) -> Verdict:
+    """Met if blocks of 32 and of 64 differ by less than :data:`MARGINAL_POINTS` percentage points."""
+    one_each(block_size, ["block_tokens"], "block_size")
+    percent = 100 * block_size.set_index("block_tokens")["pruned_ratio"]
+    if not {32, 64} <= set(percent.index):
+        return Verdict(Status.UNDECIDED, "blocks of 32 or of 64 are not measured")
+    met = abs(percent[32] - percent[64]) < MARGINAL_POINTS
+    return Verdict.of(bool(met), f"{percent[32]:.1f} % at 32, {percent[64]:.1f} % at 64")
+
+
+ITEMS = (
+    Item(
+        "figureA2",
+        "What the size of blocks costs",
+        ("block_size",),
+        lambda suite: [suite.sweep_run],
+        claims=(
+            Claim(
+                "The block size hardly matters",
+                "Appendix B: blocks are much smaller than the sequence, so the difference is negligible",
+                f"savings with blocks of 32 and of 64 differ by less than {MARGINAL_POINTS:g} percentage "
+                "points",
+                ("block_size",),
+                block_size_negligible,
+            ),
+        ),
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each
-from . import sweeps
+from ..verdict import Status, Verdict
+from . import by_length, sweeps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -17,6 +23,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``long_context`` records of one run.
     """
+    from matplotlib import pyplot as plt
+
     one_each(records, ["evaluated_length_tokens"], "long_context")
     records = records.sort_values("evaluated_length_tokens")
     lengths = records["evaluated_length_tokens"]
@@ -73,6 +81,41 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 mean loss over all positions. Every length reads the same {first["measured_tokens"]:,} held-out tokens, so
 only the context differs. δ follows the length evaluated. {style.provenance(records)}"""
     return draw(records), caption
+
+
+def savings_grow_past_training(long_context: pd.DataFrame) -> Verdict:
+    """Met if every longer evaluated length prunes more, from the training length on."""
+    one_each(long_context, ["evaluated_length_tokens"], "long_context")
+    trained = long_context["context_length_tokens"].iloc[0]
+    if trained not in set(long_context["evaluated_length_tokens"]):
+        return Verdict(
+            Status.UNDECIDED, f"not evaluated at the training length, {style.length_label(trained)}"
+        )
+    table = long_context.sort_values("evaluated_length_tokens")
+    table = table.rename(columns={"context_length_tokens": "trained"}).assign(
+        context_length_tokens=table["evaluated_length_tokens"], percent=100 * table["pruned_ratio"]
+    )
+    return by_length.grows(table)
+
+
+ITEMS = (
+    Item(
+        "figureA3",
+        "Contexts longer than in training",
+        ("long_context",),
+        lambda suite: [suite.sweep_run],
+        claims=(
+            Claim(
+                "Savings keep growing past the training length",
+                by_length.LONGER,
+                "the same model prunes more at every longer evaluated length",
+                ("long_context",),
+                savings_grow_past_training,
+            ),
+        ),
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

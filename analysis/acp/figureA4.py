@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Item
 
 from .. import drawing, style
 from ..tables import side_by_side
-from . import loss_curves, models, statistics
+from . import figure3, models, statistics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -16,7 +22,7 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``long_loss_curve`` records of one setting, with both methods.
     """
-    figure = loss_curves.draw(as_curves(records))
+    figure = figure3.draw(as_curves(records))
     trained = records["context_length_tokens"].iloc[0]
     for ax in figure.axes:
         ax.axvline(trained, color="0.6", lw=0.8, ls=":", zorder=0)
@@ -84,6 +90,18 @@ tokens, the same at every length. δ follows the length evaluated. Mean loss in 
 the training length or past it: {numbers}. Largest absolute difference: {largest}.
 {style.provenance(records)}"""
     return draw(records), caption
+
+
+ITEMS = (
+    Item(
+        "figureA4",
+        "Loss at each position far past the training length",
+        ("long_loss_curve",),
+        lambda suite: suite.needle_runs("pro", longest=True),
+        "FoX (Pro) with ACP",
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

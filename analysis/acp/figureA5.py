@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
-import seaborn as sns
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each
+from ..verdict import Status, Verdict
 from . import models, training_logs
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
+TENTHS = 10  # of a training run, in which its speed is compared
 OURS = style.SIZES[0]
 
 
@@ -22,6 +29,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``training_log`` records of a run with ACP and, if there is one, of its exact pair.
     """
+    from matplotlib import pyplot as plt
+
     figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.8), layout="constrained")
     _pruned(left, records)
     figure.legend(loc="outside lower center", ncols=5, columnspacing=1.2)
@@ -48,6 +57,8 @@ def draw(records: pd.DataFrame) -> Figure:
 
 
 def _pruned(ax: Axes, records: pd.DataFrame) -> None:
+    import seaborn as sns
+
     layers = records[records["layer"].notna()]
     one_each(layers, ["run", "step", "layer"], "training_log")
     shares = layers.assign(percent=100 * layers["pruned_ratio"])
@@ -80,6 +91,47 @@ def _loss(ax: Axes, records: pd.DataFrame) -> None:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["training_log"]
     return draw(records), training_logs.caption(records)
+
+
+def throughput_settles(training_log: pd.DataFrame) -> Verdict:
+    """Met if training with ACP slows down at first and keeps its speed in its second half; undecided where
+    the logs do not hold the speed, or too few points."""
+    points = training_log[training_log["layer"].notna()].drop_duplicates("tokens").sort_values("tokens")
+    points = points.dropna(subset="throughput_tokens_per_s")
+    if len(points) < 2 * TENTHS:
+        return Verdict(Status.UNDECIDED, "no record holds throughput while a model trains")
+    tenth = (TENTHS * points["tokens"] / (points["tokens"].max() + 1)).astype(int)
+    speed = points["throughput_tokens_per_s"].groupby(tenth).median()
+    first, last, late = speed.iloc[0], speed.iloc[-1], speed.iloc[TENTHS // 2 :]
+    furthest = 100 * (late / last - 1).abs().max()
+    ours = (
+        f"{style.count_label(first)} tokens/s in the first tenth, {style.count_label(last)} in the last, "
+        f"within {furthest:.1f} % of that from the half on"
+    )
+    slower = 100 * (first / last - 1) > SETTLED_PERCENT
+    return Verdict.of(bool(slower and furthest <= SETTLED_PERCENT), ours)
+
+
+ITEMS = (
+    Item(
+        "figureA5",
+        "Pruned share and loss against tokens trained",
+        ("training_log",),
+        lambda suite: suite.longest_trained,
+        "FoX (Pro) with ACP that it trains",
+        paper_model=("125M", 16384),
+        ours=True,
+    ),
+)
+SETTLES = Claim(
+    "Throughput falls at the beginning of training and then stays level",
+    "Section 4.1: decreases for a short period at the beginning of training and then plateaus",
+    f"with ACP the first tenth of a training is faster than the last by more than {SETTLED_PERCENT:g} %, "
+    f"and no tenth of its second half is further than {SETTLED_PERCENT:g} % from it (medians of steps)",
+    ("training_log",),
+    throughput_settles,
+    item="figureA5",
+)
 
 
 if __name__ == "__main__":

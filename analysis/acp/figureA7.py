@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
+from acp_repro.chain.paper import Item
 from acp_repro.papers.acp.suite import FoXRun
 
 from .. import drawing, style
-from . import head_kinds, models
+from . import figure4, models
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # A suspect counts if it moves the pruned share by more than both; written before the runs.
 COUNTS_POINTS = 4.0
@@ -51,7 +54,7 @@ def shares(records: pd.DataFrame, runs: Sequence[FoXRun]) -> pd.DataFrame:
         what = difference(run, runs[0])
         rows.append(
             {"run": run.name, "what": what or f"seed {run.seed}", "is_base": not what, "percent": percent}
-            | head_kinds.kinds(own)
+            | figure4.kinds(own)
         )
     table = pd.DataFrame(rows)
     return table.assign(moved_points=table["percent"] - table.loc[table["is_base"], "percent"].mean())
@@ -75,6 +78,8 @@ def draw(table: pd.DataFrame) -> Figure:
     Args:
         table: of :func:`shares`.
     """
+    from matplotlib import pyplot as plt
+
     table = table.iloc[::-1]  # the first on top
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(style.PAGE_INCHES, 0.9 + 0.28 * len(table)), sharey=True, layout="constrained"
@@ -91,8 +96,8 @@ def draw(table: pd.DataFrame) -> Figure:
     left.set_ylim(-0.6, len(table) - 0.3)
     left.set_xlabel("attention pruned (%)")
     start = pd.Series(0.0, index=table.index)
-    for kind, colour in head_kinds.KINDS.items():
-        right.barh(places, 100 * table[kind], 0.6, left=start, color=colour, label=head_kinds.WORDS[kind])
+    for kind, colour in figure4.KINDS.items():
+        right.barh(places, 100 * table[kind], 0.6, left=start, color=colour, label=figure4.WORDS[kind])
         start = start + 100 * table[kind]
     right.set_xlim(0, 100)
     right.set_xlabel("heads (%)")
@@ -116,6 +121,18 @@ thing. {verdict} A suspect counts if it moves the share by more than {COUNTS_POI
 more than twice the gap between two seeds; {seeds}. Dashed: the paper's "about 70 %".
 {style.provenance(records)}"""
     return draw(table), caption
+
+
+ITEMS = (
+    Item(
+        "figureA7",
+        "What moves the pruned share",
+        ("pruned_ratio",),
+        lambda suite: suite.arms,
+        "trainings with ACP that differ in learning rate, words, text or QK-norm",
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

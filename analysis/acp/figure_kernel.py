@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+
+from acp_repro.chain.paper import Item
 
 from .. import drawing, style
 from ..tables import one_each
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Label and colour; every other implementation of the records is a backend of ours.
 RIVALS = {
@@ -28,6 +32,9 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``kernel_time`` records of one device and one kind of gates.
     """
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
+
     one_each(records, ["implementation", "method", "length_tokens"], "kernel_time")
     records = records[records["method"].isin(DASHES)].sort_values("length_tokens")
     figure, (time, rate) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.9), layout="constrained")
@@ -98,6 +105,18 @@ medians of {first["repeats"]}. Pruned: {share}. The limit is cuDNN's causal atte
 times the share of blocks that are kept. Right: FLOPs of the computed blocks over time; pale, FLOPs of the
 whole triangle ("nominal"), most of which pruning does not do. {style.provenance(records)}"""
     return draw(records), caption
+
+
+ITEMS = (
+    Item(
+        "figure_kernel",
+        "Speed of the kernels",
+        ("kernel_time",),
+        ours=True,
+        extra=True,
+        aliases=("figure-kernel",),
+    ),
+)
 
 
 if __name__ == "__main__":

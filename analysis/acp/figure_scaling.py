@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+
+from acp_repro.chain.paper import Item
 
 from .. import drawing, style
 from ..tables import one_each
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SETTING = ["architecture", "size", "context_length_tokens", "vocab_size"]
 OFFICIAL = "official"
@@ -36,6 +39,9 @@ def draw(records: pd.DataFrame) -> Figure:
         records: ``training_step`` records of one suite; what was measured on one GPU alone is left out
             where there is more.
     """
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullLocator
+
     ours = of_linear(records)
     grown = ours.groupby(SETTING)["ranks"].transform("max") > 1
     ours = ours[grown] if grown.any() else ours
@@ -105,6 +111,18 @@ def _against(row, ours: pd.DataFrame) -> str:
     ratio = ours.loc[same, "throughput_tokens_per_s"].squeeze() / row.throughput_tokens_per_s
     setting = _in_words(tuple(getattr(row, name) for name in SETTING))
     return f"{ratio:.2f} times its rate ({setting}, {row.method})"
+
+
+ITEMS = (
+    Item(
+        "figure_scaling",
+        "Training on several GPUs",
+        ("training_step",),
+        ours=True,
+        extra=True,
+        aliases=("figure-scaling",),
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import math
 import pandas as pd
 
 from acp_repro.common import statistics
-from acp_repro.papers.acp.claims import TASKS_P_VALUE
 from acp_repro.papers.acp.evaluation.catalogue import COLUMNS
 from acp_repro.papers.acp.evaluation.comparison import is_perplexity, shown
 
@@ -21,6 +20,8 @@ from . import models
 
 SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
+TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
+ONE_PAIR = "one pair of trainings: another may differ as much"
 SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
 
 

@@ -7,6 +7,10 @@ import math
 import numpy as np
 import pandas as pd
 
+from ..verdict import Status, Verdict
+
+APPENDIX_A = "Appendix A: the pruned weights of a row sum to less than epsilon"
+MARGINAL_POINTS = 5.0  # a difference of savings that counts as marginal or negligible
 # Behind a number that stands on a dotted line, so that the line does not cross it.
 CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 
@@ -51,3 +55,22 @@ def power_of_ten(value: float) -> str:
     digit, exponent = f"{value:.0e}".split("e")
     power = f"10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
     return power if digit == "1" else f"{digit}·{power}"
+
+
+def mass_below(mass: pd.Series, log_epsilon: pd.Series) -> Verdict:
+    """Met if no row loses epsilon. Rows without a pruned block have no mass and say nothing."""
+    has = mass.notna()
+    if not has.any():
+        return Verdict(Status.UNDECIDED, "nothing is pruned")
+    log_mass = mass[has].map(lambda m: math.log(m) if m > 0 else -math.inf)
+    margin = log_epsilon[has] - log_mass
+    nearest = margin.idxmin()
+    found, bound = power_in_latex(mass[nearest]), power_in_latex(math.exp(log_epsilon[nearest]))
+    return Verdict.of(bool((margin > 0).all()), f"nearest: {found} where the bound is {bound}")
+
+
+def power_in_latex(value: float) -> str:
+    """3.1e-11 -> "$3.1 \\times 10^{-11}$"."""
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"${digits} \\times 10^{{{int(exponent)}}}$"
+

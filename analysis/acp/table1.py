@@ -1,21 +1,274 @@
-"""Table 1: downstream tasks with and without ACP, FoX (Pro) (Section 4.2)."""
+"""Tables 1 and 3: downstream tasks of paired runs, with standard errors and verdicts, beside the paper's."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from .. import drawing
-from . import downstream
+from acp_repro.chain.paper import Claim, Item
+from acp_repro.common.statistics import LEVEL
+from acp_repro.papers.acp.evaluation.catalogue import COLUMNS, PAPER_TASKS, Column
+from acp_repro.papers.acp.evaluation.local_files import FILES
+
+from .. import drawing, style
+from ..tables import one_each
+from ..verdict import Status, Verdict
+from . import models, paired
+
+_SHOWN_VERDICT = {paired.SAME: "", paired.AS_RUNS: " (as runs)", paired.DIFFERS: " **differs**"}
+_VALUES = [
+    *("row", "size", "context_length_tokens", "method", "seed", "task", "metric"),
+    *("value", "standard_error", "items", "p_value", "adjusted_p_value", "verdict"),
+]
 
 
-def tabulate(lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> drawing.Table:
-    """See :func:`downstream.tabulate`."""
-    return downstream.tabulate("table1", lm_eval, lm_eval_items)
+def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> drawing.Table:
+    """One row per run, below each pair its difference, below all the paper's rows.
+
+    Args:
+        item: ``table1`` or ``table3``, whose numbers of the paper are shown.
+        lm_eval, lm_eval_items: records of the runs.
+    """
+    columns = [column for column in COLUMNS if column.task in set(lm_eval["task"])]
+    ours, apart, paper = _ours(lm_eval), _differences(lm_eval_items), _paper(item, columns)
+    values = pd.concat([t for t in (ours, apart, paper) if len(t)], ignore_index=True).reindex(
+        columns=_VALUES
+    )
+    one_each(values, [*_VALUES[:7]], item)
+    with_average = any(column.quantity for column in columns)
+    several_seeds = ours["seed"].nunique() > 1
+    rows = []
+    keys = ["row", "size", "context_length_tokens", "seed", "method"]
+    for key, found in _in_order(values).groupby(keys, sort=False, dropna=False):
+        kind, size, length, seed, method = key
+        name = f"{size}, {style.length_label(int(length))}, {_METHODS[method]}"
+        name += f", seed {int(seed)}" if several_seeds and kind != "paper" else ""
+        name += " (paper)" if kind == "paper" else ""
+        by_column = found.set_index(["task", "metric"])
+        cells = {column.header: _cell(by_column, column) for column in columns}
+        if with_average:
+            cells["Avg ↑"] = _average(by_column, columns, kind)
+        rows.append({"model": name} | cells)
+    return drawing.Table(pd.DataFrame(rows), values)
+
+
+_METHODS = {"acp": "ACP", "exact": "exact", "acp - exact": "ACP − exact"}
+
+
+def _ours(records: pd.DataFrame) -> pd.DataFrame:
+    method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
+    return records.assign(row="measured", method=method)[_VALUES[:10]]
+
+
+def _differences(records: pd.DataFrame) -> pd.DataFrame:
+    table = paired.differences(records).rename(columns={"difference": "value"})
+    return table.assign(row="measured", method="acp - exact").reindex(columns=_VALUES)
+
+
+def _paper(item: str, columns: list[Column]) -> pd.DataFrame:
+    table = models.PUBLISHED.table.query("item == @item and size.notna()").rename(columns={"low": "value"})
+    frames = [
+        table[table["quantity"] == column.quantity].assign(
+            row="paper", task=column.task, metric=column.metric, value=lambda t, c=column: _shares(t, c)
+        )
+        for column in columns
+        if column.quantity
+    ]
+    return pd.concat(frames).reindex(columns=_VALUES) if frames else pd.DataFrame(columns=_VALUES)
+
+
+def _shares(table: pd.DataFrame, column: Column) -> pd.Series:
+    """The paper prints accuracies in percent."""
+    return table["value"] / 100 if column.is_accuracy else table["value"]
+
+
+def _in_order(values: pd.DataFrame) -> pd.DataFrame:
+    """By size and length as they come, each pair with ACP, exact, difference; the paper's last."""
+    sizes = {size: place for place, size in enumerate(dict.fromkeys(values["size"]))}
+    places = {
+        "row": lambda column: column == "paper",
+        "size": lambda column: column.map(sizes),
+        "method": lambda column: column.map(list(_METHODS).index),
+    }
+    keys = ["row", "size", "context_length_tokens", "seed", "method"]
+    return values.sort_values(
+        keys, key=lambda column: places.get(column.name, lambda same: same)(column), kind="stable"
+    )
+
+
+def _cell(found: pd.DataFrame, column: Column) -> str:
+    key = (column.task, column.metric)
+    if key not in found.index:
+        return "–"
+    row = found.loc[key]
+    factor, digits = (100, 1) if column.is_accuracy else (1, 2)
+    if row["method"] == "acp - exact":
+        verdict = _SHOWN_VERDICT[row["verdict"]]
+        return f"{factor * row['value']:+.{digits}f}".replace("-", "−") + verdict
+    error = "" if pd.isna(row["standard_error"]) else f" ± {factor * row['standard_error']:.{digits}f}"
+    digits = digits if error else 2
+    return f"{factor * row['value']:.{digits}f}{error}"
+
+
+def _average(found: pd.DataFrame, columns: list[Column], kind: str) -> str:
+    keys = [(column.task, column.metric) for column in columns if column.is_accuracy and column.quantity]
+    values = found.reindex(keys)["value"]
+    if values.isna().any() or (found["method"] == "acp - exact").any():
+        return "" if (found["method"] == "acp - exact").any() else "–"
+    return f"{100 * values.mean():.2f}"
 
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    table = tabulate(found.records["lm_eval"], found.records["lm_eval_items"])
-    return table, downstream.caption(found, "pro")
+    table = tabulate(found.item.name, found.records["lm_eval"], found.records["lm_eval_items"])
+    return table, caption(found)
+
+
+def caption(found: drawing.Found) -> str:
+    """What is in the table, what it lacks of the paper's, and how its verdicts come about."""
+    records = found.records["lm_eval"]
+    tasks = set(records["task"])
+    lacking = [task for task in PAPER_TASKS if task not in tasks]
+    notes = [
+        f"{task}: {FILES[task].note}" for task in PAPER_TASKS if _is_local(records, task) and FILES[task].note
+    ]
+    counts = {task: int(items) for task, items in records.groupby("task")["items"].max().items()}
+    whole = all(counts[task] == FILES[task].items for task in tasks & set(FILES))
+    model = models.ARCHITECTURES[found.runs[0].architecture]
+    text = [
+        f"**{found.item.label}.** Downstream tasks of {model} by the LM Evaluation "
+        f"Harness (lm-eval {', '.join(sorted(records['harness_version'].astype(str).unique()))}), without "
+        'examples in the prompt. Accuracies are in percent; "acc-n" is that of log-likelihoods normalised by '
+        'length, "ppl" perplexity. ± is the standard error of sampling items.'
+    ]
+    if not tasks & set(PAPER_TASKS):
+        text.append(
+            "These are not the paper's tasks but two of ours from the book that comes with the project: the "
+            "perplexity of a word of its pages, and the last word of passages in which it occurred before."
+        )
+    elif lacking:
+        why = "; SciQ's file lacks the wrong answers" if "sciq" in lacking else ""
+        text.append(
+            f"Left out: {', '.join(lacking)}{why}. The averages, the paper's too, are of what is shown."
+        )
+    if notes:
+        text.append(f"Prompts from local files differ from the Hub's in {'; '.join(notes)}.")
+    if not whole or not tasks & set(PAPER_TASKS):
+        text.append(f"Items: {', '.join(f'{task} {count:,}' for task, count in counts.items())}.")
+    if records["truncated_requests"].any():
+        text.append(
+            f"{int(records['truncated_requests'].sum()):,} requests were longer than their model's context "
+            "and lost their beginning."
+        )
+    if records["begins_with_bos"].isna().any():
+        runs = ", ".join(dict.fromkeys(records.loc[records["begins_with_bos"].isna(), "run"]))
+        text.append(
+            "Measured before prompts began with BOS, as text does in training and in the authors' evaluation:"
+            f" {runs}. There only the perplexities of whole pages have it."
+        )
+    if len(_differences(found.records["lm_eval_items"])):
+        text.append(
+            "Differences of paired runs are tested item by item (McNemar's exact test; sign permutations for "
+            "log-likelihoods) with Holm's correction; only what chance does not explain is called different, "
+            "and not where two seeds of one setting, or without such the paper's own pairs, differ as much "
+            "(as runs)."
+        )
+    return "\n".join([*text, style.provenance(records)])
+
+
+def _is_local(records: pd.DataFrame, task: str) -> bool:
+    sources = set(records.loc[records["task"] == task, "source"])
+    return bool(sources - {"hub"})
+
+
+# --- what the paper says of them ------------------------------------------------------------------------
+
+
+def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
+    """Met if pairs of trainings rule out, in every column that tells anything, a mean difference as large as
+    the paper's own pairs have; missed if they show one that is larger, for the worse or for the better."""
+    table = paired.differences(lm_eval_items)
+    if table.empty:
+        return Verdict(Status.UNDECIDED, "no run is measured together with its exact pair")
+    pairs = len(table[[*paired.SETTING, "seed"]].drop_duplicates())
+    if pairs < 2:
+        return Verdict(Status.UNDECIDED, paired.ONE_PAIR)
+    columns, guessed = paired.equivalences(table)
+    if columns.empty:
+        why = f"the exact models guess in every column ({guessed})" if guessed else "no column of the paper's"
+        return Verdict(Status.UNDECIDED, why)
+    within, beyond = columns["p_value"] < LEVEL, columns["adjusted_beyond_p_value"] < LEVEL
+    counts = f"{within.sum()} of {len(columns)} columns"
+    ours = f"{pairs} pairs: {counts} differ by less than the paper's own pairs"
+    for word, some in (("beyond", columns[beyond]), ("open", columns[~within & ~beyond])):
+        each = ", ".join(
+            f"{row.task} {row.metric} {row.mean:+.3f} [{row.low:+.3f}, {row.high:+.3f}], "
+            f"margin {row.margin:.3f}"
+            for row in some.itertuples(name="Row")
+        )
+        ours += f"; {word}: {each}" if each else ""
+    ours += f"; guessed: {guessed}" if guessed else ""
+    return Verdict.of(False if beyond.any() else True if within.all() else None, ours)
+
+
+def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
+    """Met if a column differs between two seeds of one setting beyond chance; else undecided."""
+    table = paired.between_seeds(lm_eval_items)
+    if table.empty:
+        return Verdict(Status.UNDECIDED, "no setting is measured with two seeds")
+    other = table[table["adjusted_p_value"] < paired.TASKS_P_VALUE]
+    counts = f"{len(other)} of {len(table)} metrics differ between two seeds"
+    each = "; ".join(
+        f"{row.size}, {style.length_label(row.context_length_tokens)}: {row.task} {row.metric} "
+        f"{row.first:.4g} and {row.second:.4g}"
+        for row in other.itertuples()
+    )
+    return Verdict.of(True if len(other) else None, f"{counts}: {each}" if each else counts)
+
+
+CLAIMS = (
+    Claim(
+        "ACP does not change downstream results",
+        "Section 4.2: the downstream task performances of models with and without ACP are similar",
+        "in every column two one-sided tests at 5 %, with the pair of trainings as the unit, show a mean "
+        "difference smaller than the largest of the paper's own pairs in that column; columns of accuracy in "
+        "which no exact model is better than guessing say nothing and are left out; it fails where the "
+        "opposite test shows more in a column (Holm's correction for all columns), and with one pair it "
+        "cannot be told",
+        ("lm_eval_items",),
+        tasks_match,
+    ),
+)
+SEEDS_DIFFER = Claim(
+    "Downstream results vary between seeds of one setting",
+    "Section 4.2, of Madaan et al. (2024): high variance across training runs",
+    "a column differs between two seeds of one setting by more than chance: a paired test over the same "
+    f"items gives p < {paired.TASKS_P_VALUE:g} after Holm's correction for all columns and settings; where "
+    "none does, it cannot be told",
+    ("lm_eval_items",),
+    seeds_differ,
+    item="table1",
+)
+
+QUANTITIES = ("lm_eval", "lm_eval_items")
+ITEMS = (
+    Item(
+        "table1",
+        "LM evaluation harness, FoX (Pro)",
+        QUANTITIES,
+        lambda suite: suite.evaluated("pro"),
+        "FoX (Pro) with ACP",
+        CLAIMS,
+        ("760M", 16384),
+    ),
+    Item(
+        "table3",
+        "LM evaluation harness, FoX (LLaMA)",
+        QUANTITIES,
+        lambda suite: suite.evaluated("llama"),
+        "FoX (LLaMA) with ACP",
+        CLAIMS,
+        ("760M", 16384),
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from acp_repro.chain.paper import Item
 from acp_repro.papers.acp.suite import FoXSuite
 
 from .. import drawing, style
@@ -55,6 +56,9 @@ batches of {style.count_label(training.batch_tokens)} and a warm-up over
 {style.count_label(training.warmup_tokens)}; in the paper, contexts of 4k, 8k and 16k, batches of 524k and a
 warm-up over 268M."""
     return tabulate(suite), caption
+
+
+ITEMS = (Item("table2", "Sizes"),)
 
 
 if __name__ == "__main__":

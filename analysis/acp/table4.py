@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
+from acp_repro.chain.paper import Claim, Item
+
 from .. import drawing, style
 from ..tables import one_each
-from . import models, statistics
+from ..verdict import Verdict, in_range
+from . import by_length, models, statistics
 
 COLUMNS = ["source", "size", "context_length_tokens", "search_ms", "attention_ms", "percent"]
 
@@ -52,6 +55,34 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
 boundary search takes in FoX (Pro), by context length $L$ and size; beside it, the paper's Table 4. A dash:
 not measured. {_batches(found, records)} {style.provenance(records)}"""
     return tabulate(records), caption
+
+
+def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:
+    """Met if every run spends on the search what the paper's range says; beyond if some spend less."""
+    table = by_length.in_order(statistics.search_share(attention_time))
+    low, high = models.PUBLISHED.range("table4", "boundary_search_share")
+    return in_range(table["percent"], low, high, by_length.listed(table, digits=1), less_is_better=True)
+
+
+ITEMS = (
+    Item(
+        "table4",
+        "Time spent on the boundary search",
+        ("attention_time",),
+        lambda suite: suite.with_acp("pro"),
+        "FoX (Pro) with ACP",
+        (
+            Claim(
+                "The boundary search is cheap",
+                "=boundary_search_share",
+                "at every size and context length it takes 2 to 6 % of the attention time",
+                ("attention_time",),
+                search_is_cheap,
+            ),
+        ),
+        ("760M", 16384),
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from acp_repro.chain.paper import Item
 from acp_repro.common.statistics import interval
 
 from .. import drawing, style
@@ -96,6 +97,18 @@ would not show one of less than some nats."""
 def _both(table: pd.DataFrame, column: str, form: str) -> pd.Series:
     acp, exact = (table[column.format(method)].map(form.format) for method in needle_statistics.METHODS)
     return acp + " / " + exact
+
+
+ITEMS = (
+    Item(
+        "tableA1",
+        "Every pair trained with needles",
+        ("needle",),
+        lambda suite: suite.trained_with_needles,
+        "a pair that trains with needles (needle_share), with ACP and exact",
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

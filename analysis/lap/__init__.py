@@ -1,1 +1,1 @@
-"""The figures, table and criteria of Learnable Attention Pruning."""
+"""The figures and the table of Learnable Attention Pruning, one file each."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each
+from ..verdict import Status, Verdict
 from . import models
+from .table_scores import gated
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = {"soft": "#0072B2", "straight_through": "#009E73", "hard_concrete": "#D55E00"}
 
@@ -19,6 +26,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``reconstruction`` records of gated runs.
     """
+    from matplotlib import pyplot as plt
+
     one_each(records, ["run", "decoding"], "figure_curve")
     figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES * 1.4, 3.2), layout="constrained")
     low = 0  # runs at the foot of the axes, whose names stand above each other
@@ -71,6 +80,43 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 {models.SOFT_RATIO}; the full point is the same weights with tokens really removed. Accuracy lost by
 removal: {gaps}. {style.provenance(records)}"""
     return draw(records), caption
+
+
+def lambda_compresses(reconstruction: pd.DataFrame) -> Verdict:
+    """Met if no larger lambda keeps more, among runs with hard concrete gates that differ in it alone."""
+    runs = gated(reconstruction, "removed")
+    runs = runs[runs["training_mask"] == "hard_concrete"]
+    groups = [group.sort_values("compression") for _, group in runs.groupby(["gate", "seed"])]
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
+        return Verdict(Status.UNDECIDED, "no two runs with hard concrete gates differ in lambda alone")
+    ours = "; ".join(
+        f"λ {r.compression:g}: {r.kept_ratio:.0%}" for group in groups for r in group.itertuples()
+    )
+    return Verdict.of(all((group["kept_ratio"].diff().dropna() <= 0).all() for group in groups), ours)
+
+
+CLAIMS = (
+    Claim(
+        "Lambda trades accuracy for compression",
+        "Section Loss Function: lambda controls how much we care about compression against accuracy",
+        "among runs with hard concrete gates and one seed, no larger lambda keeps more tokens",
+        ("reconstruction",),
+        lambda_compresses,
+    ),
+)
+
+ITEMS = (
+    Item(
+        "figure_curve",
+        "Accuracy against compression, soft and removed",
+        ("reconstruction",),
+        lambda suite: suite.gated,
+        "gates",
+        CLAIMS,
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

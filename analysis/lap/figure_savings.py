@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import side_by_side
+from ..verdict import Status, Verdict
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FASTER_BELOW = 0.5  # of the tokens kept
 PANELS = {
     "encoder_ms": "encoder: time",
     "decoder_ms": "decoder: time",
@@ -37,6 +44,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``removal_time`` records of one run.
     """
+    from matplotlib import pyplot as plt
+
     figure, axes = plt.subplots(
         2, 3, figsize=(style.PAGE_INCHES, 3.8), sharex=True, sharey=True, layout="constrained"
     )
@@ -71,6 +80,59 @@ cached. Peak memory is the most that either holds at once beside the weights, me
 from token to token: vectors, and their keys and values. {where}
 {style.provenance(records)}"""
     return draw(records), caption
+
+
+def encoder_saves(removal_time: pd.DataFrame) -> Verdict:
+    """Met if the encoder with removal is faster and smaller wherever few tokens are kept."""
+    return _saves(removal_time, "encoder_ms", "encoder_peak_bytes")
+
+
+def decoder_saves(removal_time: pd.DataFrame) -> Verdict:
+    """Met if the decoder with removal is faster and smaller wherever few tokens are kept."""
+    return _saves(removal_time, "decoder_ms", "decoder_peak_bytes", "memory_bytes")
+
+
+def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
+    worst = {}
+    for column in columns:
+        table, title = relative(removal_time, column), PANELS[column]
+        worst[title] = table.loc[table["kept_ratio"] <= FASTER_BELOW, "relative"].max()
+    ours = ", ".join(f"{title} at most {value:.2f} of that with masks" for title, value in worst.items())
+    if any(pd.isna(value) for value in worst.values()):
+        return Verdict(Status.UNDECIDED, "no kept share was that small")
+    return Verdict.of(all(value < 1 for value in worst.values()), ours)
+
+
+_EFFICIENT = "Section Conclusion: the model becomes more efficient"
+CLAIMS = (
+    Claim(
+        "Dropping tokens saves the encoder time and memory",
+        _EFFICIENT,
+        f"wherever at most {FASTER_BELOW:.0%} of the tokens are kept, the encoder with removal is faster "
+        "than with masks, and holds less at its peak",
+        ("removal_time",),
+        encoder_saves,
+    ),
+    Claim(
+        "Dropping tokens saves the decoder time and memory",
+        _EFFICIENT,
+        f"wherever at most {FASTER_BELOW:.0%} of the tokens are kept, the decoder with removal is faster "
+        "than with masks, and holds less, at its peak and from token to token",
+        ("removal_time",),
+        decoder_saves,
+    ),
+)
+
+ITEMS = (
+    Item(
+        "figure_savings",
+        "What removal saves",
+        ("removal_time",),
+        lambda suite: [suite.main_run],
+        claims=CLAIMS,
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Item
 
 from .. import drawing, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -18,6 +22,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``attribution`` records of one text.
     """
+    from matplotlib import pyplot as plt
+
     values = records.pivot(index="kept_position", columns="written_position", values="shap_nats")
 
     def words(position: str, token: str) -> list[str]:
@@ -47,6 +53,16 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 writes from memory alone, for the first of {len(matches)} held-out texts that {back}; {kept} of its
 {tokens} tokens are kept. Rows are in the order of the text. {style.provenance(records)}"""
     return draw(first), caption
+
+
+ITEMS = (
+    Item(
+        "figure_shap",
+        "Which vector each written word comes from",
+        ("attribution",),
+        lambda suite: [suite.main_run],
+    ),
+)
 
 
 if __name__ == "__main__":

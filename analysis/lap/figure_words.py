@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Item
 
 from .. import drawing, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GROUPINGS = {
     "kind": "part of text",
@@ -23,6 +27,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``kept_words`` records of one run.
     """
+    from matplotlib import pyplot as plt
+
     figure, axes = plt.subplots(
         1, len(GROUPINGS), figsize=(style.PAGE_INCHES, 2.2), sharey=True, layout="constrained"
     )
@@ -56,6 +62,17 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 all of them. Of the hundred most frequent tokens, least kept: {listed(ordered.head(6))}; most kept:
 {listed(ordered.tail(6))}. {style.provenance(records)}"""
     return draw(records), caption
+
+
+ITEMS = (
+    Item(
+        "figure_words",
+        "Which tokens are kept",
+        ("kept_words",),
+        lambda suite: [suite.main_run],
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """Everything that the report of a suite shows, from its paper's registry, its records and its figures.
 
-A paper's analysis may have a module ``criteria`` with the checks of its claims, and a module ``models`` that
-describes its models: ``run_cells(run)``, ``describe(suite)``, ``caveat(suite)``, ``scale(item, runs)``, and
-for REPRODUCTION.md ``shapes(runs)`` and ``at_paper_scale(item, runs)``.
+A paper's analysis may have a module ``models`` that describes its models: ``run_cells(run)``,
+``describe(suite)``, ``caveat(suite)``, ``scale(item, runs)``, and for REPRODUCTION.md ``shapes(runs)`` and
+``at_paper_scale(item, runs)``.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -24,7 +22,7 @@ from acp_repro.chain.suite import load_suite
 
 from ..published import published
 from ..tables import UnfitRecords
-from ..verdict import Status, Verdict
+from ..verdict import Status
 from .entries import Entry, Judgement, Report
 
 
@@ -42,7 +40,7 @@ def gather(name: str) -> Report:
         raise RecordError(
             f"no records in results/{suite.name}; make them with `make records SUITE={suite.option}`"
         )
-    models = optional_module(suite.paper, "models")
+    models = suite.paper.part("models")
     possible = [item for item in suite.paper.items if not item.missing]
     entries = [entry(item, suite, records, models) for item in possible]
     shown = tuple(e for e in entries if e.made or rules.is_usual(suite, e.item))
@@ -80,16 +78,6 @@ def of_item(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame]) -> di
         if table is not None and len(table):
             found[quantity.name] = table
     return found
-
-
-def optional_module(paper: Paper, name: str) -> ModuleType | None:
-    """A module of a paper's analysis, or None if it has none of that name."""
-    full = f"{paper.analysis}.{name}"
-    try:
-        found = importlib.util.find_spec(full)
-    except ModuleNotFoundError:  # the analysis is one module and no package
-        return None
-    return importlib.import_module(full) if found else None
 
 
 def entry(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], models: ModuleType | None) -> Entry:
@@ -131,7 +119,7 @@ def _steps(item: Item, suite: Suite) -> list[str]:
     measured = [quantity.name for quantity in quantities if not quantity.command]
     steps = [f"python -m acp_repro.measure {' '.join(measured)} --suite {suite.option}"] if measured else []
     steps += [quantity.command_for(suite.name) for quantity in quantities if quantity.command]
-    return [*steps, f"python -m {suite.paper.module_of(item)} --suite {suite.option}"]
+    return [*steps, f"python -m {suite.paper.draw_command(item)} --suite {suite.option}"]
 
 
 def judge(
@@ -145,16 +133,10 @@ def judge(
     if missing:
         return Judgement(claim, words, Status.MISSING, f"no records of {' or '.join(missing)}")
     try:
-        verdict = check_of(claim, suite.paper)(*(records[name] for name in claim.quantities))
+        verdict = claim.check(*(records[name] for name in claim.quantities))
     except UnfitRecords as error:
         return Judgement(claim, words, Status.MISSING, str(error))
     return Judgement(claim, words, verdict.status, verdict.ours)
-
-
-def check_of(claim: Claim, paper: Paper) -> Callable[..., Verdict]:
-    """What checks a claim: a function of ``criteria``, or of ``text_criteria`` for ``Paper.claims``."""
-    module = "text_criteria" if claim in paper.claims else "criteria"
-    return getattr(importlib.import_module(f"{paper.analysis}.{module}"), claim.check)
 
 
 def paper_words(claim: Claim, paper: Paper, item: Item | None = None) -> str:

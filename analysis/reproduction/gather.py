@@ -20,7 +20,7 @@ from acp_repro.chain.suite import load_suite, suite_names
 
 from .. import style
 from ..report.entries import Judgement
-from ..report.gather import all_records, check_of, judge, of_item, optional_module, paper_words, record_paths
+from ..report.gather import all_records, judge, of_item, paper_words, record_paths
 from ..verdict import Status, Verdict, Word
 
 TELLING = (Status.MET, Status.BEYOND, Status.SHORT, Status.MISSED)
@@ -108,7 +108,7 @@ def of_text(
     if claim.untested:
         verdict = Verdict(Status.UNDECIDED, claim.untested)
     elif claim.check:
-        verdict = check_of(claim, paper)()
+        verdict = claim.check()
     else:
         verdict = Verdict.of(not claim.refuted, claim.refuted or "a test shows it, whatever the model")
     proved = Word.PROVED if verdict.status is Status.MET else Word.of(verdict.status)
@@ -126,7 +126,7 @@ def of_records(
     """A claim that is judged on the records of ``judged_on``."""
     paper = suites[0].paper
     words = paper_words(claim, paper, judged_on)
-    models = optional_module(paper, "models")
+    models = paper.part("models")
     found = [
         evidence_of(claim, judged_on, suite, records[suite.name], models)
         for suite in suites

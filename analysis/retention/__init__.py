@@ -1,1 +1,1 @@
-"""Tables and figures of Adaptive Retention: one module each, `criteria`, and what the paper prints."""
+"""Tables and figures of Adaptive Retention: one file each, and what the paper prints."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
+from ..verdict import Verdict
 from . import models
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def bounds(records: pd.DataFrame) -> pd.DataFrame:
@@ -29,6 +35,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``slackness`` records; seeds of one setting share a row.
     """
+    from matplotlib import pyplot as plt
+
     table = bounds(records)
     key = ["dataset", "budget", "gates"]
     rows = list(dict.fromkeys(table[key].itertuples(index=False, name=None)))
@@ -63,6 +71,43 @@ in place of the unknown least one; under the grey line the bound holds. A model 
 masks minimises another loss than the soft one, so the bound need not hold there.
 {style.provenance(records)}"""
     return draw(records), caption
+
+
+def slack_bounded(slackness: pd.DataFrame) -> Verdict:
+    table = bounds(slackness)
+    beyond = table[table["weighted_slack_nats"] > table["gap_nats"]]
+    words = f"it holds for {len(table) - len(beyond)} of {len(table)} gates"
+    if len(beyond):
+        worst = beyond.loc[(beyond["weighted_slack_nats"] - beyond["gap_nats"]).idxmax()]
+        words += (
+            f"; in {worst['run']} lambda A is {worst['weighted_slack_nats']:.3f} and the gap "
+            f"{worst['gap_nats']:.3f} nats, so the trained model is no minimiser of the Lagrangian"
+        )
+    return Verdict.of(beyond.empty, words)
+
+
+CLAIMS = (
+    Claim(
+        "The slack is bounded by the gap over lambda",
+        "Appendix C (and G): A <= (F* - E[L]) / lambda",
+        "in every model, lambda times the slack is at most the loss with top-M less the loss with soft "
+        "gates; top-M is feasible, so F* is no larger",
+        ("slackness",),
+        slack_bounded,
+    ),
+)
+
+ITEMS = (
+    Item(
+        "figureC",
+        "Slack of the budget",
+        ("slackness",),
+        lambda suite: suite.adaptive,
+        "Adaptive Retention",
+        CLAIMS,
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

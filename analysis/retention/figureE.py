@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
+from ..verdict import Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+SLOPE_WITHIN = 0.05
 
 
 def slope(records: pd.DataFrame) -> float:
@@ -21,6 +31,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``variance`` records.
     """
+    from matplotlib import pyplot as plt
+
     table = records.sort_values("batch_samples")
     figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
     first = table["gradient_variance"].iloc[0]
@@ -36,6 +48,24 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**Figure E.** Variance of the mean of B gradients through relaxed gates, each from
 {records["repeats"].max():,} repeats; Appendix E bounds it by C/B. {style.provenance(records)}"""
     return draw(records), caption
+
+
+def variance_falls(variance: pd.DataFrame) -> Verdict:
+    found = slope(variance)
+    return Verdict.of(math.isclose(found, -1, abs_tol=SLOPE_WITHIN), f"slope {found:.3f}")
+
+
+CLAIMS = (
+    Claim(
+        "The variance falls as 1/B",
+        "Appendix E: var <= C / B",
+        f"the slope of log variance against log B is -1, within {SLOPE_WITHIN:g}",
+        ("variance",),
+        variance_falls,
+    ),
+)
+
+ITEMS = (Item("figureE", "Variance of the gradient", ("variance",), claims=CLAIMS, ours=True),)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each
+from ..verdict import Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -16,6 +22,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``complexity`` records.
     """
+    from matplotlib import pyplot as plt
+
     table = one_each(records, ["kept_tokens"], "figureH").sort_values("kept_tokens")
     share = table["kept_tokens"] / table["tokens"]
     figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
@@ -33,6 +41,28 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 with M of {records["tokens"].max()} tokens kept at random, over that with all tokens.
 {style.provenance(records)}"""
     return draw(records), caption
+
+
+def complexity_bounded(complexity: pd.DataFrame) -> Verdict:
+    over = complexity["complexity_ratio"] / complexity["claimed_ratio"]
+    off = (complexity["complexity_ratio"] / complexity["root_ratio"] - 1).abs().max()
+    words = (
+        f"up to {over.max():.1f} times the claimed M/T; within {100 * off:.0f} % of the square root of M/T"
+    )
+    return Verdict.of((over <= 1.01).all(), words)
+
+
+CLAIMS = (
+    Claim(
+        "The complexity of a pruned class falls as M/T",
+        "Appendix H: R(masked) <= (M/T) R(full)",
+        "for a linear class the measured ratio is at most M/T at every M",
+        ("complexity",),
+        complexity_bounded,
+    ),
+)
+
+ITEMS = (Item("figureH", "Complexity of a pruned class", ("complexity",), claims=CLAIMS, ours=True),)
 
 
 if __name__ == "__main__":

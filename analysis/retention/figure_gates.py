@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+
+from acp_repro.chain.paper import Item
 
 from .. import drawing, style
 from . import models
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLUMNS = 3
 
@@ -20,6 +24,8 @@ def draw(records: pd.DataFrame) -> Figure:
     Args:
         records: ``pruned_dense`` records; points are means over seeds.
     """
+    from matplotlib import pyplot as plt
+
     tasks = list(dict.fromkeys(records["dataset"]))
     columns = min(_COLUMNS, len(tasks))
     rows = -(-len(tasks) // columns)
@@ -59,6 +65,18 @@ block, after it, or after the last block, where nothing is saved. The paper's te
 table of random pruning loses 3.7 and 8.1 points on SST-2, so its gate must stand where tokens still matter.
 {style.provenance(records)}"""
     return draw(records), caption
+
+
+ITEMS = (
+    Item(
+        "figure_gates",
+        "Where the gate stands",
+        ("pruned_dense",),
+        lambda suite: suite.dense,
+        "a dense model",
+        ours=True,
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
+from acp_repro.chain.paper import Claim, Item
+
 from .. import drawing, style
 from ..tables import one_each
+from ..verdict import Verdict
 from . import models
 
 
@@ -44,6 +47,37 @@ layers, attention and scorer, by the formula of `acp_repro.retention.cost`, and 
 them. Appendix I gives dense attention O(T² d) of memory; its matrix is T² a head, so the bytes of that
 function have no d. {style.provenance(records)}"""
     return tabulate(records), caption
+
+
+def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
+    table = speed[speed["method"] == "ar"].copy()
+    table["ratio"] = table["dense_batch_ms"] / table["batch_ms"]
+    key = ["dataset", "backbone", "budget", "gates"]
+    lines = [line.sort_values("length_tokens") for _, line in table.groupby(key)]
+    words = "; ".join(
+        f"{line['dataset'].iloc[0]}, {line['gates'].iloc[0].replace('_', ' ')}, "
+        f"{100 * line['budget'].iloc[0]:g} %: "
+        + ", ".join(f"{x:.2f}x at {n:,}" for n, x in zip(line["length_tokens"], line["ratio"], strict=True))
+        for line in lines
+    )
+    lines = [line for line in lines if len(line) > 1]
+    if not lines:
+        return Verdict.of(None, words or "not timed at two lengths")
+    met = all((line["ratio"] >= 1).all() and line["ratio"].is_monotonic_increasing for line in lines)
+    return Verdict.of(met, words)
+
+
+CLAIMS = (
+    Claim(
+        "Attention over M tokens costs M² instead of T²",
+        "Appendix I: O(M² d) against O(T² d)",
+        "on every task with at least two lengths: never slower than dense, and faster the longer the text",
+        ("speed",),
+        saves_more_when_longer,
+    ),
+)
+
+ITEMS = (Item("tableI", "FLOPs and time", ("speed",), lambda suite: suite.timed(), claims=CLAIMS, ours=True),)
 
 
 if __name__ == "__main__":

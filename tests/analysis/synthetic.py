@@ -10,15 +10,15 @@ from tests.suites import YAML, write_suite
 FACTS = {"device": "a processor", "dtype": "float32", "trained_tokens": 1536}
 
 
-def draw(module, suite: str = "mini") -> str:
-    """``python -m MODULE --suite SUITE`` in this process; the caption in one line."""
-    path = drawing.draw(suite, module.__name__, module.make)
+def draw(item: str, suite: str = "mini") -> str:
+    """``make ITEM SUITE=SUITE`` in this process, from records that are there; the caption in one line."""
+    path = drawing.draw(suite, item)
     return " ".join(path.with_suffix(".md").read_text().split())
 
 
-def command(monkeypatch, capsys, module: str, suite: str = "mini") -> tuple[int, str]:
-    """The exit code of an item's command line, and what it says on standard error."""
-    monkeypatch.setattr(sys, "argv", [module, "--suite", suite])
+def command(monkeypatch, capsys, module: str, suite: str = "mini", *item: str) -> tuple[int, str]:
+    """The exit code of a module's command line, and what it says on standard error."""
+    monkeypatch.setattr(sys, "argv", [module, *item, "--suite", suite])
     try:
         drawing.main(vars(sys.modules[module]))
     except SystemExit as end:

@@ -5,9 +5,24 @@ import math
 import pandas as pd
 import pytest
 
-from acp_repro.papers.acp.claims import LOSS_WITHIN_NATS
-from acp_repro.papers.acp.paper import ITEMS
-from analysis.acp import criteria, models, paired, statistics, text_criteria
+from acp_repro.papers.acp.paper import PAPER
+from analysis.acp import (
+    figure2,
+    figure3,
+    figure4,
+    figure5,
+    figure6,
+    figure7,
+    figureA1,
+    figureA2,
+    figureA3,
+    figureA5,
+    figure_decode,
+    models,
+    paired,
+    statistics,
+    table4,
+)
 from analysis.tables import UnfitRecords
 from analysis.verdict import Status, in_range
 
@@ -47,25 +62,25 @@ def blocks(*pruned: int, lengths=(512, 1024), size: str = "a") -> pd.DataFrame:
 
 
 def test_pruned_at_longest_looks_at_the_longest_context_of_every_size():
-    verdict = criteria.pruned_at_longest(blocks(10, 70))
+    verdict = figure2.pruned_at_longest(blocks(10, 70))
     assert verdict.status is MET and verdict.ours == "a: 70 % at 1k"
-    more = criteria.pruned_at_longest(pd.concat([blocks(10, 70), blocks(60, 81, size="b")]))
+    more = figure2.pruned_at_longest(pd.concat([blocks(10, 70), blocks(60, 81, size="b")]))
     assert more.status is BEYOND
     assert more.ours == "a: 70 % at 1k; b: 81 % at 1k (81 % is above the range of 60 to 80 %)"
     # One that prunes too little is not made up for by one that prunes more.
-    less = criteria.pruned_at_longest(pd.concat([blocks(70, 10), blocks(60, 81, size="b")]))
+    less = figure2.pruned_at_longest(pd.concat([blocks(70, 10), blocks(60, 81, size="b")]))
     assert less.status is SHORT
-    assert criteria.pruned_at_longest(blocks(70, 0)).status is MISSED
+    assert figure2.pruned_at_longest(blocks(70, 0)).status is MISSED
     assert "(10 % is below the range of 60 to 80 % and 81 % is above" in less.ours
 
 
 def test_growth_needs_two_lengths_and_every_size():
-    assert criteria.savings_grow(blocks(50, 60)).status is MET
-    assert criteria.savings_grow(blocks(60, 60)).status is MISSED
-    assert criteria.savings_grow(pd.concat([blocks(50, 60), blocks(60, 50, size="b")])).status is MISSED
-    assert criteria.savings_grow(blocks(50)).status is UNDECIDED
+    assert figure2.savings_grow(blocks(50, 60)).status is MET
+    assert figure2.savings_grow(blocks(60, 60)).status is MISSED
+    assert figure2.savings_grow(pd.concat([blocks(50, 60), blocks(60, 50, size="b")])).status is MISSED
+    assert figure2.savings_grow(blocks(50)).status is UNDECIDED
     # The order of the records does not matter.
-    assert criteria.savings_grow(blocks(60, 50, lengths=(1024, 512))).status is MET
+    assert figure2.savings_grow(blocks(60, 50, lengths=(1024, 512))).status is MET
 
 
 def both_methods(column: str, acp: float, exact: float) -> pd.DataFrame:
@@ -74,33 +89,33 @@ def both_methods(column: str, acp: float, exact: float) -> pd.DataFrame:
 
 def test_time_and_throughput():
     times = both_methods("forward_ms", 1.0, 2.0).assign(backward_ms=0.0)
-    assert criteria.time_saved(times).status is MET and "50 % at 512" in criteria.time_saved(times).ours
+    assert figure2.time_saved(times).status is MET and "50 % at 512" in figure2.time_saved(times).ours
     times = both_methods("forward_ms", 1.1, 2.0).assign(backward_ms=0.0)
-    assert criteria.time_saved(times).status is SHORT
+    assert figure2.time_saved(times).status is SHORT
     slower = both_methods("forward_ms", 2.1, 2.0).assign(backward_ms=0.0)
-    assert criteria.time_saved(slower).status is MISSED
+    assert figure2.time_saved(slower).status is MISSED
     times = both_methods("forward_ms", 0.58, 2.0).assign(backward_ms=0.0)
-    assert criteria.time_saved(times).status is BEYOND
+    assert figure2.time_saved(times).status is BEYOND
     speed = both_methods("throughput_tokens_per_s", 120.0, 100.0)
-    assert criteria.throughput_gained(speed).status is MET
-    assert criteria.throughput_gained(speed).ours == "a: +20 % at 512"
-    fast = criteria.throughput_gained(both_methods("throughput_tokens_per_s", 207.0, 100.0))
+    assert figure2.throughput_gained(speed).status is MET
+    assert figure2.throughput_gained(speed).ours == "a: +20 % at 512"
+    fast = figure2.throughput_gained(both_methods("throughput_tokens_per_s", 207.0, 100.0))
     assert fast.status is BEYOND and "107 % is above the range of 10 to 40 %" in fast.ours
-    assert criteria.throughput_gained(both_methods("throughput_tokens_per_s", 109.0, 100.0)).status is SHORT
-    assert criteria.throughput_gained(both_methods("throughput_tokens_per_s", 99.0, 100.0)).status is MISSED
-    assert criteria.gains_grow(speed).status is UNDECIDED
+    assert figure2.throughput_gained(both_methods("throughput_tokens_per_s", 109.0, 100.0)).status is SHORT
+    assert figure2.throughput_gained(both_methods("throughput_tokens_per_s", 99.0, 100.0)).status is MISSED
+    assert figure2.gains_grow(speed).status is UNDECIDED
     search = both_methods("forward_ms", 50.0, 90.0).assign(backward_ms=50.0)
-    assert criteria.search_is_cheap(search.assign(boundary_search_ms=6.0)).status is MET
-    assert criteria.search_is_cheap(search.assign(boundary_search_ms=6.1)).status is MISSED
-    assert criteria.search_is_cheap(search.assign(boundary_search_ms=1.9)).status is BEYOND
+    assert table4.search_is_cheap(search.assign(boundary_search_ms=6.0)).status is MET
+    assert table4.search_is_cheap(search.assign(boundary_search_ms=6.1)).status is MISSED
+    assert table4.search_is_cheap(search.assign(boundary_search_ms=1.9)).status is BEYOND
 
 
 def test_the_words_of_a_criterion_give_the_range_that_is_checked():
-    words = {claim.check: claim.holds_if for item in ITEMS for claim in item.claims}
+    words = {claim.check: claim.holds_if for item in PAPER.items for claim in item.claims}
     for check, item, quantity in (
-        ("time_saved", "figure2", "attention_time_reduction"),
-        ("throughput_gained", "figure2", "throughput_gain"),
-        ("search_is_cheap", "table4", "boundary_search_share"),
+        (figure2.time_saved, "figure2", "attention_time_reduction"),
+        (figure2.throughput_gained, "figure2", "throughput_gain"),
+        (table4.search_is_cheap, "table4", "boundary_search_share"),
     ):
         low, high = models.PUBLISHED.range(item, quantity)
         assert f"{low:g} to {high:g} %" in words[check]
@@ -117,7 +132,7 @@ def test_two_tolerances_are_never_averaged():
     )
     assert statistics.throughput_gain(grid)["acp"].tolist() == [200.0, 20.0]
     with pytest.raises(UnfitRecords, match="more than one record for size = a, context_length_tokens = 512"):
-        criteria.throughput_gained(grid)
+        figure2.throughput_gained(grid)
     twice = pd.concat([grid[:2], grid[:1]])
     with pytest.raises(
         UnfitRecords, match="throughput: more than one record for architecture = pro, .*= -10"
@@ -126,13 +141,13 @@ def test_two_tolerances_are_never_averaged():
     pruned = pd.concat([blocks(70), blocks(60).assign(log_pruning_tolerance=-1.0)])
     assert statistics.pruned_percent(pruned)["percent"].tolist() == [70.0, 60.0]
     with pytest.raises(UnfitRecords):
-        criteria.pruned_at_longest(pruned)
+        figure2.pruned_at_longest(pruned)
     with pytest.raises(UnfitRecords, match="pruned_ratio: more than one record"):
         statistics.pruned_percent(pd.concat([blocks(70), blocks(70)]))
     with pytest.raises(UnfitRecords, match="epsilon_sweep"):
-        criteria.default_nearly_optimal(sweep({-1: 0.7}).loc[[0, 0]])
+        figure7.default_nearly_optimal(sweep({-1: 0.7}).loc[[0, 0]])
     with pytest.raises(UnfitRecords, match="loss: more than one record"):
-        criteria.losses_match(pd.concat([losses((3.0, 3.0))] * 2))
+        figure3.losses_match(pd.concat([losses((3.0, 3.0))] * 2))
 
 
 def losses(*pairs: tuple[float, float]) -> pd.DataFrame:
@@ -147,27 +162,28 @@ def losses(*pairs: tuple[float, float]) -> pd.DataFrame:
 
 
 def test_losses_match_where_pairs_rule_out_the_papers_own_difference():
-    close = criteria.losses_match(losses((3.001, 3.0), (3.2, 3.2), (3.099, 3.1)))
+    close = figure3.losses_match(losses((3.001, 3.0), (3.2, 3.2), (3.099, 3.1)))
     assert close.status is MET
     # Errors 0.001 / sqrt(3), two degrees of freedom: 2.920 of them on either side.
     assert "mean +0.0000 [-0.0017, +0.0017]" in close.ours
     assert "+0.0010 (seed 0), +0.0000 (seed 1), -0.0010 (seed 2)" in close.ours
     # Of one pair nobody knows what the next would be, and seeds that differ by 0.2 make nothing easier.
-    one = criteria.losses_match(losses((3.0001, 3.0)))
+    one = figure3.losses_match(losses((3.0001, 3.0)))
     assert one.status is UNDECIDED and one.ours.startswith("one pair of trainings")
     noisy = losses((3.1, 3.0), (3.1, 3.1), (3.1, 3.2), (3.25, 3.1))
-    assert criteria.losses_match(noisy).status is UNDECIDED
+    assert figure3.losses_match(noisy).status is UNDECIDED
     # One pair far apart is not made up for by one that is far apart the other way, nor by an identical one.
-    assert criteria.losses_match(losses((3.25, 3.0), (3.1, 3.2), (3.1, 3.1))).status is UNDECIDED
-    assert criteria.losses_match(losses((3.02, 3.0), (3.021, 3.001))).status is MISSED
-    assert criteria.losses_match(losses((2.98, 3.0), (2.981, 3.001))).status is MISSED  # better is other, too
-    assert criteria.losses_match(losses((3.0, 3.0))[:1]).status is UNDECIDED
+    assert figure3.losses_match(losses((3.25, 3.0), (3.1, 3.2), (3.1, 3.1))).status is UNDECIDED
+    assert figure3.losses_match(losses((3.02, 3.0), (3.021, 3.001))).status is MISSED
+    better = figure3.losses_match(losses((2.98, 3.0), (2.981, 3.001)))
+    assert better.status is MISSED  # nor is that the same
+    assert figure3.losses_match(losses((3.0, 3.0))[:1]).status is UNDECIDED
 
 
 def test_the_margin_of_losses_is_no_more_than_the_papers_own_pairs():
     """A word is fewer than two tokens, so half of what they differ by in nats a word."""
     largest = paired.paper_gaps()["wikitext", "word_perplexity"]
-    assert 0.4 * largest < LOSS_WITHIN_NATS <= largest / 2
+    assert 0.4 * largest < figure3.LOSS_WITHIN_NATS <= largest / 2
 
 
 def heads(*ratios: float, layers=None, length: int = 640) -> pd.DataFrame:
@@ -192,22 +208,22 @@ def test_kinds_of_heads_are_relative_to_what_the_grid_allows():
     most = 36 / 55
     kinds = statistics.head_kinds(heads(most, 0.951 * most, 0.949 * most, 0.051 * most, 0.049 * most))
     assert kinds.tolist() == ["local", "local", "between", "between", "global"]
-    assert criteria.heads_bimodal(heads(most, most, 0.0, 0.3)).status is MET
-    assert criteria.heads_bimodal(heads(most, most, 0.3)).status is MISSED  # no global head
-    assert criteria.heads_bimodal(heads(most, 0.0, 0.3, 0.3)).status is MISSED  # as many between
-    assert criteria.most_heads_local(heads(most, most, 0.3)).status is MET
-    assert criteria.most_heads_local(heads(most, 0.3)).ours == "1 of 2 heads"
-    assert criteria.most_heads_local(heads(most, 0.3)).status is MISSED
+    assert figure4.heads_bimodal(heads(most, most, 0.0, 0.3)).status is MET
+    assert figure4.heads_bimodal(heads(most, most, 0.3)).status is MISSED  # no global head
+    assert figure4.heads_bimodal(heads(most, 0.0, 0.3, 0.3)).status is MISSED  # as many between
+    assert figure4.most_heads_local(heads(most, most, 0.3)).status is MET
+    assert figure4.most_heads_local(heads(most, 0.3)).ours == "1 of 2 heads"
+    assert figure4.most_heads_local(heads(most, 0.3)).status is MISSED
     # Two by two blocks: nothing can be pruned.
-    assert criteria.heads_bimodal(heads(0.0, length=128)).status is UNDECIDED
+    assert figure4.heads_bimodal(heads(0.0, length=128)).status is UNDECIDED
 
 
 def test_first_layers():
     most = 36 / 55
-    assert criteria.first_layers_local(heads(most, most, 0.1, layers=[0, 1, 2])).status is MET
-    verdict = criteria.first_layers_local(heads(most, 0.1, most, layers=[0, 1, 2]))
+    assert figure5.first_layers_local(heads(most, most, 0.1, layers=[0, 1, 2])).status is MET
+    verdict = figure5.first_layers_local(heads(most, 0.1, most, layers=[0, 1, 2]))
     assert verdict.status is MISSED and verdict.ours == "1 of 1 in layer 0, 0 of 1 in layer 1"
-    assert criteria.first_layers_local(heads(most, most, layers=[0, 1])).status is UNDECIDED
+    assert figure5.first_layers_local(heads(most, most, layers=[0, 1])).status is UNDECIDED
 
 
 def test_layers_match_the_model_as_far_as_their_heads_can_tell():
@@ -219,7 +235,7 @@ def test_layers_match_the_model_as_far_as_their_heads_can_tell():
         drawn = [[kind for kind, n in zip(kinds, layer, strict=True) for _ in range(n)] for layer in layers]
         ratios = [most, most, *(kinds[kind] for layer in drawn for kind in layer)]
         numbers = [0, 1, *(2 + i for i, layer in enumerate(drawn) for _ in layer)]
-        return text_criteria.layers_match_model(heads(*ratios, layers=numbers))
+        return figure5.layers_match_model(heads(*ratios, layers=numbers))
 
     assert model(*[(9, 1, 2)] * 10).status is MET
     # Ten layers of twelve heads drawn from one model: half of them lack a global head, and that is chance.
@@ -244,7 +260,7 @@ def test_throughput_falls_at_first_and_then_stays_level():
             for j in range(2)
             for layer in layers
         ]
-        return text_criteria.throughput_settles(pd.DataFrame(rows))
+        return figureA5.throughput_settles(pd.DataFrame(rows))
 
     level = [1000.0] * 5
     verdict = log(1200, 1100, 900, 1050, 1000, *level)
@@ -260,24 +276,24 @@ def test_a_local_head_prunes_most_and_a_global_one_nothing():
     most = 36 / 55
     table = heads(most, most, 0.0)
     table["pruned_blocks"] = [36, 36, 0]
-    verdict = text_criteria.local_and_global_heads(table)
+    verdict = figure5.local_and_global_heads(table)
     assert verdict.status is MET
     assert verdict.ours == "local heads prune 65.5 % of their blocks or more; 1 head prunes none"
     table["pruned_blocks"] = [36, 36, 1]
-    assert text_criteria.local_and_global_heads(table).status is MISSED
+    assert figure5.local_and_global_heads(table).status is MISSED
     none_local = heads(0.0, 0.1)
-    assert text_criteria.local_and_global_heads(none_local.assign(pruned_blocks=[0, 5])).status is UNDECIDED
+    assert figure5.local_and_global_heads(none_local.assign(pruned_blocks=[0, 5])).status is UNDECIDED
 
 
 def test_speedups_are_ratios_of_times():
     def times(acp):
         return both_methods("forward_ms", acp, 2.0).assign(backward_ms=0.0)
 
-    assert text_criteria.attention_sped_up(times(0.8)).status is MET
-    assert text_criteria.attention_sped_up(times(0.8)).ours == "a: 2.5 times at 512"
-    assert text_criteria.attention_sped_up(times(1.1)).status is SHORT
-    assert text_criteria.attention_sped_up(times(2.1)).status is MISSED
-    fast = text_criteria.attention_sped_up(times(0.5))
+    assert figure2.attention_sped_up(times(0.8)).status is MET
+    assert figure2.attention_sped_up(times(0.8)).ours == "a: 2.5 times at 512"
+    assert figure2.attention_sped_up(times(1.1)).status is SHORT
+    assert figure2.attention_sped_up(times(2.1)).status is MISSED
+    fast = figure2.attention_sped_up(times(0.5))
     assert fast.status is BEYOND and "4.0 times is above the range of 2 to 3 times" in fast.ours
 
 
@@ -285,9 +301,9 @@ def test_sparse_means_few_of_the_causal_entries():
     head = {"layer": 0, "head": 0}
     decay = table(*({**head, "position": i} for i in range(19)))  # 190 entries
     weights = table({**head, "query_position": 0, "key_position": 0})
-    verdict = text_criteria.weights_sparse(decay, weights)
+    verdict = figure6.weights_sparse(decay, weights)
     assert verdict.status is MET and verdict.ours == "0.53 % of the entries"
-    assert text_criteria.weights_sparse(decay, pd.concat([weights] * 2)).status is MISSED
+    assert figure6.weights_sparse(decay, pd.concat([weights] * 2)).status is MISSED
 
 
 def test_large_weights_left_of_the_boundary_are_counted():
@@ -299,8 +315,8 @@ def test_large_weights_left_of_the_boundary_are_counted():
     weights = table(
         {**head, "query_position": 0, "key_position": 0}, {**head, "query_position": 1, "key_position": 1}
     )
-    assert criteria.large_weights_kept(decay, weights).status is MET
-    verdict = criteria.large_weights_kept(decay, weights.assign(key_position=0))
+    assert figure6.large_weights_kept(decay, weights).status is MET
+    verdict = figure6.large_weights_kept(decay, weights.assign(key_position=0))
     assert verdict.status is MISSED and verdict.ours == "1 of 2 such weights are pruned"
 
 
@@ -310,42 +326,42 @@ def sweep(ratios: dict[float, float], **columns) -> pd.DataFrame:
 
 
 def test_epsilon():
-    assert criteria.savings_fall_with_epsilon(sweep({-1: 0.7, -10: 0.7, -40: 0.6})).status is MET
-    assert criteria.savings_fall_with_epsilon(sweep({-40: 0.7, -1: 0.6})).status is MISSED
-    assert criteria.savings_fall_with_epsilon(sweep({-40: 0.7, -1: 0.7})).status is MISSED
-    assert criteria.savings_fall_with_epsilon(sweep({-1: 0.7})).status is UNDECIDED
-    assert criteria.default_nearly_optimal(sweep({-1: 0.74, -10: 0.7})).status is MET
-    assert criteria.default_nearly_optimal(sweep({-1: 0.76, -10: 0.7})).status is MISSED
-    assert criteria.default_nearly_optimal(sweep({-1: 0.76, -5: 0.7})).status is UNDECIDED
+    assert figure7.savings_fall_with_epsilon(sweep({-1: 0.7, -10: 0.7, -40: 0.6})).status is MET
+    assert figure7.savings_fall_with_epsilon(sweep({-40: 0.7, -1: 0.6})).status is MISSED
+    assert figure7.savings_fall_with_epsilon(sweep({-40: 0.7, -1: 0.7})).status is MISSED
+    assert figure7.savings_fall_with_epsilon(sweep({-1: 0.7})).status is UNDECIDED
+    assert figure7.default_nearly_optimal(sweep({-1: 0.74, -10: 0.7})).status is MET
+    assert figure7.default_nearly_optimal(sweep({-1: 0.76, -10: 0.7})).status is MISSED
+    assert figure7.default_nearly_optimal(sweep({-1: 0.76, -5: 0.7})).status is UNDECIDED
     close = sweep({-1: 0.7, -10: 0.7, -40: 0.6}, loss_nats=[3.1, 3.0005, 3.0])
-    assert criteria.loss_unmoved(close).status is MET
-    assert criteria.loss_unmoved(close.assign(loss_nats=[3.0, 3.002, 3.0])).status is MISSED
-    assert criteria.loss_unmoved(close[:2]).status is UNDECIDED
+    assert figure7.loss_unmoved(close).status is MET
+    assert figure7.loss_unmoved(close.assign(loss_nats=[3.0, 3.002, 3.0])).status is MISSED
+    assert figure7.loss_unmoved(close[:2]).status is UNDECIDED
 
 
 def test_pruned_mass_against_its_bound():
     both = sweep({-1: 0.7, -10: 0.7}, largest_pruned_mass=[0.3, math.exp(-10.1)])
-    assert criteria.swept_mass_below_epsilon(both).status is MET
+    assert figure7.swept_mass_below_epsilon(both).status is MET
     # Over e^-10 = 4.5e-5, though far under e^-1.
-    over = criteria.swept_mass_below_epsilon(both.assign(largest_pruned_mass=[0.3, 1e-4]))
+    over = figure7.swept_mass_below_epsilon(both.assign(largest_pruned_mass=[0.3, 1e-4]))
     assert over.status is MISSED and r"$1.0 \times 10^{-4}$" in over.ours
     nothing = both.assign(largest_pruned_mass=[float("nan")] * 2)
-    assert criteria.swept_mass_below_epsilon(nothing).status is UNDECIDED
-    assert criteria.mass_below_epsilon(table({"largest_pruned_mass": 0.0})).status is MET
-    assert criteria.mass_below_epsilon(table({"largest_pruned_mass": 5e-5})).status is MISSED
+    assert figure7.swept_mass_below_epsilon(nothing).status is UNDECIDED
+    assert figureA1.mass_below_epsilon(table({"largest_pruned_mass": 0.0})).status is MET
+    assert figureA1.mass_below_epsilon(table({"largest_pruned_mass": 5e-5})).status is MISSED
 
 
 def test_blocks_and_long_contexts():
     sizes = table({"block_tokens": 32, "pruned_ratio": 0.74}, {"block_tokens": 64, "pruned_ratio": 0.7})
-    assert criteria.block_size_negligible(sizes).status is MET
-    assert criteria.block_size_negligible(sizes.assign(pruned_ratio=[0.76, 0.7])).status is MISSED
-    assert criteria.block_size_negligible(sizes[:1]).status is UNDECIDED
+    assert figureA2.block_size_negligible(sizes).status is MET
+    assert figureA2.block_size_negligible(sizes.assign(pruned_ratio=[0.76, 0.7])).status is MISSED
+    assert figureA2.block_size_negligible(sizes[:1]).status is UNDECIDED
     longer = table(
         {"evaluated_length_tokens": 1024, "pruned_ratio": 0.8},
         {"evaluated_length_tokens": 512, "pruned_ratio": 0.7},
     )
-    assert criteria.savings_grow_past_training(longer).status is MET
-    assert criteria.savings_grow_past_training(longer.assign(pruned_ratio=0.7)).status is MISSED
+    assert figureA3.savings_grow_past_training(longer).status is MET
+    assert figureA3.savings_grow_past_training(longer.assign(pruned_ratio=0.7)).status is MISSED
 
 
 @pytest.mark.parametrize(
@@ -364,8 +380,8 @@ def test_the_cache_shrinks_by_what_it_allocates():
         {**shape, "method": method, "kept_bytes": kept * 2**30, "allocated_bytes": allocated * 2**30}
         for method, (kept, allocated) in sides.items()
     ]
-    verdict = text_criteria.cache_shrinks(pd.DataFrame(rows))
+    verdict = figure_decode.cache_shrinks(pd.DataFrame(rows))
     assert verdict.status is MET
     assert verdict.ours == "GiB allocated, batch x prompt: 64 x 16k: 13.20 of 37.65"
     rows[0]["allocated_bytes"] = rows[1]["allocated_bytes"]
-    assert text_criteria.cache_shrinks(pd.DataFrame(rows)).status is MISSED
+    assert figure_decode.cache_shrinks(pd.DataFrame(rows)).status is MISSED

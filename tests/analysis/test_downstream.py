@@ -9,7 +9,7 @@ import pytest
 
 from acp_repro.papers.acp.evaluation.catalogue import COLUMNS
 from analysis import drawing, latex
-from analysis.acp import criteria, downstream, paired, table1, text_criteria
+from analysis.acp import paired, table1
 from analysis.tables import UnfitRecords
 from analysis.verdict import Status
 from tests.analysis import synthetic
@@ -59,16 +59,16 @@ def test_only_what_chance_does_not_explain_differs():
 
 def test_seeds_differ_where_chance_does_not_explain_it():
     one = pd.concat([items("acp", right(500)), items("acp", right(500), "boolq"), items("exact", right(510))])
-    assert text_criteria.seeds_differ(one).status == Status.UNDECIDED
+    assert table1.seeds_differ(one).status == Status.UNDECIDED
     same = pd.concat([one, items("acp", right(502), seed=1), items("acp", right(500), "boolq", seed=1)])
-    told = text_criteria.seeds_differ(same)
+    told = table1.seeds_differ(same)
     assert told.status == Status.UNDECIDED and told.ours == "0 of 2 metrics differ between two seeds"
     other = pd.concat([one, items("acp", right(540), seed=1), items("acp", right(500), "boolq", seed=1)])
-    told = text_criteria.seeds_differ(other)
+    told = table1.seeds_differ(other)
     assert told.status == Status.MET
     assert told.ours == "1 of 2 metrics differ between two seeds: 125M, 4k: piqa acc 0.5 and 0.54"
     with pytest.raises(UnfitRecords, match="at two seeds: not the same items"):
-        text_criteria.seeds_differ(pd.concat([one, items("acp", right(5, 10), seed=1)]))
+        table1.seeds_differ(pd.concat([one, items("acp", right(5, 10), seed=1)]))
 
 
 def test_without_a_second_seed_the_paper_s_own_pairs_say_what_runs_differ_by():
@@ -112,14 +112,14 @@ def pairs(task: str, *counts: tuple[int, int], metric: str = "acc") -> pd.DataFr
 def test_tasks_match_where_pairs_rule_out_what_the_papers_own_differ_by():
     # The paper's pairs differ by up to 2.13 points of winogrande (Table 3, 4k: 48.78 and 50.91).
     close = pairs("winogrande", (700, 701), (720, 718), (691, 690))
-    verdict = criteria.tasks_match(close)
+    verdict = table1.tasks_match(close)
     assert verdict.status == Status.MET
     assert verdict.ours == "3 pairs: 1 of 1 columns differ by less than the paper's own pairs"
     # One pair, though it were the same to the last item: nobody knows what the next would be.
-    one = criteria.tasks_match(pairs("winogrande", (700, 700)))
+    one = table1.tasks_match(pairs("winogrande", (700, 700)))
     assert one.status == Status.UNDECIDED and one.ours.startswith("one pair of trainings")
     # Not significantly apart, and far from the same.
-    noisy = criteria.tasks_match(pairs("winogrande", (700, 730), (720, 690)))
+    noisy = table1.tasks_match(pairs("winogrande", (700, 730), (720, 690)))
     assert noisy.status == Status.UNDECIDED
     assert noisy.ours == (
         "2 pairs: 0 of 1 columns differ by less than the paper's own pairs; open: winogrande acc +0.000 "
@@ -127,29 +127,29 @@ def test_tasks_match_where_pairs_rule_out_what_the_papers_own_differ_by():
     )
     for apart in (-60, 60):  # better is not the same, either
         far = [(700 + apart, 700), (690 + apart, 691), (720 + apart, 720)]
-        verdict = criteria.tasks_match(pairs("winogrande", *far))
+        verdict = table1.tasks_match(pairs("winogrande", *far))
         assert verdict.status == Status.MISSED and "beyond: winogrande acc" in verdict.ours
         mixed = pd.concat([close.assign(task="piqa"), pairs("winogrande", *far)])
-        assert criteria.tasks_match(mixed).status == Status.MISSED
+        assert table1.tasks_match(mixed).status == Status.MISSED
 
 
 def test_models_that_guess_show_nothing_of_tasks():
     """A coin is as good with ACP as without."""
     guessing = pairs("winogrande", (500, 500), (501, 501), (499, 499))
-    verdict = criteria.tasks_match(guessing)
+    verdict = table1.tasks_match(guessing)
     assert verdict.status == Status.UNDECIDED
     assert verdict.ours == "the exact models guess in every column (winogrande acc)"
     # BoolQ says yes to 62 %, so 60 % is a habit.
-    assert criteria.tasks_match(pairs("boolq", (600, 600), (600, 600))).status == Status.UNDECIDED
+    assert table1.tasks_match(pairs("boolq", (600, 600), (600, 600))).status == Status.UNDECIDED
     both = pd.concat([guessing, pairs("arc_easy", (400, 401), (410, 409), (405, 405))])
-    verdict = criteria.tasks_match(both)
+    verdict = table1.tasks_match(both)
     assert verdict.status == Status.MET and verdict.ours.endswith("; guessed: winogrande acc")
     assert {column.task for column in COLUMNS if column.is_accuracy and column.guess is None} == set()
 
 
 def test_tasks_are_not_judged_without_a_pair_or_a_column_of_the_papers():
-    assert criteria.tasks_match(items("acp", right(500))).status == Status.UNDECIDED
-    book = criteria.tasks_match(pairs("book_last_word", (700, 700), (710, 710)))
+    assert table1.tasks_match(items("acp", right(500))).status == Status.UNDECIDED
+    book = table1.tasks_match(pairs("book_last_word", (700, 700), (710, 710)))
     assert book.status == Status.UNDECIDED and "no column of the paper's" in book.ours
 
 
@@ -192,7 +192,7 @@ def suite(tmp_path, monkeypatch):
 
 
 def test_the_table_has_ours_differences_and_the_paper_s(suite):
-    text = synthetic.draw(table1)
+    text = synthetic.draw("table1")
     found = drawing.find("mini", "table1")
     table, caption = table1.make(found)
     shown = table.shown.set_index("model")
@@ -218,20 +218,20 @@ def test_the_table_has_ours_differences_and_the_paper_s(suite):
 def test_a_suite_without_pairs_shows_what_it_has(suite):
     found = drawing.find("mini", "table1")
     alone = {name: table[table["log_pruning_tolerance"].notna()] for name, table in found.records.items()}
-    shown = downstream.tabulate("table1", **alone).shown
+    shown = table1.tabulate("table1", **alone).shown
     assert list(shown["model"][:2]) == ["tiny, 256, ACP", "tiny, 512, ACP"]
     # And says nothing of tests that there were none of.
-    assert "McNemar" in downstream.caption(found, "pro")
-    assert "McNemar" not in downstream.caption(dataclasses.replace(found, records=alone), "pro")
+    assert "McNemar" in table1.caption(found)
+    assert "McNemar" not in table1.caption(dataclasses.replace(found, records=alone))
 
 
 def test_records_of_prompts_without_bos_are_named(suite):
     found = drawing.find("mini", "table1")
-    assert "BOS" not in downstream.caption(found, "pro")
+    assert "BOS" not in table1.caption(found)
     records = dict(found.records)
     older = records["lm_eval"]["run"] == "pro-tiny-256-acp"
     records["lm_eval"] = records["lm_eval"].assign(begins_with_bos=lambda t: t["begins_with_bos"].mask(older))
-    caption = downstream.caption(dataclasses.replace(found, records=records), "pro")
+    caption = table1.caption(dataclasses.replace(found, records=records))
     assert "before prompts began with BOS" in caption and "evaluation: pro-tiny-256-acp. There" in caption
 
 

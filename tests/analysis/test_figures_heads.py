@@ -13,18 +13,7 @@ from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.acp.grid import head_kind, largest_pruned_ratio
 from analysis import style
-from analysis.acp import (
-    figure1,
-    figure3,
-    figure4,
-    figure5,
-    figure6,
-    figure8,
-    figure11,
-    head_kinds,
-    loss_curves,
-    statistics,
-)
+from analysis.acp import figure3, figure4, figure5, figure6, statistics
 from tests.analysis import synthetic
 from tests.suites import YAML, write_suite
 
@@ -142,10 +131,10 @@ def write_heads() -> None:
     )
 
 
-def make(module) -> str:
+def make(name: str) -> str:
     """Draws an item of ``mini``; the caption in one line."""
-    caption = synthetic.draw(module)
-    picture = Path("figures/mini") / f"{module.__name__.split('.')[-1]}.png"
+    caption = synthetic.draw(name)
+    picture = Path("figures/mini") / f"{name}.png"
     assert matplotlib.image.imread(picture).shape[0] > 300
     assert picture.with_suffix(".pdf").stat().st_size > 5000
     return caption
@@ -276,17 +265,17 @@ def test_the_boundary_is_a_staircase_in_token_coordinates():
 
 def test_heads_figures_say_what_was_measured(folder):
     write_heads()
-    caption = make(figure1)
+    caption = make("figure1")
     # 0.1 per token: 1 of 10 blocks is pruned, the nearest to half of the limit, 1.5.
     assert "layer 1, head 0 (counted from 0) of pro-big-256-acp, all 256 tokens" in caption
     assert "delta = -10.00" in caption and "block of 64 queries by 64 keys" in caption
-    for module in (figure4, figure5):
-        caption = make(module)
+    for name in ("figure4", "figure5"):
+        caption = make(name)
         assert "Of the 8 heads of pro-big-256-acp, 50 % are local" in caption
         assert "25 % global (under 5 % of it) and 25 % between" in caption
         assert "save more than 30.0 %" in caption and "4 heads are within" in caption
     assert "suite mini on a processor" in caption
-    caption = make(figure6)
+    caption = make("figure6")
     assert "first held-out sequence, 256 tokens" in caption
     figure = figure6.draw({q: read(q) for q in ("decay", "attention_weights")})
     titles = [ax.get_title() for ax in figure.axes[:3]]
@@ -300,13 +289,13 @@ def test_heads_figures_say_what_was_measured(folder):
 def test_bars_of_figure_4_stack_to_the_distribution(folder):
     write_heads()
     records = read("pruned_ratio")
-    stacks = list(head_kinds.stacks(records))
+    stacks = list(figure4.stacks(records))
     whole = statistics.savings_shares(records["pruned_blocks"], records["causal_blocks"])
     assert np.allclose(sum(shares for shares, _, _ in stacks), whole)
     for (shares, below, _), (_, above, _) in itertools.pairwise(stacks):
         assert np.allclose(below + shares, above)  # one lies on the other
     sizes = [shares.sum() for shares, _, _ in stacks]
-    assert np.allclose(sizes, [share for share in head_kinds.kinds(records).values() if share])
+    assert np.allclose(sizes, [share for share in figure4.kinds(records).values() if share])
 
 
 def test_kinds_are_named_as_shares_of_what_the_grid_allows(folder):
@@ -329,12 +318,12 @@ def test_kinds_are_named_as_shares_of_what_the_grid_allows(folder):
 def test_loss_figures_take_their_sizes_and_print_the_gap(folder):
     write_curves([run.name for run in load_suite("mini").runs])
     write_losses([run.name for run in load_suite("mini").runs])
-    for module, size in ((figure3, "big"), (figure8, "tiny")):
-        caption = make(module)
+    for name, size in (("figure3", "big"), ("figure8", "tiny")):
+        caption = make(name)
         assert f"{size}, 256: 0.0300 at 60; {size}, 512: 0.0300 at 60." in caption
         assert "FoX (Pro)" in caption and "Two seeds" not in caption
     assert "**Figure 8.**" in caption and "big" not in caption
-    figure = loss_curves.draw(read("loss_curve"))
+    figure = figure3.draw(read("loss_curve"))
     words = [t.get_text() for ax in figure.axes for t in (ax.get_legend() or figure.legends[0]).texts]
     assert words.count("0.0300") == 4  # two sizes of two lengths
     assert {line.get_linestyle() for line in figure.axes[0].lines} == {"-", "--"}
@@ -345,12 +334,12 @@ def test_each_pair_of_seeds_is_drawn_and_named():
     same = [3.0, 2.0, 1.0]
     pairs = ((-10.0, same, 0), (None, same, 0), (-10.0, same, 1), (None, [3.0, 2.1, 1.0], 1))
     records = pd.concat([curve(tolerance, losses, seed=seed) for tolerance, losses, seed in pairs])
-    figure = loss_curves.draw(records)
+    figure = figure3.draw(records)
     top, bottom = figure.axes
     assert len(top.lines) == 4
     assert [max(abs(line.get_ydata())) for line in bottom.lines[:2]] == pytest.approx([0.0, 0.1])
     assert [t.get_text() for t in bottom.get_legend().texts] == ["largest gap:", "none / 0.1000"]
-    found = loss_curves.gaps_in_words(statistics.loss_differences(records))
+    found = figure3.gaps_in_words(statistics.loss_differences(records))
     assert found == "big, 256: none, they are identical (seed 0), 0.1000 at 1 (seed 1)"
 
 
@@ -358,24 +347,24 @@ def test_a_missing_record_of_one_run_names_its_command(folder):
     write_losses([run.name for run in load_suite("mini").runs])
     write_curves([r.name for r in load_suite("mini").runs if r.name != "pro-big-512-exact"])
     with pytest.raises(RecordError, match="loss_curve in results/mini for pro-big-512-exact"):
-        make(figure3)
+        make("figure3")
     with pytest.raises(RecordError, match="python -m acp_repro.measure pruned_ratio --suite mini"):
-        make(figure4)
+        make("figure4")
 
 
 @pytest.mark.parametrize(
-    ("module", "before", "after", "message"),
+    ("name", "before", "after", "message"),
     [
-        (figure11, "", "", r"no run of FoX \(LLaMA\) both with ACP and exact"),
-        (figure3, "[-10, null]", "[-10]", r"no run of FoX \(Pro\) both with ACP and exact"),
-        (figure8, "[tiny, big]", "[tiny]", r"no run of a second size of FoX \(Pro\)"),
+        ("figure11", "", "", r"no run of FoX \(LLaMA\) both with ACP and exact"),
+        ("figure3", "[-10, null]", "[-10]", r"no run of FoX \(Pro\) both with ACP and exact"),
+        ("figure8", "[tiny, big]", "[tiny]", r"no run of a second size of FoX \(Pro\)"),
     ],
     ids=["figure11", "figure3", "figure8"],
 )
-def test_a_grid_without_the_runs_is_told_so(folder, module, before, after, message):
+def test_a_grid_without_the_runs_is_told_so(folder, name, before, after, message):
     write_suite(folder, SUITE.replace(before, after) if before else SUITE)
     with pytest.raises(SuiteError, match=message):
-        make(module)
+        make(name)
 
 
 def test_exact_heads_have_no_boundary_and_no_figure_1(folder):
@@ -386,6 +375,6 @@ def test_exact_heads_have_no_boundary_and_no_figure_1(folder):
     ]
     record(HEADS_RUN, "decay", exact)
     with pytest.raises(RecordError, match="figure1 shows pruning, and pro-big-256-acp is exact"):
-        make(figure1)
+        make("figure1")
     figure = figure6.draw({q: read(q) for q in ("decay", "attention_weights")})
     assert not figure.axes[0].lines

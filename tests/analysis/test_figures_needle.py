@@ -13,13 +13,9 @@ from acp_repro.common import statistics
 from acp_repro.papers.acp.paper import PAPER
 from analysis import drawing
 from analysis.acp import (
-    criteria,
     figure3_right,
-    figure9,
-    figure11_right,
     figureA4,
     figureA5,
-    figureA6,
     needle_statistics,
     tableA1,
     training_logs,
@@ -87,20 +83,20 @@ def pair(
 
 
 @pytest.mark.parametrize(
-    ("module", "length", "suffix"),
-    [(figure3_right, 512, ""), (figure9, 256, ""), (figureA6, 512, "-needles10")],
+    ("name", "length", "suffix"),
+    [("figure3_right", 512, ""), ("figure9", 256, ""), ("figureA6", 512, "-needles10")],
 )
-def test_heat_maps_of_a_pair(module, length, suffix):
+def test_heat_maps_of_a_pair(name, length, suffix):
     share = 0.1 if suffix else 0.0
     pair(length, lambda s, d: 0.5 + 0.1 * s, lambda s, d: 0.6 + 0.1 * s + 0.1 * d, suffix, share)
-    caption = synthetic.draw(module)
-    title = PAPER.item(module.__name__.rpartition(".")[2]).label
+    caption = synthetic.draw(name)
+    title = PAPER.item(name).label
     assert caption.startswith(f"**{title}.** Needle in a haystack, easy mode, for size tiny of FoX (Pro)")
     assert "60 % of the words with ACP, 75 % without, difference -15.0 points [-15.0, -15.0]" in caption
     assert "the needle gains +6.0 and +7.5 nats, difference -1.50" in caption and "3 haystacks" in caption
     assert "its exact pair, trained apart" in caption
     assert ("10 % of the sequences hold needles" in caption) == bool(suffix)
-    image = matplotlib.image.imread(PAPER.item(module.__name__.rpartition(".")[2]).path("mini"))
+    image = matplotlib.image.imread(PAPER.item(name).path("mini"))
     assert image.shape[0] > 500 and image[..., :3].std() > 0.05
 
 
@@ -122,11 +118,11 @@ def test_two_shares_of_needles_stand_beside_each_other(folder):
         for method in ("acp", "exact"):
             name = f"pro-tiny-512-{method}-needles{100 * share:g}"
             write_needle(name, lambda s, d, recall=recall: recall, share=share)
-    caption = synthetic.draw(figureA6)
+    caption = synthetic.draw("figureA6")
     assert "10 % or 50 % of the sequences hold needles" in caption
     assert "Trained at 512, 10 % needles: over all lengths and depths 30 % of the words" in caption
     assert "512, 50 % needles: over all lengths and depths 90 % of the words" in caption
-    figure, _ = figureA6.make(drawing.find("mini", "figureA6"))
+    figure, _ = figure3_right.make(drawing.find("mini", "figureA6"))
     titles = [ax.get_title() for ax in figure.axes if ax.get_title()]
     assert titles[0] == "10 % needles, with ACP" and titles[3] == "50 % needles, without"
 
@@ -145,10 +141,10 @@ def test_further_seeds_are_further_trainings(folder):
     mean, low, high = statistics.interval([-40.0, 10.0, 0.0])
     assert row.seeds == 3 and row.recall_difference == pytest.approx(mean)
     assert (row.recall_low, row.recall_high) == pytest.approx((low, high))
-    one = criteria.retrieval_kept(records[records["seed"] == 0])
+    one = figure3_right.retrieval_kept(records[records["seed"] == 0])
     assert one.status == Status.UNDECIDED and one.ours.startswith("one pair of trainings")
-    assert criteria.retrieval_kept(records).status == Status.UNDECIDED
-    caption = " ".join(synthetic.draw(figureA6).split())
+    assert figure3_right.retrieval_kept(records).status == Status.UNDECIDED
+    caption = " ".join(synthetic.draw("figureA6").split())
     assert "3 haystacks and all seeds" in caption and "Trained at 512, 3 seeds: over all" in caption
     assert "by seed: 60 and 100 % (seed 0), 90 and 80 % (seed 1), 90 and 90 % (seed 2)" in caption
 
@@ -165,17 +161,15 @@ def test_table_a1_has_the_pairs_of_before_and_todays():
     )
     known = records.assign(commit=table["kernel_commit"].iloc[0])
     assert len(tableA1.pairs(known)) == before  # its records stand in the file already
-    assert "In 3 of 8 pairs" in " ".join(synthetic.draw(tableA1).split())
+    assert "In 3 of 8 pairs" in " ".join(synthetic.draw("tableA1").split())
 
 
 def test_one_model_stands_beside_itself():
     name = "llama-tiny-512-acp"
     rows = write_needle(name, lambda s, d: 0.5)
     synthetic.write(name, "needle", *rows, *({**row, "method": "exact"} for row in rows))
-    suite = load_suite("mini")
-    figure, caption = figure11_right.make(
-        type("Found", (), {"records": {"needle": needle_records(name)}, "suite": suite})
-    )
+    item, records = PAPER.item("figure11_right"), {"needle": needle_records(name)}
+    figure, caption = figure3_right.make(drawing.Found(load_suite("mini"), item, (), records))
     assert "FoX (LLaMA) with ACP and for the same weights computed exactly" in " ".join(caption.split())
     assert len([ax for ax in figure.axes if ax.images]) == 4
 
@@ -201,19 +195,19 @@ def test_needle_records_that_do_not_fit():
 )
 def test_verdict_on_retrieval(acp, exact, status):
     trained_apart = pair(512, acp, exact)
-    assert criteria.retrieval_kept(trained_apart).status == Status.UNDECIDED
-    verdict = criteria.retrieval_kept(trained_apart.assign(run="one model"))
+    assert figure3_right.retrieval_kept(trained_apart).status == Status.UNDECIDED
+    verdict = figure3_right.retrieval_kept(trained_apart.assign(run="one model"))
     assert verdict.status == status and "of the words with ACP" in verdict.ours
 
 
 def test_verdict_on_what_was_learnt():
     records = pair(512, lambda s, d: 0.0, lambda s, d: 0.85)
-    assert criteria.needle_learnt(records).status == Status.MET
-    assert criteria.needle_learnt(pair(512, lambda s, d: 1.0, lambda s, d: 0.75)).status == Status.MISSED
+    assert figure3_right.needle_learnt(records).status == Status.MET
+    assert figure3_right.needle_learnt(pair(512, lambda s, d: 1.0, lambda s, d: 0.75)).status == Status.MISSED
     shorter = records[records["evaluated_length_tokens"] < 512]
-    assert criteria.needle_learnt(shorter).status == Status.UNDECIDED
+    assert figure3_right.needle_learnt(shorter).status == Status.UNDECIDED
     alone = records[records["haystack_sample"] == 0].assign(run="one model")
-    assert criteria.retrieval_kept(alone).status == Status.UNDECIDED
+    assert figure3_right.retrieval_kept(alone).status == Status.UNDECIDED
 
 
 def test_figure_a4():
@@ -231,7 +225,7 @@ def test_figure_a4():
             for position in range(50, length - 50, 10)
         ]
         synthetic.write(f"pro-tiny-512-{method}", "long_loss_curve", *rows)
-    caption = synthetic.draw(figureA4)
+    caption = synthetic.draw("figureA4")
     assert (
         "within it, 3.863 with ACP and 3.863 without; up to twice it, 3.634 with ACP and 3.624 without"
         in caption
@@ -272,7 +266,7 @@ def write_logs(looks: int = 20, last_tokens: float = 1e8) -> pd.DataFrame:
 
 def test_figure_a5():
     records = write_logs()
-    caption = synthetic.draw(figureA5)
+    caption = synthetic.draw("figureA5")
     end = 100 * (1.61 - 0.04 * np.log(1e8))
     paper = 100 * (1.61 - 0.04 * np.log(2.7e9))
     assert f"and {end:.0f} % after 100M" in caption
@@ -309,7 +303,7 @@ def test_losses_of_logs_thinned_apart_are_compared_over_the_same_steps():
 def test_nothing_is_extrapolated_from_little_or_past_the_paper():
     few = write_logs(looks=4)
     assert training_logs.extrapolation(training_logs.mean_pruned(few), 2.7e9) is None
-    assert "too few looks" in synthetic.draw(figureA5)
+    assert "too few looks" in synthetic.draw("figureA5")
     assert "extrapolated, not measured" not in str(figureA5.draw(few).axes[0].get_legend_handles_labels()[1])
     write_logs(last_tokens=3e9)
-    assert "training went as far as the paper's" in synthetic.draw(figureA5)
+    assert "training went as far as the paper's" in synthetic.draw("figureA5")

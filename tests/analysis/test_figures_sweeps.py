@@ -96,11 +96,11 @@ def make(module) -> tuple:
 def test_each_is_drawn_from_records_alone(name):
     module, quantity, rows = FIGURES[name]
     with pytest.raises(RecordError, match=f"python -m acp_repro.measure {quantity} --suite mini --run {RUN}"):
-        synthetic.draw(module)
+        synthetic.draw(name)
     records = records_of(quantity, rows)
     with pytest.raises(UnfitRecords, match=f"{quantity}: more than one record"):
         module.draw(pd.concat([records, records[:1]]))
-    synthetic.draw(module)
+    synthetic.draw(name)
     figures = Path("figures/mini")
     image = matplotlib.image.imread(figures / f"{name}.png")
     wide = style.PAGE_INCHES if name in ("figure7", "figureA1") else style.COLUMN_INCHES

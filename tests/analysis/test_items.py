@@ -1,6 +1,7 @@
 """Every item of every paper: its module, its files, its target of Make and its claims agree."""
 
 import ast
+import dataclasses
 import graphlib
 import importlib
 import importlib.util
@@ -14,6 +15,7 @@ from textwrap import dedent
 import pytest
 
 import analysis
+from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.registry import find_paper, paper_names
 from acp_repro.chain.rules import make_rules
 from acp_repro.chain.suite import load_suite
@@ -33,25 +35,29 @@ MODULES = sorted(m.name for m in pkgutil.walk_packages(analysis.__path__, "analy
 
 @pytest.mark.parametrize(("paper", "item"), ITEMS)
 def test_names_of_an_item_agree(paper, item):
-    module = paper.module_of(item)
-    assert module.rpartition(".")[2] == item.name == item.path("some").stem
+    drawn = paper.module_of(item)
+    assert item.name == item.path("some").stem and item in drawn.ITEMS
+    assert drawn.__name__ == f"{paper.analysis}.{drawn.ITEMS[0].name}"  # the first gives the file its name
     assert item.is_table == (item.path("some").suffix == ".md")
     assert all(paper.quantity(name) for name in item.quantities)
     if item.missing:
-        assert importlib.util.find_spec(module) is None
         return
-    drawn = importlib.import_module(module)
     assert callable(drawn.make) and callable(drawn.tabulate if item.is_table else drawn.draw)
     assert "drawing.main(globals())" in Path(drawn.__file__).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
-def test_every_module_of_a_figure_or_table_is_an_item(paper):
-    folder = importlib.import_module(paper.analysis).__path__
-    modules = {
-        m.name for m in pkgutil.iter_modules(folder) if re.match(r"(figure|table)(\d|[A-Z]|_)", m.name)
-    }
-    assert modules == {item.name for item in paper.items if not item.missing}
+def test_the_contents_are_what_the_modules_have(paper):
+    assert tuple(item.name for item in paper.items) == paper.contents
+    first = paper.contents[0]
+    for contents, lost in ((paper.contents[1:], first), ((*paper.contents, "figure99"), "figure99")):
+        other = dataclasses.replace(paper, contents=contents)
+        with pytest.raises(SuiteError, match=f"^paper {paper.name}: {lost}: must stand in its contents, and"):
+            _ = other.items
+    elsewhere = dataclasses.replace(paper, analysis="nowhere.at.all")
+    assert elsewhere.claims == ()
+    with pytest.raises(SuiteError, match=r"its figures stand in nowhere\.at\.all, which is not here"):
+        elsewhere.item(first)
 
 
 @pytest.mark.parametrize("suite", sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml")))
@@ -64,14 +70,13 @@ def test_make_has_a_target_of_each_item(suite, monkeypatch):
             assert re.search(rf"^(\S+ )*{name}( \S+)*:", rules, re.MULTILINE), name
         if not item.missing and item.runs(suite):
             assert f"{item.path(suite.name)}: " in rules
-            assert f" {suite.paper.module_of(item)} --suite {suite.name}" in rules
+            assert f" {suite.paper.draw_command(item)} --suite {suite.name}" in rules
 
 
 @pytest.mark.parametrize(("paper", "item"), [param for param in ITEMS if param.values[1].claims])
 def test_claims_say_what_they_check_and_where_the_paper_says_it(paper, item):
-    criteria = importlib.import_module(f"{paper.analysis}.criteria")
     for claim in item.claims:
-        assert callable(getattr(criteria, claim.check))
+        assert callable(claim.check)
         assert claim.holds_if and claim.quantities
         assert set(claim.quantities) <= set(item.quantities)
         place = paper_words(claim, paper, item).split()[0]
@@ -93,15 +98,27 @@ def test_the_command_line_of_an_item(tmp_path, monkeypatch, capsys):
             drawing.find("mini", item.name)
     with pytest.raises(ValueError, match="figure11_right: the grid of experiments/mini.yaml has no run of"):
         drawing.find("mini", "figure11_right")
+    synthetic.write_savings()
     with pytest.raises(ValueError, match="say python -m analysis.acp.figure2 --suite mini"):
-        synthetic.write_savings()
-        drawing.draw("mini", "another.figure2", figure2.make)
+        drawing.draw("mini", "figure2", "another.figure2")
+    with pytest.raises(ValueError, match="paper acp has no item 'figureC'"):
+        drawing.draw("mini", "figureC", "analysis.retention.figureC")
+
+
+def test_an_item_that_shares_a_file_is_drawn_by_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    synthetic.two_lengths(tmp_path, "pro, llama")
+    synthetic.write_savings("llama")
+    assert synthetic.command(monkeypatch, capsys, "analysis.acp.figure2", "mini", "figure10") == (0, "")
+    assert (tmp_path / "figures/mini/figure10.png").is_file()
+    code, error = synthetic.command(monkeypatch, capsys, "analysis.acp.figure2", "mini", "figure4")
+    assert code == 2 and "invalid choice: 'figure4' (choose from " in error
 
 
 TOY = {
     "paper.py": """
         from dataclasses import dataclass, field
-        from acp_repro.chain.paper import Claim, Item, Paper, Quantity, Suite
+        from acp_repro.chain.paper import Paper, Quantity, Suite
         from acp_repro.chain.run import Run, Strict, TrainerConfig
         from acp_repro.chain.suite import SuiteFile
 
@@ -125,20 +142,21 @@ TOY = {
         def make_run(file, suite, where, *, width):
             return ToyRun(suite=suite, seed=0, training=TrainerConfig(), width=width)
 
-        CLAIM = Claim("Wider is better", "Section 1: it is", "each is", ("error",), "wider_is_better")
         PAPER = Paper(
             name="toy", title="NNs of <toys>", url="https://example.org/toy", file=File, suite=Suite,
             axes=("width",), make_run=make_run, run_columns=("layer_width",),
             quantities=(Quantity("error", ("error_percent",)),),
-            items=(Item("figure1", "Errors", ("error",), claims=CLAIMS),), task="", analysis="toy",
+            contents=("figure1",), task="", analysis="toy",
         )
     """,
     "figure1.py": '''
         """Errors by width."""
-        from matplotlib import pyplot as plt
+        from acp_repro.chain.paper import Claim, Item
         from analysis import drawing
+        from analysis.verdict import Verdict
 
         def draw(records):
+            from matplotlib import pyplot as plt
             figure, ax = plt.subplots()
             ax.plot(records["layer_width"], records["error_percent"])
             return figure
@@ -146,17 +164,16 @@ TOY = {
         def make(found):
             return draw(found.records["error"]), "**Figure 1.** Errors. Of toys."
 
+        def wider_is_better(error):
+            return Verdict.of(error["error_percent"].is_monotonic_decreasing, "as <drawn>")
+
+        CLAIM = Claim("Wider is better", "Section 1: it is", "each is", ("error",), wider_is_better)
+        ITEMS = (Item("figure1", "Errors", ("error",), claims=CLAIMS),)
+
         if __name__ == "__main__":
             drawing.main(globals())
     ''',
 }
-CRITERIA = """
-    from analysis.verdict import Verdict
-
-    def wider_is_better(error):
-        return Verdict.of(error["error_percent"].is_monotonic_decreasing, "as <drawn>")
-"""
-
 
 @pytest.mark.parametrize("claims", ["()", "(CLAIM,)"], ids=["alone", "with criteria"])
 def test_a_paper_of_another_package_is_drawn_and_reported(tmp_path, claims):
@@ -165,8 +182,6 @@ def test_a_paper_of_another_package_is_drawn_and_reported(tmp_path, claims):
     for name, text in TOY.items():
         (tmp_path / "toy" / name).write_text(dedent(text).replace("claims=CLAIMS", f"claims={claims}"))
     (tmp_path / "toy" / "__init__.py").touch()
-    if claims != "()":
-        (tmp_path / "toy" / "criteria.py").write_text(dedent(CRITERIA))
     metadata = tmp_path / "toy-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1\n")

@@ -16,7 +16,7 @@ import pytest
 
 from acp_repro.chain.suite import load_suite
 from analysis import drawing, style
-from analysis.acp import models, table4
+from analysis.acp import models
 from analysis.report import text as report_text
 from analysis.report.__main__ import main
 from analysis.report.gather import gather
@@ -64,7 +64,7 @@ def made(tmp_path_factory):
         figure, _ = plt.subplots(figsize=(style.PAGE_INCHES, 2))
         path = Path("figures/mini/figure2.png")
         drawing.save(figure, path, "**Figure 2.** Bars & *more* for $L$ < 9. Then this.")
-        synthetic.draw(table4)
+        synthetic.draw("table4")
         assert main(["--suite", "mini"]) == 0
         yield folder, (folder / "figures" / "mini" / "report.html").read_text(encoding="utf-8")
 

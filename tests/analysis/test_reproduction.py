@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,9 @@ import pytest
 from acp_repro.chain.paper import Claim
 from acp_repro.chain.registry import find_paper, paper_names
 from acp_repro.chain.suite import load_suite, suite_names
-from acp_repro.papers.acp import text_claims
-from analysis.acp import models
+from analysis.acp import figure2, figure3_right, figure7, models, text_claims
 from analysis.report.entries import Judgement
-from analysis.report.gather import check_of, paper_words
+from analysis.report.gather import paper_words
 from analysis.reproduction.__main__ import main
 from analysis.reproduction.gather import Evidence, Section, gather, of_text, strongest
 from analysis.reproduction.page import render, summary
@@ -69,12 +69,11 @@ def test_claims_of_the_text_are_judged_in_one_way(paper):
     for claim in paper.claims:
         assert bool(claim.untested) + bool(claim.quantities) + bool(claim.test) == 1, claim
         assert bool(claim.holds_if) != bool(claim.untested)
+        assert not claim.quantities or claim.check
         assert not claim.refuted or (claim.test and not claim.check)
         assert re.match(r"(Abstract|Sections?|Appendix|Figure)\b", paper_words(claim, paper))
         if claim.quantities:
             assert set(claim.quantities) <= set(paper.item(claim.item).quantities)
-        if claim.check:
-            assert callable(check_of(claim, paper))
         if claim.test:
             file, _, function = claim.test.partition("::")
             assert re.search(rf"^def {function}\(", (ROOT / file).read_text(encoding="utf-8"), re.M), (
@@ -83,15 +82,13 @@ def test_claims_of_the_text_are_judged_in_one_way(paper):
 
 
 def test_words_of_text_claims_give_the_numbers_that_are_checked():
-    (claim,) = (c for c in text_claims.CLAIMS if c.check == "attention_share")
+    (claim,) = (c for c in text_claims.CLAIMS if c.check is text_claims.attention_share)
     table = models.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
     for row in table.itertuples():
         assert f"{row.low:g} %" in claim.paper
         assert f"{row.low:g} %" in claim.claim
-    (claim,) = (c for c in text_claims.CLAIMS if c.check == "attention_sped_up")
-    assert (
-        "{:g} to {:g} times".format(*models.PUBLISHED.range("figure2", "attention_speedup")) in claim.holds_if
-    )
+    times = "{:g} to {:g} times".format(*models.PUBLISHED.range("figure2", "attention_speedup"))
+    assert times in figure2.SPED_UP.holds_if
 
 
 @pytest.mark.parametrize("status", Status)
@@ -132,7 +129,7 @@ def test_the_suite_that_can_tell_and_has_most_runs_counts():
         (Claim("", "", "it is so", test="tests/a.py::b"), Word.PROVED, "a test shows it, whatever the model"),
         (Claim("", "", "it is so", test="tests/a.py::b", refuted="a misprint"), Word.MISPRINT, "a misprint"),
         (
-            next(claim for claim in text_claims.CLAIMS if claim.check == "attention_share"),
+            next(claim for claim in text_claims.CLAIMS if claim.check is text_claims.attention_share),
             Word.PROVED,
             "760M: 16.6 % at 4k, 44.3 % at 16k",
         ),
@@ -154,26 +151,26 @@ def mini(tmp_path, monkeypatch):
     return path
 
 
-def lines_of(section: Section, check: str) -> list:
-    return [line for line in section.lines if line.claim.check == check]
+def lines_of(section: Section, check: Callable) -> list:
+    return [line for line in section.lines if line.claim.check is check]
 
 
 def test_lines_say_numbers_scale_and_records(mini):
     (section,) = gather()
-    pro, llama = lines_of(section, "pruned_at_longest")
+    pro, llama = lines_of(section, figure2.pruned_at_longest)
     assert (pro.word, pro.ours) == (Word.MEASURED, "tiny: 70 % at 512")
     assert pro.scale == "mini: tiny at 256, 512; 1.5k tokens; a processor"
     assert [run for _, run, _ in pro.records] == ["pro-tiny-256-acp", "pro-tiny-512-acp"]
     assert (llama.word, llama.records) == (Word.UNTOLD, ())
     assert llama.ours == "no published suite has a run of FoX (LLaMA) with ACP"
-    (fast,) = lines_of(section, "attention_sped_up")
+    (fast,) = lines_of(section, figure2.attention_sped_up)
     assert fast.ours == "tiny: 2.0 times at 256, 2.5 times at 512" and fast.word is Word.MEASURED
-    (gained,) = lines_of(section, "throughput_gained")[:1]
+    (gained,) = lines_of(section, figure2.throughput_gained)[:1]
     assert gained.status is Status.BEYOND and gained.word is Word.ANOTHER_SIZE
     assert "| **same direction, another size** |" in render([section])
-    (sweep,) = lines_of(section, "default_nearly_optimal")
+    (sweep,) = lines_of(section, figure7.default_nearly_optimal)
     assert sweep.ours == "no published records of `epsilon_sweep`; `make figure7 SUITE=mini` makes them"
-    assert not lines_of(section, "needle_learnt")  # a control
+    assert not lines_of(section, figure3_right.needle_learnt)  # a control
     row = next(line for line in render([section]).splitlines() if line.startswith("| About 70 %"))
     assert row.count(" | ") == 5
     assert "[pro-tiny-256-acp](results/mini/pro-tiny-256-acp/pruned_ratio.csv)" in row
@@ -189,7 +186,7 @@ def test_another_suite_that_says_otherwise_is_named(mini, monkeypatch):
     record = Path("results/other/pro-tiny-256-acp/pruned_ratio.csv")
     record.write_text(record.read_text().replace(",5,10,0.5,", ",1,10,0.1,"))
     (section,) = gather()
-    line = lines_of(section, "pruned_at_longest")[0]
+    line = lines_of(section, figure2.pruned_at_longest)[0]
     assert line.word is Word.MEASURED
     assert line.ours == "tiny: 70 % at 512; suite other: same direction, another size"
 

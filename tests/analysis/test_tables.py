@@ -7,7 +7,7 @@ import pytest
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.suite import load_suite
 from analysis import drawing, style
-from analysis.acp import figure2, figure10, models, statistics, table2, table4
+from analysis.acp import figure2, models, statistics, table2, table4
 from analysis.published import published
 from analysis.tables import UnfitRecords, one_each, side_by_side
 from tests.analysis import synthetic
@@ -96,7 +96,7 @@ def test_times_in_one_fixed_order_are_named_by_their_commit():
 
 
 def test_table_command_writes_text_and_numbers(suite, capsys, monkeypatch):
-    synthetic.draw(table4)
+    synthetic.draw("table4")
     printed = capsys.readouterr().out
     folder = suite / "figures" / "mini"
     text = (folder / "table4.md").read_text()
@@ -139,7 +139,7 @@ def test_figure10_is_figure2_for_llama(tmp_path, monkeypatch):
     with pytest.raises(RecordError, match="for llama-tiny-256-acp, llama-tiny-512-acp.*make them with"):
         drawing.find("mini", "figure10")
     synthetic.write_savings("llama")
-    figure, caption = figure10.make(drawing.find("mini", "figure10"))
+    figure, caption = figure2.make(drawing.find("mini", "figure10"))
     assert caption.startswith("**Figure 10.**") and "FoX (LLaMA)" in caption and "norms" in caption
     # Bars of 256 and 512 tokens, then the paper's.
     heights = [[bar.get_height() for bar in ax.patches] for ax in figure.axes]

@@ -3,7 +3,15 @@
 import pandas as pd
 import pytest
 
-from analysis.lap import criteria, slices
+from analysis.lap import (
+    figure_curve,
+    figure_dynamics,
+    figure_probing,
+    figure_savings,
+    figure_slices,
+    slices,
+    table_scores,
+)
 
 RUN = {"gate": "published", "training_mask": "hard_concrete", "compression": 1.0, "seed": 42}
 SCORE = {"kept_ratio": 0.5, "token_accuracy": 0.9, "bleu": 0.7, "rouge_l": 0.8, "exact_match": 0.4}
@@ -36,9 +44,9 @@ def status(check, *arguments):
     ],
 )
 def test_the_articles_scores_are_of_one_run_that_drops_tokens(given, found):
-    assert status(criteria.article_scores, scores(a=given)) == found
+    assert status(table_scores.article_scores, scores(a=given)) == found
     soft = scores(a={"soft": {"token_accuracy": 1.0, "bleu": 1.0, "rouge_l": 1.0}})
-    assert status(criteria.article_scores, soft) == "not met"  # scores of the soft mask do not count
+    assert status(table_scores.article_scores, soft) == "not met"  # scores of the soft mask do not count
 
 
 @pytest.mark.parametrize(
@@ -46,9 +54,9 @@ def test_the_articles_scores_are_of_one_run_that_drops_tokens(given, found):
 )
 def test_the_small_goal_wants_both(accuracy, kept, found):
     table = scores(a={"token_accuracy": accuracy, "kept_ratio": kept}, b={"token_accuracy": 0.1})
-    assert status(criteria.small_goal, table) == found
+    assert status(table_scores.small_goal, table) == found
     one_each = scores(a={"token_accuracy": 0.99, "kept_ratio": 0.9}, b={"token_accuracy": 0.1})
-    assert status(criteria.small_goal, one_each) == "not met"
+    assert status(table_scores.small_goal, one_each) == "not met"
 
 
 def test_the_gap_is_of_every_run_with_such_gates():
@@ -57,16 +65,16 @@ def test_the_gap_is_of_every_run_with_such_gates():
         runs = [{"training_mask": "soft", "token_accuracy": a, "soft": soft} for a in accuracies]
         return scores(**{f"soft-{i}": run for i, run in enumerate(runs)})
 
-    assert status(criteria.soft_gap, table(0.91, 0.99)) == "met"
-    assert status(criteria.soft_gap, table(0.91, 0.05)) == "not met"
-    assert status(criteria.hard_concrete_gap, table(0.05)) == "not in suite"
+    assert status(table_scores.soft_gap, table(0.91, 0.99)) == "met"
+    assert status(table_scores.soft_gap, table(0.91, 0.05)) == "not met"
+    assert status(table_scores.hard_concrete_gap, table(0.05)) == "not in suite"
     lost = scores(a={"soft": {"token_accuracy": 0.96}})
-    assert status(criteria.hard_concrete_gap, lost) == "not met"
+    assert status(table_scores.hard_concrete_gap, lost) == "not met"
 
 
 def test_half_of_the_texts_come_back():
-    assert status(criteria.free_running, scores(a={"exact_match": 0.51}, b={})) == "met"
-    assert status(criteria.free_running, scores(a={"exact_match": 0.5})) == "not met"
+    assert status(table_scores.free_running, scores(a={"exact_match": 0.51}, b={})) == "met"
+    assert status(table_scores.free_running, scores(a={"exact_match": 0.5})) == "not met"
 
 
 def test_lambda_is_compared_within_one_seed():
@@ -74,12 +82,12 @@ def test_lambda_is_compared_within_one_seed():
         runs = {f"a{i}": {"compression": i + 1.0, "kept_ratio": k, **given} for i, k in enumerate(kept)}
         return scores(**runs)
 
-    assert status(criteria.lambda_compresses, table(0.6, 0.5, 0.4)) == "met"
-    assert status(criteria.lambda_compresses, table(0.6, 0.4, 0.5)) == "not met"
-    assert status(criteria.lambda_compresses, table(0.6)) == "undecided"
-    assert status(criteria.lambda_compresses, table(0.6, 0.4, training_mask="soft")) == "undecided"
+    assert status(figure_curve.lambda_compresses, table(0.6, 0.5, 0.4)) == "met"
+    assert status(figure_curve.lambda_compresses, table(0.6, 0.4, 0.5)) == "not met"
+    assert status(figure_curve.lambda_compresses, table(0.6)) == "undecided"
+    assert status(figure_curve.lambda_compresses, table(0.6, 0.4, training_mask="soft")) == "undecided"
     seeds = scores(a={"kept_ratio": 0.4}, b={"compression": 2.0, "kept_ratio": 0.5, "seed": 1})
-    assert status(criteria.lambda_compresses, seeds) == "undecided"
+    assert status(figure_curve.lambda_compresses, seeds) == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +103,7 @@ def test_probing_is_close_and_better_than_the_larger_class(kept, whole, found):
     accuracy = {"kept_votes": kept, "all_tokens_votes": whole, "bag_of_words": 0.7}
     rows = [{"run": "a", "classifier": c, "accuracy": a} for c, a in accuracy.items()]
     records = pd.DataFrame(rows).assign(larger_class=0.6, measured_texts=400)
-    assert status(criteria.probe_close, records) == found
+    assert status(figure_probing.probe_close, records) == found
 
 
 def dynamics(accuracy, kept):
@@ -111,11 +119,11 @@ def dynamics(accuracy, kept):
 
 
 def test_dynamics_compare_the_first_look_and_the_last():
-    assert status(criteria.drops_and_learns, dynamics([1.0, 0.9, 0.95], [1.0, 0.9, 0.5])) == "met"
-    assert status(criteria.drops_and_learns, dynamics([1.0, 0.9, 0.85], [1.0, 0.9, 0.5])) == "not met"
-    assert status(criteria.drops_and_learns, dynamics([0.1, 0.0, 0.9], [0.9, 1.0, 0.5])) == "met"
-    assert status(criteria.drops_and_learns, dynamics([0.1, 0.9, 0.1], [0.9, 0.9, 0.5])) == "not met"
-    assert status(criteria.drops_and_learns, dynamics([0.1, 0.5, 0.9], [0.9, 0.1, 0.9])) == "not met"
+    assert status(figure_dynamics.drops_and_learns, dynamics([1.0, 0.9, 0.95], [1.0, 0.9, 0.5])) == "met"
+    assert status(figure_dynamics.drops_and_learns, dynamics([1.0, 0.9, 0.85], [1.0, 0.9, 0.5])) == "not met"
+    assert status(figure_dynamics.drops_and_learns, dynamics([0.1, 0.0, 0.9], [0.9, 1.0, 0.5])) == "met"
+    assert status(figure_dynamics.drops_and_learns, dynamics([0.1, 0.9, 0.1], [0.9, 0.9, 0.5])) == "not met"
+    assert status(figure_dynamics.drops_and_learns, dynamics([0.1, 0.5, 0.9], [0.9, 0.1, 0.9])) == "not met"
 
 
 def attribution(**of_vectors):
@@ -133,20 +141,20 @@ NEAR, FAR, EVEN = [0.0, 0.0, 0.0, 0.2, 1.0, 0.2] + [0.0] * 4, [1.0] + [0.0] * 9,
 
 
 def test_a_slice_is_near_its_origin():
-    assert status(criteria.own_slice, attribution(at4=NEAR, eos=EVEN)) == "met"
-    assert status(criteria.own_slice, attribution(at4=FAR, eos=NEAR)) == "not met"
+    assert status(figure_slices.own_slice, attribution(at4=NEAR, eos=EVEN)) == "met"
+    assert status(figure_slices.own_slice, attribution(at4=FAR, eos=NEAR)) == "not met"
     assert slices.near(slices.positive(attribution(at4=EVEN, eos=FAR)), 3) == pytest.approx(0.7)
     strayed = attribution(at4=NEAR, eos=EVEN)
     strayed.loc[strayed["written_position"] > 2, "matches_text"] = False
-    assert status(criteria.own_slice, strayed) == "undecided"
-    assert status(criteria.own_slice, attribution(eos=EVEN)) == "undecided"
+    assert status(figure_slices.own_slice, strayed) == "undecided"
+    assert status(figure_slices.own_slice, attribution(eos=EVEN)) == "undecided"
     assert slices.near(slices.positive(attribution(eos=EVEN)), 3) is None
 
 
 def test_eos_is_spread_wider():
-    assert status(criteria.eos_is_global, attribution(at4=NEAR, eos=EVEN)) == "met"
-    assert status(criteria.eos_is_global, attribution(at4=EVEN, eos=FAR)) == "not met"
-    assert status(criteria.eos_is_global, attribution(eos=EVEN)) == "undecided"
+    assert status(figure_slices.eos_is_global, attribution(at4=NEAR, eos=EVEN)) == "met"
+    assert status(figure_slices.eos_is_global, attribution(at4=EVEN, eos=FAR)) == "not met"
+    assert status(figure_slices.eos_is_global, attribution(eos=EVEN)) == "undecided"
 
 
 def times(**of_removal):
@@ -177,7 +185,7 @@ def test_encoder_and_decoder_save_apart(removal, encoder, decoder):
     table = times(**removal)
     if "kept_ratio" in removal:
         table.loc[table["kept_ratio"] < 1, "kept_ratio"] = removal["kept_ratio"]
-    assert (status(criteria.encoder_saves, table), status(criteria.decoder_saves, table)) == (
+    assert (status(figure_savings.encoder_saves, table), status(figure_savings.decoder_saves, table)) == (
         encoder,
         decoder,
     )

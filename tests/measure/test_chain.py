@@ -22,7 +22,7 @@ from acp_repro.model.capture import attention_inputs, watch_attention
 from acp_repro.papers.acp.measure import attention_time, throughput
 from acp_repro.papers.acp.paper import PAPER
 from analysis import drawing
-from analysis.acp import figure2, statistics
+from analysis.acp import statistics
 from tests.suites import YAML, records, slow_every_other, trained_run, write_suite
 
 RUN = "pro-tiny-128-acp"
@@ -100,7 +100,7 @@ def test_a_current_record_is_kept_and_a_stale_one_replaced(chain, capsys):
 
 
 def test_figure2_is_drawn_from_records_alone(chain, capsys, monkeypatch):
-    drawing.draw("mini", figure2.__name__, figure2.make)
+    drawing.draw("mini", "figure2")
     folder = chain / "figures" / "mini"
     assert str(folder / "figure2.png") in capsys.readouterr().out
     assert matplotlib.image.imread(folder / "figure2.png").shape[1] > 1500
@@ -123,7 +123,7 @@ def test_the_order_favours_neither_method(chain, monkeypatch, kind, columns):
 def test_a_figure_says_which_records_are_of_other_settings(chain, capsys, monkeypatch):
     def noted():
         capsys.readouterr()
-        drawing.draw("mini", figure2.__name__, figure2.make)
+        drawing.draw("mini", "figure2")
         return re.findall(r"note: (\w+) of all runs was .*`(.*)` measures anew", capsys.readouterr().err)
 
     def interrupted(paper, run, quantity, *rest, **facts):
@@ -158,7 +158,7 @@ def test_missing_links_name_the_command_that_makes_them(chain, capsys, monkeypat
     assert len(read_records(suite, "throughput", suite.runs, partial=True)) == 2
     write_suite(chain, name="other")
     with pytest.raises(RecordError, match="python -m acp_repro.measure pruned_ratio --suite other"):
-        drawing.draw("other", figure2.__name__, figure2.make)
+        drawing.draw("other", "figure2")
 
 
 def test_a_record_off_the_schema_is_refused(chain):

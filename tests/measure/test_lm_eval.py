@@ -463,7 +463,6 @@ def test_a_suite_s_records_and_its_table(evaluation, tmp_path, monkeypatch):
     from acp_repro import measure
     from acp_repro.chain.suite import load_suite
     from analysis import drawing
-    from analysis.acp import table1
     from tests.suites import YAML, records, train_run, write_suite
 
     monkeypatch.chdir(tmp_path)
@@ -477,7 +476,7 @@ def test_a_suite_s_records_and_its_table(evaluation, tmp_path, monkeypatch):
     assert table["begins_with_bos"].all()
     items = records("lm_eval_items")
     assert len(items) == 2 * 2 * 3  # runs, metrics, items
-    path = drawing.draw("mini", "analysis.acp.table1", table1.make)
+    path = drawing.draw("mini", "table1")
     text = path.read_text()
     assert "not the paper's tasks" in text and "ACP − exact" in text
     assert path.with_suffix(".tex").read_text().count(r"\\") == 4  # the header, two runs, the difference

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from analysis.retention import criteria
+from analysis.retention import errors, table1, table3, tableI
 
 
 def scores(**of_methods):
@@ -20,7 +20,7 @@ def scores(**of_methods):
 
 
 def test_an_error_is_of_examples_and_of_seeds():
-    table = criteria._test_means(scores(ar=[80.0, 80.0], h2o=[76.0, 84.0], random=[80.0])).set_index("method")
+    table = errors.means_on_test(scores(ar=[80.0, 80.0], h2o=[76.0, 84.0], random=[80.0])).set_index("method")
     of_examples = math.sqrt(80 * 20 / 400)
     assert table["error"]["ar"] == table["error"]["random"] == pytest.approx(of_examples)
     assert table["error"]["h2o"] == pytest.approx(math.hypot(of_examples, 4.0))  # std 5.66 of two seeds
@@ -42,14 +42,14 @@ def test_an_error_is_of_examples_and_of_seeds():
     ],
 )
 def test_what_is_within_the_error_cannot_be_told(other, status):
-    assert criteria.beats_h2o(scores(ar=[80.0, 80.0], h2o=other)).status.value == status
+    assert table1.beats_h2o(scores(ar=[80.0, 80.0], h2o=other)).status.value == status
 
 
 @pytest.mark.parametrize(("other", "status"), [([82.9], "undecided"), ([90.0], "not met"), ([70.0], "met")])
 def test_every_comparison_wants_what_a_95_percent_interval_shows(other, status):
     table = scores(ar=[80.0, 80.0], dense=[s / 0.95 for s in other], random=other, ar_fixed=other)
     table.loc[table["method"] == "dense", "budget"] = 1.0
-    for check in (criteria.keeps_dense_score, criteria.beats_random, criteria.ablations_lose):
+    for check in (table1.keeps_dense_score, table1.beats_random, table3.ablations_lose):
         assert check(table).status.value == status
 
 
@@ -72,14 +72,14 @@ def speeds(**of_tasks):
     ],
 )
 def test_tasks_of_one_length_do_not_decide_over_lengths(times, status):
-    verdict = criteria.saves_more_when_longer(speeds(**times))
+    verdict = tableI.saves_more_when_longer(speeds(**times))
     assert verdict.status.value == status and "short, input, 30 %: 2.00x at 512" in verdict.ours
 
 
 def test_one_comparison_of_many_contradicts_only_after_holm():
     table = scores(ar=[80.0, 80.0], h2o=[86.0, 86.0])  # 2.3 standard errors the wrong way
-    assert criteria.beats_h2o(table).status.value == "not met"
+    assert table1.beats_h2o(table).status.value == "not met"
     tasks = [table.assign(dataset=name) for name in "efghij"]
     for other in tasks:
         other.loc[other["method"] == "h2o", "score_percent"] = 79.0
-    assert criteria.beats_h2o(pd.concat([table, *tasks])).status.value == "undecided"
+    assert table1.beats_h2o(pd.concat([table, *tasks])).status.value == "undecided"

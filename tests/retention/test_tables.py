@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.retention import results, table4
+from analysis.retention import table1, table4
 
 
 def test_times_of_short_batches_keep_their_digits():
@@ -31,4 +31,4 @@ def test_times_of_short_batches_keep_their_digits():
 )
 def test_one_seed_has_no_deviation(counts, words):
     table = pd.DataFrame({"source": ["measured", "measured", "paper"], "count": [*counts, None]})
-    assert results._seeds(table) == words
+    assert table1._seeds(table) == words

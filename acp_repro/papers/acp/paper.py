@@ -1,16 +1,14 @@
-"""What the chain knows of ACP: the axes of its grid, its quantities, its figures and tables."""
+"""What the chain knows of ACP: the axes of its grid, its quantities, and the contents of its analysis."""
 
 from __future__ import annotations
 
-from acp_repro.chain.paper import Item, Paper, Quantity
+from acp_repro.chain.paper import Paper, Quantity
 from acp_repro.chain.run import Run
 
-from . import claims, text_claims
 from .settings import File
 from .suite import FoXSuite, make_run
 
 _MEASURE = f"{__package__}.measure"
-PRO, LLAMA = "FoX (Pro) with ACP", "FoX (LLaMA) with ACP"
 
 
 def _every_run(suite: FoXSuite) -> list[Run]:
@@ -29,24 +27,8 @@ def _sweep_run(suite: FoXSuite) -> list[Run]:
     return [suite.sweep_run]
 
 
-def _pro(suite: FoXSuite) -> list[Run]:
-    return suite.with_acp("pro")
-
-
-def _llama(suite: FoXSuite) -> list[Run]:
-    return suite.with_acp("llama")
-
-
-def _pro_pairs(suite: FoXSuite) -> list[Run]:
-    return suite.pairs("pro") or _pro(suite)
-
-
-def _llama_pairs(suite: FoXSuite) -> list[Run]:
-    return suite.pairs("llama") or _llama(suite)
-
-
 def _evaluated(suite: FoXSuite) -> list[Run]:
-    chosen = {*_pro_pairs(suite), *_llama_pairs(suite)}
+    chosen = {*suite.evaluated("pro"), *suite.evaluated("llama")}
     return [run for run in suite.runs if run in chosen]
 
 
@@ -72,12 +54,8 @@ def _needle_runs(suite: FoXSuite) -> list[Run]:
     return [run for run in suite.runs if run in runs]
 
 
-def _arms(suite: FoXSuite) -> list[Run]:
-    return suite.arms
-
-
 def _pruned(suite: FoXSuite) -> list[Run]:
-    wanted = {*_acp_runs(suite), *_arms(suite)}  # one arm trains with needles
+    wanted = {*_acp_runs(suite), *suite.arms}  # one arm trains with needles
     return [run for run in suite.runs if run in wanted]
 
 
@@ -227,211 +205,6 @@ QUANTITIES = (
         "benchmark_decode",
     ),
 )
-_SAVINGS = ("pruned_ratio", "attention_time", "throughput")
-_LOSSES = ("loss", "loss_curve")
-_TASKS = ("lm_eval", "lm_eval_items")
-
-ITEMS = (
-    Item("figure1", "Attention with and without ACP", ("decay",), _heads_run),
-    Item("figure2", "What ACP saves, FoX (Pro)", _SAVINGS, _pro, PRO, claims.SAVINGS, ("760M", 16384)),
-    Item(
-        "figure3",
-        "Loss with and without ACP, FoX (Pro)",
-        _LOSSES,
-        lambda suite: suite.pairs("pro", True),
-        "FoX (Pro) both with ACP and exact",
-        claims.NO_DAMAGE,
-        ("760M", 16384),
-    ),
-    Item(
-        "figure3_right",
-        "Needle in a haystack, FoX (Pro)",
-        ("needle",),
-        _longest_pair,
-        "FoX (Pro)",
-        claims.RETRIEVAL,
-        ("760M", 16384),
-    ),
-    Item(
-        "figure4", "Savings of single heads", ("pruned_ratio",), _heads_run, "", claims.HEADS, ("760M", 4096)
-    ),
-    Item(
-        "figure5",
-        "Savings of single heads in each layer",
-        ("pruned_ratio",),
-        _heads_run,
-        "",
-        claims.LAYERS,
-        ("760M", 4096),
-    ),
-    Item(
-        "figure6",
-        "Decay, boundary and attention of some heads",
-        ("decay", "attention_weights"),
-        _heads_run,
-        "",
-        claims.LARGE_WEIGHTS,
-        ("760M", 4096),
-    ),
-    Item(
-        "figure7",
-        "Savings against epsilon",
-        ("epsilon_sweep",),
-        _sweep_run,
-        "",
-        claims.EPSILON,
-        ("125M", 16384),
-    ),
-    Item(
-        "figure8",
-        "Loss with and without ACP, further sizes of FoX (Pro)",
-        _LOSSES,
-        lambda suite: suite.pairs("pro", False),
-        "a second size of FoX (Pro) both with ACP and exact",
-        claims.NO_DAMAGE,
-        ("360M", 16384),
-    ),
-    Item(
-        "figure9",
-        "Needle in a haystack, shorter contexts of FoX (Pro)",
-        ("needle",),
-        _shorter_pairs,
-        "FoX (Pro) at a second context length, shorter",
-        claims.RETRIEVAL,
-        ("760M", 8192),
-    ),
-    Item("figure10", "What ACP saves, FoX (LLaMA)", _SAVINGS, _llama, LLAMA, claims.SAVINGS, ("760M", 16384)),
-    Item(
-        "figure11",
-        "Loss with and without ACP, FoX (LLaMA)",
-        _LOSSES,
-        lambda suite: suite.pairs("llama"),
-        "FoX (LLaMA) both with ACP and exact",
-        claims.NO_DAMAGE,
-        ("760M", 16384),
-    ),
-    Item(
-        "figure11_right",
-        "Needle in a haystack, FoX (LLaMA)",
-        ("needle",),
-        _llama_pair,
-        "FoX (LLaMA)",
-        claims.RETRIEVAL,
-        ("760M", 16384),
-    ),
-    Item(
-        "table1", "LM evaluation harness, FoX (Pro)", _TASKS, _pro_pairs, PRO, claims.TASKS, ("760M", 16384)
-    ),
-    Item("table2", "Sizes"),
-    Item(
-        "table3",
-        "LM evaluation harness, FoX (LLaMA)",
-        _TASKS,
-        _llama_pairs,
-        LLAMA,
-        claims.TASKS,
-        ("760M", 16384),
-    ),
-    Item(
-        "table4",
-        "Time spent on the boundary search",
-        ("attention_time",),
-        _pro,
-        PRO,
-        claims.SEARCH,
-        ("760M", 16384),
-    ),
-    Item(
-        "figureA1",
-        "Pruned mass of every head against the bound",
-        ("pruned_mass",),
-        _sweep_run,
-        claims=claims.BOUND,
-        ours=True,
-    ),
-    Item(
-        "figureA2",
-        "What the size of blocks costs",
-        ("block_size",),
-        _sweep_run,
-        claims=claims.BLOCKS,
-        ours=True,
-    ),
-    Item(
-        "figureA3",
-        "Contexts longer than in training",
-        ("long_context",),
-        _sweep_run,
-        claims=claims.LONG_CONTEXT,
-        ours=True,
-    ),
-    Item(
-        "figureA4",
-        "Loss at each position far past the training length",
-        ("long_loss_curve",),
-        _longest_pair,
-        "FoX (Pro) with ACP",
-        ours=True,
-    ),
-    Item(
-        "figureA5",
-        "Pruned share and loss against tokens trained",
-        ("training_log",),
-        _longest_trained,
-        "FoX (Pro) with ACP that it trains",
-        paper_model=("125M", 16384),
-        ours=True,
-    ),
-    Item(
-        "figureA6",
-        "Needle in a haystack, trained with needles",
-        ("needle",),
-        _trained_with_needles,
-        "a pair that trains with needles (needle_share), with ACP and exact",
-        claims.RETRIEVAL_TRAINED,
-        ours=True,
-    ),
-    Item(
-        "tableA1",
-        "Every pair trained with needles",
-        ("needle",),
-        _trained_with_needles,
-        "a pair that trains with needles (needle_share), with ACP and exact",
-        ours=True,
-    ),
-    Item(
-        "figureA7",
-        "What moves the pruned share",
-        ("pruned_ratio",),
-        _arms,
-        "trainings with ACP that differ in learning rate, words, text or QK-norm",
-        ours=True,
-    ),
-    Item(
-        "figure_kernel",
-        "Speed of the kernels",
-        ("kernel_time",),
-        ours=True,
-        extra=True,
-        aliases=("figure-kernel",),
-    ),
-    Item(
-        "figure_scaling",
-        "Training on several GPUs",
-        ("training_step",),
-        ours=True,
-        extra=True,
-        aliases=("figure-scaling",),
-    ),
-    Item(
-        "figure_decode",
-        "Time and memory of a decoding step",
-        ("decode_time",),
-        ours=True,
-        extra=True,
-        aliases=("figure-decode",),
-    ),
-)
 
 PAPER = Paper(
     name="acp",
@@ -451,9 +224,14 @@ PAPER = Paper(
     make_run=make_run,
     run_columns=("architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed"),
     quantities=QUANTITIES,
-    items=ITEMS,
+    contents=(
+        *("figure1", "figure2", "figure3", "figure3_right", "figure4", "figure5", "figure6", "figure7"),
+        *("figure8", "figure9", "figure10", "figure11", "figure11_right"),
+        *("table1", "table2", "table3", "table4"),
+        *("figureA1", "figureA2", "figureA3", "figureA4", "figureA5", "figureA6", "tableA1", "figureA7"),
+        *("figure_kernel", "figure_scaling", "figure_decode"),
+    ),
     task=f"{__package__}.task:FoXTask",
     analysis="analysis.acp",
     plan=f"{__package__}.plan",
-    claims=text_claims.CLAIMS,
 )

@@ -245,6 +245,10 @@ class FoXSuite(Suite):
         chosen = [r for r in paired if largest is None or (r.size.non_embedding == top) == largest]
         return self.with_all_seeds(chosen)
 
+    def evaluated(self, architecture: str) -> list[FoXRun]:
+        """Runs on the downstream tasks: those that have a pair, or else those with ACP (Tables 1 and 3)."""
+        return self.pairs(architecture) or self.with_acp(architecture)
+
     def has_exact_pair(self, run: FoXRun) -> bool:
         """Whether the suite has ``run`` both with ACP (log epsilon = -10) and exact."""
         return run in _paired(self.runs)

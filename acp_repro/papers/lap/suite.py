@@ -118,6 +118,11 @@ class PruningSuite(Suite):
         return [run for run in self.runs if run.compression is not None]
 
     @property
+    def probed(self) -> list[PruningRun]:
+        """The main run, where its texts have labels."""
+        return [self.main_run] if self.file.data.sides else []
+
+    @property
     def curves(self) -> list[PruningRun]:
         """Gated runs, one of each setting."""
         return first_seeds(self.gated)

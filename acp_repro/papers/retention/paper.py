@@ -1,11 +1,10 @@
-"""What the chain knows of Adaptive Retention: its grid, its quantities, its tables and figures."""
+"""What the chain knows of Adaptive Retention: its grid, its quantities, and the contents of its analysis."""
 
 from __future__ import annotations
 
-from acp_repro.chain.paper import Item, Paper, Quantity
+from acp_repro.chain.paper import Paper, Quantity
 from acp_repro.chain.run import Run
 
-from . import claims
 from .settings import File
 from .suite import RetentionSuite, make_run
 
@@ -75,87 +74,6 @@ QUANTITIES = (
 )
 
 
-def _schedules(blocks: int | None):
-    def runs(suite: RetentionSuite) -> list[Run]:
-        """One run of each budget: the schedules depend on nothing else."""
-        of_budget: dict[float, Run] = {}
-        for run in suite.adaptive:
-            layers = run.backbone.num_hidden_layers
-            if blocks == layers or (blocks is None and layers != 12):
-                of_budget.setdefault(run.budget, run)
-        return list(of_budget.values())
-
-    return runs
-
-
-_PRUNED = "a dense model and pruned ones at this budget"
-
-ITEMS = (
-    Item(
-        "table1",
-        "Results at 50 % of the tokens",
-        ("score",),
-        lambda s: s.of_table(0.5),
-        _PRUNED,
-        claims.RESULTS,
-    ),
-    Item(
-        "table2",
-        "Results at 30 % of the tokens",
-        ("score",),
-        lambda s: s.of_table(0.3),
-        _PRUNED,
-        claims.RESULTS,
-    ),
-    Item("table3", "Ablations", ("score", "speed"), lambda s: s.ablations(), "an ablation", claims.ABLATIONS),
-    Item("table4", "Compute cost", ("speed",), lambda s: s.timed(), "", claims.SPEED),
-    Item(
-        "table5",
-        "Tokens kept in each layer",
-        ("tokens_kept",),
-        _schedules(None),
-        "Adaptive Retention in an encoder of another depth than 12",
-        claims.BUDGET,
-    ),
-    Item(
-        "table6",
-        "Tokens kept in each of 12 layers",
-        ("tokens_kept",),
-        _schedules(12),
-        "Adaptive Retention in an encoder of 12 blocks",
-        claims.BUDGET,
-    ),
-    Item(
-        "figure2",
-        "Temperature and stretch",
-        ("score",),
-        lambda s: s.sweeps(),
-        "Adaptive Retention at several temperatures or stretches",
-        claims.SWEEPS,
-    ),
-    Item(
-        "figure_gates",
-        "Where the gate stands",
-        ("pruned_dense",),
-        lambda s: s.dense,
-        "a dense model",
-        ours=True,
-    ),
-    Item(
-        "figureC",
-        "Slack of the budget",
-        ("slackness",),
-        lambda s: s.adaptive,
-        "Adaptive Retention",
-        claims.SLACKNESS,
-        ours=True,
-    ),
-    Item("figureD", "Bias of the relaxed gradient", ("estimator",), claims=claims.BIAS, ours=True),
-    Item("figureE", "Variance of the gradient", ("variance",), claims=claims.VARIANCE, ours=True),
-    Item("figureH", "Complexity of a pruned class", ("complexity",), claims=claims.COMPLEXITY, ours=True),
-    Item("tableI", "FLOPs and time", ("speed",), lambda s: s.timed(), "", claims.COST, ours=True),
-)
-
 PAPER = Paper(
     name="retention",
     title="Learning What to Remember: Adaptive Probabilistic Memory Retention for Memory-Efficient Language "
@@ -187,7 +105,10 @@ PAPER = Paper(
         "seed",
     ),
     quantities=QUANTITIES,
-    items=ITEMS,
+    contents=(
+        *("table1", "table2", "table3", "table4", "table5", "table6", "figure2", "figure_gates"),
+        *("figureC", "figureD", "figureE", "figureH", "tableI"),
+    ),
     task=f"{__package__}.task:task_of",
     steps=f"{__package__}.texts:steps_of",
     analysis="analysis.retention",

@@ -1,17 +1,34 @@
 """What the ACP paper says besides its figures and tables, in its own order.
 
 Definitions, arithmetic and what it expects of later work are left out: there is nothing to check. A claim
-that mathematics settles names the test that shows it on this code.
+that mathematics settles names the test that shows it on this code. One that is judged on the records of a
+figure or table stands in the file of that.
 """
 
 from __future__ import annotations
 
 from acp_repro.chain.paper import Claim
+from acp_repro.papers.acp.plan.cost import attention_share_of_flops
 
-from .claims import LAYERS_EFFECT, SETTLED_PERCENT, SHARE_POINTS, SPARSE_PERCENT, TASKS_P_VALUE
+from ..verdict import Verdict
+from . import by_length, figure2, figure5, figure6, figure_decode, figureA5, models, table1
 
+SHARE_POINTS = 2.0  # what "roughly" is taken to mean of attention's share of all FLOPs
 _SHOWN = "tests/attention/test_paper_text.py::"
 _SEARCH = "tests/attention/test_boundary.py::test_parallel_search_is_algorithm_1"
+
+
+def attention_share() -> Verdict:
+    """Met if the formula gives attention the shares that the paper prints, within :data:`SHARE_POINTS`."""
+    table = models.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
+    table = table.astype({"context_length_tokens": int})
+    percent = [
+        100 * attention_share_of_flops(models.paper_size(row.size), row.context_length_tokens)
+        for row in table.itertuples()
+    ]
+    met = ((table["low"] - percent).abs() <= SHARE_POINTS).all()
+    return Verdict.of(bool(met), by_length.listed(table.assign(percent=percent), digits=1))
+
 
 CLAIMS = (
     Claim(
@@ -19,14 +36,7 @@ CLAIMS = (
         "Abstract and Section 1, of Lin et al. (2025): consistently better or on-par performance",
         untested="no suite trains a Transformer with RoPE",
     ),
-    Claim(
-        "Attention is 2 to 3 times as fast",
-        "=figure2.attention_speedup",
-        "at every size and context length exact attention takes 2 to 3 times the time of attention with ACP",
-        ("attention_time",),
-        "attention_sped_up",
-        item="figure2",
-    ),
+    figure2.SPED_UP,
     Claim(
         "Forgetting attention can be computed in FlashAttention's blocks",
         "Sections 1 and 2: compatible with FlashAttention, as D = c 1ᵀ − 1 cᵀ",
@@ -118,60 +128,18 @@ CLAIMS = (
         "Algorithm 1, set right, looks at no more blocks than there are rows and columns of blocks",
         test=f"{_SHOWN}test_algorithm_1_looks_at_no_more_blocks_than_rows_and_columns",
     ),
-    Claim(
-        "Throughput falls at the beginning of training and then stays level",
-        "Section 4.1: decreases for a short period at the beginning of training and then plateaus",
-        f"with ACP the first tenth of a training is faster than the last by more than {SETTLED_PERCENT:g} %, "
-        f"and no tenth of its second half is further than {SETTLED_PERCENT:g} % from it (medians of steps)",
-        ("training_log",),
-        "throughput_settles",
-        item="figureA5",
-    ),
+    figureA5.SETTLES,
     Claim(
         "Attention takes 16 % of the FLOPs of the 760M model at 4k tokens, and 45 % at 16k",
         "Section 4.2: roughly 16 % of the total FLOPs, and around 45 %",
         f"the formula for FLOPs gives both within {SHARE_POINTS:g} percentage points",
-        check="attention_share",
+        check=attention_share,
         test="tests/model/test_model_flops.py::test_flops_by_hand",
     ),
-    Claim(
-        "Downstream results vary between seeds of one setting",
-        "Section 4.2, of Madaan et al. (2024): high variance across training runs",
-        "a column differs between two seeds of one setting by more than chance: a paired test over the same "
-        f"items gives p < {TASKS_P_VALUE:g} after Holm's correction for all columns and settings; where none "
-        "does, it cannot be told",
-        ("lm_eval_items",),
-        "seeds_differ",
-        item="table1",
-    ),
-    Claim(
-        "Layers are like the whole model, but for the first two",
-        "Section 4.3: the distribution for each layer matches the distribution for the entire model",
-        "the 95 % upper bound of how far the kinds of heads (local, global, between) differ between the "
-        f"layers past the second is under {LAYERS_EFFECT:g} (Cohen's w; a medium effect); it fails where "
-        "heads that are shuffled among these layers differ as much in fewer than 5 % of cases; where neither "
-        "is so, "
-        "there are too few heads in a layer, and it cannot be told",
-        ("pruned_ratio",),
-        "layers_match_model",
-        item="figure5",
-    ),
-    Claim(
-        "Local heads prune most blocks, and a global head none",
-        "Section 4.3, Figure 6: local heads, most off-diagonal blocks pruned; a global head, none",
-        "every local head prunes more than half of its blocks, and at least one head prunes none",
-        ("pruned_ratio",),
-        "local_and_global_heads",
-        item="figure5",
-    ),
-    Claim(
-        "Attention weights are very sparse",
-        "Figure 6: since A is very sparse, only entries larger than 0.1 are shown",
-        f"under {SPARSE_PERCENT:g} % of the causal entries of the heads shown are over 0.1",
-        ("decay", "attention_weights"),
-        "weights_sparse",
-        item="figure6",
-    ),
+    table1.SEEDS_DIFFER,
+    figure5.LIKE_THE_MODEL,
+    figure5.PRUNE_MOST_OR_NONE,
+    figure6.SPARSE,
     Claim(
         "The three shapes have 125M, 360M and 760M weights",
         "Appendix B, Table 2, and Table 1: roughly 760M non-embedding parameters",
@@ -196,15 +164,7 @@ CLAIMS = (
         "with one delta for all steps, and a step a row, no row begins left of the row above it",
         test=_SEARCH,
     ),
-    Claim(
-        "Dropping pruned keys and values saves memory while decoding",
-        "Appendix F and Section 6: thus reducing memory consumption and memory accesses",
-        "at every batch and length the cache of a whole model allocates fewer bytes with ACP; "
-        "gates are drawn, two heads in three local",
-        ("decode_time",),
-        "cache_shrinks",
-        item="figure_decode",
-    ),
+    figure_decode.SHRINKS,
     Claim(
         "Decoding skips as much as training does",
         "=decoding.memory_access_reduction",
@@ -212,30 +172,7 @@ CLAIMS = (
         "so it skips what the figures of training say, or more",
         test=f"{_SHOWN}test_a_step_of_decoding_begins_no_earlier_than_the_row_of_training",
     ),
-    Claim(
-        "Attention takes 50 % to 60 % less time in a decoding step",
-        "=decoding.attention_time_reduction",
-        "the time of attention falls by the paper's range with prompts of at least 16k tokens for at least "
-        "16 rows; gates are drawn, two heads in three local",
-        ("decode_time",),
-        "decoding_attention_sped_up",
-        item="figure_decode",
-    ),
-    Claim(
-        "Attention in decoding gains most with long prefill and large batches",
-        "Appendix F: wall-clock time improvement is most obvious there",
-        "the share of attention's time that ACP saves is larger for the longer of two prompts of one batch, "
-        "and for the larger of two batches of one prompt, within a tenth",
-        ("decode_time",),
-        "decoding_gains_grow",
-        item="figure_decode",
-    ),
-    Claim(
-        "Decoding as a whole is not clearly faster",
-        "Appendix F: no clear improvement in end-to-end decoding throughput, as kernel launches bound it",
-        "no whole step is more than a tenth faster with ACP",
-        ("decode_time",),
-        "decoding_not_faster",
-        item="figure_decode",
-    ),
+    figure_decode.SPED_UP,
+    figure_decode.GAINS_GROW,
+    figure_decode.NOT_FASTER,
 )

@@ -1,0 +1,43 @@
+"""Percentages by size and context length: their order, how they read, whether they grow."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from .. import style
+from ..tables import one_each
+from ..verdict import Verdict
+
+LONGER = "Abstract: longer context lengths yield greater computational savings"
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Context lengths in order within each size; one row of each is all there may be."""
+    keys = ["size", "context_length_tokens"]
+    order = {size: index for index, size in enumerate(dict.fromkeys(table["size"]))}
+    one_each(table, keys, "percentages")
+    return table.sort_values(keys, key=lambda c: c.map(order) if c.name == "size" else c)
+
+
+def listed(
+    table: pd.DataFrame, column: str = "percent", digits: int = 0, sign: str = "", unit: str = " %"
+) -> str:
+    """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"."""
+    return "; ".join(
+        f"{size}: "
+        + ", ".join(
+            f"{value:{sign}.{digits}f}{unit} at {style.length_label(length)}"
+            for value, length in zip(rows[column], rows["context_length_tokens"], strict=True)
+        )
+        for size, rows in table.groupby("size", sort=False)
+    )
+
+
+def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
+    """Met if every size has more at every longer context; undecided with one context length."""
+    table = in_order(table)
+    several = [r for _, r in table.groupby("size", sort=False)["percent"] if len(r) > 1]
+    met = all((rows.diff().iloc[1:] > 0).all() for rows in several) if several else None
+    note = "" if several else " (one context length only)"
+    return Verdict.of(met, listed(table, sign=sign) + note)
+
