@@ -332,6 +332,20 @@ def test_a_suite_that_cannot_be_read_has_no_list_of_figures(clone):
     assert "experiments/h100.yaml: gird: unknown key; did you mean grid?" in fails("help", "SUITE=h100")[1]
 
 
+@pytest.mark.parametrize("clone", [0], indirect=True)
+def test_help_says_what_it_can_before_anything_is_installed(clone):
+    shutil.rmtree(".venv")
+    python = Path("python")
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # without what is installed
+    python.chmod(0o755)
+    arguments = ["make", "help", "PYTHON=./python"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    *_, title, line = done.stdout.splitlines()
+    assert title == "Figures and tables, each made with all that it needs:" and not done.stderr
+    assert line == "  make figure2 is one; make setup installs what lists them all"
+    assert "make reproduction  one page with a verdict on every claim" in done.stdout
+
+
 @pytest.mark.parametrize("fits", [True, False])
 def test_what_keeps_an_environment_from_being_made(clone, fits):
     shutil.rmtree(".venv")

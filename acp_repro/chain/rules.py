@@ -241,16 +241,15 @@ def _module(name: str) -> tuple[Path, tuple[str, ...]] | None:
 
 
 def items_in_words(suite_name: str) -> str:
-    """Every item with its title, a line each: of the suite's paper, or of all where nothing can read it."""
+    """Every item of the suite's paper with its title, a line each; one line where nothing can read them."""
     try:
-        papers = [load_suite(suite_name).paper]
-    except ImportError:  # nothing is installed yet
-        papers = [find_paper(name) for name in paper_names()]
-    lines = []
-    for paper in papers:
-        lines.append(f"  of {paper.title}:")
-        lines += [f"    make {item.name:<15} {item.title}" for item in paper.items if not item.missing]
-    return "\n".join(lines)
+        paper = load_suite(suite_name).paper
+        items = [item for item in paper.items if not item.missing]
+    except ImportError:
+        return "  make figure2 is one; make setup installs what lists them all"
+    return "\n".join(
+        [f"  of {paper.title}:", *(f"    make {item.name:<15} {item.title}" for item in items)]
+    )
 
 
 @command()
