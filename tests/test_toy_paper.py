@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PAPER = """
 from dataclasses import dataclass, field
 
-from acp_repro.chain.paper import Paper, Quantity, Suite
+from acp_repro.chain.paper import Paper, Suite
 from acp_repro.chain.run import Run, Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
 from acp_repro.common.bounds import Axis, Count
@@ -56,8 +56,7 @@ def make_run(file, suite, where, *, width, seed):
 PAPER = Paper(
     name="toy", title="Toys that Learn", url="https://example.org/toys", file=File, suite=Suite,
     axes=("width", "seed"), make_run=make_run, run_columns=("width", "seed"),
-    quantities=(Quantity("error", ("squared_error",), "toy.error"),),
-    contents=("figure1", "figure2"),
+    measures="toy", measured=("error",), contents=("figure1", "figure2"),
     task="toy.task:ToyTask", analysis="toy",
 )
 """
@@ -85,13 +84,15 @@ class ToyTask(Task):
         return 0.05
 """
 ERROR = """
-import torch
+from acp_repro.chain.paper import Quantity
 
 
-@torch.no_grad()
 def measure(trained):
     batches = [trained.task.batch(1000 + i) for i in range(trained.measure.batches)]
-    return [{"squared_error": float(trained.task.loss(trained.model, *batch))} for batch in batches]
+    return [{"squared_error": trained.task.loss(trained.model, *batch).item()} for batch in batches]
+
+
+QUANTITY = Quantity("error", ("squared_error",), measure)
 """
 FIGURE = '''
 """Error against width."""

@@ -72,7 +72,11 @@ class Suite:
         Raises:
             UnknownName: there is none; the message lists what there is.
         """
-        return _find({run.name: run for run in self.runs}, name, f"suite {self.name} has no run {name!r}")
+        for run in self.runs:
+            if run.name == name:
+                return run
+        known = [run.name for run in self.runs]
+        raise UnknownName.among(f"suite {self.name} has no run {name!r}", name, known)
 
     def check(self) -> None:
         """For a paper's own class: refuses what can only be seen of the whole, with a ValueError."""
@@ -107,10 +111,13 @@ def first_seeds(runs: Iterable[Run]) -> list[Run]:
 class Quantity:
     """Something that is measured: ``results/SUITE/RUN/NAME.csv``.
 
+    It is ``QUANTITY`` of the module of its name in the paper's package ``measures``, beside ``measure``.
+
     Attributes:
-        name: of the quantity and its file.
-        columns: the measured columns. A unit ends the name; counts, ratios and indices name themselves.
-        module: has ``measure(trained, **options)``, which gives the rows.
+        name: of the quantity, its module and the file of its records.
+        columns: the measured columns, as words of one string or one by one. A unit ends the name; counts,
+            ratios and indices name themselves.
+        measure: ``measure(trained, **options)`` gives the rows; None where ``command`` makes them.
         runs: the runs of a suite that it is about.
         group: a name that quantities share whose records one load of the weights should make.
         timed: a time or a rate, which wants the machine for itself.
@@ -126,8 +133,8 @@ class Quantity:
     """
 
     name: str
-    columns: tuple[str, ...]
-    module: str = ""
+    columns: str | tuple[str, ...]
+    measure: Callable[..., list[dict[str, Any]]] | None = None
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
     group: str = ""
     timed: bool = False
@@ -137,6 +144,10 @@ class Quantity:
     command: str = ""
     library: tuple[str, str] | None = None
     later: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        if isinstance(self.columns, str):
+            object.__setattr__(self, "columns", tuple(self.columns.split()))
 
     @property
     def has_library(self) -> bool:
@@ -153,10 +164,6 @@ class Quantity:
             return self.command.format(suite=option_of(suite))
         names = "".join(f" --run {run.name}" for run in runs)
         return f"python -m acp_repro.measure {self.name} --suite {option_of(suite)}{names}"
-
-    def measure(self, trained: Any, **options: Any) -> list[dict[str, Any]]:
-        """Imports the module and measures."""
-        return importlib.import_module(self.module).measure(trained, **options)
 
 
 @dataclass(frozen=True)
@@ -262,7 +269,8 @@ class Paper:
             class of the file's ``grid`` entries, and a list there.
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
         run_columns: columns of every record that say which run it is; keys of ``Run.columns()``.
-        quantities: what is measured.
+        measures: the package of what is measured, a module for each quantity.
+        measured: the names of its quantities, in the order in which they are measured.
         contents: the names of its figures and tables, in the order in which they are shown.
         task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's; imported
             when something is trained.
@@ -284,16 +292,13 @@ class Paper:
     axes: tuple[str, ...]
     make_run: Callable[..., Run]
     run_columns: tuple[str, ...]
-    quantities: tuple[Quantity, ...]
+    measures: str
+    measured: tuple[str, ...]
     contents: tuple[str, ...]
     task: str
     analysis: str
     plan: str = ""
     steps: str = ""
-
-    @functools.cached_property
-    def _quantities(self) -> dict[str, Quantity]:
-        return {quantity.name: quantity for quantity in self.quantities}
 
     @functools.cached_property
     def _placed(self) -> dict[str, tuple[Item, ModuleType]]:
@@ -306,11 +311,11 @@ class Paper:
             )
         stems = [module.name for module in pkgutil.iter_modules(package.__path__)]
         modules = [self.part(stem) for stem in stems if stem.startswith(("figure", "table"))]
-        placed = {item.name: (item, module) for module in modules for item in getattr(module, "ITEMS", ())}
+        placed = {item.name: (item, drawn) for drawn in modules for item in getattr(drawn, "ITEMS", ())}
         if other := set(placed) ^ set(self.contents):
             raise SuiteError(
-                f"paper {self.name}: {', '.join(sorted(other))}: must stand in its contents, and in ITEMS of a "
-                f"module figure* or table* of {self.analysis}"
+                f"paper {self.name}: {', '.join(sorted(other))}: must stand in its contents, and in ITEMS of "
+                f"a module figure* or table* of {self.analysis}"
             )
         return {name: placed[name] for name in self.contents}
 
@@ -337,7 +342,14 @@ class Paper:
         """Raises:
         UnknownName: the paper measures no such thing.
         """
-        return _find(self._quantities, name, f"paper {self.name} has no quantity {name!r}")
+        if name not in self.measured:
+            raise UnknownName.among(f"paper {self.name} has no quantity {name!r}", name, self.measured)
+        return importlib.import_module(f"{self.measures}.{name}").QUANTITY
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        """What is measured, from the modules of ``measures``."""
+        return tuple(map(self.quantity, self.measured))
 
     def item(self, name: str) -> Item:
         """Raises:
@@ -348,7 +360,8 @@ class Paper:
 
     def check_item(self, name: str) -> None:
         """Refuses as :meth:`item` does, and imports nothing."""
-        _find(dict.fromkeys(self.contents), name, f"paper {self.name} has no item {name!r}")
+        if name not in self.contents:
+            raise UnknownName.among(f"paper {self.name} has no item {name!r}", name, self.contents)
 
     def columns(self, quantity: Quantity) -> tuple[str, ...]:
         """All columns of a quantity's CSV, in order."""
@@ -380,9 +393,3 @@ def _named(place: str) -> Any:
     """What ``MODULE:NAME`` names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def _find(known: dict[str, Any], name: str, what: str) -> Any:
-    if name in known:
-        return known[name]
-    raise UnknownName.among(what, name, known)

@@ -133,7 +133,8 @@ def _stale(suite: Suite) -> Path:
 def _item(suite: Suite, item: Item) -> list[str]:
     output = item.path(suite.name)
     records = [_path(suite, run, quantity) for run, quantity in records_of(suite, [item])]
-    made_of = [*sources(suite.paper.module_of(item).__name__), *_registry(suite.paper), suite.path]
+    module = suite.paper.module_of(item).__name__
+    made_of = [*sources(module), *_registry(suite.paper, item.quantities), suite.path]
     draw = f"{suite.paper.draw_command(item)} --suite {suite.option}" + " > /dev/null" * item.is_table
     recipe = f"@$(eval drawn_{item.name} := 1)$(DO) {draw}"
     show = (
@@ -182,28 +183,36 @@ def _reproduction() -> list[str]:
     return [f"REPRODUCTION.md: {_paths([*sources(REPRODUCTION_MODULE), *judges])}"]
 
 
-def _registry(paper: Paper) -> list[Path]:
-    """What says of which runs and records a paper's items are drawn, besides their own modules."""
-    return sources(paper_module(paper.name))
+def _registry(paper: Paper, quantities: Iterable[str]) -> list[Path]:
+    """What says of which runs and records an item is drawn, besides its own module: of the quantities only
+    the files that say what they are, and not those that they measure with."""
+    own = [path for name in quantities for path in sources(f"{paper.measures}.{name}", paper.measures)]
+    return [*sources(paper_module(paper.name)), *own]
 
 
 def _judges(paper: Paper) -> list[Path]:
     """What a paper claims and judges that by, in the files of its items or besides, and its models' words."""
     modules = [paper.module_of(item).__name__ for item in paper.items]
     modules += [f"{paper.analysis}.{name}" for name in ("text_claims", "models")]
-    return [*_registry(paper), *(path for module in dict.fromkeys(modules) for path in sources(module))]
+    found = (path for module in dict.fromkeys(modules) for path in sources(module))
+    return [*_registry(paper, paper.measured), *found]
 
 
-def sources(module: str) -> list[Path]:
+def sources(module: str, within: str = "") -> list[Path]:
     """The files under the working folder that a module is made of: its own, those that it imports, and the
-    tables and templates beside them; none of a module that does not exist."""
+    tables and templates beside them; none of a module that does not exist.
+
+    Args:
+        within: follow only imports of modules in this package.
+    """
+    ours = (within,) if within else (*_OURS, module.partition(".")[0])
     found: dict[str, Path] = {}
     waiting = [module, f"{module}.__main__"]  # a package that is run
     while waiting:
         name = waiting.pop()
         if name not in found and (there := _module(name)):
             found[name], imported = there
-            waiting += (n for n in imported if n.partition(".")[0] in {*_OURS, module.partition(".")[0]})
+            waiting += (n for n in imported if f"{n}.".startswith(tuple(f"{package}." for package in ours)))
     data = {
         file for path in found.values() for file in path.parent.iterdir() if file.suffix in _DATA_SUFFIXES
     }

@@ -47,6 +47,15 @@ def test_names_of_an_item_agree(paper, item):
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_a_quantity_has_its_name_from_its_file(paper):
+    folder = importlib.import_module(paper.measures).__path__
+    assert sorted(paper.measured) == sorted(module.name for module in pkgutil.iter_modules(folder))
+    for quantity, name in zip(paper.quantities, paper.measured, strict=True):
+        assert quantity.name == name and bool(quantity.measure) != bool(quantity.command)
+        assert quantity is paper.quantity(name) and set(quantity.later) <= set(quantity.columns)
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
 def test_the_contents_are_what_the_modules_have(paper):
     assert tuple(item.name for item in paper.items) == paper.contents
     first = paper.contents[0]
@@ -118,7 +127,7 @@ def test_an_item_that_shares_a_file_is_drawn_by_its_name(tmp_path, monkeypatch, 
 TOY = {
     "paper.py": """
         from dataclasses import dataclass, field
-        from acp_repro.chain.paper import Paper, Quantity, Suite
+        from acp_repro.chain.paper import Paper, Suite
         from acp_repro.chain.run import Run, Strict, TrainerConfig
         from acp_repro.chain.suite import SuiteFile
 
@@ -145,9 +154,13 @@ TOY = {
         PAPER = Paper(
             name="toy", title="NNs of <toys>", url="https://example.org/toy", file=File, suite=Suite,
             axes=("width",), make_run=make_run, run_columns=("layer_width",),
-            quantities=(Quantity("error", ("error_percent",)),),
-            contents=("figure1",), task="", analysis="toy",
+            measures="toy", measured=("error",), contents=("figure1",), task="", analysis="toy",
         )
+    """,
+    "error.py": """
+        from acp_repro.chain.paper import Quantity
+
+        QUANTITY = Quantity("error", ("error_percent",))
     """,
     "figure1.py": '''
         """Errors by width."""

@@ -307,7 +307,7 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     assert "| Full Transformer |" in text and "GPT-3.5 (zero-shot) (quoted)" in text and "82.7" in text
     assert "calls threshold" in Path("figures/mini/figure2.md").read_text()
     report = gather("mini")
-    found = {j.claim.check: j for e in report.entries if e.made for j in e.judgements}
+    found = {j.claim.check.__name__: j for e in report.entries if e.made for j in e.judgements}
     assert found["budget_holds"].status == "met"
     assert found["complexity_bounded"].status == "not met"  # it falls as the root of M/T
     assert found["memory_falls"].status == "undecided"

@@ -222,6 +222,11 @@ class FoXSuite(Suite):
             and (acp is None or (run.log_pruning_tolerance is not None) == acp)
         ]
 
+    def in_order(self, *some: Iterable[FoXRun]) -> list[FoXRun]:
+        """The runs of several lists, each once, in the order of the suite."""
+        chosen = {run for runs in some for run in runs}
+        return [run for run in self.runs if run in chosen]
+
     def with_acp(self, architecture: str) -> list[FoXRun]:
         """One run with ACP of each size and context length: the lowest seed, at the paper's epsilon if
         the grid has it, else at the smallest."""

@@ -1,1 +1,1 @@
-"""Measures: one module a quantity. Each takes a trained run and gives records; none draws."""
+"""One module a quantity: how a trained run gives its records, their columns, of which runs. None draws."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from tqdm import tqdm
 
-from acp_repro.attention import choose_implementation, forgetting_attention
-from acp_repro.benchmark.timing import ORDER, interleaved
-from acp_repro.model.capture import AttentionInputs, attention_inputs
-from acp_repro.training.step import autocast
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedFoX
+if TYPE_CHECKING:
+    import torch
+
+    from acp_repro.model.capture import AttentionInputs
+
+    from ..trained import TrainedFoX
 
 METHODS = ("acp", "exact")
 
@@ -27,6 +28,11 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     a busy machine slows both; a number is the sum over layers and batches of the median over repeats. The
     forward time holds the boundary search, which is also timed by itself.
     """
+    from acp_repro.attention import choose_implementation
+    from acp_repro.benchmark.timing import ORDER
+    from acp_repro.model.capture import attention_inputs
+    from acp_repro.training.step import autocast
+
     batches = list(trained.heldout_batches(trained.measure.timing_tokens, trained.rows))
     total: Counter = Counter()
     progress = tqdm(batches, desc=f"{trained.run.name}: attention time", unit="batch")
@@ -52,6 +58,11 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[tuple[str, str], list[float]]:
     """Milliseconds of one layer by part (``forward``, ``backward``, ``search``) and method."""
+    import torch
+
+    from acp_repro.attention import forgetting_attention
+    from acp_repro.benchmark.timing import interleaved
+
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v, inputs.log_fgate)]
 
     def forward(method: str) -> torch.Tensor:
@@ -74,3 +85,15 @@ def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[
         ).items()
     }
     return times | interleaved({("search", "acp"): inputs.search}, device, repeats)
+
+
+QUANTITY = Quantity(
+    "attention_time",
+    "implementation method measured_tokens repeats forward_ms backward_ms boundary_search_ms "
+    "order",
+    measure,
+    lambda suite: suite.select(acp=True),
+    group="speed",
+    timed=True,
+    later=("order",),
+)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from acp_repro.chain.paper import Quantity
 
-from acp_repro.attention.reference import attention_scores
-from acp_repro.model.capture import AttentionInputs
-
-from ..trained import TrainedFoX
 from .decay import inputs_of_heads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from acp_repro.model.capture import AttentionInputs
+
+    from ..trained import TrainedFoX
 
 LARGE_WEIGHT = 0.1  # Figure 6: A is very sparse, so only entries over this are shown
 # Scores alive at a time: 32 MiB of float64, where a whole A of 16k tokens would take 2 GiB.
@@ -53,6 +56,10 @@ def large_weights(
         inputs: batch and heads of 1.
         chunk_scores: entries of A that are held at a time, at least one row.
     """
+    import torch
+
+    from acp_repro.attention.reference import attention_scores
+
     q, k, log_fgate = inputs.q.double(), inputs.k.double(), inputs.log_fgate
     length, head_dim = q.shape[2:]
     rows = max(1, chunk_scores // length)
@@ -67,3 +74,14 @@ def large_weights(
         values = weights[tuple(entries.T)].tolist()
         for (query, key), value in zip(entries.tolist(), values, strict=True):
             yield first + query, key, value
+
+
+QUANTITY = Quantity(
+    "attention_weights",
+    "layer head query_position key_position attention_weight",
+    measure,
+    lambda suite: [suite.heads_run],
+    group="heads",
+    large=True,
+    options=("heads",),
+)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from acp_repro.attention.boundary import causal_blocks, count_blocks
 from acp_repro.chain.errors import RecordError
-from acp_repro.model.capture import AttentionInputs
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedFoX
-from .passes import one_pass
+if TYPE_CHECKING:
+    from acp_repro.model.capture import AttentionInputs
+
+    from ..trained import TrainedFoX
 
 BLOCKS = (1, 16, 32, 64, 128, 256)
 
@@ -26,6 +25,12 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     Raises:
         RecordError: the run has no ACP.
     """
+    import torch
+
+    from acp_repro.attention.boundary import causal_blocks, count_blocks
+
+    from ..passes import one_pass
+
     run = trained.run
     if trained.model.config.log_pruning_tolerance is None:
         raise RecordError(f"block_size: {run.name} prunes nothing; choose a run with ACP (--run NAME)")
@@ -48,3 +53,11 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         {"block_tokens": block, "measured_tokens": tokens, "pruned_ratio": part / whole}
         for block, part, whole in zip(BLOCKS, pruned.tolist(), causal, strict=True)
     ]
+
+
+QUANTITY = Quantity(
+    "block_size",
+    "block_tokens measured_tokens pruned_ratio",
+    measure,
+    lambda suite: [suite.sweep_run],
+)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from acp_repro.attention.boundary import count_blocks
-from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.chain.errors import RecordError
-from acp_repro.model.capture import AttentionInputs, attention_inputs
-from acp_repro.training.step import autocast
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedFoX
 from . import pruned_ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from acp_repro.model.capture import AttentionInputs
+
+    from ..trained import TrainedFoX
 
 _START_TOKENS = 1024  # windows of some hundred tokens show here, and nowhere later
 
@@ -41,6 +41,9 @@ def measure(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None)
     Raises:
         RecordError: a head that the model does not have, or none to choose by.
     """
+    from acp_repro.attention.boundary import count_blocks
+    from acp_repro.attention.decay import cumulative_log_fgate
+
     records: list[dict[str, Any]] = []
     for head, inputs in inputs_of_heads(trained, heads):
         block_q, block_k = inputs.grid()
@@ -141,12 +144,19 @@ def _pruned_at_the_start(inputs: AttentionInputs) -> Tensor:
 
 def _first_sequence(trained: TrainedFoX) -> list[AttentionInputs]:
     """The inputs of every layer's attention, batch of 1."""
+    from acp_repro.model.capture import attention_inputs
+    from acp_repro.training.step import autocast
+
     input_ids, _ = next(iter(trained.heldout_batches(trained.run.context_length, 1)))
     with autocast(trained.device, trained.run.training.dtype):
         return attention_inputs(trained.model, input_ids)
 
 
 def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
+    import torch
+
+    from acp_repro.model.capture import AttentionInputs
+
     def of_head(x: Tensor) -> Tensor:
         return x[:, head : head + 1]
 
@@ -154,3 +164,16 @@ def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
     if threshold is not None:
         threshold = of_head(torch.broadcast_to(threshold, inputs.q.shape[:2]))
     return AttentionInputs(*map(of_head, (inputs.q, inputs.k, inputs.v, inputs.log_fgate)), threshold)
+
+
+# Decay is c of Section 2.
+QUANTITY = Quantity(
+    "decay",
+    "layer head pruned_ratio position cumulative_log_fgate_nats threshold_nats block_q_tokens "
+    "block_k_tokens first_kept_key_position",
+    measure,
+    lambda suite: [suite.heads_run],
+    group="heads",
+    large=True,
+    options=("heads",),
+)

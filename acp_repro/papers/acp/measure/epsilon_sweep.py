@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from acp_repro.chain.paper import Quantity
 
-from acp_repro.attention.boundary import count_blocks, token_level_pruned_ratio
-from acp_repro.attention.decay import cumulative_log_fgate
-from acp_repro.model import FoXForCausalLM
-from acp_repro.model.capture import AttentionInputs
-
-from ..trained import TrainedFoX
-from .passes import one_pass
 from .pruned_mass import pruned_row_mass
 
-Batches = Iterable[tuple[Tensor, Tensor]]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from acp_repro.model import FoXForCausalLM
+    from acp_repro.model.capture import AttentionInputs
+
+    from ..trained import TrainedFoX
+
+    Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 def sweep(
@@ -38,7 +38,7 @@ def sweep(
     Args:
         batches: gives (input_ids, labels) batches of sequences of one length anew for each epsilon.
         log_pruning_tolerances: log epsilon, each negative.
-        dtype: ``bfloat16`` or ``float32``, see :func:`acp_repro.papers.acp.measure.passes.one_pass`.
+        dtype: ``bfloat16`` or ``float32``, see :func:`acp_repro.papers.acp.passes.one_pass`.
         description: what the progress bars say first.
 
     Raises:
@@ -55,6 +55,13 @@ def sweep(
 
 def _at(model, batches: Batches, value: float, dtype: str, description: str) -> dict[str, Any]:
     """The record at log epsilon = ``value``; leaves the model with that epsilon."""
+    import torch
+
+    from acp_repro.attention.boundary import count_blocks, token_level_pruned_ratio
+    from acp_repro.attention.decay import cumulative_log_fgate
+
+    from ..passes import one_pass
+
     model.set_log_pruning_tolerance(value)
     blocks: list[Tensor] = []
     tokens: list[Tensor] = []
@@ -97,3 +104,12 @@ def measure(trained: TrainedFoX, log_pruning_tolerances: list[float] | None = No
         dtype=run.training.dtype,
         description=run.name,
     )
+
+
+QUANTITY = Quantity(
+    "epsilon_sweep",
+    "swept_log_pruning_tolerance block_pruned_ratio token_pruned_ratio loss_nats "
+    "largest_pruned_mass measured_tokens",
+    measure,
+    lambda suite: [suite.sweep_run],
+)

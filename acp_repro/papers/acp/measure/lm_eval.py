@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..evaluation.of_run import evaluate_run
-from ..trained import TrainedFoX
+from acp_repro.chain.paper import Quantity
+
+if TYPE_CHECKING:
+    from ..trained import TrainedFoX
 
 
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
@@ -14,6 +16,8 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     ``value`` and ``standard_error`` are shares for accuracies, and perplexities or bits per byte for those.
     ``begins_with_bos`` is missing in records of prompts that did not.
     """
+    from ..evaluation.of_run import evaluate_run
+
     from ..evaluation.evaluation import HARNESS_VERSION
 
     results = trained.once(evaluate_run)
@@ -32,3 +36,16 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         for result in results
         for name, metric in result.metrics.items()
     ]
+
+
+LIBRARY = ("lm_eval", "eval")  # the library and our extra
+QUANTITY = Quantity(
+    "lm_eval",
+    "task metric value standard_error items truncated_requests source harness_version "
+    "begins_with_bos",
+    measure,
+    lambda suite: suite.in_order(suite.evaluated("pro"), suite.evaluated("llama")),
+    group="lm_eval",
+    library=LIBRARY,
+    later=("begins_with_bos",),
+)

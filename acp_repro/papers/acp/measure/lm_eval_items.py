@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from acp_repro.chain.paper import Quantity
 
 from ..evaluation.catalogue import COLUMNS
-from ..evaluation.of_run import evaluate_run
-from ..trained import TrainedFoX
+from .lm_eval import LIBRARY
+
+if TYPE_CHECKING:
+    from ..trained import TrainedFoX
 
 _SHOWN = {(column.task, column.metric) for column in COLUMNS}
 
@@ -17,6 +21,8 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     ``value`` is 1 or 0, right or wrong; of a perplexity the log-likelihood in nats, with the number of words
     that it is of in ``weight``, 1 where it is of one target.
     """
+    from ..evaluation.of_run import evaluate_run
+
     return [
         {"task": result.task, "metric": name, "item": number, "value": value, "weight": weight}
         for result in trained.once(evaluate_run)
@@ -24,3 +30,14 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         if (result.task, name) in _SHOWN
         for number, (value, weight) in enumerate(metric.items)
     ]
+
+
+QUANTITY = Quantity(
+    "lm_eval_items",
+    "task metric item value weight",
+    measure,
+    lambda suite: suite.in_order(suite.evaluated("pro"), suite.evaluated("llama")),
+    group="lm_eval",
+    library=LIBRARY,
+    large=True,
+)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from acp_repro.attention.boundary import causal_blocks, count_blocks
-from acp_repro.data import TokenSequences, prepare
-from acp_repro.model.capture import AttentionInputs
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedFoX
-from .passes import one_pass
+if TYPE_CHECKING:
+    from acp_repro.data import TokenSequences
+    from acp_repro.model.capture import AttentionInputs
+
+    from ..trained import TrainedFoX
 
 MULTIPLES = (1, 2, 4, 8)
 
@@ -30,6 +30,8 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         DataError: no held-out document is as long as a length that the suite asks for, or a length
             does not divide the longest.
     """
+    from acp_repro.data import prepare
+
     corpus = prepare(trained.run.data)
     longest_document = int(np.diff(corpus.offsets("heldout")).max(initial=0))
     own = trained.run.context_length
@@ -44,6 +46,12 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 
 def _at(trained: TrainedFoX, sequences: TokenSequences, longest: int) -> dict[str, Any]:
+    import torch
+
+    from acp_repro.attention.boundary import causal_blocks, count_blocks
+
+    from ..passes import one_pass
+
     run, length = trained.run, sequences.context_length
     pruned = torch.zeros((), dtype=torch.int64, device=trained.device)
     causal = 0
@@ -67,3 +75,11 @@ def _at(trained: TrainedFoX, sequences: TokenSequences, longest: int) -> dict[st
         "pruned_ratio": pruned.item() / causal,
         "loss_nats": loss,
     }
+
+
+QUANTITY = Quantity(
+    "long_context",
+    "evaluated_length_tokens measured_tokens pruned_ratio loss_nats",
+    measure,
+    lambda suite: [suite.sweep_run],
+)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from acp_repro.chain.errors import RecordError
-from acp_repro.data import prepare
+from acp_repro.chain.paper import Quantity
 
-from ..needle.trial import enough_memory
-from ..trained import TrainedFoX
 from .loss import mean_by_position
 from .loss_curve import WINDOW_TOKENS, curve
+
+if TYPE_CHECKING:
+    from ..trained import TrainedFoX
 
 MULTIPLES = (2, 4)
 
@@ -29,6 +30,10 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
             the window.
         TooLong: a length does not fit in memory.
     """
+    from acp_repro.data import prepare
+
+    from ..needle.trial import enough_memory
+
     run, corpus = trained.run, prepare(trained.run.data)
     longest_document = int(np.diff(corpus.offsets("heldout")).max(initial=0))
     lengths = [m * run.context_length for m in MULTIPLES if m * run.context_length <= longest_document]
@@ -52,3 +57,12 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
                 found = mean_by_position(trained, batches, length, description)
             records += [{"method": method, "evaluated_length_tokens": length, **row} for row in curve(*found)]
     return records
+
+
+QUANTITY = Quantity(
+    "long_loss_curve",
+    "method evaluated_length_tokens position window_tokens measured_tokens loss_nats",
+    measure,
+    lambda suite: suite.needle_runs("pro", longest=True),
+    large=True,
+)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from acp_repro.training.step import autocast
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedFoX
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trained import TrainedFoX
 
 
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
@@ -45,6 +46,10 @@ def mean_by_position(
     Returns:
         (length,) float64 on the CPU in nats; and the number of tokens measured.
     """
+    import torch
+
+    from acp_repro.training.step import autocast
+
     total = torch.zeros(length, dtype=torch.float64, device=trained.device)
     sequences = 0
     with torch.no_grad():
@@ -54,3 +59,6 @@ def mean_by_position(
             total += loss.sum(0, dtype=torch.float64)
             sequences += len(labels)
     return (total / sequences).cpu(), sequences * length
+
+
+QUANTITY = Quantity("loss", "measured_tokens loss_nats", measure, group="losses")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from acp_repro.chain.errors import RecordError
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedFoX
 from .loss import loss_by_position
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trained import TrainedFoX
 
 WINDOW_TOKENS = 101  # Section 4.2 and Figure 3
 MOST_POSITIONS = 1024  # a curve in print shows no more
@@ -51,4 +53,15 @@ def curve(losses: Tensor, tokens: int) -> list[dict[str, Any]]:
 
 def moving_average(values: Tensor, window: int) -> Tensor:
     """Means of all full windows: (L,) -> (L - window + 1,), entry i over i ... i + window - 1."""
+    import torch
+
     return values.unfold(0, window, 1).mean(-1, dtype=torch.float64)
+
+
+QUANTITY = Quantity(
+    "loss_curve",
+    "position window_tokens measured_tokens loss_nats",
+    measure,
+    group="losses",
+    large=True,
+)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from acp_repro.chain.paper import Quantity
 from acp_repro.chain.state import MAKE
 from acp_repro.common.files import sha256_of
-from acp_repro.data import prepare
 
-from ..needle.haystack import file_haystacks, fingerprints, heldout_haystacks
-from ..needle.prompt import hide, tokenise_needles
-from ..needle.trial import default_lengths, try_needle
-from ..trained import TrainedFoX
-from ..unfinished import Unfinished, identity
+if TYPE_CHECKING:
+    from ..suite import FoXRun, FoXSuite
+    from ..trained import TrainedFoX
 
 _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
 
@@ -38,6 +36,13 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
     Args:
         methods: names, at each of which the model computes so; see :meth:`TrainedFoX.methods`.
     """
+    from acp_repro.data import prepare
+
+    from ..needle.haystack import file_haystacks, fingerprints, heldout_haystacks
+    from ..needle.prompt import hide, tokenise_needles
+    from ..needle.trial import default_lengths, try_needle
+    from ..unfinished import Unfinished, identity
+
     run, settings, corpus = trained.run, trained.measure, prepare(trained.run.data)
     encode = corpus.tokenizer.encode
     needles = tokenise_needles(encode, corpus.bos_id, mode)
@@ -76,3 +81,20 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
         shared["haystack"] = text or "held-out text"
         rows += [shared | row for row in found]
     return rows
+
+
+COLUMNS = (
+    "method mode haystack needle_share evaluated_length_tokens depth haystack_sample "
+    "answer_tokens answer_recall exact_match answer_log_likelihood_nats "
+    "answer_log_likelihood_without_needle_nats answer fact"
+)
+
+
+def _runs(suite: FoXSuite) -> list[FoXRun]:
+    """Of Figures 3, 9 and 11 and of Figure A6."""
+    longest, shorter = (suite.needle_runs("pro", longest=longest) for longest in (True, False))
+    llama = suite.needle_runs("llama", longest=True)
+    return suite.in_order(longest, shorter, llama, suite.trained_with_needles)
+
+
+QUANTITY = Quantity("needle", COLUMNS, measure, _runs, large=True, later=("fact",))

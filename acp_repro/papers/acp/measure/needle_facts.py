@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..needle.trial import without_pruning
-from ..trained import TrainedFoX
-from .needle import try_mode
+from acp_repro.chain.paper import Quantity
+
+from .needle import COLUMNS, try_mode
+
+if TYPE_CHECKING:
+    from ..trained import TrainedFoX
 
 
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
@@ -20,7 +23,12 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 
 def _methods(trained: TrainedFoX) -> Iterator[str]:
+    from ..needle.trial import without_pruning
+
     if trained.run.log_pruning_tolerance is not None:
         yield "acp"
     with without_pruning(trained.model):
         yield "exact"
+
+
+QUANTITY = Quantity("needle_facts", COLUMNS, measure, lambda suite: suite.trained_with_needles, large=True)

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from acp_repro.attention import reference
-from acp_repro.attention.boundary import causal_blocks, count_blocks
-from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.chain.errors import RecordError
-from acp_repro.model.capture import AttentionInputs
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedFoX
-from .passes import one_pass
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from acp_repro.model.capture import AttentionInputs
+
+    from ..trained import TrainedFoX
 
 # Scores held at once, in float64 numbers; the reference makes about four such arrays.
 _CHUNK_NUMBERS_GPU = 2**27
@@ -61,6 +59,10 @@ def pruned_row_mass(inputs: AttentionInputs, boundary: Tensor, block_q: int, blo
         (B, H, T) float64, by :func:`acp_repro.attention.reference.pruned_mass`; NaN, missing, in
         rows that have no pruned block.
     """
+    import torch
+
+    from acp_repro.attention import reference
+
     mass = torch.full(inputs.q.shape[:3], torch.nan, dtype=torch.float64, device=inputs.q.device)
     pruned = (boundary > 0).repeat_interleave(block_q, -1)[..., : inputs.q.shape[2]]
     for rows in _row_chunks(inputs, block_q):
@@ -88,6 +90,12 @@ def threshold_slack(
     Returns:
         (B, H) float64, nats.
     """
+    import torch
+    import torch.nn.functional as F
+
+    from acp_repro.attention import reference
+    from acp_repro.attention.decay import cumulative_log_fgate
+
     batch, heads, length, _ = inputs.q.shape
     c = cumulative_log_fgate(inputs.log_fgate)
     highest = c.new_zeros(batch, heads)
@@ -118,6 +126,12 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     Raises:
         RecordError: the run has no ACP.
     """
+    import torch
+
+    from acp_repro.attention.boundary import causal_blocks, count_blocks
+
+    from ..passes import one_pass
+
     run, config = trained.run, trained.model.config
     if config.log_pruning_tolerance is None:
         raise RecordError(f"pruned_mass: {run.name} prunes nothing; choose a run with ACP (--run NAME)")
@@ -169,3 +183,13 @@ def _distribution(masses: np.ndarray) -> dict[str, float | int | None]:
         "rows_with_pruning": len(masses),
         **{f"{n}_pruned_mass": v for n, v in zip(quantiles, values, strict=True)},
     }
+
+
+# Masses are sums of attention weights, between 0 and 1.
+QUANTITY = Quantity(
+    "pruned_mass",
+    "layer head measured_rows rows_with_pruning threshold_nats pruned_ratio largest_pruned_mass "
+    "q99_pruned_mass q90_pruned_mass median_pruned_mass threshold_slack_nats",
+    measure,
+    lambda suite: [suite.sweep_run],
+)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from tqdm import tqdm
 
-from acp_repro.attention.boundary import causal_blocks, count_blocks
-from acp_repro.model.capture import AttentionInputs, watch_attention
-from acp_repro.training.step import autocast
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedFoX
+if TYPE_CHECKING:
+    from acp_repro.model.capture import AttentionInputs
+
+    from ..trained import TrainedFoX
 
 
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
@@ -19,6 +19,12 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
     The ratio of both approximates the saving (Section 4.1; Appendix B says on how much text).
     """
+    import torch
+
+    from acp_repro.attention.boundary import causal_blocks, count_blocks
+    from acp_repro.model.capture import watch_attention
+    from acp_repro.training.step import autocast
+
     length, config = trained.run.context_length, trained.model.config
     pruned = torch.zeros(config.num_hidden_layers, config.num_heads, dtype=torch.int64)
     grids: set[tuple[int, int]] = set()
@@ -53,3 +59,12 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         for layer in range(config.num_hidden_layers)
         for head in range(config.num_heads)
     ]
+
+
+QUANTITY = Quantity(
+    "pruned_ratio",
+    "layer head measured_tokens block_q_tokens block_k_tokens pruned_blocks causal_blocks "
+    "pruned_ratio",
+    measure,
+    lambda suite: suite.in_order(suite.select(acp=True), suite.arms),  # one arm trains with needles
+)

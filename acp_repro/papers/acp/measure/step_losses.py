@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..trained import TrainedFoX
+from acp_repro.chain.paper import Quantity
+
 from .training_log import read_log
+
+if TYPE_CHECKING:
+    from ..trained import TrainedFoX
 
 
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
@@ -18,3 +22,12 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         {name: line[name] for name in ("step", "tokens", "loss_nats", "grad_norm")}
         for line in read_log("step_losses", trained.run)
     ]
+
+
+QUANTITY = Quantity(
+    "step_losses",
+    "step tokens loss_nats grad_norm",
+    measure,
+    lambda suite: suite.trained_with_needles,
+    large=True,
+)

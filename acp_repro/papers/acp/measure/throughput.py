@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from acp_repro.attention import choose_implementation
-from acp_repro.benchmark.timing import ORDER, interleaved
-from acp_repro.training.optimizer import make_optimizer
-from acp_repro.training.run_folder import compiles
-from acp_repro.training.step import compiled_blocks, train_step
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedFoX
+if TYPE_CHECKING:
+    from ..trained import TrainedFoX
 
 
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
@@ -22,6 +19,12 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     (Section 4.1); a learning rate of 0 keeps them where they are. Both methods take turns. Blocks are
     compiled where training compiles them, in the first turn, which does not count.
     """
+    from acp_repro.attention import choose_implementation
+    from acp_repro.benchmark.timing import ORDER, interleaved
+    from acp_repro.training.optimizer import make_optimizer
+    from acp_repro.training.run_folder import compiles
+    from acp_repro.training.step import compiled_blocks, train_step
+
     run, config = trained.run, trained.run.training
     rows = max(1, config.micro_batch_tokens // run.context_length)
     batches = list(trained.heldout_batches(trained.measure.timing_tokens, rows))
@@ -64,3 +67,14 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         }
         for method, values in times.items()
     ]
+
+
+QUANTITY = Quantity(
+    "throughput",
+    "implementation method measured_tokens repeats throughput_tokens_per_s order",
+    measure,
+    lambda suite: suite.select(acp=True),
+    group="speed",
+    timed=True,
+    later=("order",),
+)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acp_repro.chain.errors import RecordError
+from acp_repro.chain.paper import Quantity
 
 from ..suite import FoXRun
-from ..trained import TrainedFoX
+
+if TYPE_CHECKING:
+    from ..trained import TrainedFoX
 
 MOST_POINTS = 100  # a figure in print shows no more
 
@@ -65,3 +68,13 @@ def read_log(quantity: str, run: FoXRun) -> list[dict[str, Any]]:
         raise RecordError(
             f"{quantity}: {path} cannot be read ({error}); train with `{run.command}`"
         ) from None
+
+
+QUANTITY = Quantity(
+    "training_log",
+    "step tokens layer pruned_ratio loss_nats averaged_steps training_device "
+    "throughput_tokens_per_s",
+    measure,
+    lambda suite: suite.longest_trained,
+    later=("throughput_tokens_per_s",),
+)

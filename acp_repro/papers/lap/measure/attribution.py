@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from acp_repro.lap.attribution import shap_values
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedPruning
+if TYPE_CHECKING:
+    from ..trained import TrainedPruning
 
 
 def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
@@ -14,6 +15,8 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
 
     Texts are the first held-out ones with 12 to 40 tokens, or the first ones where none has.
     """
+    from acp_repro.lap.attribution import shap_values
+
     tokenizer = trained.task.tokenizer
     rows = trained.heldout_rows(trained.measure.scored_texts)
     wanted = [row for row in rows if 12 <= len(row) <= 40] or rows
@@ -36,3 +39,13 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
                 for column, word in enumerate(words)
             ]
     return records
+
+
+QUANTITY = Quantity(
+    "attribution",
+    "text text_tokens kept_position kept_token written_position written_token matches_text "
+    "shap_nats",
+    measure,
+    lambda suite: [suite.main_run],
+    large=True,
+)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acp_repro.chain.errors import RecordError
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedPruning
+if TYPE_CHECKING:
+    from ..trained import TrainedPruning
 
 SINGLE = ("accuracy", "soft_accuracy")
 BY_GATE = ("kept_ratio", "soft_ratio")
@@ -39,3 +41,6 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
                 {**common, "series": name, "gate_index": g, "value": v} for g, v in enumerate(line[name])
             ]
     return rows
+
+
+QUANTITY = Quantity("dynamics", "step loss_nats series gate_index value", measure)

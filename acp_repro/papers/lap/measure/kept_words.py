@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from acp_repro.chain.paper import Quantity
 
-from ..trained import TrainedPruning
+if TYPE_CHECKING:
+    from ..trained import TrainedPruning
 
 FREQUENCY_BANDS = 5
 PLACES = 10
@@ -74,6 +75,8 @@ def kind_of(word: str, first: bool) -> str:
 
 def _bands(seen: list[int], frequency: Counter) -> dict[int, int]:
     """The fifth that each token id falls into: ids by frequency, cut so that each holds as many tokens."""
+    import torch
+
     counts = Counter(seen)
     ordered = sorted(counts, key=lambda i: (-frequency[i], i))
     ends = torch.tensor([counts[i] for i in ordered]).cumsum(0) / len(seen)
@@ -81,3 +84,11 @@ def _bands(seen: list[int], frequency: Counter) -> dict[int, int]:
         i: min(FREQUENCY_BANDS, int(max(0.0, float(end) - 1e-9) * FREQUENCY_BANDS) + 1)
         for i, end in zip(ordered, ends, strict=True)
     }
+
+
+QUANTITY = Quantity(
+    "kept_words",
+    "grouping group tokens kept_tokens",
+    measure,
+    lambda suite: [suite.main_run],
+)

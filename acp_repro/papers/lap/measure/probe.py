@@ -6,19 +6,17 @@ all vectors of a text whose votes are summed, as in the article; and baselines.
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
+from typing import TYPE_CHECKING, Any
 
 from acp_repro.chain.errors import RecordError
+from acp_repro.chain.paper import Quantity
 from acp_repro.common.errors import UsageError
-from acp_repro.lap.autoencoder import pad
+from acp_repro.common.gradients import without_gradients
 
-from ..texts import encode
-from ..trained import TrainedPruning
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trained import TrainedPruning
 
 HIDDEN = 64  # of the MLP; the article does not say
 LEARNING_RATE = 2e-3
@@ -30,6 +28,8 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     Raises:
         RecordError: the texts have no labels on two sides.
     """
+    import torch
+
     train = _labelled(trained, "train", trained.measure.probe_texts)
     test = _labelled(trained, "heldout", trained.measure.scored_texts)
     labels = {
@@ -64,6 +64,8 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
 
 def _labelled(trained: TrainedPruning, split: str, most: int) -> list[tuple[str, list[int], int]]:
     """(text, ids, label) of the first texts of a split that have a label and fit the model."""
+    from ..texts import encode
+
     texts = [t for t in getattr(trained.task.texts, split) if t.label is not None]
     found = []
     for text in texts:
@@ -75,9 +77,11 @@ def _labelled(trained: TrainedPruning, split: str, most: int) -> list[tuple[str,
     return found
 
 
-@torch.no_grad()
+@without_gradients
 def _features(trained: TrainedPruning, rows: list[list[int]], kind: str) -> list[Tensor]:
     """Of each text (M, D): the memory, or the encoder's output with every gate open."""
+    from acp_repro.lap.autoencoder import pad
+
     model, features = trained.model, []
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for start in range(0, len(order), trained.measure.batch_texts):
@@ -99,6 +103,11 @@ def _vectors(features: list[Tensor]) -> float:
 
 def _votes(trained: TrainedPruning, features: list[list[Tensor]], labels: dict[str, Tensor]) -> float:
     """Accuracy of sigmoid(sum of MLP(E_i)) on held-out texts."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from torch.nn.utils.rnn import pad_sequence
+
     torch.manual_seed(trained.run.seed)
     mean = torch.cat(features[0]).mean(0)
     scale = torch.cat(features[0]).std(0) + 1e-6
@@ -136,3 +145,11 @@ def _bag_of_words(train: list, test: list, labels: dict[str, Tensor]) -> float:
     model = make_pipeline(CountVectorizer(), LogisticRegression(max_iter=1000))
     model.fit([text for text, _, _ in train], labels["train"].numpy())
     return float(model.score([text for text, _, _ in test], labels["test"].numpy()))
+
+
+QUANTITY = Quantity(
+    "probe",
+    "classifier vectors_per_text train_texts measured_texts accuracy larger_class",
+    measure,
+    lambda suite: suite.probed,
+)

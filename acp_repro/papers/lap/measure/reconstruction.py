@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
+from acp_repro.chain.paper import Quantity
 from acp_repro.common.errors import UsageError
-from acp_repro.lap.decoder import decode_teacher
+from acp_repro.common.gradients import without_gradients
 
-from ..trained import TrainedPruning
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trained import TrainedPruning
 
 
-@torch.no_grad()
+@without_gradients
 def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     """Three records, by what the decoder gets:
 
@@ -26,6 +28,10 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     L(S) / L, with hard concrete gates of the share of tokens that is expected to stay; of the others of the
     share that is left.
     """
+    import torch
+
+    from acp_repro.lap.decoder import decode_teacher
+
     rows = trained.heldout_rows(trained.measure.scored_texts)
     written: dict[str, list[list[int]]] = {"soft": [], "removed": [], "free": []}
     ratios: dict[str, list[Tensor]] = {"soft": [], "removed": []}
@@ -86,3 +92,11 @@ def _libraries() -> dict[str, Any]:
     except ImportError as error:
         raise UsageError(f"{error}; the scores need more libraries: pip install -e '.[lap]'") from None
     return {"edit_distance": distance, "rouge_scorer": rouge_scorer, "corpus_bleu": corpus_bleu}
+
+
+# All but the edits are shares, 0 to 1.
+QUANTITY = Quantity(
+    "reconstruction",
+    "decoding measured_texts kept_ratio token_accuracy bleu rouge_l exact_match edits_per_token",
+    measure,
+)

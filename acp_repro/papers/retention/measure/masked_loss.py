@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from acp_repro.training.step import autocast
-from acp_repro.training.task import Trained
+from acp_repro.chain.paper import Quantity
+from acp_repro.common.gradients import without_gradients
+
+if TYPE_CHECKING:
+    from acp_repro.training.task import Trained
 
 _ROWS = 32
 
 
-@torch.no_grad()
+@without_gradients
 def measure(trained: Trained) -> list[dict[str, Any]]:
     """One record: the mean loss of a masked token, and how many are told right; always the same masks."""
+    from acp_repro.training.step import autocast
+
     task, model, draw = trained.task, trained.model.eval(), np.random.default_rng(0)
     pieces = range(min(task.sequences("heldout"), trained.measure.examples))
     loss, right, tokens = 0.0, 0, 0
@@ -35,3 +39,11 @@ def measure(trained: Trained) -> list[dict[str, Any]]:
             "measured_tokens": tokens,
         }
     ]
+
+
+QUANTITY = Quantity(
+    "masked_loss",
+    "masked_loss_nats masked_accuracy_percent measured_tokens",
+    measure,
+    lambda suite: suite.pretrained,
+)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from acp_repro.chain.paper import Quantity
 
 from ..settings import GATES
-from ..trained import TrainedRetention
+
+if TYPE_CHECKING:
+    from ..trained import TrainedRetention
 
 PRUNINGS = ("random", "h2o")
 
@@ -37,3 +41,12 @@ def _records(pruning: str, gates: str, budget: float, found) -> list[dict[str, A
         }
         for name, value in found.scores.items()
     ]
+
+
+QUANTITY = Quantity(
+    "pruned_dense",
+    "pruning pruning_gates pruning_budget metric score_percent loss_nats measured_examples "
+    "kept_share",
+    measure,
+    lambda suite: suite.dense,
+)

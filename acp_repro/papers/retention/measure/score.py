@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..trained import TrainedRetention
+from acp_repro.chain.paper import Quantity
+
+if TYPE_CHECKING:
+    from ..trained import TrainedRetention
 
 
 def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
@@ -24,3 +27,11 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
             for name, value in found.scores.items()
         ]
     return records
+
+
+QUANTITY = Quantity(
+    "score",
+    "split metric score_percent loss_nats measured_examples kept_share",
+    measure,
+    lambda suite: suite.tuned,
+)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from acp_repro.chain.paper import Quantity
+from acp_repro.common.gradients import without_gradients
 
-from acp_repro.retention.gates import open_logits
-from acp_repro.training.step import autocast
-
-from ..texts import inputs_of
-from ..trained import TrainedRetention
+if TYPE_CHECKING:
+    from ..trained import TrainedRetention
 
 _ROWS = 32
 
 
-@torch.no_grad()
+@without_gradients
 def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
     """One record a gate, on examples of the training split, which the bounds are about; dropout is off.
 
@@ -24,6 +22,13 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
     training; ``hard_loss_nats`` with top-M, which is feasible, so that the least feasible loss F* of the
     appendices is at most that.
     """
+    import torch
+
+    from acp_repro.retention.gates import open_logits
+    from acp_repro.training.step import autocast
+
+    from ..texts import inputs_of
+
     model, limit = trained.model.eval(), trained.measure.examples
     retention = model.retention
     hard = trained.evaluate(model, "train", limit).loss_nats
@@ -68,3 +73,12 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
             retention.places, retention.multiplier.tolist(), means, strict=True
         )
     ]
+
+
+QUANTITY = Quantity(
+    "slackness",
+    "gate multiplier unit counted_tokens open_tokens budget_tokens slack_tokens soft_loss_nats "
+    "hard_loss_nats measured_examples",
+    measure,
+    lambda suite: suite.adaptive,
+)

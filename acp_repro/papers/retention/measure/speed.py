@@ -8,18 +8,17 @@ import dataclasses
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from acp_repro.chain.paper import Quantity
+from acp_repro.common.gradients import without_gradients
 
-from acp_repro.benchmark.timing import ORDER, interleaved, peak_memory, wall_ms
-from acp_repro.retention import RetentionConfig, encoder_cost, token_budgets
-from acp_repro.training.step import autocast
-from acp_repro.training.task import Trained
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
-from ..backbones import untrained
-from ..texts import SPECIAL
+    from acp_repro.retention import RetentionConfig
+    from acp_repro.training.task import Trained
 
 Step = Callable[[], None]
 _BUSY = 8192  # rows and columns of a matrix whose product takes a GPU a millisecond or more
@@ -36,6 +35,8 @@ def measure(trained: Trained) -> list[dict[str, Any]]:
     Memory is the peak of the pass, weights and gradients aside, and missing on a CPU. FLOPs are those of
     ``encoder_cost``, of one example.
     """
+    from ..backbones import untrained
+
     if trained.model is None:
         trained = dataclasses.replace(trained, model=untrained(trained.run).to(trained.device))
     settings, longest = trained.measure, trained.run.dataset.max_tokens
@@ -44,6 +45,13 @@ def measure(trained: Trained) -> list[dict[str, Any]]:
 
 
 def _at(trained: Trained, length: int) -> dict[str, Any]:
+    import torch
+
+    from acp_repro.benchmark.timing import ORDER
+    from acp_repro.retention import RetentionConfig
+
+    from ..texts import SPECIAL
+
     settings = trained.measure
     rows = settings.speed_batch_examples
     if settings.speed_batch_tokens is not None:
@@ -66,8 +74,10 @@ def _at(trained: Trained, length: int) -> dict[str, Any]:
     )
 
 
-@torch.no_grad()
+@without_gradients
 def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
+    from acp_repro.benchmark.timing import interleaved, wall_ms
+
     model = trained.model.eval()
     if trained.run.training.dtype == "bfloat16":
         model = copy.deepcopy(model).bfloat16()
@@ -96,6 +106,11 @@ def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
 def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
     """A training pass with soft gates (a baseline's with its removal) beside the dense one."""
+    import torch
+
+    from acp_repro.benchmark.timing import interleaved, wall_ms
+    from acp_repro.training.step import autocast
+
     run, model = trained.run, copy.deepcopy(trained.model).train()
     gates = getattr(model, "retention", None)
     if gates is not None:
@@ -147,6 +162,8 @@ def _scoring_ms(device: torch.device, gates: nn.Module | None, run: Step) -> flo
     A GPU gets other work first, so that it is busy while the host launches the gates' kernels: it would
     wait for them at the start of a run, and that is no time of theirs.
     """
+    import torch
+
     on_gpu = device.type == "cuda"
     if on_gpu:
         busy = torch.empty(_BUSY, _BUSY, dtype=torch.bfloat16, device=device)
@@ -179,10 +196,14 @@ def _scoring_ms(device: torch.device, gates: nn.Module | None, run: Step) -> flo
 
 
 def _peak(device: torch.device, run: Step) -> int | None:
+    from acp_repro.benchmark.timing import peak_memory
+
     return peak_memory(run, device) if device.type == "cuda" else None
 
 
 def _flop(trained: Trained, config: RetentionConfig, length: int) -> float:
+    from acp_repro.retention import encoder_cost, token_budgets
+
     shape = trained.model.config
     layers = shape.num_hidden_layers
     places = config.places(layers)
@@ -205,3 +226,18 @@ def _flop(trained: Trained, config: RetentionConfig, length: int) -> float:
         scorer_width=config.scorer_width,
         windows=windows,
     ).flop
+
+
+QUANTITY = Quantity(
+    "speed",
+    "length_tokens batch_examples repeats batch_ms dense_batch_ms scorer_ms "
+    "throughput_tokens_per_s dense_throughput_tokens_per_s peak_memory_bytes "
+    "dense_peak_memory_bytes training_batch_examples training_batch_ms dense_training_batch_ms "
+    "training_peak_memory_bytes dense_training_peak_memory_bytes example_flop dense_example_flop "
+    "order",
+    measure,
+    lambda suite: suite.timed(),
+    timed=True,
+    later=("order",),
+    untrained=lambda run: run.is_timed_untrained,
+)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from acp_repro.chain.paper import Quantity
 
-from acp_repro.retention import PROFILES, token_budgets
-
-from ..trained import TrainedRetention
+if TYPE_CHECKING:
+    from ..trained import TrainedRetention
 
 
 def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
@@ -17,6 +16,10 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
     ``constant`` and ``geometric`` at the run's budget, and Table 5's or 6's own shares of that budget where
     the encoder has as many blocks.
     """
+    import torch
+
+    from acp_repro.retention import PROFILES, token_budgets
+
     layers = trained.model.config.num_hidden_layers
     lengths = torch.tensor([len(row.ids) for row in trained.texts.encoded("test")])
     table = {6: "table5", 12: "table6"}.get(layers)
@@ -38,3 +41,11 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
             for layer, each in enumerate(kept)
         ]
     return records
+
+
+QUANTITY = Quantity(
+    "tokens_kept",
+    "schedule layer kept_share measured_examples",
+    measure,
+    lambda suite: suite.adaptive,
+)

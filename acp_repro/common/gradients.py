@@ -1,0 +1,20 @@
+"""``torch.no_grad()`` for modules that must not import torch: those that the registry reads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` under ``torch.no_grad()``; torch is imported when it is called."""
+
+    @functools.wraps(function)
+    def quiet(*arguments: Any, **keywords: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return function(*arguments, **keywords)
+
+    return quiet

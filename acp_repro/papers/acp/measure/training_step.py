@@ -1,0 +1,14 @@
+"""Whole training steps on one and several GPUs, of a suite and no run."""
+
+from __future__ import annotations
+
+from acp_repro.chain.paper import Quantity
+
+QUANTITY = Quantity(
+    "training_step",
+    "implementation method vocab_size ranks parallel step_tokens steps repeats step_ms "
+    "throughput_tokens_per_s mfu_nominal peak_memory_bytes pruned_ratio order",
+    timed=True,
+    later=("order",),
+    command="python -m acp_repro.benchmark_training --suite {suite}",
+)

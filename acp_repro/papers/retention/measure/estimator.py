@@ -1,0 +1,12 @@
+"""Bias and variance of the relaxed gradient on problems small enough to know the truth, so of no run."""
+
+from __future__ import annotations
+
+from acp_repro.chain.paper import Quantity
+
+QUANTITY = Quantity(
+    "estimator",
+    "relaxation swept_temperature problem tokens samples relative_bias relative_bias_error "
+    "relative_variance",
+    command="python -m acp_repro.papers.retention.simulations --suite {suite}",
+)
