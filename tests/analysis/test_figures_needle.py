@@ -12,14 +12,7 @@ from acp_repro.chain.suite import load_suite
 from acp_repro.common import statistics
 from acp_repro.papers.acp.paper import PAPER
 from analysis import drawing
-from analysis.acp import (
-    figure3_right,
-    figureA4,
-    figureA5,
-    needle_statistics,
-    tableA1,
-    training_logs,
-)
+from analysis.acp import figure3_right, figureA4, figureA5, needle_statistics, tableA1, training_logs
 from analysis.tables import UnfitRecords
 from analysis.verdict import Status
 from tests.analysis import synthetic

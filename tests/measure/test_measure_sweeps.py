@@ -21,8 +21,8 @@ from acp_repro.papers.acp.checkpoint_folder import Checkpoint
 from acp_repro.papers.acp.checkpoint_run import TrainedCheckpoint
 from acp_repro.papers.acp.epsilon_table import table
 from acp_repro.papers.acp.measure import block_size, epsilon_sweep, long_context, pruned_mass
-from acp_repro.papers.acp.passes import one_pass
 from acp_repro.papers.acp.paper import PAPER
+from acp_repro.papers.acp.passes import one_pass
 from acp_repro.papers.acp.settings import MeasureConfig
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import TrainedFoX

@@ -16,9 +16,8 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     ``value`` and ``standard_error`` are shares for accuracies, and perplexities or bits per byte for those.
     ``begins_with_bos`` is missing in records of prompts that did not.
     """
-    from ..evaluation.of_run import evaluate_run
-
     from ..evaluation.evaluation import HARNESS_VERSION
+    from ..evaluation.of_run import evaluate_run
 
     results = trained.once(evaluate_run)
     return [
