@@ -9,19 +9,19 @@ import numpy as np
 import pandas as pd
 
 from acp_repro.chain.paper import Claim, Item
-from acp_repro.papers.acp.grid import GLOBAL, LOCAL
+from acp_repro.papers.acp.grid import GLOBAL, LOCAL, head_kind, largest_pruned_ratio
 
 from .. import drawing, style
+from ..tables import UnfitRecords, one_each
 from ..verdict import Status, Verdict
-from . import statistics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BINS = 20
-EDGES = np.arange(0, 100, 100 // BINS)
+EDGES = 100 / BINS * np.arange(BINS)
 KINDS = {"global": style.SIZES[1], "between": "#8c8c8c", "local": style.SIZES[0]}
-# Shares of the limit, the most that the grid of blocks allows; see statistics.head_kinds.
+# Shares of the limit, the most that the grid of blocks allows; see head_kinds().
 WORDS = {
     "global": f"global (< {100 * GLOBAL:g} % of limit)",
     "between": "between",
@@ -31,20 +31,65 @@ LIMIT_LINE = {"color": "0.2", "lw": 0.8, "ls": (0, (3, 2))}
 TOO_COARSE = Verdict(Status.UNDECIDED, "the grid has too few blocks for any head to be local")
 
 
+def savings_shares(pruned: np.ndarray, causal: np.ndarray) -> np.ndarray:
+    """Shares of heads by their savings; of 20 bins: [0, 5 %), [5 %, 10 %), ..., [95 %, 100 %].
+
+    Args:
+        pruned, causal: (heads,) whole numbers of blocks, so that no edge of a bin is missed by rounding.
+
+    Returns:
+        (BINS,) that sum to 1.
+
+    Raises:
+        ValueError: there is no head.
+    """
+    pruned, causal = (np.asarray(x, dtype=np.int64) for x in (pruned, causal))
+    if not len(pruned):
+        raise ValueError("savings_shares: there is no head")
+    index = np.minimum(BINS * pruned // causal, BINS - 1)
+    return np.bincount(index, minlength=BINS) / len(pruned)
+
+
+def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.ndarray]:
+    """The largest prunable share on the grid of one run's ``pruned_ratio`` records, and the heads there.
+
+    Returns:
+        the share; and (heads,) bool, which heads save it, or less by at most ``within``, or more.
+
+    Raises:
+        UnfitRecords: the records are of several grids.
+    """
+    grids = records[["context_length_tokens", "block_q_tokens", "block_k_tokens"]].drop_duplicates()
+    if len(grids) != 1:
+        raise UnfitRecords(f"pruned_ratio: needs the records of one run, got {len(grids)} grids")
+    limit = largest_pruned_ratio(*map(int, grids.iloc[0]))
+    return limit, (records["pruned_ratio"] >= limit - within).to_numpy()
+
+
+def head_kinds(records: pd.DataFrame) -> pd.Series:
+    """``local``, ``global`` or ``between`` for each head of one run's ``pruned_ratio`` records.
+
+    See :func:`acp_repro.papers.acp.grid.head_kind`. Where the grid lets no head prune anything, all are
+    ``between``.
+    """
+    limit, _ = grid_limit(one_each(records, ["run", "layer", "head"], "pruned_ratio"))
+    return records["pruned_ratio"].map(lambda ratio: head_kind(ratio, limit) or "between")
+
+
 def kinds(records: pd.DataFrame) -> dict[str, float]:
     """Shares of global heads, heads between, and local heads."""
-    found = statistics.head_kinds(records)
+    found = head_kinds(records)
     return {kind: float((found == kind).mean()) for kind in KINDS}
 
 
 def stacks(records: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
-    """Bars to be stacked, one set per kind of head: (shares of 20 bins, what is below them, colour)."""
-    found, below = statistics.head_kinds(records), np.zeros(BINS)
+    """Bars to be stacked, one set per kind of head: (shares of the bins, what is below them, colour)."""
+    found, below = head_kinds(records), np.zeros(BINS)
     for kind, colour in KINDS.items():
         some = records[found == kind]
         if some.empty:
             continue
-        shares = statistics.savings_shares(some["pruned_blocks"], some["causal_blocks"], BINS)
+        shares = savings_shares(some["pruned_blocks"], some["causal_blocks"])
         shares = shares * len(some) / len(records)
         yield shares, below, colour
         below = below + shares
@@ -52,7 +97,7 @@ def stacks(records: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray, str]
 
 def describe(records: pd.DataFrame) -> str:
     """What the captions of Figures 4 and 5 say of the run, its kinds of heads and its grid."""
-    limit, at_limit = statistics.grid_limit(records)
+    limit, at_limit = grid_limit(records)
     one = records.iloc[0]
     percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
@@ -66,14 +111,14 @@ block and the one before; {at_limit.sum()} heads are within a percentage point o
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """Bars of the share of heads in 20 bins of savings, the kinds of heads, and the grid's limit.
+    """Bars of the share of heads in bins of savings, the kinds of heads, and the grid's limit.
 
     Args:
         records: ``pruned_ratio`` records of one run.
     """
     from matplotlib import pyplot as plt
 
-    limit, at_limit = statistics.grid_limit(records)
+    limit, at_limit = grid_limit(records)
     figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.3), layout="constrained")
     for shares, below, colour in stacks(records):
         ax.bar(
@@ -123,24 +168,24 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["pruned_ratio"]
-    return draw(records), "**Figure 4.** Savings of single heads in 20 bins. " + describe(records)
+    return draw(records), f"**Figure 4.** Savings of single heads in {BINS} bins. " + describe(records)
 
 
 def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if there are local and global heads, and more of both together than between."""
-    if statistics.grid_limit(pruned_ratio)[0] == 0:
+    if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
-    kinds = statistics.head_kinds(pruned_ratio)
-    local, rest, everywhere = (int((kinds == k).sum()) for k in ("local", "between", "global"))
+    found = head_kinds(pruned_ratio)
+    local, rest, everywhere = (int((found == k).sum()) for k in ("local", "between", "global"))
     met = local > 0 and everywhere > 0 and local + everywhere > rest
     return Verdict.of(met, f"{local} local, {everywhere} global, {rest} between")
 
 
 def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if more than half of the heads are local."""
-    if statistics.grid_limit(pruned_ratio)[0] == 0:
+    if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
-    local = statistics.head_kinds(pruned_ratio) == "local"
+    local = head_kinds(pruned_ratio) == "local"
     return Verdict.of(bool(local.mean() > 0.5), f"{local.sum()} of {len(local)} heads")
 
 

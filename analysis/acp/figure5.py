@@ -12,8 +12,19 @@ from acp_repro.common.statistics import LEVEL, homogeneity
 
 from .. import drawing, style
 from ..verdict import Status, Verdict
-from . import statistics
-from .figure4 import BINS, EDGES, KINDS, KINDS_IN_WORDS, LIMIT_LINE, TOO_COARSE, WORDS, describe, stacks
+from .figure4 import (
+    BINS,
+    EDGES,
+    KINDS,
+    KINDS_IN_WORDS,
+    LIMIT_LINE,
+    TOO_COARSE,
+    WORDS,
+    describe,
+    grid_limit,
+    head_kinds,
+    stacks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +43,7 @@ def draw(records: pd.DataFrame) -> Figure:
     from matplotlib.patches import Patch
 
     layers = sorted(records["layer"].unique())
-    limit, _ = statistics.grid_limit(records)
+    limit, _ = grid_limit(records)
     wide = style.PAGE_INCHES if len(layers) > 8 else style.COLUMN_INCHES
     figure, ax = plt.subplots(figsize=(wide, 2.5), layout="constrained")
     for column, layer in enumerate(layers):
@@ -78,9 +89,9 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if all heads of the first two layers are local."""
     if pruned_ratio["layer"].nunique() < 3:
         return Verdict(Status.UNDECIDED, "the model has too few layers for the first two to stand out")
-    if statistics.grid_limit(pruned_ratio)[0] == 0:
+    if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
-    local = statistics.head_kinds(pruned_ratio) == "local"
+    local = head_kinds(pruned_ratio) == "local"
     layers = [heads for _, heads in local.groupby(pruned_ratio["layer"])][:2]
     each = (f"{heads.sum()} of {len(heads)} in layer {i}" for i, heads in enumerate(layers))
     return Verdict.of(all(heads.all() for heads in layers), ", ".join(each))
@@ -91,9 +102,9 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     missed if by more than heads that are shuffled among them; undecided where neither can be seen."""
     if pruned_ratio["layer"].nunique() < 3:
         return Verdict(Status.UNDECIDED, "the model has no layer past the second")
-    if statistics.grid_limit(pruned_ratio)[0] == 0:
+    if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
-    kinds = statistics.head_kinds(pruned_ratio)
+    kinds = head_kinds(pruned_ratio)
     counts = pd.crosstab(pruned_ratio["layer"], kinds).iloc[2:]
     found = homogeneity(counts)
     ours = (
@@ -106,9 +117,9 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
 
 def local_and_global_heads(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if every local head prunes more than half of its blocks, and some head none."""
-    if statistics.grid_limit(pruned_ratio)[0] == 0:
+    if grid_limit(pruned_ratio)[0] == 0:
         return TOO_COARSE
-    local = pruned_ratio["pruned_ratio"][statistics.head_kinds(pruned_ratio) == "local"]
+    local = pruned_ratio["pruned_ratio"][head_kinds(pruned_ratio) == "local"]
     none = int((pruned_ratio["pruned_blocks"] == 0).sum())
     if local.empty:
         return Verdict(Status.UNDECIDED, "no head is local")

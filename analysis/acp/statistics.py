@@ -69,51 +69,6 @@ def search_share(records: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def savings_shares(pruned: np.ndarray, causal: np.ndarray, bins: int = 20) -> np.ndarray:
-    """Shares of heads by their savings: [0, 5 %), [5 %, 10 %), ..., [95 %, 100 %] (Figure 4).
-
-    Args:
-        pruned, causal: (heads,) whole numbers of blocks, so that no edge of a bin is missed by rounding.
-
-    Returns:
-        (bins,) that sum to 1.
-
-    Raises:
-        ValueError: there is no head.
-    """
-    pruned, causal = (np.asarray(x, dtype=np.int64) for x in (pruned, causal))
-    if not len(pruned):
-        raise ValueError("savings_shares: there is no head")
-    index = np.minimum(bins * pruned // causal, bins - 1)
-    return np.bincount(index, minlength=bins) / len(pruned)
-
-
-def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.ndarray]:
-    """The largest prunable share on the grid of one run's ``pruned_ratio`` records, and the heads there.
-
-    Returns:
-        the share; and (heads,) bool, which heads save it, or less by at most ``within``, or more.
-
-    Raises:
-        UnfitRecords: the records are of several grids.
-    """
-    grids = records[["context_length_tokens", "block_q_tokens", "block_k_tokens"]].drop_duplicates()
-    if len(grids) != 1:
-        raise UnfitRecords(f"pruned_ratio: needs the records of one run, got {len(grids)} grids")
-    limit = grid.largest_pruned_ratio(*map(int, grids.iloc[0]))
-    return limit, (records["pruned_ratio"] >= limit - within).to_numpy()
-
-
-def head_kinds(records: pd.DataFrame) -> pd.Series:
-    """``local``, ``global`` or ``between`` for each head of one run's ``pruned_ratio`` records.
-
-    See :func:`acp_repro.papers.acp.grid.head_kind`. Where the grid lets no head prune anything, all are
-    ``between``.
-    """
-    limit, _ = grid_limit(one_each(records, ["run", "layer", "head"], "pruned_ratio"))
-    return records["pruned_ratio"].map(lambda ratio: grid.head_kind(ratio, limit) or "between")
-
-
 CURVE = ["architecture", "size", "context_length_tokens", "position"]
 
 

@@ -206,7 +206,7 @@ def heads(*ratios: float, layers=None, length: int = 640) -> pd.DataFrame:
 
 def test_kinds_of_heads_are_relative_to_what_the_grid_allows():
     most = 36 / 55
-    kinds = statistics.head_kinds(heads(most, 0.951 * most, 0.949 * most, 0.051 * most, 0.049 * most))
+    kinds = figure4.head_kinds(heads(most, 0.951 * most, 0.949 * most, 0.051 * most, 0.049 * most))
     assert kinds.tolist() == ["local", "local", "between", "between", "global"]
     assert figure4.heads_bimodal(heads(most, most, 0.0, 0.3)).status is MET
     assert figure4.heads_bimodal(heads(most, most, 0.3)).status is MISSED  # no global head

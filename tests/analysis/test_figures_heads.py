@@ -145,10 +145,10 @@ def make(name: str) -> str:
 
 def test_savings_fall_into_the_papers_bins():
     # 5 % opens the second bin, 95 % the last, and 100 % is in the last.
-    shares = statistics.savings_shares([0, 1, 19, 20, 10], [20, 20, 20, 20, 20])
+    shares = figure4.savings_shares([0, 1, 19, 20, 10], [20, 20, 20, 20, 20])
     assert shares[[0, 1, 10, 19]].tolist() == [0.2, 0.2, 0.2, 0.4] and shares.sum() == 1
     with pytest.raises(ValueError, match="no head"):
-        statistics.savings_shares([], [])
+        figure4.savings_shares([], [])
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def test_heads_at_the_limit_are_found():
             "pruned_ratio": [0.5834, 0.575, 0.57, 0.0],
         }
     )
-    limit, there = statistics.grid_limit(table)
+    limit, there = figure4.grid_limit(table)
     assert limit == pytest.approx(0.58333, abs=1e-4) and there.tolist() == [True, True, False, False]
     table.loc[0, "block_q_tokens"] = 128
     with pytest.raises(ValueError, match="2 grids"):
-        statistics.grid_limit(table)
+        figure4.grid_limit(table)
 
 
 def curve(tolerance, losses, length=256, seed=0):
@@ -290,7 +290,7 @@ def test_bars_of_figure_4_stack_to_the_distribution(folder):
     write_heads()
     records = read("pruned_ratio")
     stacks = list(figure4.stacks(records))
-    whole = statistics.savings_shares(records["pruned_blocks"], records["causal_blocks"])
+    whole = figure4.savings_shares(records["pruned_blocks"], records["causal_blocks"])
     assert np.allclose(sum(shares for shares, _, _ in stacks), whole)
     for (shares, below, _), (_, above, _) in itertools.pairwise(stacks):
         assert np.allclose(below + shares, above)  # one lies on the other
