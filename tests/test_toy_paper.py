@@ -4,6 +4,7 @@ It is a regression of five numbers with one quantity and one figure, known by an
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -206,6 +207,12 @@ def test_make_takes_the_file_of_a_suite_and_writes_nothing_beside_it(work, tmp_p
     error = run(work, "make", "figure1", "SUITE=/a b/c.yaml", expect=2)
     assert "a path with spaces is too much for make; link the file into experiments/" in error
     assert "rm -rf runs/my.own " in run(work, "make", "clean", f"SUITE={tmp_path}/my.own.yaml")
+
+
+def test_contributing_names_the_files_that_a_paper_has(work):
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    modules = {path.stem for path in (work / "site" / "toy").glob("*.py")}
+    assert set(re.findall(r"^\| `toy/(\w+)\.py` \|", text, re.M)) == modules - {"__init__", "figure2"}
 
 
 def test_its_commands_and_errors_are_those_of_every_paper(work):
