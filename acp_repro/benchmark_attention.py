@@ -17,7 +17,7 @@ from .chain.records import write_suite_records
 from .chain.registry import find_paper
 from .chain.suite import load_suite
 
-NAMES = ("ours", "official", "fla", "flex", "cudnn", "eager")
+NAMES = ("ours", "official", "fla", "flex", "fa4", "cudnn", "eager")
 
 
 @command()

@@ -81,6 +81,20 @@ def _fla() -> Call:
     return attend
 
 
+def _fa4() -> Call:
+    """FlashAttention-4's kernels in CuTe, without gates; gradients as by default, in no fixed order."""
+    try:
+        call = importlib.import_module("flash_attn.cute").flash_attn_func
+    except ImportError as error:  # of its package, or of what that needs, such as `cutlass`
+        raise ImportError(f"{error}: pip install flash-attn-4") from error
+
+    def attend(q, k, v, log_fgate, threshold):
+        out = call(*(x.transpose(1, 2) for x in (q, k, v)), softmax_scale=q.shape[-1] ** -0.5, causal=True)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return attend
+
+
 def _flex() -> Call:
     """FlexAttention on blocks of 128, which is also the grid that it prunes on.
 
@@ -146,6 +160,7 @@ RIVALS = {
     "official": Rival(_official, ("acp", "acp auto", "exact")),
     "fla": Rival(_fla, ("exact",)),
     "flex": Rival(_flex, ("acp", "exact")),
+    "fa4": Rival(_fa4, ("no gates",)),
     "cudnn": Rival(lambda: _cudnn, ("no gates",)),
     "eager": Rival(lambda: _eager, ("exact",), needs_gpu=False),
 }

@@ -1,6 +1,7 @@
 """The benchmark of the attention kernels: what it times, what it refuses to time, records and figure."""
 
 import sys
+import types
 
 import pandas as pd
 import pytest
@@ -9,6 +10,7 @@ import torch
 from acp_repro.attention import choose_implementation
 from acp_repro.benchmark import attention as benchmark
 from acp_repro.benchmark import rivals
+from acp_repro.benchmark.table import table
 from acp_repro.benchmark_attention import main
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.records import read_records
@@ -58,13 +60,48 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
         read_records(load_suite("mini"), "kernel_time")
 
 
-def test_the_limit_is_cudnn_times_what_is_left():
-    import pandas as pd
-
+def test_the_limit_is_the_fastest_without_gates_times_what_is_left():
     rows = [("cudnn", "no gates", 0.0, 10.0), ("triton", "acp", 0.75, 4.0), ("flex", "acp", 0.7, 9.0)]
     names = ["implementation", "method", "pruned_ratio", "forward_backward_ms"]
-    records = pd.DataFrame(rows, columns=names).assign(length_tokens=4096)
-    assert figure_kernel.limit(records).to_dict() == {4096: 2.5}
+    others = {"forward_ms": 1.0, "nominal_forward_backward_tflop": 1.0, "length_tokens": 4096}
+    hosts = dict.fromkeys(("search_ms", "gate_gradient_error", "forward_host_ms", "forward_backward_host_ms"))
+    for rival, limit, shown in ((None, 2.5, "cuDNN"), ("fa4", 2.0, "FlashAttention-4")):
+        rows += [(rival, "no gates", 0.0, 8.0)] * (rival is not None)
+        records = pd.DataFrame(rows, columns=names).assign(**others | hosts)
+        found = figure_kernel.limit(records)
+        assert found.to_dict() == {4096: limit} and found.name == shown
+        labels = [text.get_text() for text in figure_kernel.draw(records).legends[0].get_texts()]
+        assert any(label.startswith(f"limit: {shown} ") for label in labels)
+        line = next(line for line in table(records.to_dict("records")).splitlines() if "triton" in line)
+        assert line.split()[7] == f"{4.0 / limit:.2f}"
+
+
+def fake_fa4(monkeypatch, **functions):
+    """FlashAttention-4's package and its module in CuTe, of these functions alone."""
+    package, cute = types.ModuleType("flash_attn"), types.ModuleType("flash_attn.cute")
+    vars(cute).update(functions)
+    package.cute = cute
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
+
+
+def test_flashattention_4_is_given_the_same_problem_with_time_before_heads(monkeypatch):
+    def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
+        assert causal and q.shape == (q.shape[0], 256, 3, 16) and q.is_contiguous()
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        dense = torch.nn.functional.scaled_dot_product_attention
+        return dense(q, k, v, is_causal=True, scale=softmax_scale).transpose(1, 2), None
+
+    fake_fa4(monkeypatch, flash_attn_func=flash_attn_func)
+    problem, call = small_problem(), rivals.RIVALS["fa4"].load()
+    (record,) = benchmark.measure(problem, "bimodal", "fa4", call, 1)
+    assert record["implementation"] == "fa4" and record["method"] == "no gates"
+    assert record["forward_ms"] > 0 and record["forward_backward_ms"] > 0
+    assert record["pruned_ratio"] == 0 and record["gate_gradient_error"] is None
+
+    fake_fa4(monkeypatch, flash_attn_func=lambda q, k, v, **how: flash_attn_func(q, k * 1.05, v, **how))
+    (line,) = benchmark.measure(problem, "bimodal", "fa4", rivals.RIVALS["fa4"].load(), 1)
+    assert line.startswith("fa4, no gates: wrong: out")
 
 
 @pytest.mark.parametrize(("gates", "local"), [("bimodal", 2), ("local", 3), ("global", 0), ("one-global", 2)])
@@ -172,6 +209,10 @@ def test_rivals_that_are_not_here_say_why(monkeypatch):
     assert rivals.available("flex", torch.device("cpu")) == "needs a CUDA GPU"
     with pytest.raises(ImportError):
         rivals.RIVALS["official"].load()
+    monkeypatch.setitem(rivals.RIVALS, "fa4", rivals.RIVALS["fa4"]._replace(needs_gpu=False))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
+    said = rivals.available("fa4", torch.device("cpu"))
+    assert said.startswith("not installed (") and said.endswith(": pip install flash-attn-4)")
     assert choose_implementation(torch.device("cpu")) == "blockwise"
 
 
