@@ -17,7 +17,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ..differences import load_pair, pack, unpack
 from ..tiles import COUNTS, share_of_work
 from .common import copy_the_rest, copy_tile, fetch, make_barriers, numbers_in, rows_of_a_tile, store_tile
-from .query_side_wide import multiply_wide
+
+
+@gluon.constexpr_function
+def stages_of_v(stages, d):
+    """Tiles of V in flight: one less than of K in wide heads, for which shared memory has no room."""
+    return stages - 1 if d > 64 else stages
 
 
 @gluon.jit
@@ -56,7 +61,9 @@ def _multiply(
     OWN: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
     QUERIES: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEYS: gl.constexpr = gl.SliceLayout(0, SCORES)
-    gl.static_assert(STAGES >= 3)  # a tile is waited for before the one two back is given free
+    WIDE: gl.constexpr = D > 64
+    V_STAGES: gl.constexpr = stages_of_v(STAGES, D)
+    gl.static_assert(WIDE or STAGES >= 3)  # a tile is waited for before the one two back is given free
     ROWWISE: gl.constexpr = rows_of_a_tile(ROWS, D)
 
     r = gl.arange(0, ROWS, gl.SliceLayout(1, ROWWISE))
@@ -78,9 +85,11 @@ def _multiply(
     parts = gl.sum(gl.reshape(zero, [ROWS, ROWS // 8, 8]), 1)
     dq_acc = warpgroup_mma_init(gl.zeros([ROWS, D], gl.float32, GRADS))
     mbarrier.wait(own, 0)
-    # In registers, where a product costs half of the shared memory's bandwidth.
-    q_t = q_s.reshape([ROWS, D]).load(OWN)
-    g_t = g_s.reshape([ROWS, D]).load(OWN)
+    q_t = q_s.reshape([ROWS, D])
+    g_t = g_s.reshape([ROWS, D])
+    if not WIDE:  # in registers, where a product costs half of the shared memory's bandwidth
+        q_t = q_t.load(OWN)
+        g_t = g_t.load(OWN)
     mbarrier.wait(full.index(0), 0)
     s = warpgroup_mma(
         q_t, k_s.index(0).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
@@ -95,9 +104,9 @@ def _multiply(
     for n in range(count - 1):
         stage = n % STAGES
         k_t = k_s.index(stage).reshape([ROWS, D])
-        v_t = v_s.index(stage).reshape([ROWS, D])
+        v_t = v_s.index(n % V_STAGES).reshape([ROWS, D])
         dp = warpgroup_mma(g_t, v_t.permute([1, 0]), zero, use_acc=False, is_async=True)
-        bias = numbers_in(numbers_s.index(stage), gl.float32, ROWS).load(KEYS)
+        bias = numbers_in(numbers_s.index(n % V_STAGES), gl.float32, ROWS).load(KEYS)
         high_end, low_end = unpack(pair_end)
         gap = (high_base - high_end) + (low_base - low_end)
         pair_end = gl.load(pairs + gl.minimum((start + n + 2) * ROWS - 1, seqlen - 1))
@@ -108,8 +117,10 @@ def _multiply(
             q_t, k_s.index(following).reshape([ROWS, D]).permute([1, 0]), zero, use_acc=False, is_async=True
         )
         dp_sum, dq_sum, ds_left = warpgroup_mma_wait(1, [dp, dq_acc, ds_left])
-        # The products with the tile before are done.
-        mbarrier.arrive(empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
+        if WIDE:  # the product with this V is done, and those with the K before
+            mbarrier.arrive(empty.index(n % V_STAGES))
+        else:  # the products with the tile before are done
+            mbarrier.arrive(empty.index((n + STAGES - 1) % STAGES), pred=n > 0)
         ds = p * (dp_sum - gl.expand_dims(delta, 1))
         parts += gl.sum(gl.reshape(ds, [ROWS, ROWS // 8, 8]), 1)
         ds_left = gl.convert_layout(ds.to(q_s.dtype), LEFT)
@@ -119,7 +130,7 @@ def _multiply(
     # The last tile is the diagonal: every mask, and differences of c that are exact near 0.
     final = (count - 1) % STAGES
     k_t = k_s.index(final).reshape([ROWS, D])
-    v_t = v_s.index(final).reshape([ROWS, D])
+    v_t = v_s.index((count - 1) % V_STAGES).reshape([ROWS, D])
     dp = warpgroup_mma(g_t, v_t.permute([1, 0]), zero, use_acc=False, is_async=True)
     j = row + gl.arange(0, ROWS, KEYS)
     high_j, low_j = load_pair(pairs, j, j < seqlen)
@@ -184,8 +195,7 @@ def query_side_kernel(
     b = bh // heads
     h = bh % heads
     kv_h = h // SHARED
-    WIDE: gl.constexpr = D > 64
-    V_STAGES: gl.constexpr = STAGES - 1 if WIDE else STAGES
+    V_STAGES: gl.constexpr = stages_of_v(STAGES, D)
 
     k_s = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, ROWS, D], q.layout)
     v_s = gl.allocate_shared_memory(q.dtype, [V_STAGES, 1, 1, ROWS, D], q.layout)
@@ -233,7 +243,7 @@ def query_side_kernel(
     gl.warp_specialize(
         [
             (
-                multiply_wide if WIDE else _multiply,
+                _multiply,
                 (
                     k_s,
                     v_s,
