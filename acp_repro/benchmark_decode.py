@@ -29,7 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
-    from .benchmark.decode import make_decode_problem, measure_attention, measure_model
+    from .benchmark.breakdown import breakdown
+    from .benchmark.decode import make_decode_problem, make_model, measure_attention, measure_model
     from .benchmark.rivals import available
     from .model import FoXConfig
 
@@ -68,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
                 for one in measure_model(config, options.gates, batch, length, options.repeats, device):
                     records.append(one)
                     print(_line(one))
+                if options.breakdown:
+                    print(breakdown(*make_model(config, options.gates, batch, length, device)))
         finally:  # whatever ends a long table, what it has is kept
             if options.suite and records:
                 write()
@@ -127,6 +130,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         choices=("bimodal", "local", "global", "one-global"),
         help="which heads are local: two thirds, all, none, all but one (default: %(default)s)",
     )
+    add(
+        "--breakdown",
+        action="store_true",
+        help="also print where the model's prefill spends its time, with and without ACP",
+    )
     add("--repeats", type=positive, default=20, metavar="N", help="default: %(default)s")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add(
@@ -134,7 +142,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help="write results/NAME/benchmark/decode_time.csv, for `make figure-decode`",
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.breakdown and "model" not in options.scopes:
+        parser.error("--breakdown is of a model: add it to --scopes")
+    return options
 
 
 if __name__ == "__main__":

@@ -192,10 +192,10 @@ def measure_attention(
     return records
 
 
-def measure_model(
-    config: FoXConfig, gates: str, batch: int, length: int, repeats: int, device: torch.device
-) -> Iterator[dict]:
-    """A record with and one without ACP of a whole model of random weights: prefill, and the mean step."""
+def make_model(
+    config: FoXConfig, gates: str, batch: int, length: int, device: torch.device
+) -> tuple[FoXForCausalLM, Tensor, dict[str, float | None]]:
+    """A model of random weights, a prompt (B, T), and log epsilon of each method."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(0)
     model = FoXForCausalLM(config).to(device, dtype).requires_grad_(False)
@@ -204,7 +204,15 @@ def measure_model(
     for block in model.model.layers:
         block.attn.fgate_proj.bias.copy_(-nats.expm1().log())  # logsigmoid of it is -nats
     prompt = torch.randint(0, config.vocab_size, (batch, length), device=device)
-    methods = {"acp": config.log_pruning_tolerance, "exact": None}
+    return model, prompt, {"acp": config.log_pruning_tolerance, "exact": None}
+
+
+def measure_model(
+    config: FoXConfig, gates: str, batch: int, length: int, repeats: int, device: torch.device
+) -> Iterator[dict]:
+    """A record with and one without ACP of a whole model of random weights: prefill, and the mean step."""
+    model, prompt, methods = make_model(config, gates, batch, length, device)
+    dtype = model.lm_head.weight.dtype
 
     def once(method: str) -> tuple[float, float, MemoryUse]:
         model.set_log_pruning_tolerance(methods[method])

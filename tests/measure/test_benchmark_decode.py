@@ -1,14 +1,18 @@
 """The benchmark of a decoding step: records, what they say of memory, and their figure."""
 
+import time
+
 import pytest
 import torch
 
 from acp_repro.attention import forgetting_attention
 from acp_repro.benchmark import decode as benchmark
+from acp_repro.benchmark.breakdown import PARTS, prefill_parts
 from acp_repro.benchmark_decode import main
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
+from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.papers.acp.paper import PAPER
 from analysis import drawing
 from analysis.acp import figure_decode
@@ -38,6 +42,31 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     assert kept["acp", 2] < 0.7 * kept["exact", 2]
     figure, caption = figure_decode.make(drawing.find("mini", "figure_decode"))
     assert len(figure.axes) == 3 and 'gates "bimodal"' in caption
+
+
+def test_a_breakdown_says_where_the_prefill_spends_its_time(capsys):
+    small = ["--device", "cpu", "--shapes", "2x700", "--repeats", "1"]
+    assert main([*small, "--scopes", "model", "--breakdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[next(n for n, line in enumerate(lines) if line.startswith("prefill, ms")) :]
+    assert [line[:32].strip() for line in table] == ["prefill, ms", *PARTS, "all"]
+    times = [[float(x) for x in line[32:].split() if x != "%"] for line in table[1:]]
+    for column in (0, 2):
+        assert sum(line[column] for line in times[:-1]) == pytest.approx(times[-1][column], abs=0.05)
+    with pytest.raises(SystemExit):
+        main([*small, "--scopes", "attention", "--breakdown"])
+    assert "--breakdown is of a model: add it to --scopes" in capsys.readouterr().err
+
+
+def test_a_breakdown_counts_each_moment_once_and_leaves_no_trace():
+    torch.manual_seed(0)
+    model = FoXForCausalLM(FoXConfig.pro(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_heads=2))
+    prompt = torch.randint(0, 64, (1, 300))
+    begin = time.perf_counter()
+    parts = prefill_parts(model, prompt)
+    assert set(parts) == set(PARTS) and min(parts.values()) > 0
+    assert parts.total() <= 1e3 * (time.perf_counter() - begin)
+    assert not any(x._forward_hooks or x._forward_pre_hooks for x in model.modules())
 
 
 def test_what_was_timed_before_a_failure_is_kept(tmp_path, monkeypatch):
