@@ -1,7 +1,8 @@
-"""Which heads of a model are local: ``python -m acp_repro.inspect PATH [--text FILE]``.
+"""Which heads of a model are local: ``python -m acp_repro.inspect PATH [--text FILE] [--html PAGE]``.
 
 PATH is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. Prints
-every head with its share of pruned blocks, its window and its gates, and a summary of the layers.
+every head with its share of pruned blocks, its window and its gates, and a summary of the layers. With
+--html it writes a page to look at every head and at what each token looks at; see docs/heads.md.
 """
 
 from __future__ import annotations
@@ -27,27 +28,45 @@ def main(arguments: list[str] | None = None) -> int:
 
     from tqdm import tqdm
 
+    from .heads.explorer import Explorer, Seen, check_comparable
+    from .heads.looking import look
     from .papers.acp.checkpoint_folder import Checkpoint
-    from .papers.acp.heads import inspect_heads
+    from .papers.acp.heads import COLUMNS, inspect_heads
     from .papers.acp.heads_table import print_heads
 
     device = choose_device(options.device)
-    checkpoint = Checkpoint.find(options.checkpoint)
+    checkpoint, *others = (Checkpoint.find(p) for p in (options.checkpoint, options.compare) if p)
+    for other in others:  # before anything is computed
+        check_comparable(checkpoint.name, checkpoint.config, other.name, other.config)
+        checkpoint.check_reads_like(other)
     length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
     input_ids = checkpoint.input_ids(length, options.tokens, text=options.text, token_ids=options.token_ids)
-    model = checkpoint.load(device)
-    batches = tqdm(input_ids.split(max(1, BATCH_TOKENS // length)), unit="batch", leave=False, disable=None)
-    heads = inspect_heads(
-        model,
-        (batch.to(device) for batch in batches),
-        log_pruning_tolerance=options.log_pruning_tolerance,
-        dtype=checkpoint.autocast_dtype(device),
-    )
-    print(f"text: {checkpoint.source(options.text, options.token_ids)}")
+
+    def seen_by(measure, checkpoint):
+        batches = input_ids.split(max(1, BATCH_TOKENS // length))
+        return measure(
+            checkpoint.load(device),
+            (batch.to(device) for batch in tqdm(batches, unit="batch", leave=False, disable=None)),
+            log_pruning_tolerance=options.log_pruning_tolerance,
+            dtype=checkpoint.autocast_dtype(device),
+        )
+
+    source = checkpoint.source(options.text, options.token_ids)
+    if options.html:
+        facts = [source.partition(" (--")[0]]  # a reader of the page has no command line
+        seen = [Seen(c.name, seen_by(look, c), facts) for c in (checkpoint, *others)]
+        page = Explorer(*seen, tokenizer=None if options.token_ids else checkpoint.tokenizer)
+        heads = seen[0].heads.table[COLUMNS]
+    else:
+        heads = seen_by(inspect_heads, checkpoint)
+    print(f"text: {source}")
     print_heads(str(checkpoint.folder), heads, options.sort)
     if options.csv:
         files.write_text(options.csv, heads.to_csv(index=False))
         print(f"csv     {options.csv.resolve()}")
+    if options.html:
+        path = page.save(options.html)
+        print(f"html    {path.resolve()} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
 
 
@@ -55,6 +74,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("inspect", __doc__, "PATH")
     add_text_options(parser)
     add = parser.add_argument
+    add("--length", type=positive, metavar="N", dest="context_length", help="the same as --context-length")
     add(
         "--tokens",
         type=positive,
@@ -70,7 +90,17 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--sort", choices=("pruned", "layer"), default="pruned", help="order of the heads")
     add("--csv", type=output_file, metavar="FILE", help="also write every column there")
-    return parser.parse_args(arguments)
+    add(
+        "--html",
+        type=output_file,
+        metavar="PAGE",
+        help="also write a page there to look at every head, of the first sequence; it loads nothing",
+    )
+    add("--compare", metavar="OTHER", help="show a second model of the same shape on that page")
+    options = parser.parse_args(arguments)
+    if options.compare and not options.html:
+        parser.error("--compare shows two models on one page; add --html PAGE")
+    return options
 
 
 if __name__ == "__main__":

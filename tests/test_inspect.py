@@ -274,3 +274,54 @@ def test_without_a_library_it_says_what_brings_all_that_it_needs(folder, capsys,
     monkeypatch.delitem(sys.modules, "acp_repro.papers.acp.heads_table", raising=False)
     assert inspect([RUN]) == 2
     assert "`pip install 'acp_repro[inspect]'` brings it" in capsys.readouterr().err
+
+
+def test_a_page_of_one_model_or_two_beside_the_same_table(folder, capsys):
+    arguments = ["official", "--length", "256", "--tokens", "512", "--sort", "layer"]
+    assert inspect([*arguments, "--csv", "one.csv"]) == 0
+    table = capsys.readouterr().out
+    assert inspect([*arguments, "--csv", "two.csv", "--html", "out/page.html"]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[:-2] == table.splitlines()[:-1] and "page.html (0." in said.splitlines()[-1]
+    assert (folder / "one.csv").read_bytes() == (folder / "two.csv").read_bytes()
+    page = (folder / "out" / "page.html").read_text(encoding="utf-8")
+    assert '<h1 id="title">Heads of official</h1>' in page and "Wuthering Heights" in page
+    other = small_model(tolerance=None)  # exact, and of another seed
+    save_pretrained(other, "exact/model")
+    assert inspect([*arguments, "--html", "page.html", "--compare", "exact/model"]) == 0
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "Heads of official and exact" in page and 'id="m1h3"' in page
+
+
+def test_a_page_of_tokens_that_no_tokenizer_reads(folder, capsys):
+    save_pretrained(small_model(vocab_size=99), "numbers")
+    np.save("numbers.npy", np.arange(600) % 99)
+    assert inspect(["numbers", "--token-ids", "numbers.npy", "--length", "256", "--html", "page.html"]) == 0
+    assert "⟨98⟩" in (folder / "page.html").read_text(encoding="utf-8")
+
+
+def test_what_a_page_cannot_show_is_one_line(folder, capsys, monkeypatch):
+    save_pretrained(small_model("llama", vocab_size=99), "other")
+    wide = FoXForCausalLM(FoXConfig.pro(vocab_size=257, hidden_size=64, num_hidden_layers=2, num_heads=4))
+    save_pretrained(wide, "wide")
+    page = ["--html", "never.html"]
+    for arguments, message in (
+        (["official", *page, "--length", "100"], "100 tokens are fewer than two blocks of 64"),
+        (
+            ["official", *page, "--compare", "wide"],
+            "official has 2 layers of 2 heads, wide has 2 layers of 4",
+        ),
+        (["official", *page, "--compare", "other"], "official and other have tokenizers of their own"),
+        (["official", *page, "--compare", "nowhere"], "nowhere: no such folder"),
+    ):
+        assert inspect(arguments) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: ") and message in captured.err, captured.err
+        assert captured.err.count("\n") == 1
+    monkeypatch.setattr("acp_repro.heads.looking._free_bytes", lambda device: 1000)
+    assert inspect(["official", *page, "--length", "256"]) == 2
+    assert "256 tokens need about" in capsys.readouterr().err
+    assert not (folder / "never.html").exists()
+    with pytest.raises(SystemExit):
+        inspect(["official", "--compare", "wide"])
+    assert "add --html PAGE" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from acp_repro.common import files
 from acp_repro.common.errors import UsageError
-from acp_repro.model import FoXForCausalLM
+from acp_repro.model import FoXConfig, FoXForCausalLM
 
 from .looking import ModelHeads, look
 from .pack import pack_model, pack_text, stride_of
@@ -68,13 +68,11 @@ class Explorer:
     def __init__(self, *seen: Seen, tokenizer: Decodes | None = None, height: int = 900):
         self.seen, self.tokenizer, self.height = seen, tokenizer, height
         if len(seen) > 1:
-            check_comparable(*((s.name, _shape(s.heads)) for s in seen))
-            first, second = (s.heads.input_ids for s in seen)
-            if not torch.equal(first, second):
-                raise NotComparable(
-                    f"{seen[0].name} and {seen[1].name} read the text as different tokens; compare models of "
-                    "one tokenizer"
-                )
+            first, second = seen
+            if _shape(first.heads) != _shape(second.heads):
+                raise NotComparable(f"{first.name} and {second.name} differ in layers or heads")
+            if not torch.equal(first.heads.input_ids, second.heads.input_ids):
+                raise NotComparable(f"{first.name} and {second.name} were looked at on different tokens")
 
     @cached_property
     def html(self) -> str:
@@ -131,7 +129,7 @@ def explore(
     batches = [batch.to(device) for batch in ids.split(1)]
     models = [model] if compare is None else [model, compare]
     if compare is not None:
-        check_comparable(*((name, _shape_of(m)) for name, m in zip(names, models, strict=False)))
+        check_comparable(names[0], model.config, names[1], compare.config)
     seen = [
         Seen(name, look(m, batches, log_pruning_tolerance=log_pruning_tolerance, dtype=dtype))
         for name, m in zip(names, models, strict=False)
@@ -139,19 +137,19 @@ def explore(
     return Explorer(*seen, tokenizer=tokenizer)
 
 
-def check_comparable(first: tuple[str, tuple[int, int]], second: tuple[str, tuple[int, int]]) -> None:
-    """Refuses two models, each a name with its layers and heads, that differ in these.
+def check_comparable(first: str, first_config: FoXConfig, second: str, second_config: FoXConfig) -> None:
+    """Refuses two models, with their names, whose layers or heads differ in number.
 
     Raises:
         NotComparable: they do.
     """
-    if first[1] != second[1]:
-        said = [f"{name} has {layers} layers of {heads} heads" for name, (layers, heads) in (first, second)]
+    shapes = [(c.num_hidden_layers, c.num_heads) for c in (first_config, second_config)]
+    if shapes[0] != shapes[1]:
+        said = [
+            f"{name} has {layers} layers of {heads} heads"
+            for name, (layers, heads) in zip((first, second), shapes, strict=True)
+        ]
         raise NotComparable(f"{said[0]}, {said[1]}; only models of one shape are compared head by head")
-
-
-def _shape_of(model: FoXForCausalLM) -> tuple[int, int]:
-    return model.config.num_hidden_layers, model.config.num_heads
 
 
 def _shape(heads: ModelHeads) -> tuple[int, int]:

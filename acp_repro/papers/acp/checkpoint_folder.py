@@ -74,6 +74,12 @@ class Checkpoint:
             ) from error
 
     @property
+    def name(self) -> str:
+        """That of the run, or of the folder."""
+        folder = self.folder.resolve()
+        return folder.parent.name if folder.name == "model" else folder.name
+
+    @property
     def context_length(self) -> int | None:
         """Tokens the run was trained at; the authors' format does not say."""
         return None if self.run is None else self.run["settings"]["context_length"]
@@ -123,6 +129,21 @@ class Checkpoint:
                     raise  # the library is not installed, which says nothing of the file
                 return None  # of another project
         return ByteTokenizer() if self.config.vocab_size == ByteTokenizer.vocab_size else None
+
+    def check_reads_like(self, other: Checkpoint) -> None:
+        """Refuses a model that would read a text as other tokens than this one.
+
+        Raises:
+            CheckpointNotUsable: it would.
+        """
+        first, second = (
+            (c.config.vocab_size, getattr(c.tokenizer, "json_text", None)) for c in (self, other)
+        )
+        if first != second:
+            raise CheckpointNotUsable(
+                f"{self.name} and {other.name} have tokenizers of their own; compare models that read the "
+                "same tokens"
+            )
 
     def own_tokenizer(self, fix: str = "put the model's there") -> BPETokenizer | ByteTokenizer:
         """:attr:`tokenizer`, which must be there.
