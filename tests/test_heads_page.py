@@ -11,7 +11,7 @@ import torch
 from acp_repro.data import ByteTokenizer
 from acp_repro.heads.explorer import D3, Explorer, NotComparable, Seen, explore, token_pieces
 from acp_repro.heads.looking import look
-from acp_repro.heads.pack import LEAST_WEIGHT, MOST_QUERIES, distance_bins, stride_of
+from acp_repro.heads.pack import LEAST_WEIGHTS, Listing, distance_bins
 from tests.test_heads import small_model
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -74,14 +74,20 @@ def test_names_and_text_cannot_become_a_part_of_the_page(seen):
     assert framed.startswith("<iframe") and framed.count("<") == 2
 
 
-def test_long_texts_list_the_keys_of_some_queries():
-    class Long:
-        def __init__(self, heads, length):
-            self.heads, self.length = [None] * heads, length
+def test_long_texts_list_fewer_keys_and_then_the_keys_of_some_queries(seen):
+    models = [s.heads for s in seen]
 
-    assert stride_of([Long(36, 4096)]) == stride_of([Long(36, 16384)]) == 1
-    assert stride_of([Long(36, 16384)] * 2) == 2
-    assert 144 * 65536 / stride_of([Long(144, 65536)]) <= MOST_QUERIES
+    def count(listing):
+        return sum(int(listing.mask(head).sum()) for model in models for head in model.heads)
+
+    full, queries = count(Listing(1, LEAST_WEIGHTS[0])), sum(len(m.heads) * m.length for m in models)
+    assert Listing.of(models) == Listing.of(models, full) == Listing(1, 0.01)
+    assert Listing.of(models, full - 1) == Listing(1, 0.02)
+    assert Listing.of(models, count(Listing(1, 0.05)) // 3) == Listing(4, 0.05)
+    assert count(Listing(4, 1.0)) == queries // 4  # the strongest, whatever its weight
+
+
+def test_bins_of_distances_leave_none_out():
     for length in (1, 2, 100, 4096, 65537):
         edges = distance_bins(length)
         assert edges[0] == 0 and edges[-1] == length and (np.diff(edges) > 0).all()
@@ -167,7 +173,7 @@ def test_a_head_and_a_token_are_a_click_away_and_say_their_numbers(visit, seen, 
     expected = [
         (int(key), float(weight))
         for key, weight in zip(head.weights.keys[300], head.weights.weights[300], strict=True)
-        if weight >= LEAST_WEIGHT
+        if weight >= LEAST_WEIGHTS[0]
     ] or [(int(head.weights.keys[300, 0]), float(head.weights.weights[300, 0]))]
     assert listed.count() == len(expected)
     for place, (key, weight) in enumerate(expected):
@@ -206,7 +212,7 @@ def test_what_the_page_reads_is_what_was_packed(visit, seen):
         assert (np.array(read["lost"]) >= w.pruned_mass.numpy() * (1 - 1e-6)).all()
         for query, keys in enumerate(read["keys"]):
             weights = w.weights[query].numpy()
-            count = max(1, int((weights >= LEAST_WEIGHT).sum()))
+            count = max(1, int((weights >= LEAST_WEIGHTS[0]).sum()))
             assert [key for key, _ in keys] == w.keys[query, :count].tolist()
             np.testing.assert_allclose([weight for _, weight in keys], weights[:count], atol=0.004)
         for m, row in enumerate(read["cells"]):

@@ -19,7 +19,7 @@ from acp_repro.common.errors import UsageError
 from acp_repro.model import FoXConfig, FoXForCausalLM
 
 from .looking import ModelHeads, look
-from .pack import pack_model, pack_text, stride_of
+from .pack import Listing, pack_model, pack_text
 
 D3 = "7.9.0"
 _SCRIPTS = (
@@ -77,10 +77,10 @@ class Explorer:
     @cached_property
     def html(self) -> str:
         """The whole page."""
-        stride = stride_of([s.heads for s in self.seen])
+        listing = Listing.of([s.heads for s in self.seen])
         ids = self.seen[0].heads.input_ids
         pieces, text = pack_text(token_pieces(ids, self.tokenizer), ids.numpy())
-        packed = [pack_model(s.name, [*_facts(s.heads), *s.facts], s.heads, stride) for s in self.seen]
+        packed = [pack_model(s.name, [*_facts(s.heads), *s.facts], s.heads, listing) for s in self.seen]
         about = {"models": [about for about, _ in packed], "pieces": pieces}
         blobs = {"text": text} | {
             f"m{m}h{h}": blob for m, (_, blobs) in enumerate(packed) for h, blob in enumerate(blobs)

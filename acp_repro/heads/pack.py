@@ -11,47 +11,65 @@ import math
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .looking import Head, ModelHeads
 
 GATE_STEPS = 64  # of log(f / (1 - f)), a step: 0.4 % of f at most
-LEAST_WEIGHT = 0.01  # a query's strongest key is listed whatever its weight, others from here on
 CELL_FLOOR, RECEIVED_FLOOR = 1e-5, 1e-3
 C_TOKENS = 64  # c is exact at every so many tokens; between them it follows the gates
 BINS_PER_OCTAVE = 4
-# Queries of all heads together whose keys are listed; beyond, every 2nd, 4th ... query has its list.
-MOST_QUERIES = 700_000
+# Keys that the page lists, about 1.4 bytes each. A query's strongest is listed whatever its weight, others
+# from the first of these weights on with which all fit; else every 2nd, 4th ... query has its list.
+MOST_KEYS = 2_500_000
+LEAST_WEIGHTS = (0.01, 0.02, 0.05)
 
 
-def stride_of(models: Sequence[ModelHeads]) -> int:
-    """Every how many queries the strongest keys are listed: a power of two."""
-    queries = sum(len(model.heads) * model.length for model in models)
-    return 1 << max(0, math.ceil(math.log2(queries / MOST_QUERIES)))
+class Listing(NamedTuple):
+    """Which of the strongest keys the page lists: of every how many queries, and from which weight on."""
+
+    stride: int
+    least_weight: float
+
+    @classmethod
+    def of(cls, models: Sequence[ModelHeads], most: int = MOST_KEYS) -> Listing:
+        """The fullest that has ``most`` keys or fewer, of all models together."""
+        for least in LEAST_WEIGHTS:
+            count = sum(int(cls(1, least).mask(head).sum()) for model in models for head in model.heads)
+            if count <= most:
+                break
+        return cls(1 << max(0, math.ceil(math.log2(count / most))), least)
+
+    def mask(self, head: Head) -> np.ndarray:
+        """(queries, K) bool, of every query that has a list."""
+        keys, weights = (x[:: self.stride].numpy() for x in (head.weights.keys, head.weights.weights))
+        listed = (weights >= self.least_weight) & (keys >= 0)
+        listed[:, 0] = True
+        return listed
 
 
 def pack_model(
-    name: str, facts: Sequence[str], model: ModelHeads, stride: int
+    name: str, facts: Sequence[str], model: ModelHeads, listing: Listing
 ) -> tuple[dict[str, Any], list[str]]:
     """A model's part of the page: what it shows at once, and one text in base64 for each head.
 
     Args:
         name: what the page calls the model.
         facts: lines about it.
-        stride: from :func:`stride_of`.
     """
     edges = distance_bins(model.length)
     with ThreadPoolExecutor() as threads:  # zlib lets go of Python's lock
-        packed = list(threads.map(lambda head: _pack_head(head, stride, edges, model.grid), model.heads))
+        packed = list(threads.map(lambda head: _pack_head(head, listing, edges, model.grid), model.heads))
     about = {
         "name": name,
         "facts": list(facts),
         "length": model.length,
         "cell": model.cell,
         "grid": model.grid,
-        "stride": stride,
+        "stride": listing.stride,
+        "leastWeight": listing.least_weight,
         "bins": edges.tolist(),
         "table": {column: _plain(model.table[column]) for column in model.table},
         "sizes": [sizes for sizes, _ in packed],
@@ -91,16 +109,17 @@ def _bytes_of(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).view(np.uint8).reshape(-1, array.itemsize)
 
 
-def _pack_head(head: Head, stride: int, edges: np.ndarray, grid: tuple[int, int]) -> tuple[list[int], str]:
+def _pack_head(
+    head: Head, listing: Listing, edges: np.ndarray, grid: tuple[int, int]
+) -> tuple[list[int], str]:
     w, log_fgate = head.weights, head.log_fgate.double()
     length = len(log_fgate)
     gate = log_fgate - (-log_fgate.expm1()).clamp(min=1e-300).log()  # log(f / (1 - f))
     gate = (gate * GATE_STEPS).round().clamp(-32768, 32767) + 32768
     c = log_fgate.clamp(min=-1e4).cumsum(0)[C_TOKENS - 1 :: C_TOKENS]
-    keys, weights = w.keys[::stride].numpy(), w.weights[::stride].numpy()
-    listed = (weights >= LEAST_WEIGHT) & (keys >= 0)
-    listed[:, 0] = True
-    distance = np.arange(0, length, stride)[:, None] - keys
+    listed = listing.mask(head)
+    keys, weights = (x[:: listing.stride].numpy() for x in (w.keys, w.weights))
+    distance = np.arange(0, length, listing.stride)[:, None] - keys
     lost = np.maximum.reduceat(w.pruned_mass.numpy(), np.arange(0, length, grid[0]))
     cells = w.cells.numpy()[np.tril_indices(len(w.cells))]
     arrays = [

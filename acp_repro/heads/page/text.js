@@ -100,7 +100,7 @@ function showToken(head) {
       node("span", { class: "bar", style: `width: ${100 * k.weight}%` }), node("span", { class: "weight" }, percent(k.weight)),
       node("span", { class: "context" }, text.range(k.key - 6, k.key).replaceAll("\n", " "), node("mark", {}, readable(text.piece(k.key))), text.range(k.key + 1, k.key + 4).replaceAll("\n", " ")),
       node("span", { class: "quiet" }, k.distance ? `${whole(k.distance)} back` : "itself", k.kept ? "" : ", pruned"))))),
-    node("p", { class: "quiet" }, `${keys.length > 1 ? `These ${keys.length} keys hold` : "It holds"} ${percent(Math.min(1, listed))} of the weight; listed are at most 8, of 1\u00a0% or more.`),
+    node("p", { class: "quiet" }, `${keys.length > 1 ? `These ${keys.length} keys hold` : "It holds"} ${percent(Math.min(1, listed))} of the weight; listed are at most 8, of ${d3.format("~f")(100 * head.model.leastWeight)}\u00a0% or more.`),
     saveButtons(() => fileName(rowFile("token")(), i), null, () => [["query", "key", "token", "distance", "weight", "pruned"], keys.map(k => [k.query, k.key, text.piece(k.key), k.distance, k.weight.toFixed(4), !k.kept])]));
 }
 
