@@ -3,17 +3,19 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from acp_repro.data import ByteTokenizer
-from acp_repro.heads.explorer import D3, Explorer, NotComparable, Seen, explore, token_pieces
+from acp_repro.heads.explorer import D3, Explorer, NotComparable, Seen, explore, render, token_pieces
 from acp_repro.heads.looking import look
 from acp_repro.heads.pack import LEAST_WEIGHTS, Listing, distance_bins
 from tests.test_heads import small_model
 
+ROOT = Path(__file__).parent.parent
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LENGTH = 700
 WORDS = "to forget is to keep what <matters> & nothing else.\n"
@@ -60,6 +62,17 @@ def test_the_page_is_whole_and_loads_nothing(page):
     table = about["models"][0]["table"]
     assert table["kind"] == ["local", "between", "global"] * 2 or set(table["kind"]) >= {"local", "global"}
     assert about["models"][0]["stride"] == 1 and len(text.encode()) < 600_000
+
+
+def test_the_page_that_comes_with_the_docs_is_of_the_present_sources():
+    path = ROOT / "docs" / "heads.html"
+    text = path.read_text(encoding="utf-8")
+    about = json.loads(re.search(r'id="about">(.*?)</script>', text, re.S)[1])
+    blobs = dict(re.findall(r'<script type="text/plain" id="(\w+)">(.*?)</script>', text, re.S))
+    assert text == render("Heads of pro-3m-4k-acp", about, blobs), (
+        f"python -m acp_repro.inspect pretrained/pro-3m-4k-acp --html {path.relative_to(ROOT)}"
+    )
+    assert len(text.encode()) < 3_000_000 and len(about["models"][0]["table"]["kind"]) == 36
 
 
 def without_d3(text: str) -> str:

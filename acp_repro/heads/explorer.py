@@ -85,7 +85,7 @@ class Explorer:
         blobs = {"text": text} | {
             f"m{m}h{h}": blob for m, (_, blobs) in enumerate(packed) for h, blob in enumerate(blobs)
         }
-        return _page("Heads of " + " and ".join(s.name for s in self.seen), about, blobs)
+        return render("Heads of " + " and ".join(s.name for s in self.seen), about, blobs)
 
     def save(self, path: str | Path) -> Path:
         """Writes the page, whole or not at all."""
@@ -170,7 +170,7 @@ def _facts(heads: ModelHeads) -> list[str]:
     return [
         f"{layers} layers of {each} heads",
         f"{heads.length:,} tokens",
-        f"log ε {row['log_pruning_tolerance']:g}",
+        f"log ε {row['log_pruning_tolerance']:g}".replace("-", "−"),
         f"blocks of {block_q} × {block_k}",
         *(
             [f"numbers over {row['measured_tokens']:,} tokens"]
@@ -180,7 +180,8 @@ def _facts(heads: ModelHeads) -> list[str]:
     ]
 
 
-def _page(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
+def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
+    """The page's HTML, of what :func:`pack_model` gives and of the texts in base64, by their names."""
     folder = resources.files(__package__) / "page"
 
     def read(name: str) -> str:
