@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from acp_repro.data import ByteTokenizer
-from acp_repro.heads.explorer import D3, Explorer, NotComparable, Seen, explore, render, token_pieces
+from acp_repro.heads.explorer import Explorer, NotComparable, Seen, explore, token_pieces
 from acp_repro.heads.looking import look
 from acp_repro.heads.pack import LEAST_WEIGHTS, Listing, distance_bins
+from acp_repro.heads.page import D3, render
 from tests.test_heads import small_model
 
 ROOT = Path(__file__).parent.parent

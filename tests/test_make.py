@@ -278,6 +278,22 @@ def test_ready_weights_are_measured_and_never_trained(clone):
     assert chain(would_do("figure4", "SUITE=pretrained")) == [set(), {run.name}]
 
 
+def test_a_page_of_heads_follows_the_weights_and_its_own_sources(clone):
+    (run,) = load_suite("pretrained").runs
+    run.model_folder.mkdir(parents=True)
+    (run.model_folder / "model.safetensors").touch()
+    page = Path("figures/pretrained/heads.html")
+    command = f"acp_repro.inspect {run.model_folder} --html {page}"
+    assert command in would_do("heads", "SUITE=pretrained")
+    page.parent.mkdir(parents=True)
+    page.touch()
+    os.utime(run.model_folder / "model.safetensors", (1.6e9, 1.6e9))
+    assert command not in would_do("heads", "SUITE=pretrained")
+    os.utime("acp_repro/heads/page/head.js")
+    assert command in would_do("heads", "SUITE=pretrained")
+    assert chain(would_do("heads", "SUITE=h100"))[0] == {load_suite("h100").heads_run.name}
+
+
 def test_a_measure_that_fails_costs_no_record(clone):
     suite = load_suite("pretrained")
     run = suite.runs[0]

@@ -256,6 +256,27 @@ class Item:
         return FIGURES / suite / f"{self.name}{'.md' if self.is_table else '.png'}"
 
 
+@dataclass(frozen=True)
+class Page:
+    """A page that one command makes from a run's weights: ``make NAME`` writes ``figures/SUITE/NAME.html``.
+
+    Attributes:
+        name, title: the target of Make; for the report and ``make help``.
+        command: what ``python -m`` takes, with the ``{folder}`` of the weights and the ``{page}``.
+        module: what the page is made by.
+        run: whose weights.
+    """
+
+    name: str
+    title: str
+    command: str
+    module: str
+    run: Callable[[Suite], Run]
+
+    def path(self, suite: str) -> Path:
+        return FIGURES / suite / f"{self.name}.html"
+
+
 @dataclass(frozen=True, eq=False)
 class Paper:
     """A paper that can be re-run.
@@ -282,6 +303,7 @@ class Paper:
             ``acp_repro.papers.acp.plan``, for the plan command; empty for none.
         steps: ``MODULE:NAME`` of a function that gives a run's optimiser steps, which is the plan of a paper
             without one; empty for none.
+        pages: what is made of weights and of no record.
     """
 
     name: str
@@ -299,6 +321,7 @@ class Paper:
     analysis: str
     plan: str = ""
     steps: str = ""
+    pages: tuple[Page, ...] = ()
 
     @functools.cached_property
     def _placed(self) -> dict[str, tuple[Item, ModuleType]]:

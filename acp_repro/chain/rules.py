@@ -20,7 +20,7 @@ from pathlib import Path
 from ..common import files
 from . import state
 from .command import command, run_command
-from .paper import FIGURES, NO_RUN, Item, Paper, Quantity, Suite
+from .paper import FIGURES, NO_RUN, Item, Page, Paper, Quantity, Suite
 from .registry import find_paper, paper_module, paper_names
 from .run import Run
 from .suite import load_suite
@@ -49,6 +49,8 @@ def make_rules(suite: Suite) -> str:
     lines += [f".PRECIOUS: {_paths(_path(suite, *pair) for pair in pairs)}"]
     for item in paper.items:
         lines += _item(suite, item) if item in drawn else _cannot(suite, item)
+    for page in paper.pages:
+        lines += _page(suite, page)
     return "\n".join([*lines, *_report(suite, usual), *_reproduction()])
 
 
@@ -148,6 +150,17 @@ def _item(suite: Suite, item: Item) -> list[str]:
     ]
 
 
+def _page(suite: Suite, page: Page) -> list[str]:
+    run, output = page.run(suite), page.path(suite.name)
+    command = page.command.format(folder=run.model_folder, page=output)
+    return [
+        *_rule(output, [run.weights_file, *sources(page.module)], [f"$(DO) {command}"]),
+        f".PHONY: {page.name}",
+        f"{page.name}: {output}",
+        '\t@echo "page: $(abspath $<)"',
+    ]
+
+
 def _cannot(suite: Suite, item: Item) -> list[str]:
     targets = " ".join((item.name, *item.aliases))
     return [f".PHONY: {targets}", f"{targets}:", f'\t@echo "error: {why_not(suite, item)}" >&2; exit 2']
@@ -169,6 +182,7 @@ def _names(items: Iterable[Item]) -> str:
 def _report(suite: Suite, usual: list[Item]) -> list[str]:
     """Makes what is usual and shows whatever lies there: that by names that no rule makes (``./``)."""
     there = [f"$(wildcard figures/./{suite.name}/*.{kind})" for kind in ("png", "md")]
+    there += [f"$(wildcard figures/./{suite.name}/{page.name}.html)" for page in suite.paper.pages]
     there.append(f"$(wildcard results/./{suite.name}/*/*.csv*)")
     made_of = [*sources(REPORT_MODULE), *_judges(suite.paper), suite.path]
     needs = [*(item.path(suite.name) for item in usual), *made_of]
@@ -222,7 +236,7 @@ def sources(module: str, within: str = "") -> list[Path]:
 
 
 _OURS = ("acp_repro", "analysis")
-_DATA_SUFFIXES = {".csv", ".css", ".j2"}
+_DATA_SUFFIXES = {".csv", ".css", ".j2", ".html", ".js"}
 
 
 @functools.cache
@@ -253,12 +267,10 @@ def items_in_words(suite_name: str) -> str:
     """Every item of the suite's paper with its title, a line each; one line where nothing can read them."""
     try:
         paper = load_suite(suite_name).paper
-        items = [item for item in paper.items if not item.missing]
+        made = [*(item for item in paper.items if not item.missing), *paper.pages]
     except ImportError:
         return "  make figure2 is one; make setup installs what lists them all"
-    return "\n".join(
-        [f"  of {paper.title}:", *(f"    make {item.name:<15} {item.title}" for item in items)]
-    )
+    return "\n".join([f"  of {paper.title}:", *(f"    make {one.name:<15} {one.title}" for one in made)])
 
 
 @command()

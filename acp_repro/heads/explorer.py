@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,18 +18,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM
 
 from .looking import ModelHeads, look
 from .pack import Listing, pack_model, pack_text
-
-D3 = "7.9.0"
-_SCRIPTS = (
-    f"d3.v{D3}.min.js",
-    "data.js",
-    "parts.js",
-    "model.js",
-    "head.js",
-    "text.js",
-    "compare.js",
-    "main.js",
-)
+from .page import render
 
 
 class NotComparable(UsageError):
@@ -178,34 +165,3 @@ def _facts(heads: ModelHeads) -> list[str]:
             else []
         ),
     ]
-
-
-def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
-    """The page's HTML, of what :func:`pack_model` gives and of the texts in base64, by their names."""
-    folder = resources.files(__package__) / "page"
-
-    def read(name: str) -> str:
-        return (folder / name).read_text(encoding="utf-8")
-
-    def script(content: str, attributes: str = "") -> str:
-        return f"<script{attributes}>{content}</script>"
-
-    told = json.dumps(about, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    data = [script(told, ' type="application/json" id="about"')]
-    data += [script(blob, f' type="text/plain" id="{name}"') for name, blob in blobs.items()]
-    scripts = [f"<!-- D3, licence:\n{read('d3.LICENSE')}-->"] + [
-        script(f"\n{read(name)}") for name in _SCRIPTS
-    ]
-    parts = {
-        "title": html.escape(title),
-        "style": read("style.css"),
-        "d3": D3,
-        "data": "\n".join(data),
-        "scripts": "\n".join(scripts),
-    }
-    page = read("page.html")
-    for name in ("title", "style", "d3"):
-        page = page.replace(f"{{{{{name}}}}}", parts[name])
-    before, between = page.split("{{data}}")
-    between, after = between.split("{{scripts}}")
-    return "".join([before, parts["data"], between, parts["scripts"], after])

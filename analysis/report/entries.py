@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from acp_repro.chain.paper import Claim, Item, Suite
+from acp_repro.chain.paper import Claim, Item, Page, Suite
 
 from ..verdict import Status
 
@@ -68,6 +68,7 @@ class Report:
         entries: of the items that are shown.
         left_out: of further items that could be drawn.
         cannot: items that cannot be made yet.
+        pages: made of weights, that lie beside the report.
     """
 
     suite: Suite
@@ -78,3 +79,4 @@ class Report:
     entries: tuple[Entry, ...]
     left_out: tuple[Item, ...]
     cannot: tuple[Item, ...]
+    pages: tuple[Page, ...]

@@ -53,6 +53,7 @@ def gather(name: str) -> Report:
         shown,
         tuple(e.item for e in entries if e not in shown and not e.absent),
         tuple(item for item in suite.paper.items if item.missing),
+        tuple(page for page in suite.paper.pages if page.path(suite.name).is_file()),
     )
 
 

@@ -65,6 +65,7 @@ def made(tmp_path_factory):
         path = Path("figures/mini/figure2.png")
         drawing.save(figure, path, "**Figure 2.** Bars & *more* for $L$ < 9. Then this.")
         synthetic.draw("table4")
+        Path("figures/mini/heads.html").touch()
         assert main(["--suite", "mini"]) == 0
         yield folder, (folder / "figures" / "mini" / "report.html").read_text(encoding="utf-8")
 
@@ -81,6 +82,15 @@ def test_page_is_one_file_without_the_network(made):
     assert outside == ["https://arxiv.org/abs/2504.06949"]  # a link to click, not a request
     assert "url(" not in text and "@import" not in text
     assert "default-src 'none'" in text
+
+
+def test_it_leads_to_the_page_of_heads_that_lies_beside_it(made, monkeypatch):
+    folder, text = made
+    assert '<a href="heads.html">Every head of a model' in text
+    monkeypatch.chdir(folder)
+    (folder / "figures/mini/heads.html").rename("elsewhere.html")
+    assert "heads.html" not in render(gather("mini"))
+    Path("elsewhere.html").rename(folder / "figures/mini/heads.html")
 
 
 def test_images_decode_and_are_described(made):

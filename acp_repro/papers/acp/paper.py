@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from acp_repro.chain.paper import Paper
+from acp_repro.chain.paper import Page, Paper
 
 from .settings import File
 from .suite import FoXSuite, make_run
@@ -41,4 +41,13 @@ PAPER = Paper(
     task=f"{__package__}.task:FoXTask",
     analysis="analysis.acp",
     plan=f"{__package__}.plan",
+    pages=(
+        Page(
+            "heads",
+            "Every head of a model, down to what each token looks at",
+            "acp_repro.inspect {folder} --html {page}",
+            "acp_repro.heads.explorer",
+            lambda suite: suite.heads_run,
+        ),
+    ),
 )
