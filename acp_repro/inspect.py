@@ -8,6 +8,7 @@ every head with its share of pruned blocks, its window and its gates, and a summ
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from .chain.command import choose_device, command, output_file, positive, run_command
 from .common import files
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     from .heads.explorer import Explorer, Seen, check_comparable
     from .heads.looking import look
-    from .papers.acp.checkpoint_folder import Checkpoint
+    from .papers.acp.checkpoint_folder import Checkpoint, CheckpointNotUsable
     from .papers.acp.heads import COLUMNS, inspect_heads
     from .papers.acp.heads_table import print_heads
 
@@ -55,7 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.html:
         facts = [source.partition(" (--")[0]]  # a reader of the page has no command line
         seen = [Seen(c.name, seen_by(look, c), facts) for c in (checkpoint, *others)]
-        page = Explorer(*seen, tokenizer=None if options.token_ids else checkpoint.tokenizer)
+        tokenizer = None
+        with contextlib.suppress(CheckpointNotUsable):  # tokens that were given as numbers are shown so
+            tokenizer = checkpoint.tokenizer
+        page = Explorer(*seen, tokenizer=tokenizer)
         heads = seen[0].heads.table[COLUMNS]
     else:
         heads = seen_by(inspect_heads, checkpoint)
