@@ -34,7 +34,7 @@ function draw(before) {
   drawTabs();
   drawChosen();
   const model = models[state.model];
-  $("#facts").textContent = [models.length > 1 ? models.map(m => m.name).join(" and ") : model.name, ...model.facts].join(" · ");
+  $("#facts").textContent = [...(models.length > 1 ? [model.name] : []), ...model.facts].join(" · ");
   for (const view of views) {
     const section = $(`#view-${view.id}`);
     section.hidden = view.id !== state.view;

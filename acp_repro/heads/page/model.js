@@ -32,7 +32,7 @@ function drawModel(section) {
     node("p", { class: "lead" }, says),
     node("div", { class: "controls" }, modelChoice(), shadeChoice(), kindChoice(rows)),
     node("div", { class: "columns" },
-      figure("Layers and heads", `Each square is a head${state.shade === "kind" ? ", the number its window in tokens" : ""}. Click one to look into it.`, node("div", { id: "grid" }), legend(rows),
+      figure("Layers and heads", `Each square is a head${state.shade === "kind" ? "; a number in it is its window in tokens" : ""}. Click one to look into it.`, node("div", { id: "grid" }), legend(rows),
         saveButtons(() => fileName(model.name, "heads", state.shade), () => $("#grid svg"))),
       figure("Similar heads", "Near each other: alike in how far they look, forget, prune and peak. Names are layer.head.", node("div", { id: "map" }),
         saveButtons(() => fileName(model.name, "map"), () => $("#map svg")))),
