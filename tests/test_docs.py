@@ -119,6 +119,7 @@ def test_make_targets_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.M)) | {"NAME"}
     for paper in map(find_paper, paper_names()):
         targets |= {name for item in paper.items for name in (item.name, *item.aliases)}
+        targets |= {made.name for made in paper.pages}
     for line in command_lines(texts[page]):
         if line.startswith("make "):
             named = [word for word in line.split()[1:] if "=" not in word]
