@@ -20,8 +20,8 @@ INSTALLED := $(VENV)/installed
 .DELETE_ON_ERROR:
 # With `make -j` too: one recipe makes what several targets lack, and trains on every core already.
 .NOTPARALLEL:
-.PHONY: FORCE help setup test test-all test-gpu check notebooks train plan clean records figures tables report all \
-  reproduction
+.PHONY: FORCE help setup test test-all test-gpu check notebooks docs train plan clean records figures tables \
+  report all reproduction
 .DEFAULT_GOAL := help
 
 help: ## list every target
@@ -70,6 +70,9 @@ check: $(INSTALLED) ## ruff
 notebooks: $(INSTALLED) ## run the notebooks and store them with their pictures
 	$(BIN)/python notebooks/refresh.py
 
+docs: $(INSTALLED)-docs ## build the documentation site, with its links checked
+	@NO_MKDOCS_2_WARNING=1 $(DO) mkdocs build --strict && echo "page: $(CURDIR)/site/index.html"
+
 TRAIN := $(DO) acp_repro.train$(if $(NPROC), --nproc $(NPROC))$(if $(JOBS), --jobs $(JOBS))
 train: $(INSTALLED) ## train every run of SUITE, or RUN=name; NPROC=4: four GPUs a run; JOBS=4: four runs at once
 	$(TRAIN) --suite $(SUITE) $(if $(RUN),--run $(RUN))
@@ -81,7 +84,7 @@ plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h10
 # All rules of the chain are generated, from the suite's file and the registry of its paper: a target for
 # each run's weights, each record, each figure and table, and the lists ITEMS, USUAL_ITEMS and so on.
 RULES := .make/$(subst /,+,$(SUITE)).mk
-STATIC := help setup test test-all test-gpu check notebooks train plan clean
+STATIC := help setup test test-all test-gpu check notebooks docs train plan clean
 CHAIN := $(filter-out $(STATIC),$(MAKECMDGOALS))
 ifneq (,$(CHAIN)$(filter help train plan clean,$(or $(MAKECMDGOALS),help)))
 ifneq (1,$(words $(SUITE)))

@@ -9,7 +9,21 @@ transformers by what puts them into an encoder. Names load on first use.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from acp_repro.common import lazy
+
+if TYPE_CHECKING:
+    from .budget import keep_top, token_budgets
+    from .cost import encoder_cost
+    from .encoders import Encoder, register_encoder
+    from .forward import GateRecord
+    from .gates import hard_concrete
+    from .retention import Retention
+    from .scorer import RetentionScorer, running_summary
+    from .settings import PROFILES, RetentionConfig
+    from .trainer import RetentionCallback
+    from .wrap import from_pretrained, retain
 
 _HOME = {
     "Encoder": "encoders",
@@ -29,6 +43,22 @@ _HOME = {
     "token_budgets": "budget",
 }
 
-__all__ = sorted(_HOME)
+__all__ = [
+    "PROFILES",
+    "Encoder",
+    "GateRecord",
+    "Retention",
+    "RetentionCallback",
+    "RetentionConfig",
+    "RetentionScorer",
+    "encoder_cost",
+    "from_pretrained",
+    "hard_concrete",
+    "keep_top",
+    "register_encoder",
+    "retain",
+    "running_summary",
+    "token_budgets",
+]
 
 __getattr__, __dir__ = lazy.names(__name__, _HOME)

@@ -1,0 +1,86 @@
+"""The documentation site: it builds with no broken link, shows what the Markdown says and loads nothing."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "notebooks" / "README.md"]
+TAGS = ("li", "ol", "tr", "pre", "img", "h2", "h3")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="make docs installs it")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def built(site, page):
+    page = page.relative_to(ROOT)
+    return site / (page.with_name("index.html") if page.name == "README.md" else page.with_suffix(".html"))
+
+
+def count(html):
+    return {tag: count for tag, count in Counter(re.findall(r"<(\w+)", html)).items() if tag in TAGS}
+
+
+def test_each_page_shows_what_its_markdown_says(site):
+    """GitHub's Markdown is CommonMark; the site's is stricter on lists."""
+    for page in PAGES:
+        html = built(site, page).read_text(encoding="utf-8")
+        shown = html.partition("<article")[2].partition("</article")[0]
+        said = MarkdownIt("commonmark").enable("table").render(page.read_text(encoding="utf-8"))
+        assert count(shown) == count(said), page
+
+
+def test_each_page_is_in_the_navigation():
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert not [page for page in PAGES if f" {page.relative_to(ROOT).as_posix()}\n" not in settings]
+
+
+def test_the_pictures_of_the_readme_are_there(site):
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert pictures and all((site / picture).is_file() for picture in pictures)
+
+
+def test_no_page_loads_anything_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        html = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?([^\s\">]+)", html)
+        loaded += re.findall(r"<link[^>]* href=\"?([^\s\">]+)", html)
+        assert not [url for url in loaded if re.match("(https?:)?//", url)], page
+
+
+@pytest.mark.parametrize("name", ["attention", "heads", "hf", "lap", "model", "retention"])
+def test_every_public_name_has_its_entry(site, name):
+    module = f"acp_repro.{name}"
+    page = (site / "api" / f"{module}.html").read_text(encoding="utf-8")
+    public = importlib.import_module(module).__all__
+    # A constant has no docstring, and so no entry.
+    assert not [name for name in public if f'id="{module}.{name}"' not in page and not name.isupper()]
+    assert ":func:" not in page
+
+
+def test_a_link_to_a_folder_leads_to_its_files(site, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    hooks = importlib.import_module("hooks")
+    text = "[runs](../results/h100/benchmark/) and [notebooks](../notebooks)"
+    assert hooks._without_folders(text, "docs/page.md") == (
+        "[runs](../results/h100/benchmark/index.md) and [notebooks](../notebooks/README.md)"
+    )
+    assert "- [kernel_time.csv](kernel_time.csv)\n" in hooks._made("results/h100/benchmark/index.md")
