@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
-import contextlib
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -19,7 +21,9 @@ from acp_repro.chain.registry import find_paper, paper_names
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     ROOT / "REPRODUCTION.md",
+    ROOT / "notebooks" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(ROOT.glob("pretrained/*/README.md")),
 ]
@@ -34,14 +38,19 @@ texts = {page: page.read_text(encoding="utf-8") for page in PRESENT}
 ids = {"ids": lambda page: str(page.relative_to(ROOT))}
 
 
-def code_blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
+# A block that cannot run has its reason in a comment above it, which no reader sees.
+BLOCK = re.compile(r"(<!-- not run: [^\n]+ -->\n)?^ *```(\w*)\n(.*?)^ *```$", re.S | re.M)
+
+
+def python_that_runs(text: str) -> str:
+    blocks = BLOCK.findall(text)
+    return "".join(dedent(code) for reason, language, code in blocks if language == "python" and not reason)
 
 
 def command_lines(text: str) -> list[str]:
     """Lines of indented or fenced code, and what stands in backticks, without comments and line breaks."""
-    fenced = "\n".join(block for _, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M))
-    rest = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    fenced = "\n".join(code for _, _, code in BLOCK.findall(text))
+    rest = BLOCK.sub("", text)
     lines = [*fenced.splitlines(), *re.findall(r"^    (.*)$", rest, re.M)]
     quoted = [" ".join(words.split()) for words in re.findall(r"`([^`]+)`", rest)]
     return [part.strip() for line in [*lines, *quoted] for part in line.split(" #")[0].split("&&")]
@@ -67,16 +76,25 @@ def names_of(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("page", [page for page in PRESENT if code_blocks(texts[page], "python")], **ids)
+@pytest.mark.parametrize("page", [page for page in PRESENT if python_that_runs(texts[page])], **ids)
 def test_python_runs(page):
     pytest.importorskip("safetensors", reason="pip install '.[checkpoints]'")
     pytest.importorskip("tokenizers", reason="pip install '.[bpe]'")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    script = "\n".join(code_blocks(texts[page], "python"))
+    script = python_that_runs(texts[page])
     done = subprocess.run(
         [sys.executable, "-"], input=script, cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PRESENT, **ids)
+def test_python_stands_in_blocks_that_run(page):
+    """In no other kind of block, where a mistake would go unseen."""
+    assert {language for _, language, _ in BLOCK.findall(texts[page])} <= {"", "python", "sh", "yaml", "toml"}
+    others = [code for _, language, code in BLOCK.findall(texts[page]) if language != "python"]
+    rest = "\n".join([*others, *re.findall(r"^    .*$", BLOCK.sub("", texts[page]), re.M)])
+    assert not re.search(r"^ *(import|from) .*", rest, re.M)
 
 
 @pytest.mark.parametrize("page", PAGES, **ids)
@@ -124,6 +142,7 @@ def test_make_targets_exist(page):
         if line.startswith("make "):
             named = [word for word in line.split()[1:] if "=" not in word]
             assert set(named) <= targets, line
+            assert all(f"$({key})" in makefile for key in re.findall(r"\b(\w+)=", line)), line
 
 
 @pytest.mark.parametrize("page", PRESENT, **ids)
@@ -133,29 +152,41 @@ def test_suites_exist(page):
         assert set(re.findall(r"(?:SUITE=|--suite )([\w-]+)", line)) <= suites, line
 
 
-def commands() -> dict[str, set[str]]:
-    """Each module that a page runs, with the options that it is given somewhere."""
-    found: dict[str, set[str]] = {}
-    for text in texts.values():
-        for line in command_lines(text):
-            if match := re.search(r"(?:python -m|-m --) ((?:acp_repro|analysis)[\w.]*)(.*)", line):
-                found.setdefault(match[1].rstrip("."), set()).update(
-                    re.findall(r"(?<= )--[a-z][\w-]*", match[2])
-                )
-    return found
+def commands() -> list[str]:
+    """Each module or script that a page runs, with its arguments."""
+    run = re.compile(r".*(?:python -m|-m --|python) ((?:acp_repro|analysis|scripts/|notebooks/)\S.*)")
+    matches = (run.fullmatch(line) for text in texts.values() for line in command_lines(text))
+    return sorted({match[1].rstrip(".") for match in matches if match})
+
+
+class Parsed(BaseException):
+    """The parser took the arguments; what they ask for is not done."""
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-@pytest.mark.parametrize(("module", "options"), sorted(commands().items()))
-def test_commands_exist_with_their_options(module, options, capsys, monkeypatch):
-    assert module_file(module), f"python -m {module}"
-    if not options:
+@pytest.mark.parametrize("command", commands())
+def test_commands_parse(command, monkeypatch):
+    """Its module exists, and its parser takes its arguments; a command that is only named has none."""
+    name, *arguments = shlex.split(command)
+    script = name.endswith(".py")
+    assert (ROOT / name).is_file() if script else module_file(name), command
+    if not arguments:
         return
-    monkeypatch.setattr(sys, "argv", [module, "--help"])
-    with contextlib.suppress(SystemExit):
-        runpy.run_module(module, run_name="__main__")
-    known = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
-    assert options <= known, sorted(options - known)
+
+    def parse(parser, *given):
+        parser.allow_abbrev = False
+        parse_args(parser, *given)
+        raise Parsed
+
+    parse_args = argparse.ArgumentParser.parse_args
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises((Parsed, SystemExit)) as ended:
+        if script:
+            runpy.run_path(str(ROOT / name), run_name="__main__")
+        else:
+            runpy.run_module(name, run_name="__main__")
+    assert ended.type is Parsed or ended.value.code == 0  # --help
 
 
 @pytest.mark.parametrize("page", PRESENT, **ids)
@@ -168,6 +199,12 @@ def test_extras_exist(page):
         named += [name for row in rows for name in re.findall(r"`(\w+)`", row)]
         assert set(named) == set(extras)
     assert set(named) <= set(extras)
+
+
+def test_pre_commit_and_make_run_the_same_ruff():
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    pins = re.findall(r"^ruff==.*$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert set(re.findall(r"ruff==[\d.]+", hooks)) == set(pins) and len(pins) == 1
 
 
 def test_the_citation_names_both_papers():
