@@ -40,4 +40,3 @@ def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
     met = all((rows.diff().iloc[1:] > 0).all() for rows in several) if several else None
     note = "" if several else " (one context length only)"
     return Verdict.of(met, listed(table, sign=sign) + note)
-

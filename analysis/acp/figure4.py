@@ -203,8 +203,7 @@ ITEMS = (
             Claim(
                 "Heads are either local or global",
                 "Section 4.3: a clear bimodal pattern, most heads are local or global",
-                "there are local and global heads, together more than there are between "
-                f"({KINDS_IN_WORDS})",
+                f"there are local and global heads, together more than there are between ({KINDS_IN_WORDS})",
                 ("pruned_ratio",),
                 heads_bimodal,
             ),

@@ -73,4 +73,3 @@ def power_in_latex(value: float) -> str:
     """3.1e-11 -> "$3.1 \\times 10^{-11}$"."""
     digits, exponent = f"{value:.1e}".split("e")
     return f"${digits} \\times 10^{{{int(exponent)}}}$"
-

@@ -92,11 +92,7 @@ CLAIMS = (
 
 ITEMS = (
     Item(
-        "figure_dynamics",
-        "Training dynamics",
-        ("dynamics",),
-        lambda suite: [suite.main_run],
-        claims=CLAIMS,
+        "figure_dynamics", "Training dynamics", ("dynamics",), lambda suite: [suite.main_run], claims=CLAIMS
     ),
 )
 

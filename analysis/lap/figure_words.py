@@ -65,13 +65,7 @@ all of them. Of the hundred most frequent tokens, least kept: {listed(ordered.he
 
 
 ITEMS = (
-    Item(
-        "figure_words",
-        "Which tokens are kept",
-        ("kept_words",),
-        lambda suite: [suite.main_run],
-        ours=True,
-    ),
+    Item("figure_words", "Which tokens are kept", ("kept_words",), lambda suite: [suite.main_run], ours=True),
 )
 
 

@@ -81,14 +81,7 @@ def _table(lines: Iterable[Line]) -> str:
 def _row(line: Line) -> list[str]:
     item = line.item
     where = f"<br>*{item.label}{', ours' if item.ours else ''}*" if item else ""
-    cells = (
-        line.claim.claim + where,
-        line.paper,
-        line.ours,
-        line.scale,
-        f"**{line.word}**",
-        _shown_by(line),
-    )
+    cells = (line.claim.claim + where, line.paper, line.ours, line.scale, f"**{line.word}**", _shown_by(line))
     minus = re.compile(r"(?<=[\s\[])-(?=\d)")
     return [minus.sub("−", " ".join(cell.split())).replace("|", "\\|") or "–" for cell in cells]
 

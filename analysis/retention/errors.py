@@ -43,4 +43,3 @@ def shown(margins: Iterable[float], errors: Iterable[float]) -> bool | None:
         return True
     below = holm([one._replace(mean=-one.mean).p_above(0) for one in estimates])
     return False if 2 * below.min() < LEVEL else None
-

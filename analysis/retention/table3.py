@@ -100,14 +100,7 @@ CLAIMS = (
 )
 
 ITEMS = (
-    Item(
-        "table3",
-        "Ablations",
-        ("score", "speed"),
-        lambda suite: suite.ablations(),
-        "an ablation",
-        CLAIMS,
-    ),
+    Item("table3", "Ablations", ("score", "speed"), lambda suite: suite.ablations(), "an ablation", CLAIMS),
 )
 
 

@@ -188,6 +188,7 @@ TOY = {
     ''',
 }
 
+
 @pytest.mark.parametrize("claims", ["()", "(CLAIM,)"], ids=["alone", "with criteria"])
 def test_a_paper_of_another_package_is_drawn_and_reported(tmp_path, claims):
     """It has no table of values, and its models are described by nothing but the columns of its runs."""

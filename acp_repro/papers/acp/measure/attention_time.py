@@ -89,8 +89,7 @@ def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[
 
 QUANTITY = Quantity(
     "attention_time",
-    "implementation method measured_tokens repeats forward_ms backward_ms boundary_search_ms "
-    "order",
+    "implementation method measured_tokens repeats forward_ms backward_ms boundary_search_ms order",
     measure,
     lambda suite: suite.select(acp=True),
     group="speed",

@@ -56,8 +56,5 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 
 QUANTITY = Quantity(
-    "block_size",
-    "block_tokens measured_tokens pruned_ratio",
-    measure,
-    lambda suite: [suite.sweep_run],
+    "block_size", "block_tokens measured_tokens pruned_ratio", measure, lambda suite: [suite.sweep_run]
 )

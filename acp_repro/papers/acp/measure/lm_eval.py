@@ -40,8 +40,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 LIBRARY = ("lm_eval", "eval")  # the library and our extra
 QUANTITY = Quantity(
     "lm_eval",
-    "task metric value standard_error items truncated_requests source harness_version "
-    "begins_with_bos",
+    "task metric value standard_error items truncated_requests source harness_version begins_with_bos",
     measure,
     lambda suite: suite.in_order(suite.evaluated("pro"), suite.evaluated("llama")),
     group="lm_eval",

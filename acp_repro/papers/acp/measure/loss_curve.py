@@ -59,9 +59,5 @@ def moving_average(values: Tensor, window: int) -> Tensor:
 
 
 QUANTITY = Quantity(
-    "loss_curve",
-    "position window_tokens measured_tokens loss_nats",
-    measure,
-    group="losses",
-    large=True,
+    "loss_curve", "position window_tokens measured_tokens loss_nats", measure, group="losses", large=True
 )

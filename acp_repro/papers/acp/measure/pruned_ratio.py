@@ -63,8 +63,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 QUANTITY = Quantity(
     "pruned_ratio",
-    "layer head measured_tokens block_q_tokens block_k_tokens pruned_blocks causal_blocks "
-    "pruned_ratio",
+    "layer head measured_tokens block_q_tokens block_k_tokens pruned_blocks causal_blocks pruned_ratio",
     measure,
     lambda suite: suite.in_order(suite.select(acp=True), suite.arms),  # one arm trains with needles
 )

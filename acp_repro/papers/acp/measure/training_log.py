@@ -72,8 +72,7 @@ def read_log(quantity: str, run: FoXRun) -> list[dict[str, Any]]:
 
 QUANTITY = Quantity(
     "training_log",
-    "step tokens layer pruned_ratio loss_nats averaged_steps training_device "
-    "throughput_tokens_per_s",
+    "step tokens layer pruned_ratio loss_nats averaged_steps training_device throughput_tokens_per_s",
     measure,
     lambda suite: suite.longest_trained,
     later=("throughput_tokens_per_s",),

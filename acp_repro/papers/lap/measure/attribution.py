@@ -43,8 +43,7 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
 
 QUANTITY = Quantity(
     "attribution",
-    "text text_tokens kept_position kept_token written_position written_token matches_text "
-    "shap_nats",
+    "text text_tokens kept_position kept_token written_position written_token matches_text shap_nats",
     measure,
     lambda suite: [suite.main_run],
     large=True,

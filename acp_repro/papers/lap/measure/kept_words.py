@@ -87,8 +87,5 @@ def _bands(seen: list[int], frequency: Counter) -> dict[int, int]:
 
 
 QUANTITY = Quantity(
-    "kept_words",
-    "grouping group tokens kept_tokens",
-    measure,
-    lambda suite: [suite.main_run],
+    "kept_words", "grouping group tokens kept_tokens", measure, lambda suite: [suite.main_run]
 )

@@ -60,7 +60,6 @@ def _with_share(model: PruningAutoencoder, input_ids: Tensor, share: float) -> P
     """The same weights with the bias at which they keep about this share of these texts."""
     from acp_repro.lap import PruningAutoencoder
 
-
     def biased(beta: float) -> PruningAutoencoder:
         settings = dataclasses.replace(model.pruning, beta=beta)
         return PruningAutoencoder(model.t5, settings, model.tokenizer).eval()

@@ -6,7 +6,6 @@ from acp_repro.chain.paper import Quantity
 
 QUANTITY = Quantity(
     "estimator",
-    "relaxation swept_temperature problem tokens samples relative_bias relative_bias_error "
-    "relative_variance",
+    "relaxation swept_temperature problem tokens samples relative_bias relative_bias_error relative_variance",
     command="python -m acp_repro.papers.retention.simulations --suite {suite}",
 )

@@ -45,8 +45,7 @@ def _records(pruning: str, gates: str, budget: float, found) -> list[dict[str, A
 
 QUANTITY = Quantity(
     "pruned_dense",
-    "pruning pruning_gates pruning_budget metric score_percent loss_nats measured_examples "
-    "kept_share",
+    "pruning pruning_gates pruning_budget metric score_percent loss_nats measured_examples kept_share",
     measure,
     lambda suite: suite.dense,
 )

@@ -44,8 +44,5 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
 
 
 QUANTITY = Quantity(
-    "tokens_kept",
-    "schedule layer kept_share measured_examples",
-    measure,
-    lambda suite: suite.adaptive,
+    "tokens_kept", "schedule layer kept_share measured_examples", measure, lambda suite: suite.adaptive
 )
