@@ -66,7 +66,7 @@ def test_the_page_is_whole_and_loads_nothing(page):
 
 
 def test_the_page_that_comes_with_the_docs_is_of_the_present_sources():
-    path = ROOT / "docs" / "heads.html"
+    path = ROOT / "docs" / "heads-pro-3m-4k-acp.html"
     text = path.read_text(encoding="utf-8")
     about = json.loads(re.search(r'id="about">(.*?)</script>', text, re.S)[1])
     blobs = dict(re.findall(r'<script type="text/plain" id="(\w+)">(.*?)</script>', text, re.S))
