@@ -38,7 +38,9 @@ function draw(before) {
   for (const view of views) {
     const section = $(`#view-${view.id}`);
     section.hidden = view.id !== state.view;
-    if (view.id === state.view) Promise.resolve(view.draw(section, before)).then(() => { document.body.dataset.drawn = view.id; });
+    if (view.id !== state.view) continue;
+    // A view left before it was ready says nothing: the one that is shown now has said it.
+    Promise.resolve(view.draw(section, before)).then(() => { if (view.id === state.view) document.body.dataset.drawn = view.id; });
   }
 }
 
