@@ -12,7 +12,7 @@ from acp_repro.attention import (
     forgetting_attention_with_kvcache,
     pruning_grid,
 )
-from acp_repro.attention.backends import BACKENDS, Blockwise, named
+from acp_repro.attention.backends import BACKENDS, Backend, Blockwise, named
 from acp_repro.attention.decoding import decode_op
 from acp_repro.attention.op import forgetting_attention_op
 
@@ -72,6 +72,30 @@ def test_a_backend_is_one_entry(monkeypatch):
         for name in ("mine", "reference")
     ]
     torch.testing.assert_close(*found)
+
+
+def test_a_backend_needs_a_forward_alone(monkeypatch):
+    """Where PyTorch can differentiate it; grid, boundary and decoding are those of the base."""
+
+    class Equations(Backend):
+        by_autograd = True
+
+        def forward(self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True):
+            grid = self.block_sizes(q.shape[-1], q.dtype)
+            c, start = self.running_sum_and_boundary(log_fgate.detach(), threshold, q.shape[2], *grid)
+            decay = log_fgate.cumsum(-1)
+            scores = q @ k.mT * sm_scale + decay[..., None] - decay[..., None, :]
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v, None, c, start
+
+    monkeypatch.setitem(BACKENDS, "equations", Equations())
+    tensors, arguments, results = given(), step(), {}
+    for name in ("equations", "reference"):
+        out = forgetting_attention(*tensors, head_first=True, implementation=name)
+        decoded = forgetting_attention_with_kvcache(*arguments, head_first=True, implementation=name)
+        results[name] = out, decoded, *torch.autograd.grad(out.square().sum(), tensors)
+    for a, b in zip(*results.values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_a_name_that_is_not_there_is_an_error_that_lists_the_names():
