@@ -76,7 +76,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="also count sequences of these lengths (default: 1024 2048 4096)",
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes that tokenise (default: one a core)"
+        "--workers", type=int, metavar="N", help="threads that tokenise (default: one a core)"
     )
     parser.add_argument(
         "--cache-dir",

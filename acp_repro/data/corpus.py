@@ -139,7 +139,7 @@ def prepare(
 
     ``config`` is a `DataConfig` or a mapping with its keys. ``cache_dir`` defaults to the
     environment's ``ACP_REPRO_CACHE``, else to ``cache/`` in the project folder. ``workers`` is the
-    number of processes that tokenise, by default one a core; it changes no byte. The entry's key
+    number of threads that tokenise, by default one a core; it changes no byte. The entry's key
     is a hash of the text, so a changed file makes a new entry. Of several processes that call at
     once (torchrun), one builds while the others wait.
 

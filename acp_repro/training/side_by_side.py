@@ -22,6 +22,7 @@ from tqdm import tqdm
 from ..chain.paper import Suite
 from ..chain.run import Run
 from ..chain.suite import load_suite
+from ..common.cores import usable_cores
 from ..common.errors import UserError
 from .loop import train
 from .stopping import GOES_ON, Stopped, say_that_it_stops
@@ -96,11 +97,6 @@ def _end(processes: list) -> bool:
             process.kill()
         raise
     return any(process.exitcode == _SAVED for process in processes)
-
-
-def usable_cores() -> int:
-    """How many cores this process may use: in a container, fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _SAVED = 130  # the exit code of a process that stopped with a checkpoint
