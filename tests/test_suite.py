@@ -56,10 +56,11 @@ def test_a_size_may_share_qk_norm_weights_and_have_words_of_its_own(load):
     assert not plain.model_config(9).qk_norm_share_param_across_head and plain.data.tokenizer == "bytes"
     assert other.model_config(9).qk_norm_share_param_across_head and other.data.bpe_size == 300
     # Records of before these keys have settings without them, and are current all the same.
-    assert set(other.as_dict()["size"]) - set(plain.as_dict()["size"]) == {
-        "qk_norm_share_param_across_head",
-        "vocab_size",
-    }
+    before = json.loads(json.dumps(plain.as_dict()))
+    for key in ("qk_norm_share_param_across_head", "vocab_size"):
+        del before["size"][key]
+    assert not state.differences(before, plain)
+    assert "size.vocab_size: None, now 300" in state.differences(before, other)
     with pytest.raises(SuiteError, match="sizes.other.vocab_size: .*258"):
         load(text.replace("KEYS", f"{keys}, vocab_size: 100"))
 
@@ -68,7 +69,10 @@ def test_a_run_may_begin_with_one_weight_moved(load):
     suite = load(YAML.replace("[-10, null]", "[null], nudged: [false, true]"))
     plain, nudged = suite.runs
     assert (plain.name, nudged.name) == ("pro-tiny-128-exact", "pro-tiny-128-exact-nudged")
-    assert "nudged" not in plain.as_dict() and nudged.as_dict()["nudged"]
+    before = json.loads(json.dumps(plain.as_dict()))
+    del before["nudged"]  # as older ones are
+    assert not state.differences(before, plain)
+    assert state.differences(before, nudged) == ["nudged: None, now True"]
     assert suite.select(acp=False) == [plain] and plain.setting != nudged.setting
     models = []
     for run in suite.runs:

@@ -31,8 +31,8 @@ def has_weights(run: Run) -> bool:
     """
     if run.weights is not None:
         return run.weights_file.is_file()
-    settings = _read(run.folder / "run.json").get("settings")
-    return run.weights_file.is_file() and bool(done(run)) and not differences(settings, _settings(run))
+    settings = read_json(run.folder / "run.json").get("settings")
+    return run.weights_file.is_file() and bool(done(run)) and not differences(settings, run)
 
 
 def is_current(suite: Suite, run: Run, quantity: Quantity) -> bool:
@@ -70,7 +70,7 @@ def is_older(suite: Suite, run: Run, quantity: Quantity) -> bool:
     if recorded is None:
         return False
     return any(
-        not _agree(recorded[key], of) or quantity.name in (recorded.get("older", {}).get(key) or ())
+        differences(recorded[key], of) or quantity.name in (recorded.get("older", {}).get(key) or ())
         for key, of in (("run", run), ("measure", suite.measure))
     ) or (not quantity.untrained(run) and _of_other_weights(recorded, run))
 
@@ -84,22 +84,28 @@ def _of_other_weights(recorded: Mapping[str, Any], run: Run) -> bool:
     return bool(known) and of[known[0]] != now[known[0]]
 
 
-def _agree(before: Any, of: Any) -> bool:
-    """Whether settings are those of a run or of the measures now, but for keys that there were none of.
+def differences(before: Any, of: Any) -> list[str]:
+    """What differs between recorded settings and those of a run or of the measures now, a line each.
 
     What was made before a key existed is of the key's default, and of no other value.
     """
-    if not isinstance(before, dict):
-        return False
-    now = _settings(of)
-    if any(name not in now or now[name] != value for name, value in before.items()):
-        return False
-    return all(_is_default(of, name) for name in now.keys() - before.keys())
+    return list(_differences(before, _settings(of), of))
+
+
+def _differences(before: Any, now: Any, of: Any, where: str = "") -> Iterator[str]:
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        if before != now:
+            yield f"{where}: {before!r}, now {now!r}"
+        return
+    for key in sorted({*before, *now}):
+        if key in before or not _is_default(of, key):
+            inside = getattr(of, key, None)
+            yield from _differences(before.get(key), now.get(key), inside, f"{where}.{key}".lstrip("."))
 
 
 def _is_default(of: Any, name: str) -> bool:
     """Whether a key has the value that it has where nothing names it."""
-    for field in dataclasses.fields(of):
+    for field in dataclasses.fields(of) if dataclasses.is_dataclass(of) else ():
         if field.name == name:
             new = field.default_factory
             return getattr(of, name) == (field.default if new is dataclasses.MISSING else new())
@@ -129,12 +135,12 @@ def write_settings(
     if _of_other_weights(before, run):
         older.setdefault("run", set()).update(q.name for q in there if not q.untrained(run))
     for key, of in (("run", run), ("measure", suite.measure)):
-        if not _agree(before[key], of):
+        if differences(before[key], of):
             older[key] = {q.name for q in there}
     measured = {quantity.name for quantity in quantities}
     older = {key: sorted(names - measured) for key, names in older.items()}
     now |= {"older": older} if any(older.values()) else {}
-    same = _agree(before["run"], run)  # else it took another training
+    same = not differences(before["run"], run)  # else it took another training
     if trained := trained or (before.get("trained") if same else None):
         now["trained"] = dict(trained)
     if weights := done(run).get("sha256") or before.get("weights"):
@@ -142,7 +148,7 @@ def write_settings(
     files.write_json(settings_path(run), now)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where the file is damaged or not there."""
     try:
         content = json.loads(path.read_text())
@@ -153,23 +159,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def done(run: Run) -> dict[str, Any]:
     """What ``done.json`` says of finished weights; empty if there are none."""
-    return _read(run.folder / "done.json")
-
-
-def differences(before: Any, now: Any, where: str = "") -> list[str]:
-    """What differs between two settings, a line each."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        return [
-            line
-            for key in sorted(set(before) | set(now))
-            for line in differences(before.get(key), now.get(key), f"{where}.{key}".lstrip("."))
-        ]
-    return [] if before == now else [f"{where}: {before!r}, now {now!r}"]
+    return read_json(run.folder / "done.json")
 
 
 def _settings(of: Any) -> dict[str, Any]:
-    """Those of a run, or of the measures."""
-    return _as_json(of.as_dict() if isinstance(of, Run) else dataclasses.asdict(of))
+    """Those of a run, or of the measures, as they come back from a JSON file."""
+    settings = of.as_dict() if isinstance(of, Run) else dataclasses.asdict(of)
+    return json.loads(json.dumps(settings, default=dict))
 
 
 def recorded_settings(run: Run) -> dict[str, Any] | None:
@@ -193,11 +189,6 @@ def recorded_settings(run: Run) -> dict[str, Any] | None:
             "it back, or delete it to take them for records of the present ones"
         ) from None
     return recorded
-
-
-def _as_json(value: Any) -> Any:
-    """``value`` as it comes back from a JSON file, so that both compare."""
-    return json.loads(json.dumps(value, default=dict))
 
 
 @contextlib.contextmanager
@@ -239,5 +230,5 @@ def measured_run(run: Run) -> MeasuredRun | None:
 
 def _recorded_run(run: Run) -> MeasuredRun | None:
     recorded = recorded_settings(run)
-    same = recorded is not None and _as_json(run.as_dict()) == recorded["run"]
+    same = recorded is not None and not differences(recorded["run"], run)
     return MeasuredRun(**recorded["trained"]) if same and "trained" in recorded else None

@@ -10,7 +10,7 @@ import torch
 
 from ..chain.provenance import commit, device_name, version
 from ..chain.run import Run
-from ..chain.state import differences, done, has_weights
+from ..chain.state import differences, done, has_weights, read_json
 from ..common import files
 from ..common.errors import UserError
 from ..common.files import sha256_of
@@ -48,17 +48,15 @@ def check_unchanged(run: Run) -> None:
     """
     begun = latest_checkpoint(run.folder / "checkpoints") is not None
     finished = run.weights_file.is_file() and not begun
-    try:
-        before = json.loads((run.folder / "run.json").read_text())["settings"]
-    except (OSError, ValueError, KeyError, TypeError):
+    before = read_json(run.folder / "run.json").get("settings")
+    if before is None:
         if not begun and not finished:
             return  # nothing to lose
         raise TrainingError(
             f"{run.folder}/run.json is missing or damaged, so nothing says what its weights are of. Copy it "
             f"back, or delete the run to train anew: rm -r {run.folder}"
-        ) from None
-    other = differences(before, _as_json(run.as_dict()))
-    if other:
+        )
+    if other := differences(before, run):
         raise TrainingError(
             f"{run.folder} was begun with other settings: {'; '.join(other)}. Put them back, or "
             f"delete it to train anew: rm -r {run.folder}"
@@ -72,10 +70,7 @@ def check_unchanged(run: Run) -> None:
 
 def text_hash(run: Run) -> str | None:
     """Stands for the text and the tokeniser that the run was begun with, where its folder says."""
-    try:
-        return json.loads((run.folder / "run.json").read_text())["data"]["hash"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return (read_json(run.folder / "run.json").get("data") or {}).get("hash")
 
 
 def check_same_text(run: Run, data: dict[str, Any]) -> None:
@@ -148,8 +143,3 @@ def lock(folder: Path):
         Locked: another process is in it.
     """
     return files.lock(folder / ".lock", refuse=f"{folder}: another process is training this run")
-
-
-def _as_json(value: Any) -> Any:
-    """``value`` as it comes back from a JSON file, so that both compare."""
-    return json.loads(json.dumps(value))

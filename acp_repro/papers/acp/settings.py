@@ -16,8 +16,6 @@ from .evaluation.catalogue import PAPER_TASKS, check_names
 
 # Keys of TrainingConfig that a size may set for itself.
 SIZE_OVERRIDES = ("micro_batch_tokens", "gradient_checkpointing")
-# Keys that came after the first records, whose settings do not name them: left out where they are not set.
-LATER_KEYS = ("qk_norm_share_param_across_head", "vocab_size")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from acp_repro.data.config import DataConfig
 from acp_repro.data.files import DataError
 from acp_repro.model.config import FoXConfig
 
-from .settings import LATER_KEYS, SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
+from .settings import SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
 
 # Below this many weights in the blocks each rank keeps them all (DDP); above, each keeps a share (FSDP2).
 FSDP_FROM = 300_000_000
@@ -100,15 +100,6 @@ class FoXRun(Run):
         resolved = super().as_dict()
         for name in SIZE_OVERRIDES:  # stands under training
             resolved["size"].pop(name)
-        # These came after the first records, whose settings do not name them.
-        for name in ("needle_share", "nudged"):
-            if not resolved[name]:
-                del resolved[name]
-        if not resolved["data"]["options"]:
-            del resolved["data"]["options"]
-        for name in LATER_KEYS:
-            if not resolved["size"][name]:
-                del resolved["size"][name]
         return resolved
 
 

@@ -51,10 +51,7 @@ class PruningRun(Run):
         }
 
     def as_dict(self) -> dict[str, Any]:
-        resolved = super().as_dict()
-        if not resolved["data"]["options"]:  # came after the first records, whose settings do not name it
-            del resolved["data"]["options"]
-        return resolved | {"start": None if self.start is None else self.start.as_dict()}
+        return super().as_dict() | {"start": None if self.start is None else self.start.as_dict()}
 
     def pruning_config(self) -> PruningConfig:
         """What the model gets."""

@@ -26,13 +26,6 @@ PAPER_RELAXATION = (0.66, -0.1, 1.1)  # beta, gamma, zeta of Section 4.2
 _GRID_KEYS = ("budget", "method", "gates", "temperature", "stretch", "open_steps", "hard_from_step")
 
 
-def _without_later_defaults(resolved: dict[str, Any]) -> dict[str, Any]:
-    """Without what came after the first records, whose settings do not name it."""
-    if not resolved["training"]["group_by_length"]:
-        del resolved["training"]["group_by_length"]
-    return resolved
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PretrainingRun(Run):
     """One encoder pre-trained by masked language modelling, for other runs to start from."""
@@ -46,12 +39,6 @@ class PretrainingRun(Run):
     budget = 1.0
     gates = "none"
     is_dense = False
-
-    def as_dict(self) -> dict[str, Any]:
-        resolved = _without_later_defaults(super().as_dict())
-        if not resolved["pretraining"]["data"]["options"]:
-            del resolved["pretraining"]["data"]["options"]
-        return resolved
 
     @property
     def name(self) -> str:
@@ -142,7 +129,7 @@ class RetentionRun(Run):
 
     def as_dict(self) -> dict[str, Any]:
         """Of its start too: other weights to start from make another run."""
-        resolved = _without_later_defaults(super().as_dict())
+        resolved = super().as_dict()
         resolved["dataset"]["reader"] = resolved["dataset"].pop("corpus")  # as the first records name it
         return resolved | {"start": None if self.start is None else self.start.as_dict()}
 
