@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from acp_repro.attention import choose_implementation, pruning_grid
 from acp_repro.attention.backends import named
-from acp_repro.attention.boundary import find_boundary
+from acp_repro.attention.boundary import BlockCount, count_blocks, find_boundary
 from acp_repro.attention.decay import cumulative_log_fgate
 
 from .fox import FoXForCausalLM
@@ -41,6 +41,11 @@ class AttentionInputs:
             threshold = threshold.expand(self.q.shape[:2])
         c = cumulative_log_fgate(self.log_fgate)
         return find_boundary(c, threshold, self.q.shape[2], block_q, block_k, self.seq_start)
+
+    def count(self, *grid: int) -> BlockCount:
+        """Blocks that the call prunes, on a grid of ``(block_q, block_k)``, by default that of its device."""
+        grid, length = grid or self.grid(), self.q.shape[2]
+        return count_blocks(self.boundary(*grid), length, length, *grid)
 
     def search(self) -> Tensor:
         """What a call runs before its kernel, as it runs it here: running sum and boundary search."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,6 @@ from acp_repro.papers.acp.checkpoint_run import TrainedCheckpoint
 from acp_repro.papers.acp.epsilon_table import table
 from acp_repro.papers.acp.measure import block_size, epsilon_sweep, long_context, pruned_mass
 from acp_repro.papers.acp.paper import PAPER
-from acp_repro.papers.acp.passes import one_pass
 from acp_repro.papers.acp.settings import MeasureConfig
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.papers.acp.trained import TrainedFoX
@@ -56,11 +56,10 @@ def dense_mass(inputs: AttentionInputs, threshold: torch.Tensor, block_q: int, b
 @pytest.mark.parametrize(("block_q", "block_k"), [(1, 1), (16, 32), (64, 64), (64, 16)])
 def test_row_mass_in_chunks_is_the_dense_one_and_under_epsilon(block_q, block_k, monkeypatch):
     inputs = random_inputs(0, -3.0)
-    boundary = inputs.boundary(block_q, block_k)
     expected = dense_mass(inputs, inputs.threshold, block_q, block_k)
     for numbers in (1, 2**19):  # chunks of one query block, and everything at once
         monkeypatch.setattr(pruned_mass, "_CHUNK_NUMBERS_CPU", numbers)
-        mass = pruned_mass.pruned_row_mass(inputs, boundary, block_q, block_k)
+        mass = pruned_mass.pruned_row_mass(inputs, block_q, block_k)
         missing = mass.isnan()
         assert torch.equal(missing, expected == 0) and not missing.all()
         torch.testing.assert_close(mass[~missing], expected[~missing], rtol=1e-12, atol=0)
@@ -69,7 +68,7 @@ def test_row_mass_in_chunks_is_the_dense_one_and_under_epsilon(block_q, block_k,
 
 def test_a_head_that_prunes_nothing_has_no_mass():
     inputs = dataclasses.replace(random_inputs(0, -3.0), threshold=torch.tensor(-1e6))
-    assert pruned_mass.pruned_row_mass(inputs, inputs.boundary(64, 64), 64, 64).isnan().all()
+    assert pruned_mass.pruned_row_mass(inputs, 64, 64).isnan().all()
 
 
 def by_hand(length: int) -> AttentionInputs:
@@ -134,27 +133,38 @@ def small_batches(rows: int = 2, length: int = 320) -> list[tuple[torch.Tensor, 
     return [(row[None], row.roll(-1)[None]) for row in ids]
 
 
+class Small(TrainedFoX):
+    """A model on `small_batches`."""
+
+    def __init__(self, model: FoXForCausalLM, dtype: str = "float32"):
+        run = SimpleNamespace(name="small", training=SimpleNamespace(dtype=dtype))
+        suite = SimpleNamespace(measure=MeasureConfig())
+        super().__init__(suite, run, None, model, torch.device("cpu"), 0)
+
+    def heldout_batches(self, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return small_batches()
+
+
 def test_one_pass_gives_the_mean_loss_and_leaves_out_what_has_no_label():
     model, batches, layers = small_model(), small_batches(), []
-    loss, tokens = one_pass(
-        model, batches, lambda layer, _: layers.append(layer), dtype="float32", description=""
-    )
+    trained = Small(model)
+    loss, tokens = trained.one_pass(lambda layer, _: layers.append(layer), "")
     with torch.no_grad():
         each = torch.cat([model.loss_per_token(*batch) for batch in batches])
     assert loss == pytest.approx(each.double().mean().item(), rel=1e-9) and tokens == 640
     assert layers == [0, 1, 0, 1]
     for _, labels in batches:
         labels[:, 100:] = -100
-    loss, tokens = one_pass(model, batches, lambda *_: None, dtype="float32", description="")
+    loss, tokens = trained.one_pass(lambda *_: None, "", batches)
     assert loss == pytest.approx(each[:, :100].double().mean().item(), rel=1e-9) and tokens == 640
     with pytest.raises(ValueError, match="no text"):
-        one_pass(model, [], lambda *_: None, dtype="float32", description="")
+        trained.one_pass(lambda *_: None, "", [])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sweep_grows_with_epsilon_and_stays_under_it(dtype):
     model = small_model(tolerance=None)
-    rows = epsilon_sweep.sweep(model, small_batches, TOLERANCES, dtype=dtype, description="")
+    rows = epsilon_sweep.measure(Small(model, dtype), TOLERANCES)
     assert model.config.log_pruning_tolerance is None
     assert all(tuple(row) == PAPER.quantity("epsilon_sweep").columns for row in rows)
     frame = pd.DataFrame(rows)
@@ -164,7 +174,7 @@ def test_sweep_grows_with_epsilon_and_stays_under_it(dtype):
     assert (frame["token_pruned_ratio"] >= frame["block_pruned_ratio"]).all()
     assert (frame["block_pruned_ratio"] > 0).all()
     assert (frame["largest_pruned_mass"] < np.exp(frame["swept_log_pruning_tolerance"])).all()
-    exact, _ = one_pass(model, small_batches(), lambda *_: None, dtype=dtype, description="")
+    exact, _ = Small(model, dtype).one_pass(lambda *_: None, "")
     # Any other loss comes from epsilon and from rounding, of which bfloat16 has more.
     assert frame["loss_nats"].to_numpy() == pytest.approx(exact, abs=1e-3)
 
@@ -172,7 +182,7 @@ def test_sweep_grows_with_epsilon_and_stays_under_it(dtype):
 def test_sweep_leaves_the_model_as_it_was_when_it_fails():
     model = small_model()
     with pytest.raises(ValueError, match="log_pruning_tolerance"):
-        epsilon_sweep.sweep(model, small_batches, [-1.0, 2.0], dtype="float32", description="")
+        epsilon_sweep.measure(Small(model), [-1.0, 2.0])
     assert model.config.log_pruning_tolerance == -10.0
 
 
@@ -180,7 +190,7 @@ def test_nothing_pruned_has_no_mass():
     model = small_model()
     for block in model.model.layers:
         block.attn.fgate_proj.bias.data.fill_(20.0)
-    (row,) = epsilon_sweep.sweep(model, small_batches, [-10.0], dtype="float32", description="")
+    (row,) = epsilon_sweep.measure(Small(model), [-10.0])
     assert row["block_pruned_ratio"] == 0.0 and row["largest_pruned_mass"] is None
     assert table([row]).splitlines()[1].split()[-2] == "-"
 
@@ -202,7 +212,7 @@ def test_pruned_mass_of_every_head(trained):
     masses, slacks = {}, {}
     for input_ids, _ in trained.heldout_batches(600, 1):
         for layer, inputs in enumerate(attention_inputs(trained.model, input_ids)):
-            mass = pruned_mass.pruned_row_mass(inputs, inputs.boundary(64, 64), 64, 64)[0]
+            mass = pruned_mass.pruned_row_mass(inputs, 64, 64)[0]
             slack = pruned_mass.threshold_slack(inputs, 64, 64, -10.0)[0]
             for head in range(2):
                 masses.setdefault((layer, head), []).append(mass[head])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -65,10 +64,11 @@ class TrainedCheckpoint(TrainedFoX):
         self.input_ids = input_ids
 
     def heldout_batches(
-        self, tokens: int, rows: int, same_text_as: int | None = None
-    ) -> Iterable[tuple[Tensor, Tensor]]:
-        """(input_ids, labels) of ``rows`` sequences each; ``same_text_as`` is of no use with one length."""
-        ids = self.input_ids[: max(1, tokens // self.run.context_length)]
+        self, tokens: int, rows: int | None = None, **lengths: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """(input_ids, labels) of the checkpoint's text, which has one length."""
+        length = self.run.context_length
+        ids, rows = self.input_ids[: max(1, tokens // length)], rows or max(1, BATCH_TOKENS // length)
         # The token after a sequence's last is not among input_ids, so that position has no loss.
         labels = ids.roll(-1, 1)
         labels[:, -1] = IGNORED_LABEL

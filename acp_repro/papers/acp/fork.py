@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from acp_repro.attention.boundary import count_blocks
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.training.optimizer import make_optimizer, set_learning_rate
 from acp_repro.training.run_folder import compiles
@@ -156,10 +155,8 @@ def _look(way: Way, batches: list, whole: bool, dtype: str) -> dict[str, float]:
     ratios, masses = [], []
 
     def see(_layer: int, inputs: AttentionInputs) -> None:
-        grid, length = inputs.grid(), inputs.q.shape[2]
-        boundary = inputs.boundary(*grid)
-        ratios.append(count_blocks(boundary, length, length, *grid).pruned_ratio.mean())
-        masses.append(pruned_row_mass(inputs, boundary, *grid).nan_to_num(0.0).amax())
+        ratios.append(inputs.count().pruned_ratio.mean())
+        masses.append(pruned_row_mass(inputs, *inputs.grid()).nan_to_num(0.0).amax())
 
     device = next(way.model.parameters()).device
     with eager(device, dtype), torch.no_grad(), watch_attention(way.model, see):

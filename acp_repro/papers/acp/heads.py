@@ -8,7 +8,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from acp_repro.attention.boundary import count_blocks
 from acp_repro.attention.threshold import DEFAULT_LOG_PRUNING_TOLERANCE, pruning_threshold
 from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs, watch_attention
@@ -136,9 +135,8 @@ class _Tally:
     def add(self, inputs: AttentionInputs) -> None:
         batch, heads, length, _ = inputs.q.shape
         self.grid = inputs.grid()
-        blocks = count_blocks(inputs.boundary(*self.grid), length, length, *self.grid)
+        blocks, entries = inputs.count(), inputs.count(1, 1)
         first_kept = inputs.boundary(1, 1).long()
-        entries = count_blocks(first_kept, length, length, 1, 1)
         self.pruned += blocks.pruned.sum(0).cpu()
         self.causal += blocks.causal * batch
         self.token_pruned += entries.pruned.sum(0).cpu()

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acp_repro.attention.boundary import count_blocks
 from acp_repro.chain.paper import Suite
 from acp_repro.chain.provenance import device_name
 from acp_repro.data import DataError, prepare
@@ -152,11 +151,8 @@ def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor) -> list[float]:
     ratios: dict[int, Tensor] = {}
 
     def see(layer: int, inputs: AttentionInputs) -> None:
-        if inputs.threshold is None:
-            return
-        grid, length = inputs.grid(), inputs.q.shape[2]
-        count = count_blocks(inputs.boundary(*grid), length, length, *grid)
-        ratios[layer] = count.pruned_ratio.mean()
+        if inputs.threshold is not None:
+            ratios[layer] = inputs.count().pruned_ratio.mean()
 
     with watch_attention(model, see):
         model(input_ids, return_hidden=True)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
 
 from acp_repro.data import prepare
 from acp_repro.data.sequences import Batches
 from acp_repro.model import FoXForCausalLM
+from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.model.loss import IGNORED_LABEL
+from acp_repro.training.step import autocast
 from acp_repro.training.task import Trained
 
 from .needle.trial import without_pruning
@@ -25,9 +33,9 @@ class TrainedFoX(Trained):
         return math.lcm(*(run.context_length for run in self.suite.runs))
 
     @property
-    def rows(self) -> int:
-        """Sequences in a batch of the size that training has."""
-        return max(1, self.run.training.micro_batch_tokens // self.run.context_length)
+    def longest_heldout_document(self) -> int:
+        """Its tokens; 0 where no text is held out."""
+        return int(np.diff(prepare(self.run.data).offsets("heldout")).max(initial=0))
 
     def methods(self) -> Iterator[str]:
         """``acp`` or ``exact``, the run's own; then ``exact`` too, with the same weights, for a run with ACP
@@ -37,8 +45,63 @@ class TrainedFoX(Trained):
             with without_pruning(self.model):
                 yield "exact"
 
-    def heldout_batches(self, tokens: int, rows: int, same_text_as: int | None = None) -> Batches:
-        """(input_ids, labels) of ``rows`` held-out sequences each, ``tokens`` tokens at most."""
-        tokens = max(tokens, self.run.context_length)
-        sequences = prepare(self.run.data).sequences("heldout", self.run.context_length)
+    def heldout_batches(
+        self,
+        tokens: int,
+        rows: int | None = None,
+        *,
+        length: int | None = None,
+        same_text_as: int | None = None,
+    ) -> Batches:
+        """(input_ids, labels) of held-out sequences, ``tokens`` tokens at most, but one sequence at least.
+
+        Args:
+            rows: sequences in a batch; default: as many tokens as a micro-batch of training has.
+            length: of a sequence; default: the run's context.
+            same_text_as: a length that others divide, which then all see the same text: whole pieces of it.
+        """
+        length = length or self.run.context_length
+        piece = same_text_as or length
+        tokens = max(1, tokens // piece) * piece
+        sequences = prepare(self.run.data).sequences("heldout", length)
+        rows = rows or max(1, self.run.training.micro_batch_tokens // length)
         return sequences.iter_batches(rows, tokens, same_text_as).to(self.device)
+
+    def losses(self, batches: Batches, what: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The loss (B, T) in nats of every label, and the labels, of each batch.
+
+        Args:
+            what: is said by the progress bar.
+        """
+        for input_ids, labels in tqdm(batches, desc=f"{self.run.name}: {what}", unit="batch"):
+            with torch.no_grad(), autocast(self.device, self.run.training.dtype):
+                loss = self.model.loss_per_token(input_ids, labels)
+            yield loss, labels
+
+    def one_pass(
+        self, see: Callable[[int, AttentionInputs], None], what: str, batches: Batches | None = None
+    ) -> tuple[float, int]:
+        """Runs the model over held-out text as it would run without being watched.
+
+        Args:
+            see: called as ``see(layer, inputs)`` before every attention of every batch.
+            what: is said by the progress bar.
+            batches: at least one; default: ``measure.sweep_tokens`` of the text. A label of -100 has no loss.
+
+        Returns:
+            Mean loss in nats of the labels, and the number of tokens.
+
+        Raises:
+            ValueError: there is no batch, or no label.
+        """
+        if batches is None:
+            batches = self.heldout_batches(self.measure.sweep_tokens)
+        total, labelled, tokens = 0.0, 0, 0
+        with watch_attention(self.model, see):
+            for loss, labels in self.losses(batches, what):
+                total += loss.double().sum().item()
+                labelled += (labels != IGNORED_LABEL).sum().item()
+                tokens += labels.numel()
+        if not labelled:
+            raise ValueError("no text to measure on: there is no label")
+        return total / labelled, tokens

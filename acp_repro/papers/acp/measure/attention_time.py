@@ -33,7 +33,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     from acp_repro.model.capture import attention_inputs
     from acp_repro.training.step import autocast
 
-    batches = list(trained.heldout_batches(trained.measure.timing_tokens, trained.rows))
+    batches = list(trained.heldout_batches(trained.measure.timing_tokens))
     total: Counter = Counter()
     progress = tqdm(batches, desc=f"{trained.run.name}: attention time", unit="batch")
     with autocast(trained.device, trained.run.training.dtype):

@@ -27,28 +27,20 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """
     import torch
 
-    from acp_repro.attention.boundary import causal_blocks, count_blocks
-
-    from ..passes import one_pass
-
-    run = trained.run
     if trained.model.config.log_pruning_tolerance is None:
-        raise RecordError(f"block_size: {run.name} prunes nothing; choose a run with ACP (--run NAME)")
+        raise RecordError(
+            f"block_size: {trained.run.name} prunes nothing; choose a run with ACP (--run NAME)"
+        )
     pruned = torch.zeros(len(BLOCKS), dtype=torch.int64, device=trained.device)
     causal = [0] * len(BLOCKS)
 
     def see(layer: int, inputs: AttentionInputs) -> None:
-        batch, heads, length, _ = inputs.q.shape
         for index, block in enumerate(BLOCKS):
-            boundary = inputs.boundary(block, block)
-            pruned[index] += count_blocks(boundary, length, length, block, block).pruned.sum()
-            causal[index] += batch * heads * causal_blocks(length, length, block, block)
+            count = inputs.count(block, block)
+            pruned[index] += count.pruned.sum()
+            causal[index] += count.causal * count.pruned.numel()
 
-    rows = trained.rows
-    batches = trained.heldout_batches(trained.measure.sweep_tokens, rows)
-    _, tokens = one_pass(
-        trained.model, batches, see, dtype=run.training.dtype, description=f"{run.name}: blocks"
-    )
+    _, tokens = trained.one_pass(see, "blocks")
     return [
         {"block_tokens": block, "measured_tokens": tokens, "pruned_ratio": part / whole}
         for block, part, whole in zip(BLOCKS, pruned.tolist(), causal, strict=True)

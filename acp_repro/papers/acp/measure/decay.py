@@ -41,7 +41,6 @@ def measure(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None)
     Raises:
         RecordError: a head that the model does not have, or none to choose by.
     """
-    from acp_repro.attention.boundary import count_blocks
     from acp_repro.attention.decay import cumulative_log_fgate
 
     records: list[dict[str, Any]] = []
@@ -49,7 +48,7 @@ def measure(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None)
         block_q, block_k = inputs.grid()
         length = inputs.q.shape[2]
         boundary = inputs.boundary(block_q, block_k)
-        ratio = count_blocks(boundary, length, length, block_q, block_k).pruned_ratio.item()
+        ratio = inputs.count().pruned_ratio.item()
         delta = None if inputs.threshold is None else inputs.threshold.item()
         first_kept = (boundary.flatten() * block_k).repeat_interleave(block_q)[:length].tolist()
         c = cumulative_log_fgate(inputs.log_fgate).flatten().tolist()

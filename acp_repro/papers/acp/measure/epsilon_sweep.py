@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from acp_repro.chain.paper import Quantity
@@ -13,22 +12,12 @@ from .pruned_mass import pruned_row_mass
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from acp_repro.model import FoXForCausalLM
     from acp_repro.model.capture import AttentionInputs
 
     from ..trained import TrainedFoX
 
-    Batches = Iterable[tuple[Tensor, Tensor]]
 
-
-def sweep(
-    model: FoXForCausalLM,
-    batches: Callable[[], Batches],
-    log_pruning_tolerances: Iterable[float],
-    *,
-    dtype: str,
-    description: str,
-) -> list[dict[str, Any]]:
+def measure(trained: TrainedFoX, log_pruning_tolerances: list[float] | None = None) -> list[dict[str, Any]]:
     """One record for each epsilon, from a pass of the model that prunes with it.
 
     Ratios are over all heads and layers: ``block_pruned_ratio`` on the code's own grid,
@@ -36,50 +25,38 @@ def sweep(
     attention weight that any row of any head loses to pruned blocks; missing if nothing is pruned.
 
     Args:
-        batches: gives (input_ids, labels) batches of sequences of one length anew for each epsilon.
-        log_pruning_tolerances: log epsilon, each negative.
-        dtype: ``bfloat16`` or ``float32``, see :func:`acp_repro.papers.acp.passes.one_pass`.
-        description: what the progress bars say first.
+        log_pruning_tolerances: log epsilon, each negative; by default the suite's
+            ``measure.sweep_log_pruning_tolerances``.
 
     Raises:
         ValueError: an epsilon that the model refuses, or no text.
     """
-    before, values = model.config.log_pruning_tolerance, list(log_pruning_tolerances)
+    config, before = trained.model.config, trained.model.config.log_pruning_tolerance
+    values = log_pruning_tolerances or trained.measure.sweep_log_pruning_tolerances
     for value in values:  # a wrong one fails here, before minutes of work
-        dataclasses.replace(model.config, log_pruning_tolerance=value)
+        dataclasses.replace(config, log_pruning_tolerance=value)
     try:
-        return [_at(model, batches(), value, dtype, description) for value in values]
+        return [_at(trained, value) for value in values]
     finally:
-        model.set_log_pruning_tolerance(before)
+        trained.model.set_log_pruning_tolerance(before)
 
 
-def _at(model, batches: Batches, value: float, dtype: str, description: str) -> dict[str, Any]:
+def _at(trained: TrainedFoX, value: float) -> dict[str, Any]:
     """The record at log epsilon = ``value``; leaves the model with that epsilon."""
     import torch
 
-    from acp_repro.attention.boundary import count_blocks, token_level_pruned_ratio
-    from acp_repro.attention.decay import cumulative_log_fgate
-
-    from ..passes import one_pass
-
-    model.set_log_pruning_tolerance(value)
+    trained.model.set_log_pruning_tolerance(value)
     blocks: list[Tensor] = []
     tokens: list[Tensor] = []
     masses: list[Tensor] = []
 
     def see(layer: int, inputs: AttentionInputs) -> None:
-        grid, length = inputs.grid(), inputs.q.shape[2]
-        boundary = inputs.boundary(*grid)
-        blocks.append(count_blocks(boundary, length, length, *grid).pruned_ratio.flatten())
-        threshold = inputs.threshold.expand(inputs.q.shape[:2])
-        c = cumulative_log_fgate(inputs.log_fgate)
-        tokens.append(token_level_pruned_ratio(c, threshold).flatten())
+        blocks.append(inputs.count().pruned_ratio.flatten())
+        tokens.append(inputs.count(1, 1).pruned_ratio.flatten())
         # -1 stands for a missing mass until the end: a maximum must not be NaN.
-        masses.append(pruned_row_mass(inputs, boundary, *grid).nan_to_num(nan=-1.0).max())
+        masses.append(pruned_row_mass(inputs, *inputs.grid()).nan_to_num(nan=-1.0).max())
 
-    loss, measured = one_pass(
-        model, batches, see, dtype=dtype, description=f"{description}, log epsilon {value:g}"
-    )
+    loss, measured = trained.one_pass(see, f"log epsilon {value:g}")
     largest = torch.stack(masses).max().item()
     # Every sequence has the same length, so the mean of ratios is the ratio of sums.
     return {
@@ -90,20 +67,6 @@ def _at(model, batches: Batches, value: float, dtype: str, description: str) -> 
         "largest_pruned_mass": largest if largest >= 0 else None,
         "measured_tokens": measured,
     }
-
-
-def measure(trained: TrainedFoX, log_pruning_tolerances: list[float] | None = None) -> list[dict[str, Any]]:
-    """One record for each log epsilon, by default of the suite's ``measure.sweep_log_pruning_tolerances``;
-    see :func:`sweep`."""
-    run = trained.run
-    rows = trained.rows
-    return sweep(
-        trained.model,
-        lambda: trained.heldout_batches(trained.measure.sweep_tokens, rows),
-        log_pruning_tolerances or trained.measure.sweep_log_pruning_tolerances,
-        dtype=run.training.dtype,
-        description=run.name,
-    )
 
 
 QUANTITY = Quantity(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from acp_repro.chain.paper import Quantity
 
 if TYPE_CHECKING:
-    from acp_repro.data import TokenSequences
     from acp_repro.model.capture import AttentionInputs
 
     from ..trained import TrainedFoX
@@ -30,45 +27,32 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         DataError: no held-out document is as long as a length that the suite asks for, or a length
             does not divide the longest.
     """
-    from acp_repro.data import prepare
-
-    corpus = prepare(trained.run.data)
-    longest_document = int(np.diff(corpus.offsets("heldout")).max(initial=0))
     own = trained.run.context_length
+    longest_document = trained.longest_heldout_document
     asked = trained.measure.long_context_lengths or [
         multiple * own for multiple in MULTIPLES if multiple == 1 or multiple * own <= longest_document
     ]
     own = [own] if max(asked) % own == 0 else []  # or it cannot read the same tokens
     lengths = sorted({*own, *asked})
     # The longest first: it is the one for which the text may be too short.
-    records = [_at(trained, corpus.sequences("heldout", length), lengths[-1]) for length in lengths[::-1]]
+    records = [_at(trained, length, lengths[-1]) for length in lengths[::-1]]
     return records[::-1]
 
 
-def _at(trained: TrainedFoX, sequences: TokenSequences, longest: int) -> dict[str, Any]:
+def _at(trained: TrainedFoX, length: int, longest: int) -> dict[str, Any]:
     import torch
 
-    from acp_repro.attention.boundary import causal_blocks, count_blocks
-
-    from ..passes import one_pass
-
-    run, length = trained.run, sequences.context_length
     pruned = torch.zeros((), dtype=torch.int64, device=trained.device)
     causal = 0
 
     def see(layer: int, inputs: AttentionInputs) -> None:
         nonlocal causal
-        grid, (batch, heads, _, _) = inputs.grid(), inputs.q.shape
-        pruned.add_(count_blocks(inputs.boundary(*grid), length, length, *grid).pruned.sum())
-        causal += batch * heads * causal_blocks(length, length, *grid)
+        count = inputs.count()
+        pruned.add_(count.pruned.sum())
+        causal += count.causal * count.pruned.numel()
 
-    # Whole sequences of the longest length, so that the budget cuts the text at the same place.
-    budget = max(1, trained.measure.sweep_tokens // longest) * longest
-    rows = max(1, run.training.micro_batch_tokens // length)
-    batches = sequences.iter_batches(rows, budget, same_text_as=longest).to(trained.device)
-    loss, tokens = one_pass(
-        trained.model, batches, see, dtype=run.training.dtype, description=f"{run.name}: {length} tokens"
-    )
+    batches = trained.heldout_batches(trained.measure.sweep_tokens, length=length, same_text_as=longest)
+    loss, tokens = trained.one_pass(see, f"{length} tokens", batches)
     return {
         "evaluated_length_tokens": length,
         "measured_tokens": tokens,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.paper import Quantity
 
@@ -30,12 +28,9 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
             the window.
         TooLong: a length does not fit in memory.
     """
-    from acp_repro.data import prepare
-
     from ..needle.trial import enough_memory
 
-    run, corpus = trained.run, prepare(trained.run.data)
-    longest_document = int(np.diff(corpus.offsets("heldout")).max(initial=0))
+    run, longest_document = trained.run, trained.longest_heldout_document
     lengths = [m * run.context_length for m in MULTIPLES if m * run.context_length <= longest_document]
     if not lengths or lengths[0] < WINDOW_TOKENS:
         raise RecordError(
@@ -43,18 +38,11 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
             f"longest has {longest_document}), and windows of {WINDOW_TOKENS}; train with another context "
             "length, or hold out longer text"
         )
-    budget = max(1, trained.measure.loss_tokens // lengths[-1]) * lengths[-1]
     records = []
     for method in trained.methods():
         for length in lengths:
-            rows = max(1, run.training.micro_batch_tokens // length)
-            batches = (
-                tuple(x.to(trained.device) for x in batch)
-                for batch in corpus.sequences("heldout", length).iter_batches(rows, budget, lengths[-1])
-            )
-            description = f"{run.name}: loss at {length}, {method}"
             with enough_memory(length):
-                found = mean_by_position(trained, batches, length, description)
+                found = mean_by_position(trained, f"loss at {length}, {method}", length, lengths[-1])
             records += [{"method": method, "evaluated_length_tokens": length, **row} for row in curve(*found)]
     return records
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
-
-from tqdm import tqdm
 
 from acp_repro.chain.paper import Quantity
 
@@ -31,33 +28,27 @@ def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
         (L,) float64 on the CPU in nats, entry i for the token that follows i others (counted from 0);
         and the number of tokens measured.
     """
-    run = trained.run
-    unit = trained.common_length or run.context_length
-    budget = max(1, trained.measure.loss_tokens // unit) * unit
-    batches = trained.heldout_batches(budget, trained.rows, same_text_as=unit)
-    return mean_by_position(trained, batches, run.context_length, f"{run.name}: loss")
+    return mean_by_position(trained, "loss", trained.run.context_length, trained.common_length)
 
 
-def mean_by_position(
-    trained: TrainedFoX, batches: Iterable[tuple[Tensor, Tensor]], length: int, description: str
-) -> tuple[Tensor, int]:
-    """Loss at each of ``length`` positions, averaged over the sequences of ``batches``.
+def mean_by_position(trained: TrainedFoX, what: str, length: int, longest: int) -> tuple[Tensor, int]:
+    """Loss at each position of held-out sequences of ``length``, averaged over them.
+
+    Args:
+        what: is said by the progress bar.
+        longest: all lengths that divide it see the same text.
 
     Returns:
         (length,) float64 on the CPU in nats; and the number of tokens measured.
     """
     import torch
 
-    from acp_repro.training.step import autocast
-
+    batches = trained.heldout_batches(trained.measure.loss_tokens, length=length, same_text_as=longest)
     total = torch.zeros(length, dtype=torch.float64, device=trained.device)
     sequences = 0
-    with torch.no_grad():
-        for input_ids, labels in tqdm(batches, desc=description, unit="batch"):
-            with autocast(trained.device, trained.run.training.dtype):
-                loss = trained.model.loss_per_token(input_ids, labels)
-            total += loss.sum(0, dtype=torch.float64)
-            sequences += len(labels)
+    for loss, _ in trained.losses(batches, what):
+        total += loss.sum(0, dtype=torch.float64)
+        sequences += len(loss)
     return (total / sequences).cpu(), sequences * length
 
 

@@ -49,11 +49,8 @@ def _row_chunks(inputs: AttentionInputs, block_q: int) -> Iterator[_Rows]:
         yield _Rows(start, stop, q, k, inputs.log_fgate[..., :stop], 1.0 / math.sqrt(head_dim))
 
 
-def pruned_row_mass(inputs: AttentionInputs, boundary: Tensor, block_q: int, block_k: int) -> Tensor:
+def pruned_row_mass(inputs: AttentionInputs, block_q: int, block_k: int) -> Tensor:
     """The attention weight that each row loses to pruned blocks, under its exact weights.
-
-    Args:
-        boundary: (B, H, M) int32, n_m on the grid of ``block_q`` x ``block_k`` tokens.
 
     Returns:
         (B, H, T) float64, by :func:`acp_repro.attention.reference.pruned_mass`; NaN, missing, in
@@ -63,6 +60,7 @@ def pruned_row_mass(inputs: AttentionInputs, boundary: Tensor, block_q: int, blo
 
     from acp_repro.attention import reference
 
+    boundary = inputs.boundary(block_q, block_k)
     mass = torch.full(inputs.q.shape[:3], torch.nan, dtype=torch.float64, device=inputs.q.device)
     pruned = (boundary > 0).repeat_interleave(block_q, -1)[..., : inputs.q.shape[2]]
     for rows in _row_chunks(inputs, block_q):
@@ -128,13 +126,11 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """
     import torch
 
-    from acp_repro.attention.boundary import causal_blocks, count_blocks
-
-    from ..passes import one_pass
-
-    run, config = trained.run, trained.model.config
+    config = trained.model.config
     if config.log_pruning_tolerance is None:
-        raise RecordError(f"pruned_mass: {run.name} prunes nothing; choose a run with ACP (--run NAME)")
+        raise RecordError(
+            f"pruned_mass: {trained.run.name} prunes nothing; choose a run with ACP (--run NAME)"
+        )
     shape = config.num_hidden_layers, config.num_heads
     masses: dict[tuple[int, int], list[np.ndarray]] = {index: [] for index in np.ndindex(shape)}
     slack = torch.full(shape, torch.inf, dtype=torch.float64)
@@ -144,24 +140,19 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
     def see(layer: int, inputs: AttentionInputs) -> None:
         nonlocal causal, sequences
-        grid, (batch, _, length, _) = inputs.grid(), inputs.q.shape
-        boundary = inputs.boundary(*grid)
-        pruned[layer] += count_blocks(boundary, length, length, *grid).pruned.sum(0).cpu()
-        mass = pruned_row_mass(inputs, boundary, *grid)
+        grid, count, batch = inputs.grid(), inputs.count(), len(inputs.q)
+        pruned[layer] += count.pruned.sum(0).cpu()
+        mass = pruned_row_mass(inputs, *grid)
         for head in range(config.num_heads):
             masses[layer, head].append(mass[:, head][~mass[:, head].isnan()].cpu().numpy())
         found = threshold_slack(inputs, *grid, config.log_pruning_tolerance)
         slack[layer] = torch.minimum(slack[layer], found.amin(0).cpu())
         delta[layer] += inputs.threshold.expand(batch, -1).double().sum(0).cpu()
         if layer == 0:
-            causal += batch * causal_blocks(length, length, *grid)
+            causal += batch * count.causal
             sequences += batch
 
-    rows = trained.rows
-    batches = trained.heldout_batches(trained.measure.sweep_tokens, rows)
-    _, tokens = one_pass(
-        trained.model, batches, see, dtype=run.training.dtype, description=f"{run.name}: pruned mass"
-    )
+    _, tokens = trained.one_pass(see, "pruned mass")
     return [
         {
             "layer": layer,

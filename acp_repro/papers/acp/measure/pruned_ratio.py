@@ -21,37 +21,33 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """
     import torch
 
-    from acp_repro.attention.boundary import causal_blocks, count_blocks
     from acp_repro.model.capture import watch_attention
     from acp_repro.training.step import autocast
 
-    length, config = trained.run.context_length, trained.model.config
+    config = trained.model.config
     pruned = torch.zeros(config.num_hidden_layers, config.num_heads, dtype=torch.int64)
-    grids: set[tuple[int, int]] = set()
-    tokens = 0
+    grid, causal, tokens = (0, 0), 0, 0
 
     def see(layer: int, inputs: AttentionInputs) -> None:
-        grid = inputs.grid()
-        grids.add(grid)
-        count = count_blocks(inputs.boundary(*grid), length, length, *grid)
+        nonlocal grid, causal
+        grid, count = inputs.grid(), inputs.count()
         pruned[layer] += count.pruned.sum(0).cpu()
+        if layer == 0:
+            causal += count.causal * len(count.pruned)
 
-    rows = max(1, trained.run.training.micro_batch_tokens // length)
-    batches = trained.heldout_batches(trained.measure.pruned_ratio_tokens, rows)
+    batches = trained.heldout_batches(trained.measure.pruned_ratio_tokens)
     with torch.no_grad(), watch_attention(trained.model, see):
         for input_ids, _ in tqdm(batches, desc=f"{trained.run.name}: pruned ratio", unit="batch"):
             with autocast(trained.device, trained.run.training.dtype):
                 trained.model.model(input_ids)
             tokens += input_ids.numel()
-    ((block_q, block_k),) = grids
-    causal = causal_blocks(length, length, block_q, block_k) * (tokens // length)
     return [
         {
             "layer": layer,
             "head": head,
             "measured_tokens": tokens,
-            "block_q_tokens": block_q,
-            "block_k_tokens": block_k,
+            "block_q_tokens": grid[0],
+            "block_k_tokens": grid[1],
             "pruned_blocks": int(pruned[layer, head]),
             "causal_blocks": causal,
             "pruned_ratio": float(pruned[layer, head]) / causal,

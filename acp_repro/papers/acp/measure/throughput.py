@@ -26,8 +26,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     from acp_repro.training.step import compiled_blocks, train_step
 
     run, config = trained.run, trained.run.training
-    rows = max(1, config.micro_batch_tokens // run.context_length)
-    batches = list(trained.heldout_batches(trained.measure.timing_tokens, rows))
+    batches = list(trained.heldout_batches(trained.measure.timing_tokens))
     tokens = sum(input_ids.numel() for input_ids, _ in batches)
     optimizer = make_optimizer(trained.model, config, learning_rate=0.0)
     tolerance = trained.model.config.log_pruning_tolerance
