@@ -22,6 +22,7 @@ LENGTH = 700
 WORDS = "to forget is to keep what <matters> & nothing else.\n"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
+PATIENCE_MS = 180_000  # the 30 s of a wait by default were too short on a machine under load
 
 
 def tokens(length=LENGTH):
@@ -135,7 +136,7 @@ def browser():
         pytest.skip("no browser; install one, e.g. apt install chromium")
     driver = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     with driver.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        opened = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS, timeout=PATIENCE_MS)
         yield opened
         opened.close()
 
@@ -145,18 +146,20 @@ def visit(browser, page):
     """Opens the page; at the end nothing may have been complained of, and nothing asked of a network."""
     problems, tabs = [], []
 
-    def go(name="one.html", at="", width=1280, theme="light"):
+    def go(name="one.html", at="", width=1280, theme="light", frame=None):
         tab = browser.new_page(
             viewport={"width": width, "height": 860}, color_scheme=theme, accept_downloads=True
         )
         tabs.append(tab)
+        tab.set_default_timeout(PATIENCE_MS)
         tab.on("console", lambda message: problems.append(message.text))
         tab.on("pageerror", lambda error: problems.append(str(error)))
         tab.on("request", lambda request: request.url.startswith("http") and problems.append(request.url))
         tab.goto(f"{(page / name).as_uri()}{at}")
         view = re.search(r"view=(\w+)", at)
-        tab.wait_for_selector(f"body[data-drawn={view[1] if view else 'model'}]")
-        return tab
+        inside = tab.frame_locator(frame) if frame else tab
+        inside.locator(f"body[data-drawn={view[1] if view else 'model'}]").wait_for()
+        return inside
 
     yield go
     for tab in tabs:
@@ -164,8 +167,7 @@ def visit(browser, page):
     assert problems == []
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize(("width", "theme"), [(360, "light"), (1280, "dark")])
 def test_a_head_and_a_token_are_a_click_away_and_say_their_numbers(visit, seen, width, theme):
     tab, heads = visit(width=width, theme=theme), seen[0].heads
     row = heads.table.iloc[4]
@@ -303,14 +305,9 @@ def test_two_models_stand_side_by_side(visit, seen):
     assert f"{second['mean_forget_gate'][0]:.3f}" in tab.locator("#chosen").inner_text()
 
 
-def test_a_notebooks_frame_shows_the_same_page(browser, seen, tmp_path):
+def test_a_notebooks_frame_shows_the_same_page(visit, page, seen):
     frame = Explorer(seen[0], tokenizer=ByteTokenizer())._repr_html_()
-    (tmp_path / "notebook.html").write_text(f"<!doctype html><body>{frame}</body>", encoding="utf-8")
-    tab, problems = browser.new_page(), []
-    tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.goto((tmp_path / "notebook.html").as_uri())
-    inside = tab.frame_locator("iframe")
+    (page / "notebook.html").write_text(f"<!doctype html><body>{frame}</body>", encoding="utf-8")
+    inside = visit("notebook.html", frame="iframe")
     inside.locator(".cell").nth(1).click()
     inside.locator("#attention svg").wait_for()
-    assert problems == []
-    tab.close()
