@@ -1,4 +1,4 @@
-"""How far from its origin the attribution of a kept vector reaches."""
+"""Where in the text the attribution of a kept vector lies."""
 
 from __future__ import annotations
 
@@ -15,80 +15,112 @@ from . import slices
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OWN_WINDOW = 3  # tokens to either side of a vector's origin
-OWN_SHARE = 0.5
+LONG_TOKENS = 60  # of a text in which a slice and the whole are two things
+LONG_TEXTS = 50  # fewer tell nothing
+CAME_BACK = 0.9  # of a text's tokens, written at their place
+SLICE_OF_TEXT = 0.2  # a vector spread evenly has its half on 0.5
+LEAST_THIRD = 1 / 6  # of EOS's attribution on each third of the text: half of what an even spread gives
 REACH = 15  # tokens that are drawn
+BEHIND = 10  # of them, in the caption
+LABELS = {False: "kept vectors", True: "EOS"}
+COLOURS = {False: "#0072B2", True: "#E69F00"}
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """Mean share of positive attribution against the distance from the vector's origin.
+    """Mean share of positive attribution: against the distance from the vector's origin, and by third of the
+    text.
 
     Args:
         records: ``attribution`` records.
     """
     from matplotlib import pyplot as plt
 
-    shares = slices.by_distance(slices.positive(records))
-    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES, 2.1), layout="constrained")
-    ax.axvspan(-OWN_WINDOW - 0.5, OWN_WINDOW + 0.5, color="0.93", lw=0)
-    for eos, colour, label in ((False, "#0072B2", "kept vectors"), (True, "#E69F00", "EOS")):
-        curve = shares[shares["is_eos"] == eos]
-        curve = curve[curve["distance"].abs() <= REACH]
-        ax.plot(curve["distance"], 100 * curve["share"], color=colour, lw=1.2, marker=".", ms=4, label=label)
-    ax.set(
+    table = slices.positive(records)
+    shares, thirds = slices.by_distance(table), slices.by_third(table)
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(style.PAGE_INCHES * 0.8, 2.2), width_ratios=(2, 1), layout="constrained"
+    )
+    for eos, label in LABELS.items():
+        curve = shares[(shares["is_eos"] == eos) & (shares["distance"].abs() <= REACH)]
+        line = {"color": COLOURS[eos], "lw": 1.2, "marker": ".", "ms": 4, "label": label}
+        left.plot(curve["distance"], 100 * curve["share"], **line)
+        part = thirds[thirds["is_eos"] == eos].set_index("third")["share"].reindex(range(slices.THIRDS))
+        if len(curve):
+            places = [place + (0.2 if eos else -0.2) for place in part.index]
+            right.bar(places, 100 * part.fillna(0), 0.4, color=COLOURS[eos])
+    left.set(
         xlim=(-REACH, REACH),
         ylim=(0, None),
         xlabel="written token − origin of the vector (tokens)",
         ylabel="share of attribution (%)",
     )
-    ax.legend()
+    right.axhline(100 / slices.THIRDS, color="0.4", lw=0.7, ls="--")
+    right.set(ylim=(0, 100), xlabel="third of the text")
+    right.set_xticks(range(slices.THIRDS), ["first", "second", "last"])
+    left.legend()
     return figure
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["attribution"]
-    table = slices.positive(records)
-    share = slices.near(table, OWN_WINDOW)
-    near = "no vector but EOS has any" if share is None else f"{100 * share:.0f} % of that of all but EOS"
+    share = slices.behind(slices.positive(records), BEHIND)
+    behind = "no vector but EOS has any" if share is None else f"{100 * share:.0f} % of that of all but EOS"
     texts = records.groupby("run")["text"].nunique().sum()
-    caption = f"""**Slices.** Where the positive SHAP values of a kept vector lie, by distance from the token
-that it was; {texts} held-out texts, and of what is written those tokens that stand at their place. Within
-{OWN_WINDOW} tokens (grey): {near}.
+    long = slices.came_back(records, LONG_TOKENS, CAME_BACK).groupby("run")["text"].nunique().sum()
+    caption = f"""**Slices.** Where the positive SHAP values of a kept vector lie: by distance from the token
+that it was, and by third of the text (dashed: spread evenly). {texts} held-out texts, {long} of them of
+{LONG_TOKENS} tokens or more that came back; of what is written, those tokens that stand at their place. On a
+vector's own token and the {BEHIND} before it: {behind}.
 {style.provenance(records)}"""
     return draw(records), caption
 
 
 def own_slice(attribution: pd.DataFrame) -> Verdict:
-    """Met if most attribution of vectors, EOS apart, is near their origin."""
-    share = slices.near(slices.positive(attribution), OWN_WINDOW)
-    if share is None:
-        return Verdict(Status.UNDECIDED, "no vector but EOS has positive attribution")
-    return Verdict.of(share >= OWN_SHARE, f"{share:.0%} within {OWN_WINDOW} tokens")
+    """Met if vectors, EOS apart, have half of their attribution on a short run of the text."""
+    table, few = _long(attribution)
+    if few or table["is_eos"].all():
+        return Verdict(Status.UNDECIDED, few or "no vector but EOS has positive attribution")
+    width = slices.widths(table)[False]
+    return Verdict.of(width <= SLICE_OF_TEXT, f"half of it on {width:.0%} of the text")
 
 
 def eos_is_global(attribution: pd.DataFrame) -> Verdict:
-    """Met if the attribution of EOS is less concentrated than that of other vectors."""
-    found = slices.concentration(slices.positive(attribution))
-    if len(found) < 2:
-        return Verdict(Status.UNDECIDED, "EOS, or every other vector, has no positive attribution")
-    ours = f"on its largest fifth of tokens: EOS {found[True]:.0%}, others {found[False]:.0%}"
-    return Verdict.of(found[True] < found[False], ours)
+    """Met if EOS has a fair part of its attribution on every third of the text."""
+    table, few = _long(attribution)
+    if few or not table["is_eos"].any():
+        return Verdict(Status.UNDECIDED, few or "EOS has no positive attribution")
+    thirds = slices.by_third(table[table["is_eos"]]).set_index("third")["share"]
+    thirds = thirds.reindex(range(slices.THIRDS), fill_value=0.0)
+    ours = "first, second and last third: " + ", ".join(f"{share:.0%}" for share in thirds)
+    return Verdict.of(thirds.min() >= LEAST_THIRD, ours)
 
 
+def _long(attribution: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Positive attributions of long texts that came back, and why they are too few, if they are."""
+    records = slices.came_back(attribution, LONG_TOKENS, CAME_BACK)
+    texts = records.groupby("run")["text"].nunique().sum()
+    few = f"{texts} texts of {LONG_TOKENS} tokens or more that came back; {LONG_TEXTS} are needed"
+    return slices.positive(records), few if texts < LONG_TEXTS else ""
+
+
+_OF = (
+    f"; over at least {LONG_TEXTS} held-out texts of {LONG_TOKENS} tokens or more, of which at least "
+    f"{CAME_BACK:.0%} of the tokens were written at their place"
+)
 CLAIMS = (
     Claim(
-        "Each kept vector stands for the text around it",
+        "Each kept vector attends to a slice of the text",
         "Section SHAP: each token tends to specialize, attending to a slice of the sentence",
-        f"at least {OWN_SHARE:.0%} of the positive attribution of kept vectors, EOS apart, falls on tokens "
-        f"within {OWN_WINDOW} places of their origin; written tokens that are not the text's are left out",
+        "half of the positive attribution of a kept vector, EOS apart, falls on a run of tokens that covers "
+        f"at most {SLICE_OF_TEXT:.0%} of the text, in the mean over vectors, wherever it lies" + _OF,
         ("attribution",),
         own_slice,
     ),
     Claim(
         "EOS gathers from the whole text",
         "Section SHAP: and the final token, EOS, pulls in the big picture",
-        "the attribution of EOS is spread over more of the text than that of other vectors: a smaller share "
-        "of it falls on its largest fifth of tokens",
+        "in the mean over texts, each third of the text has at least a sixth of the positive attribution of "
+        "EOS, half of what an even spread gives it" + _OF,
         ("attribution",),
         eos_is_global,
     ),
@@ -97,7 +129,7 @@ CLAIMS = (
 ITEMS = (
     Item(
         "figure_slices",
-        "How far from its origin a vector's attribution reaches",
+        "Where in the text a vector's attribution lies",
         ("attribution",),
         lambda suite: [suite.main_run],
         claims=CLAIMS,

@@ -4,9 +4,13 @@ import pytest
 
 pytest.importorskip("shap", reason="pip install -e '.[lap]'")
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from acp_repro.lap.attribution import game, shap_values
+from acp_repro.lap.autoencoder import pad
+from acp_repro.papers.lap.measure.attribution import chosen
 from tests.lap.tiny import TEXTS, model
 
 
@@ -35,3 +39,27 @@ def test_a_vector_that_nobody_can_see_is_worth_nothing():
     np.testing.assert_allclose(with_it, without, atol=1e-5)
     whole, _, _ = game(built, row)
     assert np.abs(whole(coalitions)[0] - whole(coalitions)[1]).max() > 1e-4
+
+
+def test_long_texts_are_explained_where_they_come_back():
+    def echo(memory, mask, longest):
+        """Every second row as it was, the others with one wrong token in five."""
+        rows = [[i for i in row if i > 1] for row in memory.tolist()]
+        return [[2 if n % 2 and at % 5 == 0 else i for at, i in enumerate(r)] for n, r in enumerate(rows)]
+
+    def encode(ids):
+        return SimpleNamespace(vectors=ids, mask=None, lengths=(ids != 0).sum(1))
+
+    rows = [[*range(3, 3 + length), 1] for length in (5, 20, 70, 71, 20, 72, 73, 74, 75, 40)]
+    trained = SimpleNamespace(
+        heldout_rows=lambda most: rows[:most],
+        batches=lambda part: [pad(part[i : i + 4], 0) for i in range(0, len(part), 4)],
+        measure=SimpleNamespace(shap_texts=50, shap_shortest=60),
+        model=SimpleNamespace(encode_ids=encode, decode_ids=echo),
+    )
+    short, long = [1, 4], [2, 5, 7]  # 40 tokens and EOS are neither
+    assert chosen(trained) == [rows[i] for i in [*short, *long]]
+    trained.measure.shap_texts = 2
+    assert chosen(trained) == [rows[i] for i in [*short, *long[:2]]]
+    trained.measure.shap_shortest = 12  # a text is explained once
+    assert chosen(trained) == [rows[i] for i in [*short, *long[:2]]]

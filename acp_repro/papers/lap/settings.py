@@ -198,7 +198,8 @@ class MeasureConfig(Strict):
     batch_texts: Count = 50
     probe_texts: Count = 2000  # of the training texts; tested on the held-out ones
     probe_epochs: Count = 20
-    shap_texts: Count = 5
+    shap_texts: Count = 50  # that come back, beside five short ones that are drawn
+    shap_shortest: Count = 60  # tokens of these
     shap_evaluations: Count = 400  # of the model, a text
     timed_lengths: Axis[Annotated[int, whole(4)]] = field(default_factory=lambda: [128, 512])
     timed_texts: Count = 16

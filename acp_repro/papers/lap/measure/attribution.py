@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from acp_repro.chain.paper import Quantity
+from acp_repro.common.gradients import without_gradients
 
 if TYPE_CHECKING:
     from ..trained import TrainedPruning
 
 
-def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """One record per text, kept vector and written token.
+SHOWN = 5  # texts that are short enough to be drawn word by word
+SHORT = range(12, 41)  # tokens of these
+SAME = 0.9  # of the tokens of a long text must come back, for places to mean anything
 
-    Texts are the first held-out ones with 12 to 40 tokens, or the first ones where none has.
-    """
+
+def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
+    """One record per text, kept vector and written token; see :func:`chosen` for the texts."""
     from acp_repro.lap.attribution import shap_values
 
     tokenizer = trained.task.tokenizer
-    rows = trained.heldout_rows(trained.measure.scored_texts)
-    wanted = [row for row in rows if 12 <= len(row) <= 40] or rows
     records = []
-    for number, row in enumerate(wanted[: trained.measure.shap_texts]):
+    for number, row in enumerate(tqdm(chosen(trained), desc=f"{trained.run.name}: attribution", leave=False)):
         found = shap_values(trained.model, row, trained.measure.shap_evaluations, trained.run.seed)
         words, kept = tokenizer.tokens(found.written), tokenizer.tokens(row[i] for i in found.positions)
         for vector, position in enumerate(found.positions):
@@ -39,6 +42,27 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
                 for column, word in enumerate(words)
             ]
     return records
+
+
+@without_gradients
+def chosen(trained: TrainedPruning) -> list[list[int]]:
+    """Of the held-out texts the first ``SHOWN`` of 12 to 40 tokens, or the first ones where none has; then
+    the first ``shap_texts`` others of ``shap_shortest`` tokens or more that the model writes freely with at
+    least 90 % of the tokens at their place."""
+    rows = trained.heldout_rows(10**9)
+    shown = ([row for row in rows if len(row) in SHORT] or rows)[:SHOWN]
+    long = [row for row in rows if len(row) >= trained.measure.shap_shortest and row not in shown]
+    found = []
+    for input_ids in trained.batches(long):
+        if len(found) >= trained.measure.shap_texts:
+            break
+        memory = trained.model.encode_ids(input_ids)
+        written = trained.model.decode_ids(memory.vectors, memory.mask, input_ids.shape[1])
+        part = [row[:n] for row, n in zip(input_ids.tolist(), memory.lengths.tolist(), strict=True)]
+        for row, ours in zip(part, written, strict=True):
+            same = sum(one == two for one, two in zip(row[:-1], ours, strict=False))
+            found += [row] if same + 1 >= SAME * len(row) else []
+    return shown + found[: trained.measure.shap_texts]
 
 
 QUANTITY = Quantity(
