@@ -7,9 +7,8 @@ chooses one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 import pandas as pd
 
@@ -19,7 +18,6 @@ from acp_repro.chain.paper import Claim, Item, Paper, Suite
 from acp_repro.chain.suite import load_suite, suite_names
 
 from .. import style
-from ..report.entries import Judgement
 from ..report.gather import all_records, judge, of_item, paper_words, record_paths
 from ..verdict import Status, Verdict, Word
 
@@ -36,6 +34,9 @@ class Line:
         ours: our numbers, or why there are none.
         scale: the suite and the models that were measured; empty where there are none.
         records: (quantity, run, file) of what shows it.
+        suite: the one whose records these are.
+        runs: how many were measured for it.
+        trained_tokens: the most that one of them saw.
     """
 
     claim: Claim
@@ -46,6 +47,9 @@ class Line:
     ours: str
     scale: str = ""
     records: tuple[tuple[str, str, Path], ...] = ()
+    suite: str = ""
+    runs: int = 0
+    trained_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,24 +58,6 @@ class Section:
 
     paper: Paper
     lines: tuple[Line, ...]
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What one suite shows of a claim.
-
-    Attributes:
-        runs: how many were measured for it.
-        trained_tokens: the most that one of them saw.
-    """
-
-    suite: str
-    judgement: Judgement
-    word: Word
-    runs: int
-    trained_tokens: int
-    scale: str
-    records: tuple[tuple[str, str, Path], ...]
 
 
 def gather() -> tuple[Section, ...]:
@@ -125,44 +111,43 @@ def of_records(
 ) -> Line:
     """A claim that is judged on the records of ``judged_on``."""
     paper = suites[0].paper
-    words = paper_words(claim, paper, judged_on)
-    models = paper.part("models")
     found = [
-        evidence_of(claim, judged_on, suite, records[suite.name], models)
+        of_suite(claim, item, judged_on, suite, records[suite.name])
         for suite in suites
         if set(claim.quantities) <= set(records[suite.name])
     ]
-    found = [one for one in found if one.judgement.status in (*TELLING, Status.UNDECIDED)]
+    found = [line for line in found if line.status in (*TELLING, Status.UNDECIDED)]
     if not found:
+        words = paper_words(claim, paper, judged_on)
         return Line(claim, item, words, Word.UNTOLD, Status.MISSING, why_none(claim, judged_on, suites))
     first = strongest(found)
     others = [
-        f"suite {one.suite}: {one.word}"
-        for one in found
-        if one.judgement.status in TELLING and one.word is not first.word
+        f"suite {line.suite}: {line.word}"
+        for line in found
+        if line.status in TELLING and line.word is not first.word
     ]
-    ours = "; ".join((first.judgement.ours, *others))
-    return Line(claim, item, words, first.word, first.judgement.status, ours, first.scale, first.records)
+    return replace(first, ours="; ".join((first.ours, *others)))
 
 
-def strongest(found: Iterable[Evidence]) -> Evidence:
+def strongest(found: Iterable[Line]) -> Line:
     """Of the suites that can tell, the one with the most runs measured, of equals the longest trained."""
     found = list(found)
-    telling = [one for one in found if one.judgement.status in TELLING] or found
-    return max(telling, key=lambda one: (one.runs, one.trained_tokens))
+    telling = [line for line in found if line.status in TELLING] or found
+    return max(telling, key=lambda line: (line.runs, line.trained_tokens))
 
 
-def evidence_of(
-    claim: Claim, item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], models: ModuleType | None
-) -> Evidence:
-    """What a suite shows of a claim, with the scale and the files that show it."""
-    runs = item.runs(suite)
-    found = of_item(item, suite, records)
-    judgement = judge(claim, item, suite, found, "" if runs else rules.why_not(suite, item))
+def of_suite(
+    claim: Claim, item: Item | None, judged_on: Item, suite: Suite, records: Mapping[str, pd.DataFrame]
+) -> Line:
+    """What one suite shows of a claim, with the scale and the files that show it."""
+    models, runs = suite.paper.part("models"), judged_on.runs(suite)
+    found = of_item(judged_on, suite, records)
+    absent = "" if runs else rules.why_not(suite, judged_on)
+    judgement = judge(claim, judged_on, suite, found, absent)
     tables = [found[name] for name in claim.quantities if name in found]
     named = {run for table in tables for run in table["run"].dropna()}
     measured = [run for run in runs if run.name in named]
-    at_scale = models is not None and models.at_paper_scale(item, measured)
+    at_scale = models is not None and models.at_paper_scale(judged_on, measured)
     files = [
         (name, run, path)
         for name in claim.quantities
@@ -172,14 +157,18 @@ def evidence_of(
     shapes = models.shapes(measured) if models and measured else ""
     shapes += " (the paper's scale)" if at_scale else ""
     trained = [int(n) for table in tables for n in table["trained_tokens"].dropna().unique()]
-    return Evidence(
-        suite.name,
-        judgement,
+    return Line(
+        claim,
+        item,
+        judgement.paper,
         Word.of(judgement.status),
-        len(measured),
-        max(trained, default=0),
+        judgement.status,
+        judgement.ours,
         f"{suite.name}: " + "; ".join(filter(None, (shapes, *_origin(tables)))),
         tuple(files),
+        suite.name,
+        len(measured),
+        max(trained, default=0),
     )
 
 

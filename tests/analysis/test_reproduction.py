@@ -11,10 +11,9 @@ from acp_repro.chain.paper import Claim
 from acp_repro.chain.registry import find_paper, paper_names
 from acp_repro.chain.suite import load_suite, suite_names
 from analysis.acp import figure2, figure3_right, figure7, models, text_claims
-from analysis.report.entries import Judgement
 from analysis.report.gather import paper_words
 from analysis.reproduction.__main__ import main
-from analysis.reproduction.gather import Evidence, Section, gather, of_text, strongest
+from analysis.reproduction.gather import Line, Section, gather, of_text, strongest
 from analysis.reproduction.page import render, summary
 from analysis.verdict import Status, Word
 from tests.analysis import synthetic
@@ -102,9 +101,10 @@ def test_each_finding_has_its_word(status):
     assert Word.of(status) == words.get(status, "cannot be told")
 
 
-def evidence(suite: str, status: Status, runs: int, tokens: int) -> Evidence:
-    judgement = Judgement(Claim("", ""), "", status, "")
-    return Evidence(suite, judgement, Word.of(status), runs, tokens, "", ())
+def evidence(suite: str, status: Status, runs: int, tokens: int) -> Line:
+    return Line(
+        Claim("", ""), None, "", Word.of(status), status, "", suite=suite, runs=runs, trained_tokens=tokens
+    )
 
 
 def test_the_suite_that_can_tell_and_has_most_runs_counts():
