@@ -1,45 +1,173 @@
-"""Standard errors of scores: what the criteria of Tables 1 to 3 and of Figure 2 share."""
+"""Whether two settings differ by more than chance: what the criteria of Tables 1 to 3 and of Figure 2 share.
+
+Two things are drawn at random. *Items*: where both sides' records hold them they are compared one by one,
+those of dev beside those of test, for nothing is chosen by dev; older records have scores alone, of the test
+split, and leave more doubt. *Trainings*: how far seeds of one setting lie apart on a task, over all settings
+that have several, so that a setting with one seed has that doubt too.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
-from acp_repro.common.statistics import LEVEL, Estimate, holm, share_error
+from acp_repro.common.statistics import LEVEL, Estimate, equivalence, holm, over_items, share_error
+from acp_repro.papers.retention.measure.score import RIGHT
 
+from ..verdict import Verdict
+
+_TASK = ["dataset", "backbone"]
+SETTING = [*_TASK, "method", "budget", "gates"]
 IN_WORDS = (
-    "by 95 % intervals from the errors of the test examples and, where there are several, of seeds (one "
-    "comparison contradicts it, after Holm's correction); else it cannot be told"
+    "by 5 % tests of items in pairs (of dev and test; where records hold none, of scores) and of how seeds "
+    "differ, after Holm's correction; it fails where one task contradicts it, and where one cannot tell, it "
+    "cannot be told"
 )
+_NOT_PAIRED = "; of scores that are not paired, for these records hold no items"
+_ONE_TRAINING = "; of one training each: another may differ as much"
 
 
-def means_on_test(score: pd.DataFrame) -> pd.DataFrame:
-    """One row a task, method, budget and place of the gates: the first score of the test split, mean over
-    seeds, and its standard error in points, from the number of examples and from how seeds differ."""
+class Comparison(NamedTuple):
+    """One setting less another.
+
+    Attributes:
+        row: of :func:`settings`, the columns of the other side ending in ``_other``.
+        estimate: of the difference, in points.
+        paired: whether items were compared one by one.
+    """
+
+    row: Any
+    estimate: Estimate
+    paired: bool
+
+    @property
+    def place(self) -> str:
+        """ "imdb, after blocks"."""
+        return f"{self.row.dataset}, {self.row.gates.replace('_', ' ')}"
+
+    @property
+    def points(self) -> str:
+        """ "+1.2 [0.8, 1.6] points"."""
+        mean, low, high = self.estimate.interval()
+        return f"{mean:+.1f} [{low:.1f}, {high:.1f}] points"
+
+
+def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
+    """One row a setting, of the first score of its task: ``mean`` over seeds of the test split, in percent;
+    ``examples`` of that and ``seeds``; ``spread``, the standard deviation of a task's seeds, and its
+    ``freedom``; ``items``, by split and hash of the set an array (seeds, items) of 1 where an answer is
+    right."""
     test = score[score["split"] == "test"]
-    first = test.groupby("dataset")["metric"].transform("first")
-    test = test[test["metric"] == first]
-    key = ["dataset", "backbone", "method", "budget", "gates"]
-    table = test.groupby(key, as_index=False).agg(
-        mean=("score_percent", "mean"),
-        std=("score_percent", "std"),
-        seeds=("seed", "nunique"),
-        examples=("measured_examples", "max"),
+    first = test.groupby("dataset")["metric"].first()
+    score = score[score["metric"] == score["dataset"].map(first)]
+    key = list(key)
+    table = (
+        score[score["split"] == "test"]
+        .groupby(key, as_index=False)
+        .agg(
+            mean=("score_percent", "mean"),
+            variance=("score_percent", "var"),
+            seeds=("seed", "nunique"),
+            examples=("measured_examples", "max"),
+        )
     )
-    # Of a share: seeds are tested on the same examples, so more of them make it no smaller. One seed alone
-    # says nothing of how seeds differ.
-    of_examples = 100 * share_error((table["mean"] / 100).clip(upper=1), table["examples"])
-    table["error"] = (of_examples**2 + table["std"].fillna(0.0) ** 2 / table["seeds"]) ** 0.5
+    items = {name: _items(rows) for name, rows in score.groupby(key)}
+    table["items"] = [items[name] for name in table[key].itertuples(index=False, name=None)]
+    freedom = table["seeds"] - 1
+    by_task = [table[name] for name in _TASK]
+    table["freedom"] = freedom.groupby(by_task).transform("sum")
+    table["spread"] = (
+        (table["variance"].fillna(0.0) * freedom).groupby(by_task).transform("sum") / table["freedom"].clip(1)
+    ) ** 0.5
     return table
 
 
-def shown(margins: Iterable[float], errors: Iterable[float]) -> bool | None:
-    """Met where the interval of every margin lies above 0; missed where one lies below it, after Holm's
-    correction, since one is enough then."""
-    estimates = [Estimate(*pair, math.inf) for pair in zip(margins, errors, strict=True)]
-    if all(one.interval().low > 0 for one in estimates):
-        return True
-    below = holm([one._replace(mean=-one.mean).p_above(0) for one in estimates])
-    return False if 2 * below.min() < LEVEL else None
+def _items(rows: pd.DataFrame) -> dict[tuple[str, str], np.ndarray]:
+    """None of a split where a seed lacks them."""
+    found = {}
+    for split, of_split in rows.groupby("split"):
+        hashes = set(of_split["items_hash"])
+        if of_split["items_right"].notna().all() and len(hashes) == 1:
+            right = [[answer == RIGHT for answer in one] for one in of_split["items_right"]]
+            found[split, hashes.pop()] = np.asarray(right, dtype=float)
+    return found
+
+
+def compared(
+    ours: pd.DataFrame, other: pd.DataFrame, on: Sequence[str] = _TASK, share: float = 1.0
+) -> list[Comparison]:
+    """Rows of :func:`settings`, less ``share`` of those that agree with them in ``on``."""
+    pairs = ours.merge(other, on=list(on), suffixes=("", "_other"))
+    return [_compare(row, share) for row in pairs.itertuples(index=False)]
+
+
+def _compare(row: Any, share: float) -> Comparison:
+    common = [split for split in row.items if split in row.items_other]
+    if common:
+        first, second = (
+            np.concatenate([items[split].mean(0) for split in common])
+            for items in (row.items, row.items_other)
+        )
+        apart, rest = over_items(first - second), (1 - share) * 100 * second.mean()
+        mean = 100 * apart.mean + rest
+        of_items = (100 * apart.error) ** 2 + ((1 - share) * _error(100 * second.mean(), len(second))) ** 2
+    else:
+        mean = row.mean - share * row.mean_other
+        of_items = _error(row.mean, row.examples) ** 2
+        of_items += (share * _error(row.mean_other, row.examples_other)) ** 2
+    of_seeds = row.spread**2 * (1 / row.seeds + share**2 / row.seeds_other)
+    # The freedom of a sum of two variances (Satterthwaite); that of items is as good as unlimited.
+    freedom = row.freedom * (1 + of_items / of_seeds) ** 2 if of_seeds else math.inf
+    return Comparison(row, Estimate(mean, math.sqrt(of_items + of_seeds), freedom), bool(common))
+
+
+def _error(percent: float, count: int) -> float:
+    return 100 * share_error(min(percent / 100, 1.0), count)
+
+
+def above(
+    found: Sequence[Comparison],
+    words: Callable[[Comparison], str] = lambda one: f"{one.place}: {one.points}",
+    missed_below: Callable[[Comparison], float] = lambda one: 0.0,
+) -> Verdict:
+    """Whether each difference is above 0, a verdict for each.
+
+    Args:
+        words: of one of them.
+        missed_below: a difference that is not shown to be above 0 misses where it is shown to be below this.
+    """
+    below = [one.estimate._replace(mean=-one.estimate.mean) for one in found]
+    bounds = [-missed_below(one) for one in found]
+    shown = holm([2 * one.estimate.p_above(0) for one in found]) < LEVEL
+    missed = holm([2 * one.p_above(bound) for one, bound in zip(below, bounds, strict=True)]) < LEVEL
+    return _sorted_out(
+        found, [True if s else False if m else None for s, m in zip(shown, missed, strict=True)], words
+    )
+
+
+def within(found: Sequence[Comparison], margin: float, words: Callable[[Comparison], str]) -> Verdict:
+    """Whether each difference is smaller than ``margin`` points on either side."""
+    tests = [equivalence(one.estimate, margin) for one in found]
+    same = holm([test.p_value for test in tests]) < LEVEL
+    beyond = holm([test.beyond_p_value for test in tests]) < LEVEL
+    return _sorted_out(
+        found, [True if s else False if b else None for s, b in zip(same, beyond, strict=True)], words
+    )
+
+
+def _sorted_out(
+    found: Sequence[Comparison], each: Sequence[bool | None], words: Callable[[Comparison], str]
+) -> Verdict:
+    """Of all, and in words those that hold, those that do not and those that cannot tell."""
+    parts = []
+    for of, named in ((True, "holds on"), (False, "does not hold on"), (None, "cannot be told on")):
+        some = [words(one) for one, value in zip(found, each, strict=True) if value is of]
+        parts += [f"{named} {'; '.join(some)}"] if some else []
+    doubts = "" if all(one.paired for one in found) else _NOT_PAIRED
+    doubts += "" if all(one.row.freedom for one in found) else _ONE_TRAINING
+    met = False if False in each else None if None in each else True
+    return Verdict.of(met, "; ".join(parts) + doubts)

@@ -85,27 +85,25 @@ budget, though dense has none; here it is one row. {style.provenance(records)}""
     return table, caption
 
 
-def _against(score: pd.DataFrame, method: str) -> pd.DataFrame:
-    """Adaptive Retention beside another method, at the same place and budget (dense: at any)."""
-    table = errors.means_on_test(score)
+def _against(score: pd.DataFrame, method: str, share: float = 1.0) -> list[errors.Comparison]:
+    """Adaptive Retention less a share of another method, at the same place and budget (dense: at any)."""
+    table = errors.settings(score)
     ours, other = table[table["method"] == "ar"], table[table["method"] == method]
     on = ["dataset", "backbone"] + ([] if method == "dense" else ["budget", "gates"])
-    return ours.merge(other, on=on, suffixes=("", "_other"))
+    return errors.compared(ours, other, on, share)
 
 
 def keeps_dense_score(score: pd.DataFrame) -> Verdict:
-    pairs = _against(score, "dense")
-    if pairs.empty:
+    found = _against(score, "dense", KEPT_OF_DENSE)
+    if not found:
         return Verdict.of(None, "no task has both a dense model and Adaptive Retention")
-    share = pairs["mean"] / pairs["mean_other"]
-    margin = pairs["mean"] - KEPT_OF_DENSE * pairs["mean_other"]
-    error = (pairs["error"] ** 2 + (KEPT_OF_DENSE * pairs["error_other"]) ** 2) ** 0.5
-    words = "; ".join(
-        f"{r.dataset}, {r.gates.replace('_', ' ')}: {r.mean:.1f} ± {e:.1f} of {r.mean_other:.1f} "
-        f"({100 * s:.1f} %)"
-        for r, s, e in zip(pairs.itertuples(), share, pairs["error"], strict=True)
-    )
-    return Verdict.of(errors.shown(margin, error), words)
+
+    def words(one: errors.Comparison) -> str:
+        mean, dense = one.row.mean, one.row.mean_other
+        half = one.estimate.interval().high - one.estimate.mean
+        return f"{one.place}: {mean:.1f} ± {half:.1f} of {dense:.1f} ({100 * mean / dense:.1f} %)"
+
+    return errors.above(found, words)
 
 
 def beats_random(score: pd.DataFrame) -> Verdict:
@@ -117,16 +115,8 @@ def beats_h2o(score: pd.DataFrame) -> Verdict:
 
 
 def _beats(score: pd.DataFrame, method: str) -> Verdict:
-    pairs = _against(score, method)
-    if pairs.empty:
-        return Verdict.of(None, "no task has both at the same place and budget")
-    gain = pairs["mean"] - pairs["mean_other"]
-    error = (pairs["error"] ** 2 + pairs["error_other"] ** 2) ** 0.5
-    words = "; ".join(
-        f"{r.dataset}, {r.gates.replace('_', ' ')}: {g:+.1f} ± {e:.1f} points"
-        for r, g, e in zip(pairs.itertuples(), gain, error, strict=True)
-    )
-    return Verdict.of(errors.shown(gain, error), words)
+    found = _against(score, method)
+    return errors.above(found) if found else Verdict.of(None, "no task has both at the same place and budget")
 
 
 CLAIMS = (

@@ -2,28 +2,128 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.retention import errors, table1, table3, tableI
+from acp_repro.papers.retention.measure.score import RIGHT, WRONG
+from analysis.retention import errors, figure2, table1, table3, tableI
 
 
 def scores(**of_methods):
-    """Test records: scores of seeds 0, 1, ... by method, of 400 examples."""
+    """Test records without items: scores of seeds 0, 1, ... by method, of 400 examples."""
     rows = [
         {"method": method, "seed": seed, "score_percent": score, "budget": 1.0 if method == "dense" else 0.3}
         for method, values in of_methods.items()
         for seed, score in enumerate(values)
     ]
     same = {"split": "test", "metric": "accuracy", "dataset": "d", "backbone": "b", "gates": "input"}
-    return pd.DataFrame(rows).assign(measured_examples=400, **same)
+    return pd.DataFrame(rows).assign(measured_examples=400, items_hash=None, items_right=None, **same)
+
+
+def with_items(split="test", **of_methods):
+    """Records with items: by method, whether each is right, an array a seed."""
+    rows = [
+        {"method": method, "seed": seed, "items_right": "".join(RIGHT if r else WRONG for r in right)}
+        | {"score_percent": 100 * float(np.mean(right)), "measured_examples": len(right)}
+        for method, values in of_methods.items()
+        for seed, right in enumerate(values)
+    ]
+    same = {"metric": "accuracy", "dataset": "d", "backbone": "b", "gates": "input", "budget": 0.3}
+    return pd.DataFrame(rows).assign(split=split, items_hash="one set", **same)
+
+
+def test_models_are_compared_item_by_item():
+    """16 of 400 items more, 80 % against 76: 1.4 standard errors apart as scores, and clear as pairs."""
+    other = np.arange(400) < 304
+    ours = np.arange(400) < 320
+    table = with_items(ar=[ours], h2o=[other])
+    unpaired = table.assign(items_hash=None, items_right=None)
+    assert table1.beats_h2o(unpaired).status.value == "undecided"
+    verdict = table1.beats_h2o(table)
+    assert verdict.status.value == "met" and "not paired" not in verdict.ours
+    assert "not paired" in table1.beats_h2o(unpaired).ours
+    other_set = table.assign(items_hash=["one set", "another"])
+    assert "not paired" in table1.beats_h2o(other_set).ours
+
+
+def test_items_of_dev_count_as_those_of_test():
+    """Nothing is chosen by dev. Five items decide nothing, ten do."""
+    right, wrong = np.arange(100) < 90, np.arange(100) < 85
+    test = with_items(ar=[right], h2o=[wrong])
+    both = pd.concat([test, with_items("dev", ar=[right], h2o=[wrong])])
+    assert table1.beats_h2o(test).status.value == "undecided"
+    assert table1.beats_h2o(both).status.value == "met"
+
+
+def test_seeds_that_differ_leave_items_in_doubt():
+    """How far seeds of any method lie apart on a task is the doubt of a method with one seed, too."""
+
+    def right(share):
+        return np.arange(1000) < 1000 * share
+
+    sure = with_items(ar=[right(0.8)], h2o=[right(0.76)], dense=[right(0.85)] * 3)
+    assert table1.beats_h2o(sure).status.value == "met"
+    apart = with_items(ar=[right(0.8)], h2o=[right(0.76)], dense=[right(x) for x in (0.82, 0.85, 0.88)])
+    assert table1.beats_h2o(apart).status.value == "undecided"
+
+
+def test_every_task_has_its_own_verdict():
+    same, better, worse = ([np.arange(400) < n] for n in (300, 340, 260))
+    tables = [
+        with_items(ar=ar, h2o=same).assign(dataset=name)
+        for name, ar in (("up", better), ("level", same), ("down", worse))
+    ]
+    words = table1.beats_h2o(pd.concat(tables[:2])).ours
+    assert words.startswith("holds on up, input") and "; cannot be told on level, input" in words
+    verdict = table1.beats_h2o(pd.concat(tables))
+    assert verdict.status.value == "not met" and "; does not hold on down, input" in verdict.ours
+
+
+def test_eight_null_comparisons_seldom_contradict():
+    draw, found = np.random.default_rng(0), []
+    for _ in range(200):
+        tables = []
+        for task in range(8):
+            ours, other = draw.random((2, 300)) < 0.8
+            tables.append(with_items(ar=[ours], h2o=[other]).assign(dataset=f"task{task}"))
+        found.append(table1.beats_h2o(pd.concat(tables)).status.value)
+    assert found.count("not met") <= 0.05 * len(found)
+
+
+def test_an_ablation_fails_where_the_printed_loss_is_ruled_out():
+    """Table 3 prints a loss of 1.4 points on SST-2 at 30 % for the method without its relaxation."""
+    right = np.arange(20_000) < 15_000
+    level = with_items(ar=[right], ar_no_relaxation=[right]).assign(dataset="sst2")
+    assert table3.ablations_lose(level).status.value == "not met"
+    few = with_items(ar=[right[::200]], ar_no_relaxation=[right[::200]]).assign(dataset="sst2")
+    assert table3.ablations_lose(few).status.value == "undecided"
+    # A task that the paper does not have has no printed loss to rule out.
+    assert table3.ablations_lose(level.assign(dataset="d")).status.value == "undecided"
+
+
+def test_a_plateau_needs_items_enough_to_rule_out_a_slope():
+    def records(count, other):
+        ours = np.arange(count) < 0.8 * count
+        moved = with_items(ar=[np.arange(count) < other * count])
+        rows = [with_items(ar=[ours]).assign(temperature=0.66), moved.assign(temperature=1.0)]
+        return pd.concat(rows).assign(stretch_low=-0.1, stretch_high=1.1)
+
+    assert figure2.plateau(records(8000, 0.8)).status.value == "met"
+    assert figure2.plateau(records(100, 0.8)).status.value == "undecided"
+    assert figure2.plateau(records(8000, 0.7)).status.value == "not met"
 
 
 def test_an_error_is_of_examples_and_of_seeds():
-    table = errors.means_on_test(scores(ar=[80.0, 80.0], h2o=[76.0, 84.0], random=[80.0])).set_index("method")
-    of_examples = math.sqrt(80 * 20 / 400)
-    assert table["error"]["ar"] == table["error"]["random"] == pytest.approx(of_examples)
-    assert table["error"]["h2o"] == pytest.approx(math.hypot(of_examples, 4.0))  # std 5.66 of two seeds
+    """Seeds of a task differ by the standard deviation of all methods that have several: 5.66 and 0 here."""
+    table = errors.settings(scores(ar=[80.0, 80.0], h2o=[76.0, 84.0], random=[80.0]))
+    found = {
+        method: errors.compared(table[table["method"] == "ar"], table[table["method"] == method])[0].estimate
+        for method in ("h2o", "random")
+    }
+    of_examples, of_seeds = 2 * 80 * 20 / 400, 16.0
+    assert found["h2o"].error == pytest.approx(math.sqrt(of_examples + of_seeds * (1 / 2 + 1 / 2)))
+    assert found["random"].error == pytest.approx(math.sqrt(of_examples + of_seeds * (1 / 2 + 1)))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from acp_repro.chain.rules import can_be_drawn, make_rules, why_not
 from acp_repro.chain.suite import load_suite
 from acp_repro.data.files import DataError
 from acp_repro.papers.retention import backbones, simulations
+from acp_repro.papers.retention.measure.score import RIGHT
 from acp_repro.papers.retention.measure.speed import measure as measure_speed
 from acp_repro.papers.retention.paper import PAPER
 from acp_repro.papers.retention.task import load_model
@@ -316,6 +317,12 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     short = scores[(scores["budget"] == 0.3) & (scores["method"] == "ar")]
     assert (short["kept_share"] <= 0.3).all()
     assert (scores[scores["method"] == "dense"]["kept_share"] == 1).all()
+    shares = scores[scores["metric"].isin(["accuracy", "exact_match"])]
+    assert (shares["items_right"].str.len() == shares["measured_examples"]).all()
+    right = shares["items_right"].map(lambda signs: signs.count(RIGHT) / len(signs))
+    assert (100 * right).to_numpy() == pytest.approx(shares["score_percent"].to_numpy())
+    assert scores[scores["metric"].isin(["macro_f1", "f1"])]["items_right"].isna().all()
+    assert (scores.groupby("dataset")["items_hash"].nunique() == 1).all()
     dense = read_records(here, "pruned_dense", here.dense)
     plain = dense[dense["pruning"] == "none"].set_index("metric")["score_percent"]
     output = dense[dense["pruning_gates"] == "output"].set_index("metric")["score_percent"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import re
 import string
 from collections import Counter
@@ -32,12 +33,14 @@ class Evaluation:
         loss_nats: mean of an example, without the penalty.
         examples: how many.
         kept_share: tokens left after the last gate, over all tokens.
+        right: by name of a score that is the share of right answers, whether each is.
     """
 
     scores: dict[str, float]
     loss_nats: float
     examples: int
     kept_share: float
+    right: dict[str, list[bool]]
 
 
 @dataclass
@@ -76,7 +79,12 @@ class TrainedRetention(Trained):
                 for row in rows
             ]
         scores = {name: SCORES[name](truth, predicted) for name in self.run.dataset.scores}
-        return Evaluation(scores, loss / examples, examples, kept / tokens)
+        right = {
+            name: [hit(t, p) for t, p in zip(truth, predicted, strict=True)]
+            for name, hit in HITS.items()
+            if name in scores
+        }
+        return Evaluation(scores, loss / examples, examples, kept / tokens, right)
 
     def _answers(self, output: Any, rows: Sequence[Encoded]) -> list[Any]:
         if not self.texts.labelled.is_extractive:
@@ -124,8 +132,12 @@ def normalized(answer: str) -> list[str]:
     return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
 
+def _matches(answers: Sequence[str], guess: str) -> bool:
+    return any(normalized(answer) == normalized(guess) for answer in answers)
+
+
 def _exact_match(truth: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
-    hits = [any(normalized(a) == normalized(p) for a in t) for t, p in zip(truth, predicted, strict=True)]
+    hits = [_matches(t, p) for t, p in zip(truth, predicted, strict=True)]
     return 100 * sum(hits) / len(hits)
 
 
@@ -146,3 +158,5 @@ SCORES = {
     "exact_match": _exact_match,
     "f1": _word_f1,
 }
+# Scores that are a share of right answers; of one class each, micro F1 is accuracy.
+HITS = {"accuracy": operator.eq, "micro_f1": operator.eq, "exact_match": _matches}

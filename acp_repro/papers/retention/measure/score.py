@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from acp_repro.chain.paper import Quantity
@@ -9,10 +10,16 @@ from acp_repro.chain.paper import Quantity
 if TYPE_CHECKING:
     from ..trained import TrainedRetention
 
+RIGHT, WRONG = "+-"
+
 
 def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
-    """One record a split and score, tokens removed as at inference."""
-    records = []
+    """One record a split and score, tokens removed as at inference.
+
+    ``items_right`` has a sign an example, in the set's order, where a score is the share of right answers;
+    ``items_hash`` is of the set, for runs are compared example by example.
+    """
+    records, known = [], trained.texts.labelled.identity[:12]
     for split in ("dev", "test"):
         found = trained.evaluate(trained.model, split)
         records += [
@@ -23,15 +30,22 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
                 "loss_nats": found.loss_nats,
                 "measured_examples": found.examples,
                 "kept_share": found.kept_share,
+                "items_hash": known,
+                "items_right": _signs(found.right.get(name)),
             }
             for name, value in found.scores.items()
         ]
     return records
 
 
+def _signs(right: Sequence[bool] | None) -> str | None:
+    return None if right is None else "".join(RIGHT if each else WRONG for each in right)
+
+
 QUANTITY = Quantity(
     "score",
-    "split metric score_percent loss_nats measured_examples kept_share",
+    "split metric score_percent loss_nats measured_examples kept_share items_hash items_right",
     measure,
     lambda suite: suite.tuned,
+    later=("items_hash", "items_right"),
 )
