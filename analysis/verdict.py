@@ -76,8 +76,9 @@ def in_range(
     """
     below, above = values[values < low], values[values > high]
     good, bad = (below, above) if less_is_better else (above, below)
+    printed = f"the range of {low:g} to {high:g}" if high > low else f"{low:g}"
     reasons = [
-        f"{_apart(extreme, end)}{unit} is {side} the range of {low:g} to {high:g}{unit}"
+        f"{_apart(extreme, end)}{unit} is {side} {printed}{unit}"
         for side, extreme, end, some in (
             ("below", values.min(), low, below),
             ("above", values.max(), high, above),

@@ -74,24 +74,22 @@ masks minimises another loss than the soft one, so the bound need not hold there
 
 
 def slack_bounded(slackness: pd.DataFrame) -> Verdict:
+    """Never more than a count: no model here is what the theorem is about."""
     table = bounds(slackness)
-    beyond = table[table["weighted_slack_nats"] > table["gap_nats"]]
-    words = f"it holds for {len(table) - len(beyond)} of {len(table)} gates"
-    if len(beyond):
-        worst = beyond.loc[(beyond["weighted_slack_nats"] - beyond["gap_nats"]).idxmax()]
-        words += (
-            f"; in {worst['run']} lambda A is {worst['weighted_slack_nats']:.3f} and the gap "
-            f"{worst['gap_nats']:.3f} nats, so the trained model is no minimiser of the Lagrangian"
-        )
-    return Verdict.of(beyond.empty, words)
+    within = (table["weighted_slack_nats"] <= table["gap_nats"]).sum()
+    return Verdict.of(
+        None,
+        f"not tested: the theorem is of a minimiser of the Lagrangian, and training here ends at hard masks, "
+        f"which have another loss; lambda times the slack is under the gap at {within} of {len(table)} gates",
+    )
 
 
 CLAIMS = (
     Claim(
         "The slack is bounded by the gap over lambda",
         "Appendix C (and G): A <= (F* - E[L]) / lambda",
-        "in every model, lambda times the slack is at most the loss with top-M less the loss with soft "
-        "gates; top-M is feasible, so F* is no larger",
+        "not tested: it wants a minimiser of the Lagrangian, and none is trained here; how far lambda times "
+        "the slack lies from the gap is shown",
         ("slackness",),
         slack_bounded,
     ),

@@ -44,7 +44,7 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
             **dict.fromkeys(scored, "–"),
             **{_column(r): f"{r.mean:.1f}" for r in of_row.itertuples()},
             "throughput": "–" if pd.isna(ratio) else f"{ratio:.2f}x",
-            "memory": "–" if pd.isna(memory) else f"{memory / 2**20:,.0f} MiB",
+            "memory, weights aside": "–" if pd.isna(memory) else f"{memory / 2**20:,.0f} MiB",
         }
         name = models.METHODS[method]
         for task in ("sst2", "imdb"):

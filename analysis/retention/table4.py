@@ -8,8 +8,12 @@ from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each
-from ..verdict import Verdict
+from ..verdict import Verdict, in_range
 from . import models
+
+THROUGHPUT = 1.8  # times dense, at 30 %
+MEMORY_SAVED_PERCENT = (35, 45)
+_MEMORY = "memory saved, weights aside"
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
@@ -36,7 +40,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
             "ms per 1k tokens": [f"{ms:.3f}" for ms in values["ms_per_1k_tokens"]],
             "throughput": [f"{x:.2f}x" for x in values["throughput_ratio"]],
             "scorer": [f"{100 * x:.1f} %" for x in values["scorer_share"]],
-            "memory saved": ["–" if pd.isna(x) else f"{100 * x:.0f} %" for x in values["memory_saved"]],
+            _MEMORY: ["–" if pd.isna(x) else f"{100 * x:.0f} %" for x in values["memory_saved"]],
             "training time": [_ratio(x) for x in values["training_time_ratio"]],
             "training memory": [_ratio(x) for x in values["training_memory_ratio"]],
         }
@@ -52,7 +56,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
             "ms per 1k tokens": [f"{1e3 * x:.0f}" for x in paper["seconds_per_1k_tokens"]],
             "throughput": [f"{x:.2f}x" for x in paper["throughput"]],
             "scorer": "–",
-            "memory saved": "–",
+            _MEMORY: "–",
             "training time": "–",
             "training memory": "–",
         }
@@ -115,7 +119,7 @@ def throughput_rises(speed: pd.DataFrame) -> Verdict:
         f"{r.dataset}, {r.gates.replace('_', ' ')}, {r.length_tokens:,} tokens: {x:.2f}x"
         for r, x in zip(table.itertuples(), ratio, strict=True)
     )
-    return Verdict.of((ratio >= 1.8).all(), words)
+    return in_range(ratio, THROUGHPUT, THROUGHPUT, words, unit=" times", nothing=1.0)
 
 
 def scorer_is_cheap(speed: pd.DataFrame) -> Verdict:
@@ -131,19 +135,19 @@ def memory_falls(speed: pd.DataFrame) -> Verdict:
     if table.empty:
         return Verdict.of(None, "a CPU's peak memory is not measured")
     saved = 1 - table["peak_memory_bytes"] / table["dense_peak_memory_bytes"]
-    need = table["budget"].map({0.5: 0.35, 0.3: 0.45})
     words = "; ".join(
         f"{r.dataset}, {r.gates.replace('_', ' ')}, {100 * r.budget:g} %: {100 * s:.0f} % less"
         for r, s in zip(table.itertuples(), saved, strict=True)
     )
-    return Verdict.of((saved[need.notna()] >= need.dropna()).all(), words)
+    return in_range(100 * saved, *MEMORY_SAVED_PERCENT, words)
 
 
 CLAIMS = (
     Claim(
         "Throughput rises 1.8 times at 30 %",
         "Table 4: 1.80x",
-        "at the longest length measured, at 30 %, it is at least 1.8 times the dense model's",
+        f"at the longest length measured, at 30 %, it is {THROUGHPUT:g} times the dense model's; more is "
+        "beyond the paper's number",
         ("speed",),
         throughput_rises,
     ),
@@ -157,7 +161,8 @@ CLAIMS = (
     Claim(
         "Peak memory falls by 35 to 45 %",
         "Abstract: cutting peak memory by about 35-45 %",
-        "at the longest length measured, weights aside, by at least 35 % at 50 % and 45 % at 30 %",
+        "at the longest length measured, weights aside, by {} to {} %; more is beyond the paper's "
+        "range".format(*MEMORY_SAVED_PERCENT),
         ("speed",),
         memory_falls,
     ),

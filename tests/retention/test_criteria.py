@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from acp_repro.papers.retention.measure.score import RIGHT, WRONG
-from analysis.retention import errors, figure2, table1, table3, tableI
+from analysis.retention import errors, figure2, figureC, table1, table3, table4, tableI
 
 
 def scores(**of_methods):
@@ -183,3 +183,19 @@ def test_one_comparison_of_many_contradicts_only_after_holm():
     for other in tasks:
         other.loc[other["method"] == "h2o", "score_percent"] = 79.0
     assert table1.beats_h2o(pd.concat([table, *tasks])).status.value == "undecided"
+
+
+def test_more_than_the_paper_saved_is_beyond():
+    table = speeds(long=[10 / 2.7]).assign(peak_memory_bytes=36.0, dense_peak_memory_bytes=100.0)
+    assert table4.throughput_rises(table).status.value == "beyond"
+    assert table4.throughput_rises(speeds(long=[10 / 1.5])).status.value == "short"
+    assert table4.throughput_rises(speeds(long=[10.5])).status.value == "not met"
+    assert table4.memory_falls(table).status.value == "beyond"
+    assert table4.memory_falls(table.assign(peak_memory_bytes=60.0)).status.value == "met"
+
+
+def test_a_bound_of_minimisers_is_not_tested_on_other_models():
+    table = pd.DataFrame({"run": ["a"], "unit": ["share"], "budget": [0.3], "budget_tokens": [30.0]})
+    table = table.assign(slack_tokens=5.0, multiplier=0.1, hard_loss_nats=0.2, soft_loss_nats=0.3)
+    verdict = figureC.slack_bounded(table)
+    assert verdict.status.value == "undecided" and "under the gap at 0 of 1 gates" in verdict.ours
