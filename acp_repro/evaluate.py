@@ -120,7 +120,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--exact", action="store_true", help="the same weights without pruning")
     add("--batch-tokens", type=positive, metavar="N", help="tokens of a batch (default: by device)")
     add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
-    add("--again", action="store_true", help="forget what is kept of these tasks, and begin anew")
+    add("--again", action="store_true", help="forget what is kept of these tasks, and start again")
     options = parser.parse_args(arguments)
     if not options.tasks:
         parser.error("--tasks: name a task")

@@ -101,7 +101,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="all that these figures or tables need; beside a QUANTITY, as far as they are trained",
     )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
-    add("--again", action="store_true", help="measure anew what is up to date")
+    add("--again", action="store_true", help="measure again even if up to date")
     add(
         "--heads",
         nargs="+",

@@ -1,4 +1,4 @@
-"""What a suite costs before anyone pays for it: ``python -m acp_repro.plan --suite paper --gpu h100``.
+"""What a suite will cost: ``python -m acp_repro.plan --suite paper --gpu h100``.
 
 Parameters, tokens, FLOPs, memory and GPU-hours of every run, from formulas: no model is built and torch
 is not imported. `--check` holds the predictions against the runs that are finished.
@@ -222,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
         help="share of the attention that ACP runs prune (default: %(default)s)",
     )
     add("--vocab-size", type=int, metavar="V", help="where the tokenizer is a file that is not here yet")
-    add("--check", action="store_true", help="hold the predictions against finished runs")
+    add("--check", action="store_true", help="compare predictions with finished runs")
     add("--csv", type=output_file, metavar="FILE", help="write the table there too")
     return parser
 

@@ -93,7 +93,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument_group("a run of a suite").add_argument
     add("--suite", help="a name in experiments/ or a YAML file (default: cpu)")
     add("--run", metavar="NAME", help="default: the suite's sweep_run")
-    add("--again", action="store_true", help="measure anew what is up to date")
+    add("--again", action="store_true", help="measure again even if up to date")
     of_checkpoint = parser.add_argument_group("any checkpoint")
     add = of_checkpoint.add_argument
     add("--checkpoint", metavar="FOLDER", help=WHAT)

@@ -180,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         help="runs side by side (default: on a CPU one a core, on a GPU one after the other); several on one "
-        "GPU are faster where models are small, and their times say nothing then",
+        "GPU are faster where models are small, and their timings are then not comparable",
     )
     add(
         "--watch-every",

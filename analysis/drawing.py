@@ -98,7 +98,7 @@ def draw(suite_name: str, item_name: str, module: str = "") -> Path:
 
 
 def _note_other_settings(found: Found) -> None:
-    """Says which records Make would measure anew: a module that is run by itself draws what there is."""
+    """Says which records Make would measure again: a module that is run by itself draws what there is."""
     suite = found.suite
     for quantity in map(suite.paper.quantity, found.item.quantities):
         runs = () if quantity.command else found.item.runs_with(suite, quantity)
@@ -107,7 +107,7 @@ def _note_other_settings(found: Found) -> None:
             again = quantity.command_for(suite.name, other if len(other) < len(runs) else ())
             print(
                 f"note: {quantity.name} of {names} was measured with other settings or weights than "
-                f"{suite.path} gives now; `{again} --again` measures anew",
+                f"{suite.path} gives now; `{again} --again` measures again",
                 file=sys.stderr,
             )
 

@@ -151,7 +151,7 @@ def measure_attention(
     """A record for each implementation with and without ACP.
 
     Raises:
-        ArithmeticError: ours is wrong, so its time says nothing.
+        ArithmeticError: ours is wrong, so its time means nothing.
     """
     device, (batch, heads, _, head_dim) = problem.q.device, problem.q.shape
     shared = {

@@ -75,7 +75,7 @@ class WeightsConfig(Strict):
     """
 
     folder: str
-    trained_by: str  # the suite that has a run of the same name, to train it anew
+    trained_by: str  # the suite that has a run of the same name, to train it again
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

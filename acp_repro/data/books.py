@@ -166,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
         type=Path,
         required=True,
         metavar="FOLDER",
-        help="the folder with a clone of each repository; where one is missing, its `git clone` is said",
+        help="the folder with a clone of each repository; where one is missing, its `git clone` is printed",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("data/books"), metavar="FOLDER", help="default: %(default)s"

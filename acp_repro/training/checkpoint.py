@@ -100,7 +100,7 @@ def load_checkpoint(
     All ranks must call; how many wrote the checkpoint makes no difference.
 
     Args:
-        report: called with one line for every checkpoint passed over.
+        report: called with one line for every checkpoint skipped.
 
     Returns:
         The steps done, or None if the folder holds no checkpoint.
@@ -113,13 +113,13 @@ def load_checkpoint(
         problem = _problem(path)
         if problem is None:
             _read(path, model, optimizer)
-            # What was passed over would count as one of those that are kept.
+            # What was skipped would count as one of those that are kept.
             on_rank_zero(lambda good=path: _drop_newer(folder, good))
             return int(_NAME.fullmatch(path.name).group(1))
         report(f"{path}: {problem}; using an older checkpoint")
     if paths:
         raise CheckpointError(
-            f"{folder}: none of {len(paths)} checkpoints is intact; delete the folder to start anew"
+            f"{folder}: none of {len(paths)} checkpoints is intact; delete the folder to start again"
         )
     return None
 
@@ -138,7 +138,7 @@ def _read(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
         wrong = sorted(n for n in stored | wanted if stored.get(n) != wanted.get(n))
         raise CheckpointError(
             f"{path} is of another model; tensors differ: {', '.join(wrong[:5])}. Delete "
-            f"{path.parent} to start anew"
+            f"{path.parent} to start again"
         )
     with _alone_is_fine():
         dcp.load(state, storage_reader=reader)  # in place
@@ -199,7 +199,7 @@ def _publish(temporary: Path, path: Path, sums: dict[str, str | None]) -> None:
     sums_file.write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
     sync(sums_file)
     sync(temporary)
-    if path.exists():  # one that was passed over
+    if path.exists():  # one that was skipped
         shutil.rmtree(path)
     temporary.rename(path)
     sync(path.parent)

@@ -30,7 +30,7 @@ def bring_up_to_date(
     Args:
         wanted: the pairs of a run together, so that its weights are read once.
         device: see :func:`choose_device`.
-        again: measure anew what is up to date; so it is where there is a ``path`` or an option, for a record
+        again: measure again even if up to date; so it is where there is a ``path`` or an option, for a record
             does not say what made it.
         path: another file to write, of no settings that are kept.
         options: for the ``measure`` of every quantity.

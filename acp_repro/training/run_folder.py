@@ -54,17 +54,17 @@ def check_unchanged(run: Run) -> None:
             return  # nothing to lose
         raise TrainingError(
             f"{run.folder}/run.json is missing or damaged, so nothing says what its weights are of. Copy it "
-            f"back, or delete the run to train anew: rm -r {run.folder}"
+            f"back, or delete the run to train again: rm -r {run.folder}"
         )
     if other := differences(before, run):
         raise TrainingError(
             f"{run.folder} was begun with other settings: {'; '.join(other)}. Put them back, or "
-            f"delete it to train anew: rm -r {run.folder}"
+            f"delete it to train again: rm -r {run.folder}"
         )
     if finished and not is_done(run):  # another process may have finished it just now
         raise TrainingError(
             f"{run.folder}: {run.weights_file.name} and done.json do not belong together; one of them is "
-            f"missing, cut or changed. Copy it back, or delete the run to train anew: rm -r {run.folder}"
+            f"missing, cut or changed. Copy it back, or delete the run to train again: rm -r {run.folder}"
         )
 
 
@@ -85,7 +85,7 @@ def check_same_text(run: Run, data: dict[str, Any]) -> None:
     if text_hash(run) not in (None, data.get("hash")):
         raise TrainingError(
             f"{run.folder} was begun with other text than what corpus {data.get('corpus', 'of it')} is "
-            f"now (on another machine, or files came or went). Put it back, or delete the run to train anew: "
+            f"now (on another machine, or files came or went). Put it back, or delete the run to train again: "
             f"rm -r {run.folder}"
         )
 

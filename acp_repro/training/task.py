@@ -131,7 +131,7 @@ class Task(ABC):
         try:
             model = self.load(run.model_folder, device)
         except (OSError, ValueError) as error:
-            mend = f"delete the run, rm -r {run.folder}, and train anew with `{run.command}`"
+            mend = f"delete the run, rm -r {run.folder}, and train again with `{run.command}`"
             raise TrainingError(
                 f"{run.model_folder} cannot be loaded ({error}). Copy back what is damaged"
                 + (f"; where there is no copy, {mend}" if run.weights is None else "")

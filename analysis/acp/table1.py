@@ -230,7 +230,7 @@ CLAIMS = (
         "Section 4.2: the downstream task performances of models with and without ACP are similar",
         "in every column two one-sided tests at 5 %, with the pair of trainings as the unit, show a mean "
         "difference smaller than the largest of the paper's own pairs in that column; columns of accuracy in "
-        "which no exact model is better than guessing say nothing and are left out; it fails where the "
+        "which no exact model is better than guessing are left out; it fails where the "
         "opposite test shows more in a column (Holm's correction for all columns), and with one pair it "
         "cannot be told",
         ("lm_eval_items",),

@@ -71,7 +71,7 @@ class TrainedFoX(Trained):
         """The loss (B, T) in nats of every label, and the labels, of each batch.
 
         Args:
-            what: is said by the progress bar.
+            what: the name on the progress bar.
         """
         for input_ids, labels in tqdm(batches, desc=f"{self.run.name}: {what}", unit="batch"):
             with torch.no_grad(), autocast(self.device, self.run.training.dtype):
@@ -85,7 +85,7 @@ class TrainedFoX(Trained):
 
         Args:
             see: called as ``see(layer, inputs)`` before every attention of every batch.
-            what: is said by the progress bar.
+            what: the name on the progress bar.
             batches: at least one; default: ``measure.sweep_tokens`` of the text. A label of -100 has no loss.
 
         Returns:

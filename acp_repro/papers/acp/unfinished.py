@@ -25,7 +25,7 @@ def digest(key: Any) -> str:
 class Unfinished:
     """Rows by name in a file of JSON lines, the first of which says what they are of.
 
-    A file that is of something else, or is no text, is begun anew; a last line cut short by a
+    A file that is of something else, or is no text, is started again; a last line cut short by a
     kill is left out.
 
     Args:

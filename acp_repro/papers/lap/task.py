@@ -257,7 +257,7 @@ class PruningTask(Task):
         if text_hash(self.run) not in (None, self.texts.hash):
             raise TrainingError(
                 f"{self.run.folder} was trained on other text than what corpus {self.run.data.corpus} is "
-                f"now. Put the text back, or delete the run and train anew with `{self.run.command}`"
+                f"now. Put the text back, or delete the run and train again with `{self.run.command}`"
             )
         return TrainedPruning(suite, self.run, self, found.model, device, found.trained_tokens)
 

@@ -35,7 +35,7 @@ def mean_by_position(trained: TrainedFoX, what: str, length: int, longest: int) 
     """Loss at each position of held-out sequences of ``length``, averaged over them.
 
     Args:
-        what: is said by the progress bar.
+        what: the name on the progress bar.
         longest: all lengths that divide it see the same text.
 
     Returns:

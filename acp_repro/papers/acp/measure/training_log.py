@@ -31,7 +31,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     lines = read_log("training_log", run)
     looks = [i for i, line in enumerate(lines) if run.log_pruning_tolerance is None or "pruned_ratio" in line]
     if not looks:
-        raise RecordError(f"training_log: {run.folder}/metrics.jsonl has no pruned ratios; train it anew")
+        raise RecordError(f"training_log: {run.folder}/metrics.jsonl has no pruned ratios; train it again")
     step = -(-len(looks) // MOST_POINTS)
     kept = looks[::-step][::-1]  # the last look always
     device = json.loads((run.folder / "run.json").read_text())["device"]

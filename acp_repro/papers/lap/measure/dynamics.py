@@ -28,7 +28,7 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
     except OSError as error:
         raise RecordError(
-            f"dynamics: {path} cannot be read; train anew with `{trained.run.command}`"
+            f"dynamics: {path} cannot be read; train again with `{trained.run.command}`"
         ) from error
     rows = []
     for line in lines:
