@@ -85,8 +85,8 @@ def check_same_text(run: Run, data: dict[str, Any]) -> None:
     if text_hash(run) not in (None, data.get("hash")):
         raise TrainingError(
             f"{run.folder} was begun with other text than what corpus {data.get('corpus', 'of it')} is "
-            f"now (on another machine, or files came or went). Put it back, or delete the run to train again: "
-            f"rm -r {run.folder}"
+            "now (on another machine, or files came or went). Put it back, or delete the run to train "
+            f"again: rm -r {run.folder}"
         )
 
 

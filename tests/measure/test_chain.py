@@ -124,7 +124,7 @@ def test_a_figure_says_which_records_are_of_other_settings(chain, capsys, monkey
     def noted():
         capsys.readouterr()
         drawing.draw("mini", "figure2")
-        return re.findall(r"note: (\w+) of all runs was .*`(.*)` measures anew", capsys.readouterr().err)
+        return re.findall(r"note: (\w+) of all runs was .*`(.*)` measures again", capsys.readouterr().err)
 
     def interrupted(paper, run, quantity, *rest, **facts):
         if quantity.name != first:

@@ -121,7 +121,8 @@ class FoXTask(Task):
         if text_hash(run) not in (None, self.corpus.describe()["hash"]):
             raise TrainingError(
                 f"{run.folder} was trained on other text than what corpus {run.data.corpus} is now, so with "
-                f"another tokeniser. Put the text back, or delete the run and train again with `{run.command}`"
+                "another tokeniser. Put the text back, or delete the run and train again with "
+                f"`{run.command}`"
             )
 
 
