@@ -19,34 +19,28 @@ from .backends import kernels, named
 from .checks import check_values
 
 
-@torch.library.custom_op("acp_repro::forgetting_attention", mutates_args=())
-def forgetting_attention_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_fgate: Tensor,
-    threshold: Tensor | None,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    implementation: str,
-    window_size: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _forward(
+    q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size=None, for_backward=True
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """q (B, H, Tq, D), k, v (B, H, Tk, D), log_fgate (B, H, Tk), threshold (B, H) or None.
 
     Returns:
         out like q; the implementation's saved row sums; c (B, H, Tk) float64; boundary (B, H, M) int32.
+        Without ``for_backward`` the second and third may be None.
     """
-    return _forward(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size)
-
-
-def _forward(
-    q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size, for_backward=True
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """What the operator does; without ``for_backward`` the second and third may be None."""
     check_values(log_fgate, threshold, seq_start)
     given = (q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward)
     with _as_given(q):
         return named(implementation).forward(*given)
+
+
+def _gradients(
+    dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, implementation, window_size=None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of :func:`_forward` with respect to q, k, v and log_fgate."""
+    given = (dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, window_size)
+    with _as_given(q):
+        return named(implementation).backward(*given)
 
 
 def _as_given(q: Tensor) -> contextlib.AbstractContextManager:
@@ -54,6 +48,24 @@ def _as_given(q: Tensor) -> contextlib.AbstractContextManager:
     if torch.is_autocast_enabled(q.device.type):
         return torch.autocast(q.device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+_OPTIONS = "float sm_scale, str implementation, SymInt? window_size=None"
+_RETURNS = "(Tensor, Tensor, Tensor, Tensor)"
+forgetting_attention_op = torch.library.custom_op(
+    "acp_repro::forgetting_attention",
+    _forward,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor log_fgate, Tensor? threshold, Tensor? seq_start, "
+    f"{_OPTIONS}) -> {_RETURNS}",
+)
+forgetting_attention_backward_op = torch.library.custom_op(
+    "acp_repro::forgetting_attention_backward",
+    _gradients,
+    mutates_args=(),
+    schema="(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor log_fgate, Tensor out, Tensor lse, Tensor c, "
+    f"Tensor boundary, Tensor? seq_start, {_OPTIONS}) -> {_RETURNS}",
+)
 
 
 @forgetting_attention_op.register_fake
@@ -66,37 +78,6 @@ def _(q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window
         log_fgate.new_empty(log_fgate.shape, dtype=torch.float64),
         log_fgate.new_empty((*log_fgate.shape[:2], blocks), dtype=torch.int32),
     )
-
-
-@torch.library.custom_op("acp_repro::forgetting_attention_backward", mutates_args=())
-def forgetting_attention_backward_op(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_fgate: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    c: Tensor,
-    boundary: Tensor,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    implementation: str,
-    window_size: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of :func:`forgetting_attention_op` with respect to q, k, v and log_fgate."""
-    return _gradients(
-        dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, implementation, window_size
-    )
-
-
-def _gradients(
-    dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, implementation, window_size
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the backward operator does."""
-    given = (dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, sm_scale, window_size)
-    with _as_given(q):
-        return named(implementation).backward(*given)
 
 
 @forgetting_attention_backward_op.register_fake
