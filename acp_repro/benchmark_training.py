@@ -10,10 +10,11 @@ import argparse
 import functools
 import itertools
 import json
+import sys
 import tempfile
 from pathlib import Path
 
-from .chain.command import choose_device, command, output_file, positive, run_command
+from .chain.command import choose_device, command, described_parser, output_file, positive, run_command
 from .chain.errors import SuiteError
 from .chain.provenance import made_on
 from .chain.records import write_suite_records
@@ -56,7 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
             if ranks == 1 and parallel != options.parallel[0]:
                 continue  # one process has no two ways
             rows = Path(folder) / f"{ranks}-{parallel}.json"
-            words = _words(options, [run.name for run in runs], rows, parallel, ranks)
+            # This command again, whose last words count.
+            again = sys.argv[1:] if arguments is None else arguments
+            words = [*again, "--rows", str(rows), "--parallel", parallel]
             status = launch_ranks(ranks, "acp_repro.benchmark_training", words)
             if rows.exists():  # what was measured before a failure is kept
                 records += json.loads(rows.read_text())
@@ -70,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(runs: list, options: argparse.Namespace) -> int:
     """The work of one rank; rank 0 leaves the records of all in a file."""
     from .papers.acp.training_steps import measure
-    from .training.distributed import on_rank_zero, process_group
+    from .training.distributed import on_rank_zero, process_group, world_size
 
     with process_group(options.device) as device:
         records = []
@@ -81,7 +84,7 @@ def _measure(runs: list, options: argparse.Namespace) -> int:
                 device,
                 repeats=options.repeats,
                 steps=options.steps,
-                official=options.official,
+                official=options.official and world_size() == 1,
                 parallel=options.parallel[0],
             ):
                 records.append(record)
@@ -97,15 +100,6 @@ def _check_ranks(nproc: list[int], device: str) -> None:
         raise UsageError(f"--nproc {max(nproc)}: this machine has {torch.cuda.device_count()} GPUs")
 
 
-def _words(options: argparse.Namespace, names: list[str], rows: Path, parallel: str, ranks: int) -> list[str]:
-    words = ["--suite", options.suite, "--rows", str(rows), "--parallel", parallel]
-    words += ["--repeats", str(options.repeats), "--steps", str(options.steps)]
-    words += ["--vocab-size", *map(str, options.vocab_size)]
-    words += [word for name in names for word in ("--run", name)]
-    words += ["--device", options.device] if options.device else []
-    return words + ["--official"] * (options.official and ranks == 1)
-
-
 def _in_words(record: dict) -> str:
     mfu = f", {100 * record['mfu_nominal']:.0f} % MFU" if record["mfu_nominal"] else ""
     memory = record["peak_memory_bytes"]
@@ -119,11 +113,7 @@ def _in_words(record: dict) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.benchmark_training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = described_parser("benchmark_training", __doc__, as_written=True)
     add = parser.add_argument
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .chain.command import command, output_file, run_command
+from .chain.command import aligned, command, output_file, run_command
 from .common import files
 
 MARGIN = 0.01
@@ -50,11 +50,7 @@ def _print_table(rows: list[dict]) -> None:
         p_values = [f"{row[f'adjusted_{name}']:.2g}" for name in ("p_value", "equivalence_p_value")]
         first = (row["task"], row["metric"], f"{row['items']:,}", *numbers, f"{row['difference']:+.4f}")
         table.append((*first, interval, *p_values, row["verdict"]))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for cells in table:
-        left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
-        right = [cell.rjust(width) for cell, width in zip(cells[2:-1], widths[2:-1], strict=True)]
-        print("  ".join((*left, *right, cells[-1])))
+    print("\n".join(aligned(table, left=(0, 1, len(table[0]) - 1))))
 
 
 def _margin(text: str) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 
-from .chain.command import choose_device, command, output_file, positive, run_command
+from .chain.command import choose_device, command, described_parser, output_file, positive, run_command
 from .chain.provenance import made_on
 from .chain.records import write_suite_records
 from .chain.suite import load_suite
@@ -76,11 +76,7 @@ def _in_words(row: dict) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.fork",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = described_parser("fork", __doc__, as_written=True)
     add = parser.add_argument
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add("--run", metavar="NAME", help="whose seed, shape and text (default: the suite's first exact run)")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 
-from .chain.command import command, run_command
+from .chain.command import command, described_parser, run_command
 from .chain.errors import SuiteError
 from .chain.paper import Quantity, Suite
 from .chain.registry import find_paper, paper_names
@@ -83,11 +83,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         f"  {name}: {' '.join(q.name for q in find_paper(name).quantities if not q.command)}"
         for name in paper_names()
     )
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.measure",
-        description=__doc__,
-        epilog=f"quantities, by paper:\n{quantities}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = described_parser(
+        "measure", __doc__, as_written=True, epilog=f"quantities, by paper:\n{quantities}"
     )
     add = parser.add_argument
     add("quantity", nargs="*", help="what to measure")

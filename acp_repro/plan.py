@@ -14,7 +14,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .chain.command import command, output_file, run_command
+from .chain.command import aligned, command, output_file, run_command
 from .chain.errors import SuiteError
 from .chain.paper import Suite
 from .chain.state import measured_run
@@ -164,29 +164,16 @@ def _print_totals(costs: list[Cost], assumptions: Assumptions) -> None:
 
 
 def _print(title: str, rows: list[dict[str, str]]) -> None:
-    """A table with rich where it is installed, else plain columns; in a pipe nothing is left out."""
+    """A table as wide as the terminal; in a pipe nothing is left out."""
     print(title)
-    shown, left_aligned = list(rows[0]), ("run", "from", "parallel", "on")
+    shown = list(rows[0])
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in shown}
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
     while len(shown) > 2 and sum(widths[name] + 2 for name in shown) - 2 > columns:
         shown.pop()
     hidden = list(rows[0])[len(shown) :]
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        for row in ({name: name for name in shown}, *rows):
-            cells = [row[n].ljust(widths[n]) if n in left_aligned else row[n].rjust(widths[n]) for n in shown]
-            print("  ".join(cells).rstrip())
-    else:
-        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        for name in shown:
-            side = "left" if name in left_aligned else "right"
-            table.add_column(name, justify=side, no_wrap=True)
-        for row in rows:
-            table.add_row(*(row[name] for name in shown))
-        Console(highlight=False, width=sum(widths[name] + 2 for name in shown)).print(table)
+    left = [at for at, name in enumerate(shown) if name in ("run", "from", "parallel", "on")]
+    print("\n".join(aligned([shown, *([row[name] for name in shown] for row in rows)], left)))
     if hidden:
         print(f"not shown, for want of width: {', '.join(hidden)} (a wider terminal, or --csv FILE)")
 

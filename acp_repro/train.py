@@ -14,7 +14,7 @@ import os
 import sys
 
 from .chain import state
-from .chain.command import choose_device, command, positive, run_command
+from .chain.command import choose_device, command, described_parser, positive, run_command
 from .chain.errors import SuiteError
 from .chain.paper import Suite
 from .chain.rules import can_be_drawn, records_of, why_not
@@ -35,14 +35,14 @@ def main(arguments: list[str] | None = None) -> int:
         )
     state.claim_name(suite)
 
-    if options.nproc is not None:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if options.nproc is not None and ranks == 1:
         if options.jobs is not None:
             raise UsageError("--nproc shares each run among GPUs, --jobs puts runs side by side: one of them")
-        return _launch(options, [run.name for run in runs])
+        return _launch(options, sys.argv[1:] if arguments is None else arguments)
 
     from .training.side_by_side import train_side_by_side
 
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     device = choose_device(options.device)
     if ranks == 1 and (device.type == "cpu" or options.jobs is not None):
         devices = _in_turn(device)
@@ -62,7 +62,7 @@ def _in_turn(device) -> list:
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
-def _launch(options: argparse.Namespace, names: list[str]) -> int:
+def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
     """Starts the ranks of this machine, each of which is this command again, and waits for them."""
     import torch
 
@@ -73,12 +73,7 @@ def _launch(options: argparse.Namespace, names: list[str]) -> int:
         raise UsageError(f"--nproc {options.nproc}: this machine has {gpus} GPUs (make: NPROC={gpus})")
     if not gpus and options.device is None:
         raise UsageError(f"--nproc {options.nproc}: no GPU here; leave it out, or say --device cpu too")
-    ranks = ["--suite", options.suite]
-    ranks += [word for name in names for word in ("--run", name)]
-    ranks += ["--watch-every", str(options.watch_every)] if options.watch_every else []
-    ranks += ["--device", options.device] if options.device else []
-    ranks += ["--tensorboard"] if options.tensorboard else []
-    return launch_ranks(options.nproc, "acp_repro.train", ranks)
+    return launch_ranks(options.nproc, "acp_repro.train", arguments)
 
 
 def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace) -> int:
@@ -160,10 +155,10 @@ def _with_needs(suite: Suite, chosen: set[Run]) -> set[Run]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.train",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = described_parser(
+        "train",
+        __doc__,
+        as_written=True,
         epilog="Run folders are runs/SUITE/NAME; `python -m acp_repro.suite SUITE` lists the names.\n"
         "Each holds run.json (what is run), metrics.jsonl (one line a step) and, when done, model/.\n"
         "How to run, and not what, stands in the suite's file under training: compile,\n"

@@ -6,20 +6,14 @@ Every candidate is checked against the present tiles before it is timed. The las
 
 from __future__ import annotations
 
-import argparse
-
-from .chain.command import command, output_file, positive, run_command
+from .chain.command import command, described_parser, output_file, positive, run_command
 from .common import files
 from .common.errors import UsageError
 
 
 @command()
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.tune_attention",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = described_parser("tune_attention", __doc__, as_written=True)
     add = parser.add_argument
     add("--head-dims", type=positive, nargs="+", default=[64, 128], metavar="N", help="default: 64 128")
     add("--length", type=positive, default=16384, metavar="N", help="tokens a sequence (default: 16384)")

@@ -226,7 +226,7 @@ def test_a_size_can_set_what_fits_its_gpu(load):
     )
     run = suite.runs[0]
     assert (run.training.micro_batch_tokens, run.training.gradient_checkpointing) == (256, True)
-    assert suite.training.micro_batch_tokens == 128
+    assert suite.file.training.micro_batch_tokens == 128
     assert run.as_dict()["training"]["micro_batch_tokens"] == 256
     assert not run.as_dict()["size"].keys() & {"micro_batch_tokens", "gradient_checkpointing"}
     with pytest.raises(SuiteError, match=r"sizes.tiny.micro_batch_tokens: 96 must divide batch_tokens"):

@@ -8,8 +8,9 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..common.errors import UsageError, UserError
 
@@ -100,12 +101,36 @@ def fail(message: str, code: int = 1) -> int:
     return code
 
 
-def described_parser(name: str, doc: str) -> argparse.ArgumentParser:
-    """The parser of ``python -m acp_repro.NAME``, described by its module's docstring."""
-    summary, details = doc.split("\n\n", 1)
-    return argparse.ArgumentParser(
-        prog=f"python -m acp_repro.{name}", description=summary.split(":")[0] + ". " + details
-    )
+def described_parser(
+    name: str, doc: str, *, as_written: bool = False, **more: Any
+) -> argparse.ArgumentParser:
+    """The parser of ``python -m acp_repro.NAME``, described by its module's docstring.
+
+    Args:
+        as_written: with its lines and all; else as one paragraph, without the command in its first line.
+    """
+    if as_written:
+        more["formatter_class"] = argparse.RawDescriptionHelpFormatter
+    else:
+        summary, details = doc.split("\n\n", 1)
+        doc = summary.split(":")[0] + ". " + details
+    return argparse.ArgumentParser(prog=f"python -m acp_repro.{name}", description=doc, **more)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
+    """Rows of cells as lines, each column of one width.
+
+    Args:
+        left: the columns whose cells stand at their left; the others are numbers.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def positive(text: str) -> int:

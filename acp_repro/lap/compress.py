@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from acp_repro.chain.command import choose_device, command, positive, run_command
+from acp_repro.chain.command import choose_device, command, described_parser, positive, run_command
 from acp_repro.common.errors import UsageError
 
 
@@ -51,10 +51,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    summary, details = __doc__.split("\n\n", 1)
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.lap.compress", description=summary.split(":")[0] + ". " + details
-    )
+    parser = described_parser("lap.compress", __doc__)
     add = parser.add_argument
     add("model", metavar="MODEL", type=Path, help="a model's folder, or a run folder")
     given = parser.add_mutually_exclusive_group(required=True)

@@ -27,7 +27,7 @@ def tabulate(suite: FoXSuite) -> drawing.Table:
         [
             {"source": f"suite {suite.name}", "size": name}
             | {column: getattr(size, column) for column in COLUMNS}
-            for name, size in suite.sizes.items()
+            for name, size in suite.file.sizes.items()
         ]
     )
     table = models.PUBLISHED.table.query("item == 'table2' and size.notna()")
@@ -49,7 +49,7 @@ def tabulate(suite: FoXSuite) -> drawing.Table:
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     suite = found.suite
     lengths = sorted({run.context_length for run in suite.runs})
-    training = suite.training
+    training = suite.file.training
     caption = f"""**Table 2.** Settings of the sizes of suite {suite.name} and of the paper. Each layer is an
 attention layer and a SwiGLU layer. Here, contexts of {", ".join(map(style.length_label, lengths))} tokens,
 batches of {style.count_label(training.batch_tokens)} and a warm-up over

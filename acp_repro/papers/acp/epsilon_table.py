@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from acp_repro.chain.command import aligned
 from acp_repro.common import files
 
 HEADER = (
@@ -34,10 +35,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{math.exp(value):.1e}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
-    )
+    return "\n".join(aligned(lines))
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], origin: Mapping[str, Any]) -> Path:

@@ -166,18 +166,6 @@ class FoXSuite(Suite):
 
     runs: tuple[FoXRun, ...]
 
-    @property
-    def data(self) -> DataConfig:
-        return self.file.data
-
-    @property
-    def sizes(self) -> dict[str, SizeConfig]:
-        return self.file.sizes
-
-    @property
-    def training(self) -> TrainingConfig:
-        return self.file.training
-
     def check(self) -> None:
         for key in ("heads_run", "sweep_run"):
             try:
