@@ -216,6 +216,11 @@ def test_files_are_written_whole_or_not_at_all():
             ("torch",),
             "import acp_repro, acp_repro.train, acp_repro.measure, acp_repro.plan, acp_repro.inspect",
         ),
+        (  # at every call of make
+            (),
+            "from acp_repro.chain import rules, suite; rules.make_rules(suite.load_suite('h100'));"
+            "assert 'torch' not in sys.modules",
+        ),
         (
             ("triton",),
             "from acp_repro.attention import forgetting_attention as f; import torch;"

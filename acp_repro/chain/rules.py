@@ -242,17 +242,11 @@ _DATA_SUFFIXES = {".csv", ".css", ".j2", ".html", ".js"}
 @functools.cache
 def _module(name: str) -> tuple[Path, tuple[str, ...]] | None:
     """The file of a module, and all that it may import, wherever in it; None if there is no such module."""
-    parent = _module(name.rpartition(".")[0]) if "." in name else None
-    if parent and parent[0].name != "__init__.py":
-        return None  # something in a module, which find_spec would import
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, AttributeError, ValueError):
+    path = _file(name)
+    if path is None:
         return None
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        return None
-    path, names = Path(spec.origin), []
-    package = name if spec.submodule_search_locations else name.rpartition(".")[0]
+    names: list[str] = []
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
@@ -261,6 +255,19 @@ def _module(name: str) -> tuple[Path, tuple[str, ...]] | None:
             stem = ".".join([*base, *([node.module] if node.module else [])])
             names += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
     return path, tuple(names)
+
+
+def _file(name: str) -> Path | None:
+    """Where a module stands; `find_spec` would import the packages around it, and with one of them torch."""
+    outer, _, own = name.rpartition(".")
+    if not outer:
+        spec = importlib.util.find_spec(name)
+        return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    package = _module(outer)
+    if package is None or package[0].name != "__init__.py":
+        return None
+    folder = package[0].parent
+    return next((f for f in (folder / own / "__init__.py", folder / f"{own}.py") if f.is_file()), None)
 
 
 def items_in_words(suite_name: str) -> str:
