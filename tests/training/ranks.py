@@ -4,17 +4,24 @@ They are forked from a server that has imported torch once, so each starts in mi
 the test process, whose threads would not survive a fork.
 """
 
+import contextlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+
+import torch._dynamo  # an optimizer imports it: else each process would, for a second
+import torch.distributed.checkpoint
+import torch.distributed.fsdp  # noqa: F401
 
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.training.distributed import process_group
 from acp_repro.training.loop import train
 
+ROOT = Path(__file__).parents[2]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__])
 
@@ -40,6 +47,8 @@ def train_on(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    with contextlib.chdir(ROOT):  # where the server finds this module, and not another checkout's
+        multiprocessing.forkserver.ensure_running()
     pairs = [_CONTEXT.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
         _CONTEXT.Process(
