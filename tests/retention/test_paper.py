@@ -57,7 +57,7 @@ grid:
   - {dataset: [toy], backbone: [mini], method: [ar], budget: [0.3], gates: [input], temperature: [0.4]}
   - {dataset: [asked], backbone: [mini], method: [ar], budget: [0.5], gates: [after_blocks]}
 retention: {over_budget: keep, dropped: last}
-training: {learning_rate: 1e-2, open_share: 0.3, hard_share: 0.3, dtype: float32, checkpoint_every_seconds: 0}
+training: {learning_rate: 1e-2, open_share: 0.3, hard_share: 0.3, dtype: float32}
 measure: {examples: 16, speed_lengths_tokens: [8, 24], timing_repeats: 1, speed_batch_examples: 2}
 """
 

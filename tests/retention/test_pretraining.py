@@ -46,7 +46,7 @@ grid:
   - {{dataset: [toy], backbone: [mini], method: [top], budget: [0.5]}}
   - {{dataset: [toy], backbone: [mini], method: [dense]}}
   - {{dataset: [words], backbone: [mini], method: [mlm]}}
-training: {{learning_rate: 1e-2, dtype: float32, checkpoint_every_seconds: 0}}
+training: {{learning_rate: 1e-2, dtype: float32}}
 measure: {{examples: 20}}
 """
 
