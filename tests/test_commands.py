@@ -235,33 +235,30 @@ def test_gpus_are_taken_in_turn_or_as_named(work, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_runs_side_by_side_end_as_those_one_after_the_other(work, device):
-    names = {"together": "2", "alone": "1"}
-    for name, jobs in names.items():
-        write_suite(work, name=name)
-        assert train.main(["--suite", name, "--device", device, "--jobs", jobs]) == 0
-    for run in (RUN, EXACT):
-        weights = [(work / "runs" / name / run / "model/model.safetensors").read_bytes() for name in names]
-        assert weights[0] == weights[1]
-
-
-def test_runs_of_a_file_elsewhere_train_side_by_side_and_leave_nothing_there(work, tmp_path, capsys):
-    for name in ("mine", "own"):
+def test_runs_of_a_file_elsewhere_train_side_by_side_as_alone_and_leave_nothing_there(
+    work, tmp_path, capsys, device
+):
+    mine, own, alone = (f"{name}-{device}" for name in ("mine", "own", "alone"))
+    for name in (mine, own):
         (tmp_path / f"{name}.yaml").write_text(YAML)
-    write_suite(work, name="own")
-    options = ["--device", "cpu", "--jobs", "2"]
-    assert train.main(["--suite", str(tmp_path / "mine.yaml"), *options]) == 0
+    for name in (own, alone):
+        write_suite(work, name=name)
+    options = ["--device", device, "--jobs"]
+    assert train.main(["--suite", (file := str(tmp_path / f"{mine}.yaml")), *options, "2"]) == 0
+    assert train.main(["--suite", alone, *options, "1"]) == 0
     for run in (RUN, EXACT):
-        assert (work / "runs/mine" / run / "model/model.safetensors").is_file()
-    assert f"--suite {tmp_path}/mine.yaml" in (work / "runs/mine" / RUN / "run.json").read_text()
-    assert measure.main(["loss", "--suite", str(tmp_path / "mine.yaml"), "--run", RUN]) == 0
+        weights = [work / "runs" / name / run / "model/model.safetensors" for name in (mine, alone)]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert f"--suite {file}" in (work / "runs" / mine / RUN / "run.json").read_text()
+    assert measure.main(["loss", "--suite", file, "--run", RUN]) == 0
     small = ["--lengths", "64", "--rivals", "--repeats", "1", "--device", "cpu"]
-    assert benchmark_attention.main([*small, "--suite", str(tmp_path / "mine.yaml")]) == 0
-    assert {path.name for path in (work / "results/mine").iterdir()} == {RUN, "benchmark"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.yaml", "own.yaml"]
+    assert benchmark_attention.main([*small, "--suite", file]) == 0
+    assert {path.name for path in (work / "results" / mine).iterdir()} == {RUN, "benchmark"}
+    assert sorted(path.stem for path in tmp_path.iterdir()) == [mine, own]
     capsys.readouterr()
-    assert train.main(["--suite", str(tmp_path / "own.yaml"), *options]) == 2
-    assert "experiments/own.yaml has its name" in capsys.readouterr().err and not (work / "runs/own").exists()
+    assert train.main(["--suite", str(tmp_path / f"{own}.yaml"), *options, "2"]) == 2
+    assert f"experiments/{own}.yaml has its name" in capsys.readouterr().err
+    assert not (work / "runs" / own).exists()
 
 
 def test_what_trains_side_by_side_ends_with_its_command(work):
@@ -285,7 +282,7 @@ LONG = YAML.replace("tokens: 1536", "tokens: 1536000").replace("seconds: 0", "se
         pytest.param("--run RUN", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("--jobs 2", signal.SIGINT, marks=pytest.mark.slow),
         ("--jobs 2", signal.SIGTERM),
-        ("--run RUN --nproc 2", signal.SIGINT),
+        pytest.param("--run RUN --nproc 2", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_saves_a_checkpoint_and_says_so(work, capsys, how, number):
@@ -351,6 +348,7 @@ def wait_until(true, seconds):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_share_a_step_are_refused_in_one_line(work):
     ranks = start("acp_repro.train", "--suite", "mini", "--run", EXACT, "--nproc", "3", "--device", "cpu")
     _, error = ranks.communicate(timeout=120)

@@ -142,6 +142,7 @@ def test_small_models_are_copied_and_large_ones_sharded():
     assert {n: r.parallel_mode(2) for n, r in runs.items()} == {"125M": "ddp", "360M": "fsdp", "760M": "fsdp"}
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(make_run):
     """The whole command, as it is typed; then what it left is finished on one rank."""
     run = make_run("killed", yaml=YAML_4.replace("2560", "51200").replace("999", "0"))
