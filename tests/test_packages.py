@@ -221,11 +221,6 @@ def test_files_are_written_whole_or_not_at_all():
             "from acp_repro.chain import rules, suite; rules.make_rules(suite.load_suite('h100'));"
             "assert 'torch' not in sys.modules",
         ),
-        (
-            ("triton",),
-            "from acp_repro.attention import forgetting_attention as f; import torch;"
-            "f(*(torch.zeros(1, 4, 1, 16),) * 3, torch.zeros(1, 4, 1))",
-        ),
     ],
 )
 def test_light_parts_import_no_heavy_library(forbidden, statement):

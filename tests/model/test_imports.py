@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_TORCH = (
     *("numpy", "yaml", "pandas", "tqdm", "safetensors", "triton", "tokenizers", "matplotlib"),
-    *("pydantic", "pydantic_core", "annotated_types"),
+    *("pydantic", "pydantic_core", "annotated_types", "transformers"),
 )
 
 
@@ -43,11 +43,12 @@ for settings, name in ((PruningConfig, "tau"), (FoXConfig, "vocab_size"), (Reten
         assert str(error).startswith(f"{name}: must be "), error
     else:
         raise AssertionError(settings)
+assert FoXConfig.pro().num_parameters()
 """,
     )
 
 
-def test_a_model_trains_and_generates_with_torch_alone():
+def test_the_methods_run_with_torch_alone():
     run_without(
         NOT_TORCH,
         """
@@ -61,25 +62,25 @@ assert model.generate(ids, 2, 1.0, top_p=0.9).shape == (1, 72)
 assert isinstance(model.model.layers[0].attn, ForgettingAttentionLayer)
 x = torch.zeros(1, 70, 2, 16)
 assert forgetting_attention(x, x, x, x[..., 0], adaptive_threshold='auto').shape == x.shape
+from acp_repro.retention import RetentionConfig, RetentionScorer, keep_top, hard_concrete, retain
+RetentionScorer(4, 2, 0.9)(torch.zeros(1, 3, 4))
 """,
     )
 
 
-@pytest.mark.parametrize(
-    "call", ["model.save_pretrained('out')", "load_pretrained('pretrained/pro-3m-4k-acp')"]
-)
-def test_files_without_safetensors_name_what_to_install(call):
+def test_files_without_safetensors_name_what_to_install():
     run_without(
         ("safetensors",),
-        f"""
+        """
 from acp_repro import FoXConfig, FoXForCausalLM, load_pretrained
 model = FoXForCausalLM(FoXConfig.pro(vocab_size=7, hidden_size=32, num_hidden_layers=1, num_heads=2))
-try:
-    {call}
-except ImportError as error:
-    assert 'pip install safetensors' in str(error), error
-else:
-    raise AssertionError('no error')
+for call in (lambda: model.save_pretrained('out'), lambda: load_pretrained('pretrained/pro-3m-4k-acp')):
+    try:
+        call()
+    except ImportError as error:
+        assert 'pip install safetensors' in str(error), error
+    else:
+        raise AssertionError('no error')
 """,
     )
 
