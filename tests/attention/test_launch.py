@@ -83,7 +83,9 @@ def as_it_stands(monkeypatch, call):
         return call()
 
 
-def inputs(seqlen=40, seqlen_k=None, heads=2, kv_heads=None, head_dim=16, offset=0, transposed=False, seed=0):
+def inputs(
+    seqlen=40, seqlen_k=None, batch=1, heads=2, kv_heads=None, head_dim=16, offset=0, transposed=False, seed=0
+):
     """q, k, v, log_fgate, dout, head-first; ``offset`` elements after an aligned address."""
     generator = torch.Generator().manual_seed(seed)
     kv = kv_heads or heads
@@ -95,11 +97,11 @@ def inputs(seqlen=40, seqlen_k=None, heads=2, kv_heads=None, head_dim=16, offset
         return memory[offset : offset + x.numel()].view(x.shape).copy_(x)
 
     def draw(heads, length):
-        x = torch.randn(2, length, heads, head_dim, generator=generator)
+        x = torch.randn(batch, length, heads, head_dim, generator=generator)
         return place(x).transpose(1, 2) if transposed else place(x.transpose(1, 2).contiguous())
 
     q, k, v, dout = draw(heads, seqlen), draw(kv, seqlen_k), draw(kv, seqlen_k), draw(heads, seqlen)
-    return q, k, v, place(-torch.rand(2, heads, seqlen_k, generator=generator)), dout
+    return q, k, v, place(-torch.rand(batch, heads, seqlen_k, generator=generator)), dout
 
 
 def both(given, **options):
@@ -122,9 +124,12 @@ def slow(*values):
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
-        slow({}, {"adaptive_threshold": torch.tensor([[-1.0, -4.0], [-2.0, -3.0]])}),
+        slow({"batch": 2}, {"adaptive_threshold": torch.tensor([[-1.0, -4.0], [-2.0, -3.0]])}),
         slow({"seqlen": 33, "offset": 1}, {"adaptive_threshold": -2.0}),
-        slow({"seqlen": 16, "seqlen_k": 48, "transposed": True}, {"seq_start": torch.tensor([0, 21])}),
+        slow(
+            {"batch": 2, "seqlen": 16, "seqlen_k": 48, "transposed": True},
+            {"seq_start": torch.tensor([0, 21])},
+        ),
         ({"heads": 4, "kv_heads": 2}, {"adaptive_threshold": "auto"}),
     ],
 )

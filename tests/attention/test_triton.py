@@ -263,7 +263,7 @@ def test_what_a_tile_reads_and_writes_lies_within_2_to_the_31_elements():
 
 @pytest.mark.parametrize("heads", [2, 1])
 def test_results_too_far_apart_are_copied_to_their_place(monkeypatch, heads):
-    dout, q, k, v, c = make_inputs(70, 70, 16, torch.float32)
+    dout, q, k, v, c = make_inputs(70, 70, 16, torch.float32, batch=1)
     inputs = [dout, q, k[:, :heads], v[:, :heads], c]
     expected = run(inputs, None, None, 0.25, 64, 64)
     monkeypatch.setattr(tiles, "FAR", 16)

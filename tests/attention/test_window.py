@@ -29,7 +29,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="pip install triton")
 IMPLEMENTATIONS = [
-    "reference",
+    pytest.param("reference"),
     pytest.param(
         "blockwise",
         marks=pytest.mark.skipif(DEVICE == "cuda", reason="a CPU path; run make test where no GPU is"),
@@ -111,22 +111,19 @@ def windows(length):
     return sorted({1, 2, 63, 64, 65, length, length + 7})
 
 
-CASES = [
-    pytest.param(name.values[0] if hasattr(name, "values") else name, length, marks=marks)
-    for name in IMPLEMENTATIONS
-    for length in (1, 63, 65, 129, 1000)
-    for marks in [
-        [
-            *getattr(name, "marks", ()),
-            # The interpreter takes seconds for each; 65 crosses the edge of a tile.
-            *([pytest.mark.slow] if getattr(name, "values", [""])[0] == "triton" and length > 65 else []),
-        ]
+def each_with(values, fast):
+    """Every implementation with every value; the interpreter, which takes seconds for each, is slow but for
+    ``fast``."""
+    return [
+        pytest.param(*one.values, value, marks=[*one.marks, *([pytest.mark.slow] if slow else [])])
+        for one in IMPLEMENTATIONS
+        for value in values
+        for slow in [one.values == ("triton",) and value not in fast]
     ]
-]
 
 
 @pytest.mark.parametrize("threshold", [None, -20.0])
-@pytest.mark.parametrize(("implementation", "length"), CASES)
+@pytest.mark.parametrize(("implementation", "length"), each_with((1, 63, 65, 129, 1000), fast=(1, 65)))
 def test_a_row_sees_itself_and_the_keys_before_it(implementation, length, threshold):
     """With a threshold the later of the two starts a row: kept are the threshold's blocks, in the window."""
     inputs = make_inputs(length, length)
@@ -139,8 +136,7 @@ def test_a_row_sees_itself_and_the_keys_before_it(implementation, length, thresh
         assert torch.equal(start, alone.maximum((first - window + 1).clamp(min=0).int() // grid[1]))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("window", [1, 30, 64, 150])
+@pytest.mark.parametrize(("implementation", "window"), each_with((1, 30, 64, 150), fast=(30,)))
 def test_fewer_queries_than_keys_and_padding(implementation, window):
     inputs = make_inputs(130, 200, heads=4, kv_heads=2, batch=2)
     seq_start = torch.tensor([0, 141], device=DEVICE)
@@ -152,7 +148,7 @@ def test_fewer_queries_than_keys_and_padding(implementation, window):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("threshold", [pytest.param(None, marks=pytest.mark.slow), "auto"])
 def test_packed_documents(implementation, threshold):
-    inputs = make_inputs(200, 200, heads=4, kv_heads=2)
+    inputs = make_inputs(200, 200)
     documents = torch.tensor([0, 1, 70, 70, 135, 200], device=DEVICE)
     options = {"cu_seqlens": documents, "adaptive_threshold": threshold}
     grid = pruning_grid(implementation, 16, torch.float32)
@@ -214,9 +210,8 @@ def evict(cache, start_block):
         cache.block_table[0, h, :passed] = len(cache.k) - 1
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("implementation", "window"), each_with((1, 16, 17, 40, 200), fast=(17, 40)))
 @pytest.mark.parametrize(("threshold", "tokens"), [(None, 1), (None, 3), (-6.0, 1), (-6.0, 3)])
-@pytest.mark.parametrize("window", [1, 16, 17, 40, 200])
 def test_decoding_is_the_last_row_and_keeps_what_later_queries_see(implementation, threshold, tokens, window):
     seqlen, heads, block = 120, 4, 16
     inputs = make_inputs(seqlen, seqlen, heads, 2)

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -37,6 +34,7 @@ from acp_repro.training.task import Trained
 from analysis import drawing
 from analysis.report.gather import gather
 from analysis.style import provenance
+from scripts import publish
 
 CPU = torch.device("cpu")
 YAML = """
@@ -333,11 +331,8 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     assert (speed["training_batch_ms"] > 0).all() and (speed["training_batch_examples"] == 2).all()
 
     # A measured run becomes a folder of the project.
-    root = Path(__file__).parents[2]
-    script = root / "scripts/publish.py"
     given = ["--suite", "mini", "--run", "toy-mini-ar-30-input", "--name", "tiny"]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, script, *given], check=True, env=environment)
+    assert publish.main(given) == 0
     ours, published = (
         load_file(f / "model.safetensors")
         for f in (here.run("toy-mini-ar-30-input").model_folder, Path("pretrained/tiny"))

@@ -15,16 +15,20 @@ from .models import CONFIGS, answers, batch, build
 KINDS = ("DistilBert", "Bert")
 
 
-def _slow(value):
-    return pytest.param(value, marks=pytest.mark.slow)
+def _slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+# The last length is of more chunks than a scan goes through at once; the interpreter takes seconds for it.
+SCANS = [(length, decay) for length in (1, 33, 100) for decay in (0.0, 0.9, 1.0)]
+SCANS += [(1100, 0.9), _slow(1100, 0.0), _slow(1100, 1.0)]
 
 
 def retained(model, budget=0.4, **settings):
     return retain(copy.deepcopy(model), RetentionConfig(budget, over_budget="keep", **settings)).eval()
 
 
-@pytest.mark.parametrize("length", [1, 33, 100, 1100])
-@pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize(("length", "decay"), SCANS)
 @torch.no_grad()
 def test_the_kernel_is_equation_3(length, decay):
     device = on_a_device()
@@ -47,8 +51,7 @@ def test_the_kernel_is_equation_3(length, decay):
             torch.testing.assert_close(scores[row][there].double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("length", [1, 33, 100, 1100])
-@pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize(("length", "decay"), SCANS)
 def test_the_kernels_have_the_gradient_of_equation_3(length, decay, monkeypatch):
     device = on_a_device()
     torch.manual_seed(length)
@@ -76,7 +79,7 @@ def on_a_device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("length", [1, 2, 15, 64, 129, 300])
+@pytest.mark.parametrize("length", [1, 2, _slow(15), 64, 129, _slow(300)])
 def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
     device = on_a_device()
     from acp_repro.retention.select_kernel import place, select
