@@ -7,21 +7,30 @@ and entry by entry, the loss, and the most weight that a row loses, beside epsil
 from __future__ import annotations
 
 import argparse
+import math
 
-from .chain.command import choose_device, command, output_file, positive, run_command
+from .chain.command import aligned, choose_device, command, output_file, positive, run_command
 from .chain.errors import SuiteError
 from .chain.provenance import commit, device_name
 from .chain.records import read_files
 from .chain.registry import find_paper
 from .chain.suite import load_suite
+from .common import files
 from .papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, WHAT, add_text_options, log_epsilon
-from .papers.acp.epsilon_table import table, write_csv
 from .papers.acp.settings import MeasureConfig
 from .papers.acp.suite import FoXSuite
 from .training.measuring import bring_up_to_date
 
 QUANTITY = "epsilon_sweep"
 GPU_TOKENS, CPU_TOKENS = 32_768, 4096
+_HEADER = (
+    "log epsilon",
+    "blocks pruned",
+    "entries pruned",
+    "loss (nats)",
+    "largest pruned mass",
+    "bound epsilon",
+)
 
 
 @command()
@@ -75,8 +84,27 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
             "torch_version": torch.__version__,
             "commit": commit(),
         }
-        print(write_csv(options.csv, rows, origin))
+        rows = [row | origin for row in rows]
+        print(files.write_csv(options.csv, list(rows[0]), (row.values() for row in rows)))
     return rows
+
+
+def table(rows: list[dict]) -> str:
+    """Records of ``epsilon_sweep`` as aligned text; the mass is ``-`` where nothing was pruned."""
+    lines = [_HEADER]
+    for row in rows:
+        value, mass = row["swept_log_pruning_tolerance"], row["largest_pruned_mass"]
+        lines.append(
+            (
+                f"{value:g}",
+                f"{100 * row['block_pruned_ratio']:.1f} %",
+                f"{100 * row['token_pruned_ratio']:.1f} %",
+                f"{row['loss_nats']:.5f}",
+                "-" if mass is None or math.isnan(mass) else f"{mass:.1e}",
+                f"{math.exp(value):.1e}",
+            )
+        )
+    return "\n".join(aligned(lines))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

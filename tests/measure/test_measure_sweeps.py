@@ -20,7 +20,6 @@ from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.model.capture import AttentionInputs, attention_inputs
 from acp_repro.papers.acp.checkpoint_folder import Checkpoint
 from acp_repro.papers.acp.checkpoint_run import TrainedCheckpoint
-from acp_repro.papers.acp.epsilon_table import table
 from acp_repro.papers.acp.measure import block_size, epsilon_sweep, long_context, pruned_mass
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.settings import MeasureConfig
@@ -192,7 +191,7 @@ def test_nothing_pruned_has_no_mass():
         block.attn.fgate_proj.bias.data.fill_(20.0)
     (row,) = epsilon_sweep.measure(Small(model), [-10.0])
     assert row["block_pruned_ratio"] == 0.0 and row["largest_pruned_mass"] is None
-    assert table([row]).splitlines()[1].split()[-2] == "-"
+    assert sweep_epsilon.table([row]).splitlines()[1].split()[-2] == "-"
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ from typing import Any
 import lm_eval
 import lm_eval.evaluator
 from lm_eval.api.metrics import bits_per_byte, mean, perplexity, weighted_perplexity
+from pydantic import TypeAdapter
 
+from acp_repro.chain.command import aligned
 from acp_repro.common import files
 from acp_repro.common.statistics import over_draws
 
@@ -131,14 +133,7 @@ def _key(lm: FoXLM, task: LoadedTask, items: int | None, identity: dict[str, Any
 def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["key"] != key:
-            return None
-        result = kept["result"]
-        metrics = {
-            name: Metric(m["value"], m["standard_error"], [tuple(i) for i in m["items"]])
-            for name, m in result.pop("metrics").items()
-        }
-        return TaskResult(**result, metrics=metrics)
+        return TypeAdapter(TaskResult).validate_python(kept["result"]) if kept["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -201,11 +196,7 @@ def print_results(results: Sequence[TaskResult]) -> None:
         for name, metric in result.metrics.items():
             error = "" if metric.standard_error is None else f"{metric.standard_error:.4f}"
             rows.append((result.task, name, f"{metric.value:.4f}", error, f"{result.items:,}", result.source))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        right = [cell.rjust(width) for cell, width in zip(row[2:5], widths[2:5], strict=True)]
-        print("  ".join((*left, *right, row[5])))
+    print("\n".join(aligned(rows, left=(0, 1, 5))))
     for result in results:
         if result.truncated:
             print(
