@@ -24,8 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.output and options.output.exists() and not options.output.is_dir():
         raise UsageError(f"--output: {options.output} is a file; give a folder")
     from .papers.acp.checkpoint_folder import Checkpoint
-    from .papers.acp.evaluation.of_run import NoHarness
     from .papers.acp.fits import check_tokenizer
+    from .papers.acp.measure.lm_eval import NoHarness
 
     device = choose_device(options.device)
     checkpoint = Checkpoint.find(options.checkpoint)

@@ -9,7 +9,6 @@ likelier the right answer is with the needle than without. With --csv a stopped 
 from __future__ import annotations
 
 import argparse
-import contextlib
 from pathlib import Path
 
 from .chain.command import choose_device, command, number, output_file, positive, run_command
@@ -40,15 +39,13 @@ def main(arguments: list[str] | None = None) -> int:
     longest = checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
     lengths = sorted(set(options.lengths or ())) or trial.default_lengths(needles, longest, 5)
     haystacks = checkpoint_haystacks(checkpoint, options.haystack, max(lengths), options.samples)
-    model = checkpoint.load(device)
+    model = checkpoint.load(device, **({"log_pruning_tolerance": None} if options.exact else {}))
     if options.exact and checkpoint.config.log_pruning_tolerance is None:
         raise UsageError(f"--exact: {checkpoint.folder} prunes nothing; leave it out")
     depths = list(dict.fromkeys(options.depths or ())) or [0, 0.25, 0.5, 0.75, 1]
-    setting = trial.without_pruning(model) if options.exact else contextlib.nullcontext()
     key = identity(model, checkpoint.weights_sha256) | {
         "wording": options.mode,
         "depths": depths,
-        "exact": options.exact,
         "haystacks": fingerprints(haystacks),
         "device": str(device),
     }
@@ -60,26 +57,24 @@ def main(arguments: list[str] | None = None) -> int:
     haystack = options.haystack and str(Path(options.haystack).resolve())
     source = haystack or held_out or "a book that comes with the project"
     print(f"haystack: {source}")
-    with setting:
-        rows = trial.try_needle(
-            model,
-            hide(needles, haystacks),
-            lengths,
-            depths,
-            decode=tokenizer.decode,
-            dtype=checkpoint.autocast_dtype(device),
-            batch_tokens=options.batch_tokens,
-            description="needle",
-            unfinished=unfinished,
-        )
+    rows = trial.try_needle(
+        model,
+        hide(needles, haystacks),
+        lengths,
+        depths,
+        decode=tokenizer.decode,
+        dtype=checkpoint.autocast_dtype(device),
+        batch_tokens=options.batch_tokens,
+        description="needle",
+        unfinished=unfinished,
+    )
     table = pd.DataFrame(rows)
     print(report.in_words(table))
     if options.csv:
         _check_new(options.csv)  # another process may have been faster
-        prunes = model.config.log_pruning_tolerance is not None and not options.exact
         table = table.assign(
             checkpoint=str(checkpoint.folder.resolve()),
-            method="acp" if prunes else "exact",
+            method="exact" if model.config.log_pruning_tolerance is None else "acp",
             mode=options.mode,
             haystack=source,
         )

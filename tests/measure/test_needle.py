@@ -16,6 +16,7 @@ from acp_repro.chain.errors import RecordError
 from acp_repro.chain.suite import load_suite
 from acp_repro.data import prepare
 from acp_repro.model import FoXConfig, FoXForCausalLM
+from acp_repro.papers.acp import fits
 from acp_repro.papers.acp.measure import long_loss_curve, needle, needle_facts, step_losses, training_log
 from acp_repro.papers.acp.needle import trial
 from acp_repro.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
@@ -172,12 +173,12 @@ def test_a_context_that_does_not_fit_in_memory_is_one_line_before_the_others_are
             return super().__call__(input_ids, *args, **kwargs)
 
     small = Small()
-    with pytest.raises(trial.TooLong, match="a context of 700 tokens does not fit"):
+    with pytest.raises(fits.TooLong, match="a context of 700 tokens does not fit"):
         ask(small)
     assert small.calls <= 1  # the prompt without its needle, which is shorter
-    with pytest.raises(trial.TooLong, match="a context of 64 tokens does not fit"), trial.enough_memory(64):
+    with pytest.raises(fits.TooLong, match="a context of 64 tokens does not fit"), fits.enough_memory(64):
         raise error
-    with pytest.raises(RuntimeError, match="another"), trial.enough_memory(64):
+    with pytest.raises(RuntimeError, match="another"), fits.enough_memory(64):
         raise RuntimeError("another")
 
 

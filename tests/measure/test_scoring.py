@@ -8,7 +8,8 @@ import torch
 
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.cache import FoXCache
-from acp_repro.papers.acp.evaluation.scoring import Request, Scorer, TooLong
+from acp_repro.papers.acp.evaluation.scoring import Request, Scorer
+from acp_repro.papers.acp.fits import TooLong
 
 VOCABULARY = 61
 

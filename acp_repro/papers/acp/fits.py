@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from acp_repro.common.errors import UserError
@@ -11,6 +14,10 @@ PADDED_IDS = 256  # a model may have so many more ids than its tokeniser, to rou
 
 class OtherTokenizer(UserError, ValueError):
     """The tokeniser's ids are not the model's."""
+
+
+class TooLong(UserError, ValueError):
+    """A sequence does not fit: into the model's context, or into memory."""
 
 
 def check_tokenizer(tokenizer_ids: int, model_ids: int, whose: str) -> None:
@@ -29,3 +36,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return type(error) is RuntimeError and "allocate memory" in str(error)
+
+
+@contextlib.contextmanager
+def enough_memory(length: int) -> Iterator[None]:
+    """Raises:
+    TooLong: what is inside asked for more memory than there is.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TooLong(
+            f"a context of {length} tokens does not fit in this machine's memory; ask for shorter ones"
+        ) from None

@@ -18,7 +18,6 @@ from acp_repro.model.loss import IGNORED_LABEL
 from acp_repro.training.step import autocast
 from acp_repro.training.task import Trained
 
-from .needle.trial import without_pruning
 from .suite import FoXRun, FoXSuite
 
 
@@ -37,13 +36,17 @@ class TrainedFoX(Trained):
         """Its tokens; 0 where no text is held out."""
         return int(np.diff(prepare(self.run.data).offsets("heldout")).max(initial=0))
 
-    def methods(self) -> Iterator[str]:
+    def methods(self, both: bool = False) -> Iterator[str]:
         """``acp`` or ``exact``, the run's own; then ``exact`` too, with the same weights, for a run with ACP
-        whose exact pair the suite lacks. While ``exact`` is at hand the model prunes nothing."""
-        yield "exact" if self.run.log_pruning_tolerance is None else "acp"
-        if self.run.log_pruning_tolerance is not None and not self.suite.has_exact_pair(self.run):
-            with without_pruning(self.model):
+        whose exact pair the suite lacks, or for ``both``. While that is at hand the model prunes nothing."""
+        own = self.run.log_pruning_tolerance
+        yield "exact" if own is None else "acp"
+        if own is not None and (both or not self.suite.has_exact_pair(self.run)):
+            self.model.set_log_pruning_tolerance(None)
+            try:
                 yield "exact"
+            finally:
+                self.model.set_log_pruning_tolerance(own)
 
     def heldout_batches(
         self,

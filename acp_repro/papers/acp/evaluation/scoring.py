@@ -16,11 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from acp_repro.common.errors import UserError
 from acp_repro.model.cache import FoXCache
 from acp_repro.training.step import autocast
 
-from ..fits import is_out_of_memory
+from ..fits import TooLong, is_out_of_memory
 
 _LOGIT_ROWS = 4096  # rows of float32 logits held at once; 0.8 GB with GPT-2's vocabulary
 # A shared context is worth a second pass if it saves this share of the tokens, and if contexts of its length
@@ -41,10 +40,6 @@ class Score(NamedTuple):
 
     log_likelihood: float
     is_greedy: bool
-
-
-class TooLong(UserError, ValueError):
-    """A sequence does not fit: into the model's context, or into the device's memory."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from acp_repro.chain.paper import Quantity
 
 from ..evaluation.catalogue import COLUMNS
-from .lm_eval import LIBRARY
+from .lm_eval import LIBRARY, evaluate_run
 
 if TYPE_CHECKING:
     from ..trained import TrainedFoX
@@ -21,8 +21,6 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     ``value`` is 1 or 0, right or wrong; of a perplexity the log-likelihood in nats, with the number of words
     that it is of in ``weight``, 1 where it is of one target.
     """
-    from ..evaluation.of_run import evaluate_run
-
     return [
         {"task": result.task, "metric": name, "item": number, "value": value, "weight": weight}
         for result in trained.once(evaluate_run)

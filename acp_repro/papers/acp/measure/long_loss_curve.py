@@ -28,7 +28,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
             the window.
         TooLong: a length does not fit in memory.
     """
-    from ..needle.trial import enough_memory
+    from ..fits import enough_memory
 
     run, longest_document = trained.run, trained.longest_heldout_document
     lengths = [m * run.context_length for m in MULTIPLES if m * run.context_length <= longest_document]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from acp_repro.chain.paper import Quantity
@@ -19,16 +18,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     Fact i is hidden in haystack i modulo ``measure.needle_samples``. A run with ACP is tried as it was
     trained, and with pruning off: what differs between the two is the evaluation's doing.
     """
-    return try_mode(trained, "facts", _methods(trained))
-
-
-def _methods(trained: TrainedFoX) -> Iterator[str]:
-    from ..needle.trial import without_pruning
-
-    if trained.run.log_pruning_tolerance is not None:
-        yield "acp"
-    with without_pruning(trained.model):
-        yield "exact"
+    return try_mode(trained, "facts", trained.methods(both=True))
 
 
 QUANTITY = Quantity("needle_facts", COLUMNS, measure, lambda suite: suite.trained_with_needles, large=True)

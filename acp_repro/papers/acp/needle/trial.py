@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from acp_repro.common.errors import UserError
 from acp_repro.model import FoXForCausalLM, generate
 from acp_repro.training.step import autocast
 
-from ..fits import is_out_of_memory
+from ..fits import enough_memory
 from ..unfinished import Unfinished
 from .prompt import Needle, Trial, first_line
-
-
-class TooLong(UserError, RuntimeError):
-    """A context does not fit in memory."""
 
 
 def default_lengths(needles: Sequence[Needle], longest: int, count: int = 11) -> list[int]:
@@ -136,29 +130,3 @@ def _cell(
         }
         for depth, (likely, text) in zip(depths, rows, strict=True)
     ]
-
-
-@contextlib.contextmanager
-def without_pruning(model: FoXForCausalLM) -> Iterator[None]:
-    """The same weights, computed exactly."""
-    before = model.config.log_pruning_tolerance
-    model.set_log_pruning_tolerance(None)
-    try:
-        yield
-    finally:
-        model.set_log_pruning_tolerance(before)
-
-
-@contextlib.contextmanager
-def enough_memory(length: int) -> Iterator[None]:
-    """Raises:
-    TooLong: what is inside asked for more memory than there is.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise TooLong(
-            f"a context of {length} tokens does not fit in this machine's memory; ask for shorter ones"
-        ) from None
