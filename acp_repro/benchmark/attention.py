@@ -25,8 +25,7 @@ from ..attention.threshold import logit_bound_from_norms
 from .rivals import RIVALS, Call
 from .timing import ORDER, Clock, device_ms, host_ms, interleaved, orders
 
-# Mean log gate of each kind of head, and how many of them are local.
-LOCAL_NATS, GLOBAL_NATS = -0.2, -1e-4
+# How many heads are local.
 GATES = {
     "bimodal": lambda heads: round(heads * 2 / 3),
     "local": lambda heads: heads,
@@ -74,6 +73,13 @@ class Problem(NamedTuple):
         return count_blocks(boundary, length, length, *grid).pruned_ratio.mean().item()
 
 
+def mean_gates(gates: str, heads: int, **options: Any) -> Tensor:
+    """(H,), the mean log gate of each head: local ones first."""
+    mean = torch.full((heads,), -1e-4, **options)
+    mean[: GATES[gates](heads)] = -0.2
+    return mean
+
+
 def make_problem(
     length: int, heads: int, head_dim: int, gates: str, tokens: int, device: torch.device, dtype: torch.dtype
 ) -> Problem:
@@ -87,8 +93,7 @@ def make_problem(
 
     q, k = (math.sqrt(head_dim) * torch.nn.functional.normalize(draw(), dim=-1) for _ in range(2))
     q, k, v, dout = (x.to(dtype).transpose(1, 2) for x in (q, k, draw(), draw()))
-    mean = torch.full((heads,), GLOBAL_NATS, device=device)
-    mean[: GATES[gates](heads)] = LOCAL_NATS
+    mean = mean_gates(gates, heads, device=device)
     steps = torch.empty(batch, heads, length, device=device).exponential_(generator=generator)
     # A margin for the rounding of norms to the dtype.
     threshold = pruning_threshold(math.sqrt(head_dim) * (1 + 2**-6), length).to(device)

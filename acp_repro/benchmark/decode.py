@@ -24,7 +24,7 @@ from acp_repro.model.cache import MemoryUse
 from acp_repro.model.decode_step import DecodeStep
 from acp_repro.model.generation import prefill
 
-from .attention import GATES, GLOBAL_NATS, LOCAL_NATS
+from .attention import mean_gates
 from .rivals import Call as Rival
 from .timing import ORDER, Call, Clock, device_ms, interleaved, orders, peak_memory
 
@@ -82,9 +82,8 @@ def make_decode_problem(
         k[part : part + (1 << 14)] = rows(*k[part : part + (1 << 14)].shape[:2])
         v[part : part + (1 << 14)].normal_(generator=generator)
     table = torch.randperm(total, generator=generator, device=device).view(batch, heads, columns).int()
-    mean = torch.full((heads, 1), GLOBAL_NATS, device=device)
-    mean[: GATES[gates](heads)] = LOCAL_NATS
-    log_fgate = torch.empty(batch, heads, length, device=device).exponential_(generator=generator) * mean
+    steps = torch.empty(batch, heads, length, device=device).exponential_(generator=generator)
+    log_fgate = steps * mean_gates(gates, heads, device=device)[:, None]
     c = torch.zeros(total, 1, _BLOCK, dtype=torch.float64, device=device)
     padded = torch.nn.functional.pad(log_fgate.double().cumsum(-1), (0, columns * _BLOCK - length))
     c[table.flatten().long(), 0] = padded.view(-1, _BLOCK)
@@ -199,8 +198,7 @@ def make_model(
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(0)
     model = FoXForCausalLM(config).to(device, dtype).requires_grad_(False)
-    nats = torch.full((config.num_heads,), -GLOBAL_NATS)
-    nats[: GATES[gates](config.num_heads)] = -LOCAL_NATS
+    nats = -mean_gates(gates, config.num_heads)
     for block in model.model.layers:
         block.attn.fgate_proj.bias.copy_(-nats.expm1().log())  # logsigmoid of it is -nats
     prompt = torch.randint(0, config.vocab_size, (batch, length), device=device)

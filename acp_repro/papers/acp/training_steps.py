@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from acp_repro.attention import choose_implementation
-from acp_repro.benchmark.attention import GATES, GLOBAL_NATS, LOCAL_NATS
+from acp_repro.benchmark.attention import mean_gates
 from acp_repro.benchmark.timing import ORDER, interleaved, peak_memory
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.provenance import device_name
@@ -153,9 +153,7 @@ def fix_gates(blocks: list[nn.Module]) -> None:
     """Gates of one value a head, as in ``benchmark_attention``: two heads in three forget fast."""
     for block in blocks:
         gate = block.attn.fgate_proj
-        heads = gate.out_features
-        nats = torch.full((heads,), GLOBAL_NATS, dtype=torch.float64)
-        nats[: GATES["bimodal"](heads)] = LOCAL_NATS
+        nats = mean_gates("bimodal", gate.out_features, dtype=torch.float64)
         with torch.no_grad():
             gate.weight.zero_()
             gate.bias.copy_(nats.exp().logit())
