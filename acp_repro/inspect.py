@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     from .heads.explorer import Explorer, Seen, check_comparable
     from .heads.looking import look
     from .papers.acp.checkpoint_folder import Checkpoint, CheckpointNotUsable
-    from .papers.acp.heads import COLUMNS, inspect_heads
+    from .papers.acp.heads import inspect_heads
     from .papers.acp.heads_table import print_heads
 
     device = choose_device(options.device)
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         with contextlib.suppress(CheckpointNotUsable):  # tokens that were given as numbers are shown so
             tokenizer = checkpoint.tokenizer
         page = Explorer(*seen, tokenizer=tokenizer)
-        heads = seen[0].heads.table[COLUMNS]
+        heads = seen[0].heads.table.loc[:, :"log_pruning_tolerance"]  # what `inspect_heads` gives
     else:
         heads = seen_by(inspect_heads, checkpoint)
     print(f"text: {source}")

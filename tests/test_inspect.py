@@ -18,11 +18,30 @@ from acp_repro.inspect import main as inspect
 from acp_repro.model import FoXConfig, FoXForCausalLM, load_pretrained, save_pretrained
 from acp_repro.model.capture import attention_inputs
 from acp_repro.papers.acp.grid import head_kind, largest_pruned_ratio
-from acp_repro.papers.acp.heads import COLUMNS, inspect_heads, layer_summary
+from acp_repro.papers.acp.heads import inspect_heads, layer_summary
 from tests.suites import write_suite
 
 RUN = "runs/mini/pro-tiny-128-acp"
 LENGTH = 256
+
+COLUMNS = [
+    "layer",
+    "head",
+    "pruned_ratio",
+    "largest_pruned_ratio",
+    "token_pruned_ratio",
+    "kind",
+    "median_window_tokens",
+    "q90_window_tokens",
+    "mean_forget_gate",
+    "logit_bound",
+    "threshold_nats",
+    "context_length_tokens",
+    "measured_tokens",
+    "block_q_tokens",
+    "block_k_tokens",
+    "log_pruning_tolerance",
+]
 
 
 def small_model(architecture: str = "pro", tolerance: float | None = -10.0, vocab_size: int = 257):
@@ -209,7 +228,7 @@ def test_a_narrow_terminal_gets_fewer_columns(folder, capsys, monkeypatch):
         (["gpt2"], "model_type 'gpt2' is not supported"),
         (["half"], "model.safetensors is missing"),
         (["begun"], "train them with `python -m acp_repro.train --suite mini`"),
-        (["cut"], "cut/run.json is damaged"),
+        (["cut"], "cut/run.json: damaged"),
         (["wandb"], "wandb holds no config.json; give a folder with"),
         (["flipped"], "flipped/done.json names"),
         ([RUN, "--context-length", "5000"], "pass --context-length "),

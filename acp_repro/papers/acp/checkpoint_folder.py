@@ -121,9 +121,9 @@ class Checkpoint:
             return self.corpus().tokenizer
         path = self.folder / TOKENIZER_FILE
         if path.is_file():
-            text = _json_text(path)
+            _read_json(path)
             try:
-                return BPETokenizer(text)
+                return BPETokenizer(path.read_text(encoding="utf-8"))
             except (DataError, ValueError) as error:
                 if isinstance(error.__cause__, ImportError):
                     raise  # the library is not installed, which says nothing of the file
@@ -213,7 +213,7 @@ class Checkpoint:
         documents: Iterable[Document] = (
             SampleSource().documents() if text is None else TextSource([text], key="--text").documents()
         )
-        encode, bos_id = self._tokenizer()
+        encode, bos_id = self._encoder()
         encoded, usable = [], 0
         for document in documents:
             encoded.append(encode(document.data).astype(np.int64))
@@ -224,16 +224,13 @@ class Checkpoint:
         offsets = np.cumsum([0, *map(len, encoded)])
         return np.concatenate([*encoded, np.empty(0, np.int64)]), offsets, bos_id
 
-    def _tokenizer(self) -> tuple[Callable[[bytes], np.ndarray], int]:
+    def _encoder(self) -> tuple[Callable[[bytes], np.ndarray], int]:
         """What encodes text for this model, and the id in front of each sequence."""
-        if self.run is not None:
-            tokenizer = self.corpus().tokenizer
-            return tokenizer.encode, tokenizer.bos_id
         path = self.folder / TOKENIZER_FILE
-        if path.is_file():
+        if self.run is None and path.is_file():
             return _read_tokenizer(path, self.config.vocab_size)
-        if self.config.vocab_size == ByteTokenizer.vocab_size:
-            return ByteTokenizer().encode, ByteTokenizer.bos_id
+        if (own := self.tokenizer) is not None:
+            return own.encode, own.bos_id
         raise CheckpointNotUsable(
             f"{self.folder} has {self.config.vocab_size} token ids and no {TOKENIZER_FILE}; put the "
             "model's there, or give tokens: --token-ids FILE.npy"
@@ -278,30 +275,19 @@ def one_thread_if_small(model: FoXForCausalLM) -> None:
         torch.set_num_threads(1)
 
 
-def _json_text(path: Path) -> str:
+def _read_json(path: Path) -> Any:
     """Raises:
     CheckpointNotUsable: the file holds no JSON."""
     try:
-        text = path.read_text(encoding="utf-8")
-        json.loads(text)
+        return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointNotUsable(f"{path}: damaged ({error}); copy it again") from None
-    return text
 
 
 def _run(folder: Path) -> dict[str, Any] | None:
-    """What a run's ``run.json`` says; None if there is none, or another program's.
-
-    Raises:
-        CheckpointNotUsable: it is damaged.
-    """
+    """What a run's ``run.json`` says; None if there is none, or another program's."""
     path = folder / RUN_FILE
-    if not path.is_file():
-        return None
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointNotUsable(f"{path} is damaged ({error}); copy it again") from None
+    run = _read_json(path) if path.is_file() else None
     return run if isinstance(run, dict) and {"command", "data", "settings"} <= run.keys() else None
 
 

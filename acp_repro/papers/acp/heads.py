@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 
 import pandas as pd
 import torch
@@ -72,37 +73,8 @@ def inspect_heads(
     if not tokens:
         raise ValueError("there is no batch to look at")
     (length,) = lengths
-    rows = [row for layer, tally in enumerate(tallies) for row in tally.rows(layer, length)]
-    table = pd.DataFrame(rows)
-    table["kind"] = [
-        head_kind(*pair) for pair in zip(table["pruned_ratio"], table["largest_pruned_ratio"], strict=True)
-    ]
-    # U as the model used it, whichever way it was found: delta is linear in U.
-    zero = float(pruning_threshold(0.0, length, log_pruning_tolerance))
-    table["logit_bound"] = (zero - table["threshold_nats"]) / 2
-    table["context_length_tokens"], table["measured_tokens"] = length, tokens
-    table["log_pruning_tolerance"] = log_pruning_tolerance
-    return table[COLUMNS]
-
-
-COLUMNS = [
-    "layer",
-    "head",
-    "pruned_ratio",
-    "largest_pruned_ratio",
-    "token_pruned_ratio",
-    "kind",
-    "median_window_tokens",
-    "q90_window_tokens",
-    "mean_forget_gate",
-    "logit_bound",
-    "threshold_nats",
-    "context_length_tokens",
-    "measured_tokens",
-    "block_q_tokens",
-    "block_k_tokens",
-    "log_pruning_tolerance",
-]
+    rows = [tally.rows(layer, length, tokens, log_pruning_tolerance) for layer, tally in enumerate(tallies)]
+    return pd.DataFrame(itertools.chain(*rows))
 
 
 def layer_summary(heads: pd.DataFrame) -> pd.DataFrame:
@@ -149,25 +121,32 @@ class _Tally:
         lowest = inputs.threshold.expand(batch, heads).amin(0).cpu()
         self.threshold = lowest if self.threshold is None else self.threshold.minimum(lowest)
 
-    def rows(self, layer: int, length: int) -> list[dict]:
+    def rows(self, layer: int, length: int, tokens: int, log_pruning_tolerance: float) -> Iterator[dict]:
+        """One a head, with the columns of :func:`inspect_heads`."""
         most = largest_pruned_ratio(length, *self.grid)
         queries = int(self.windows[0].sum())
-        return [
-            {
+        zero = float(pruning_threshold(0.0, length, log_pruning_tolerance))
+        for head in range(len(self.windows)):
+            ratio, delta = int(self.pruned[head]) / self.causal, float(self.threshold[head])
+            yield {
                 "layer": layer,
                 "head": head,
-                "pruned_ratio": int(self.pruned[head]) / self.causal,
+                "pruned_ratio": ratio,
                 "largest_pruned_ratio": most,
                 "token_pruned_ratio": int(self.token_pruned[head]) / self.token_causal,
+                "kind": head_kind(ratio, most),
                 "median_window_tokens": _quantile(self.windows[head], 0.5),
                 "q90_window_tokens": _quantile(self.windows[head], 0.9),
                 "mean_forget_gate": float(self.gates[head]) / queries,
-                "threshold_nats": float(self.threshold[head]),
+                # U as the model used it, whichever way it was found: delta is linear in U.
+                "logit_bound": (zero - delta) / 2,
+                "threshold_nats": delta,
+                "context_length_tokens": length,
+                "measured_tokens": tokens,
                 "block_q_tokens": self.grid[0],
                 "block_k_tokens": self.grid[1],
+                "log_pruning_tolerance": log_pruning_tolerance,
             }
-            for head in range(len(self.windows))
-        ]
 
 
 def _quantile(histogram: Tensor, share: float) -> int:
