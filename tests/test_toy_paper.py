@@ -56,7 +56,7 @@ def make_run(file, suite, where, *, width, seed):
 
 PAPER = Paper(
     name="toy", title="Toys that <Learn>", url="https://example.org/toys", file=File, suite=Suite,
-    axes=("width", "seed"), make_run=make_run, run_columns=("width", "seed"),
+    make_run=make_run, run_columns=("width", "seed"),
     measures="toy", measured=("error",), contents=("figure1", "figure2"),
     task="toy.task:ToyTask", analysis="toy",
 )

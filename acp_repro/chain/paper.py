@@ -285,9 +285,8 @@ class Paper:
         name: what a suite file says under ``paper``.
         title, url: of the paper itself.
         file: the dataclass of a suite file (see ``chain.suite.SuiteFile``), whose fields are its keys.
+            Those of an entry of its ``grid`` are lists, multiplied out in this order.
         suite: the class of a loaded suite, with what the paper asks of one.
-        axes: the keys of the grid in the order in which they are multiplied out; each is a field of the
-            class of the file's ``grid`` entries, and a list there.
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
         run_columns: columns of every record that say which run it is; keys of ``Run.columns()``.
         measures: the package of what is measured, a module for each quantity.
@@ -311,7 +310,6 @@ class Paper:
     url: str
     file: type
     suite: type[Suite]
-    axes: tuple[str, ...]
     make_run: Callable[..., Run]
     run_columns: tuple[str, ...]
     measures: str

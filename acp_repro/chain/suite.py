@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from .errors import NameTaken, SuiteError, UnknownName
@@ -81,8 +81,9 @@ def load_suite(name: str) -> Suite:
     file = build(paper.file, content, path)
     runs: list[Run] = []
     for index, grid in enumerate(file.grid):
-        for values in itertools.product(*(getattr(grid, axis) for axis in paper.axes)):
-            point = dict(zip(paper.axes, values, strict=True))
+        axes = [axis.name for axis in fields(grid)]
+        for values in itertools.product(*(getattr(grid, axis) for axis in axes)):
+            point = dict(zip(axes, values, strict=True))
             try:
                 run = paper.make_run(file, suite_name, f"grid[{index}]", **point)
             except ValueError as error:

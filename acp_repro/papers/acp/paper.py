@@ -1,4 +1,4 @@
-"""What the chain knows of ACP: the axes of its grid, its quantities, and the contents of its analysis."""
+"""What the chain knows of ACP: its grid, its quantities, and the contents of its analysis."""
 
 from __future__ import annotations
 
@@ -13,15 +13,6 @@ PAPER = Paper(
     url="https://arxiv.org/abs/2504.06949",
     file=File,
     suite=FoXSuite,
-    axes=(
-        "architecture",
-        "size",
-        "context_length",
-        "log_pruning_tolerance",
-        "seed",
-        "needle_share",
-        "nudged",
-    ),
     make_run=make_run,
     run_columns=("architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed"),
     measures=f"{__package__}.measure",

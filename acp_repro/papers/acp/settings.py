@@ -107,13 +107,13 @@ class MeasureConfig(Strict):
             raise ValueError(f"lm_eval_tasks: {error}") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GridConfig(Strict):
-    """Lists whose product makes the runs."""
+    """Lists whose product makes the runs, in this order."""
 
+    architecture: Axis[Literal["pro", "llama"]] = field(default_factory=lambda: ["pro"])
     size: Axis[str]
     context_length: Axis[Count]
-    architecture: Axis[Literal["pro", "llama"]] = field(default_factory=lambda: ["pro"])
     log_pruning_tolerance: Axis[LogEpsilon | None] = field(default_factory=lambda: [-10.0, None])
     seed: Axis[int] = field(default_factory=lambda: [0])
     # Of the training sequences, how many hold needles of their own; see needle/documents.py.

@@ -103,19 +103,7 @@ class FoXRun(Run):
         return resolved
 
 
-def make_run(
-    file: File,
-    suite: str,
-    where: str,
-    *,
-    architecture: str,
-    size: str,
-    context_length: int,
-    log_pruning_tolerance: float | None,
-    seed: int,
-    needle_share: float,
-    nudged: bool,
-) -> FoXRun:
+def make_run(file: File, suite: str, where: str, *, size: str, context_length: int, **point: Any) -> FoXRun:
     """A point of the grid as a run.
 
     Raises:
@@ -147,17 +135,13 @@ def make_run(
         )
     return FoXRun(
         suite=suite,
-        seed=seed,
         training=training,
         weights=file.weights,
-        architecture=architecture,
         size_name=size,
         size=shape,
         context_length=context_length,
-        log_pruning_tolerance=log_pruning_tolerance,
         data=data,
-        needle_share=needle_share,
-        nudged=nudged,
+        **point,
     )
 
 

@@ -1,4 +1,4 @@
-"""What the chain knows of LAP: the axes of its grid, its quantities, and the contents of its analysis."""
+"""What the chain knows of LAP: its grid, its quantities, and the contents of its analysis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ PAPER = Paper(
     url="https://github.com/ATMI/Megatoken",
     file=File,
     suite=PruningSuite,
-    axes=("compression", "gate", "training_mask", "seed"),
     make_run=make_run,
     run_columns=("compression", "gate", "training_mask", "seed"),
     measures=f"{__package__}.measure",

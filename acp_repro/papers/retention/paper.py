@@ -14,17 +14,6 @@ PAPER = Paper(
     url="https://arxiv.org/abs/2510.08798",
     file=File,
     suite=RetentionSuite,
-    axes=(
-        "dataset",
-        "backbone",
-        "method",
-        "budget",
-        "gates",
-        "temperature",
-        "stretch_low",
-        "stretch_high",
-        "seed",
-    ),
     make_run=make_run,
     run_columns=(
         "dataset",
