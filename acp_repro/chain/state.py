@@ -228,6 +228,21 @@ def measured_run(run: Run) -> MeasuredRun | None:
     return MeasuredRun(seconds, ranks, peak, description.get("device", "?"))
 
 
+def read_log(quantity: str, run: Run) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl.
+
+    Raises:
+        RecordError: there is none, or it cannot be read; names the quantity and the command that trains.
+    """
+    path = run.folder / "metrics.jsonl"
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise RecordError(
+            f"{quantity}: {path} cannot be read ({error}); train with `{run.command}`"
+        ) from None
+
+
 def _recorded_run(run: Run) -> MeasuredRun | None:
     recorded = recorded_settings(run)
     same = recorded is not None and not differences(recorded["run"], run)

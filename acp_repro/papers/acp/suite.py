@@ -163,8 +163,7 @@ class FoXSuite(Suite):
         if self.measure.heads_run is not None:
             return self.run(self.measure.heads_run)
         runs = self.select(architecture="pro", acp=True) or list(self.runs)
-        largest = max(run.size.non_embedding for run in runs)
-        return min((r for r in runs if r.size.non_embedding == largest), key=lambda run: run.context_length)
+        return min(_largest(runs), key=lambda run: run.context_length)
 
     @property
     def sweep_run(self) -> FoXRun:
@@ -209,9 +208,8 @@ class FoXSuite(Suite):
             largest: of the largest size alone, of all others (False), or of all (None).
         """
         paired = _paired(self.select(architecture=architecture))
-        top = max((run.size.non_embedding for run in paired), default=0)
-        chosen = [r for r in paired if largest is None or (r.size.non_embedding == top) == largest]
-        return self.with_all_seeds(chosen)
+        top = _largest(paired)
+        return self.with_all_seeds([run for run in paired if largest is None or (run in top) == largest])
 
     def evaluated(self, architecture: str) -> list[FoXRun]:
         """Runs on the downstream tasks: those that have a pair, or else those with ACP (Tables 1 and 3)."""
@@ -229,12 +227,10 @@ class FoXSuite(Suite):
                 the largest size that has such (Figure 9).
         """
         runs = first_seeds(self.pairs(architecture)) or self.with_acp(architecture)
-        top = _longest_of_largest(runs)
-        if not longest:
-            runs = [run for run in runs if top and run.context_length < top[0].context_length]
-            largest = max((run.size.non_embedding for run in runs), default=0)
-            return [run for run in runs if run.size.non_embedding == largest]
-        return top
+        top = max((run.context_length for run in _largest(runs)), default=0)
+        if longest:
+            return [run for run in _largest(runs) if run.context_length == top]
+        return _largest([run for run in runs if run.context_length < top])
 
     @property
     def trained_with_needles(self) -> list[FoXRun]:
@@ -289,7 +285,7 @@ def _paired(runs: Iterable[FoXRun]) -> list[FoXRun]:
     return [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]
 
 
-def _longest_of_largest(runs: list[FoXRun]) -> list[FoXRun]:
-    """Those of the largest size, and of them those of the longest context."""
-    best = max(((run.size.non_embedding, run.context_length) for run in runs), default=None)
-    return [run for run in runs if (run.size.non_embedding, run.context_length) == best]
+def _largest(runs: list[FoXRun]) -> list[FoXRun]:
+    """Those of the largest size."""
+    top = max((run.size.non_embedding for run in runs), default=0)
+    return [run for run in runs if run.size.non_embedding == top]

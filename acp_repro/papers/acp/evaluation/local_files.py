@@ -195,23 +195,17 @@ def _winogrande(item: Document) -> Document:
 
 
 def _arc(item: Document) -> Document:
-    choices = _texts(item, "choices")
-    labels = [str(number) for number in range(len(choices))]
-    return {
-        "question": _between(_text(item, "query"), "Question: ", ""),
-        "choices": {"text": choices, "label": labels},
-        "answerKey": labels[_gold(item, labels)],
-    }
+    return {"question": _between(_text(item, "query"), "Question: ", ""), **_choices(item)}
 
 
 def _openbookqa(item: Document) -> Document:
+    return {"question_stem": _text(item, "query"), **_choices(item)}
+
+
+def _choices(item: Document) -> Document:
     choices = _texts(item, "choices")
     labels = [str(number) for number in range(len(choices))]
-    return {
-        "question_stem": _text(item, "query"),
-        "choices": {"text": choices, "label": labels},
-        "answerKey": labels[_gold(item, labels)],
-    }
+    return {"choices": {"text": choices, "label": labels}, "answerKey": labels[_gold(item, labels)]}
 
 
 def _copa(item: Document) -> Document:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from acp_repro.chain.paper import Quantity
-
-from .training_log import read_log
+from acp_repro.chain.state import read_log
 
 if TYPE_CHECKING:
     from ..trained import TrainedFoX

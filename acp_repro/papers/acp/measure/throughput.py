@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -31,29 +31,23 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     optimizer = make_optimizer(trained.model, config, learning_rate=0.0)
     tolerance = trained.model.config.log_pruning_tolerance
 
-    def steps_with(tolerance: float | None) -> Callable[[], None]:
-        def steps() -> None:
-            trained.model.set_log_pruning_tolerance(tolerance)
-            for batch in batches:
-                train_step(
-                    trained.model,
-                    optimizer,
-                    trained.task.loss,
-                    iter([batch]),
-                    1,
-                    max_grad_norm=config.max_grad_norm,
-                    dtype=config.dtype,
-                )
+    def steps(tolerance: float | None) -> None:
+        trained.model.set_log_pruning_tolerance(tolerance)
+        for batch in batches:
+            train_step(
+                trained.model,
+                optimizer,
+                trained.task.loss,
+                iter([batch]),
+                1,
+                max_grad_norm=config.max_grad_norm,
+                dtype=config.dtype,
+            )
 
-        return steps
-
+    calls = {"acp": functools.partial(steps, tolerance), "exact": functools.partial(steps, None)}
     with compiled_blocks(trained.task.blocks(trained.model), compiles(run, trained.device)):
-        times = interleaved(
-            {"acp": steps_with(tolerance), "exact": steps_with(None)},
-            trained.device,
-            trained.measure.timing_repeats,
-            title=f"{run.name}: training throughput",
-        )
+        title = f"{run.name}: training throughput"
+        times = interleaved(calls, trained.device, trained.measure.timing_repeats, title=title)
     trained.model.set_log_pruning_tolerance(tolerance)
     return [
         {

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.paper import Quantity
-
-from ..suite import FoXRun
+from acp_repro.chain.state import read_log
 
 if TYPE_CHECKING:
     from ..trained import TrainedFoX
@@ -53,21 +52,6 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
             for layer, ratio in layers
         ]
     return records
-
-
-def read_log(quantity: str, run: FoXRun) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl.
-
-    Raises:
-        RecordError: there is none, or it cannot be read; names the quantity and the command that trains.
-    """
-    path = run.folder / "metrics.jsonl"
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise RecordError(
-            f"{quantity}: {path} cannot be read ({error}); train with `{run.command}`"
-        ) from None
 
 
 QUANTITY = Quantity(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-from acp_repro.chain.errors import RecordError
 from acp_repro.chain.paper import Quantity
+from acp_repro.chain.state import read_log
 
 if TYPE_CHECKING:
     from ..trained import TrainedPruning
@@ -23,15 +22,8 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     Raises:
         RecordError: the log of the run is gone, or the run was never watched.
     """
-    path = trained.run.folder / "metrics.jsonl"
-    try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-    except OSError as error:
-        raise RecordError(
-            f"dynamics: {path} cannot be read; train again with `{trained.run.command}`"
-        ) from error
     rows = []
-    for line in lines:
+    for line in read_log("dynamics", trained.run):
         if "accuracy" not in line:
             continue
         common = {"step": line["step"], "loss_nats": line["loss_nats"]}
