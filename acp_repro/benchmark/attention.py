@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention import choose_implementation, pruning_grid, pruning_threshold
-from ..attention.backends import named
-from ..attention.boundary import attention_flops, causal_blocks, count_blocks
+from ..attention import choose_implementation, pruning_threshold
+from ..attention.boundary import attention_flops, causal_blocks
 from ..attention.reference import forgetting_attention as equations
 from ..attention.threshold import logit_bound_from_norms
+from ..model.capture import AttentionInputs
 from .rivals import RIVALS, Call
 from .timing import ORDER, Clock, device_ms, host_ms, interleaved, orders
 
@@ -55,22 +55,20 @@ class Problem(NamedTuple):
 
     def search(self, method: str) -> Tensor:
         """(B, H, M): all that ours does before its kernels, as it does it on this device."""
-        name, length, threshold = (choose_implementation(self.q.device), self.q.shape[2], self.threshold)
-        if method == "acp auto":
-            bound = logit_bound_from_norms(self.q, self.k, self.q.shape[-1] ** -0.5)
-            threshold = pruning_threshold(bound, length)
-        grid = pruning_grid(name, self.q.shape[-1], self.q.dtype)
-        return named(name).running_sum_and_boundary(self.log_fgate, threshold, length, *grid)[1]
+        return self._given(method).search()
 
     def pruned_ratio(self, method: str) -> float:
         """The share of blocks that ours prunes on this device."""
         if not method.startswith("acp"):
             return 0.0
-        name = choose_implementation(self.q.device)
-        grid = pruning_grid(name, self.q.shape[-1], self.q.dtype)
-        length = self.q.shape[2]
-        boundary = self.search(method)
-        return count_blocks(boundary, length, length, *grid).pruned_ratio.mean().item()
+        return self._given(method).count().pruned_ratio.mean().item()
+
+    def _given(self, method: str) -> AttentionInputs:
+        threshold = self.threshold
+        if method == "acp auto":
+            bound = logit_bound_from_norms(self.q, self.k, self.q.shape[-1] ** -0.5)
+            threshold = pruning_threshold(bound, self.q.shape[2])
+        return AttentionInputs(*self.inputs, threshold)
 
 
 def mean_gates(gates: str, heads: int, **options: Any) -> Tensor:

@@ -17,7 +17,7 @@ from acp_repro.chain.errors import RecordError
 from acp_repro.chain.suite import load_suite
 from acp_repro.measure import main as measure
 from acp_repro.model.capture import AttentionInputs, attention_inputs
-from acp_repro.papers.acp.measure import attention_weights, decay, loss_curve, pruned_ratio
+from acp_repro.papers.acp.measure import attention_weights, decay, loss_curve, pruned_mass, pruned_ratio
 from acp_repro.papers.acp.measure.decay import Head, choose_heads
 from acp_repro.papers.acp.trained import TrainedFoX
 from tests.suites import YAML, records, trained_run, write_suite
@@ -147,13 +147,14 @@ def test_decay_and_weights_are_those_of_the_model():
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 1000])
-def test_weights_do_not_depend_on_how_rows_are_cut(rows):
+def test_weights_do_not_depend_on_how_rows_are_cut(rows, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 65, 16, generator=generator) * 2 for _ in range(3))
     log_fgate = F.logsigmoid(torch.randn(1, 1, 65, generator=generator))
     inputs = AttentionInputs(q, k, v, log_fgate, None)
     whole = list(attention_weights.large_weights(inputs))
-    cut = list(attention_weights.large_weights(inputs, chunk_scores=65 * rows))
+    monkeypatch.setattr(pruned_mass, "_CHUNK_NUMBERS_CPU", 65 * rows)
+    cut = list(attention_weights.large_weights(inputs))
     assert [entry[:2] for entry in cut] == [entry[:2] for entry in whole]
     assert [e[2] for e in cut] == pytest.approx([e[2] for e in whole], rel=1e-12)
     assert whole[0] == (0, 0, 1.0)  # the first query sees nothing but itself

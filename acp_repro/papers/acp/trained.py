@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -25,11 +24,6 @@ class TrainedFoX(Trained):
     suite: FoXSuite
     run: FoXRun
     model: FoXForCausalLM
-
-    @property
-    def common_length(self) -> int:
-        """What every context length of the suite divides: the longest, where the shorter ones divide it."""
-        return math.lcm(*(run.context_length for run in self.suite.runs))
 
     @property
     def longest_heldout_document(self) -> int:

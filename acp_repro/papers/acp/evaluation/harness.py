@@ -12,8 +12,7 @@ import functools
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from lm_eval.api.instance import Instance
@@ -22,6 +21,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import nn
 from tqdm import tqdm
 
+from acp_repro.data.tokenizer import Tokenizer
 from acp_repro.model.generation import stream_tokens
 from acp_repro.training.step import autocast
 
@@ -32,17 +32,6 @@ from .scoring import Request, Score, Scorer
 # Tokens of a batch: enough to keep an H100 busy with 125M parameters; what is in a CPU's caches is faster.
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2048}
 DEFAULT_NEW_TOKENS = 256  # the harness's own
-
-
-class Tokenizer(Protocol):
-    """``BPETokenizer`` and ``ByteTokenizer`` are such."""
-
-    vocab_size: int
-    bos_id: int
-
-    def encode(self, text: str) -> Sequence[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class FoXLM(TemplateLM):

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from acp_repro.chain.paper import Quantity
 
 from .decay import inputs_of_heads
+from .pruned_mass import row_chunks
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from acp_repro.model.capture import AttentionInputs
 
     from ..trained import TrainedFoX
 
 LARGE_WEIGHT = 0.1  # Figure 6: A is very sparse, so only entries over this are shown
-# Scores alive at a time: 32 MiB of float64, where a whole A of 16k tokens would take 2 GiB.
-_CHUNK_SCORES = 2**22
 
 
 def measure(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None) -> list[dict]:
@@ -47,33 +43,23 @@ def measure(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None)
     ]
 
 
-def large_weights(
-    inputs: AttentionInputs, above: float = LARGE_WEIGHT, chunk_scores: int = _CHUNK_SCORES
-) -> Iterator[tuple[int, int, float]]:
-    """(query, key, weight) of every entry of A over ``above``, of one head of one sequence.
+def large_weights(inputs: AttentionInputs) -> Iterator[tuple[int, int, float]]:
+    """(query, key, weight) of every entry of A over :data:`LARGE_WEIGHT`, of one head of one sequence.
 
     Args:
         inputs: batch and heads of 1.
-        chunk_scores: entries of A that are held at a time, at least one row.
     """
     import torch
 
     from acp_repro.attention.reference import attention_scores
 
-    q, k, log_fgate = inputs.q.double(), inputs.k.double(), inputs.log_fgate
-    length, head_dim = q.shape[2:]
-    rows = max(1, chunk_scores // length)
-    for first in range(0, length, rows):
-        last = min(length, first + rows)
-        # The reference takes queries as the last positions of the keys, so keys end with the chunk.
-        scores = attention_scores(
-            q[:, :, first:last], k[:, :, :last], log_fgate[:, :, :last], sm_scale=1 / math.sqrt(head_dim)
-        )
-        weights: Tensor = scores[0, 0].softmax(-1)
-        entries = torch.nonzero(weights > above)
+    for rows in row_chunks(inputs):
+        scores = attention_scores(rows.q, rows.k, rows.log_fgate, sm_scale=rows.sm_scale)
+        weights = scores[0, 0].softmax(-1)
+        entries = torch.nonzero(weights > LARGE_WEIGHT)
         values = weights[tuple(entries.T)].tolist()
         for (query, key), value in zip(entries.tolist(), values, strict=True):
-            yield first + query, key, value
+            yield rows.start + query, key, value
 
 
 QUANTITY = Quantity(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from acp_repro.chain.paper import Quantity
@@ -28,7 +29,9 @@ def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
         (L,) float64 on the CPU in nats, entry i for the token that follows i others (counted from 0);
         and the number of tokens measured.
     """
-    return mean_by_position(trained, "loss", trained.run.context_length, trained.common_length)
+    # The longest, where the shorter ones divide it.
+    unit = math.lcm(*(run.context_length for run in trained.suite.runs))
+    return mean_by_position(trained, "loss", trained.run.context_length, unit)
 
 
 def mean_by_position(trained: TrainedFoX, what: str, length: int, longest: int) -> tuple[Tensor, int]:

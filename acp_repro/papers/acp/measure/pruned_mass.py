@@ -38,8 +38,11 @@ class _Rows(NamedTuple):
     sm_scale: float
 
 
-def _row_chunks(inputs: AttentionInputs, block_q: int) -> Iterator[_Rows]:
-    """All rows in chunks of whole query blocks, so that the dense reference fits in memory."""
+def row_chunks(inputs: AttentionInputs, block_q: int = 1) -> Iterator[_Rows]:
+    """All rows in chunks of whole query blocks, so that the dense reference fits in memory.
+
+    The reference takes queries as the last positions of the keys, so keys end with the chunk.
+    """
     batch, heads, length, head_dim = inputs.q.shape
     budget = _CHUNK_NUMBERS_CPU if inputs.q.device.type == "cpu" else _CHUNK_NUMBERS_GPU
     size = block_q * max(1, budget // (batch * heads * length * block_q))
@@ -63,7 +66,7 @@ def pruned_row_mass(inputs: AttentionInputs, block_q: int, block_k: int) -> Tens
     boundary = inputs.boundary(block_q, block_k)
     mass = torch.full(inputs.q.shape[:3], torch.nan, dtype=torch.float64, device=inputs.q.device)
     pruned = (boundary > 0).repeat_interleave(block_q, -1)[..., : inputs.q.shape[2]]
-    for rows in _row_chunks(inputs, block_q):
+    for rows in row_chunks(inputs, block_q):
         here = slice(rows.start, rows.stop)
         if not pruned[..., here].any():
             continue
@@ -97,7 +100,7 @@ def threshold_slack(
     batch, heads, length, _ = inputs.q.shape
     c = cumulative_log_fgate(inputs.log_fgate)
     highest = c.new_zeros(batch, heads)
-    for rows in _row_chunks(inputs, block_q):
+    for rows in row_chunks(inputs, block_q):
         scores = reference.attention_scores(rows.q, rows.k, rows.log_fgate, sm_scale=rows.sm_scale)
         weights = F.pad(scores.softmax(-1), (0, -rows.stop % block_k))
         # What a row loses if blocks 0 to l are pruned, then the largest over a query block's rows.
