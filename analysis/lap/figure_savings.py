@@ -57,8 +57,8 @@ def bound_by(records: pd.DataFrame) -> str:
     """Which times are the host's, in a sentence each; empty where none is."""
     grown = {name: growth(records, c) for c, name in TIMES.items() if not tells_time(records, c)}
     return "\n".join(
-        f"The time of the {name} says nothing of removal: {tokens:.3g} times the tokens take {time:.2g} times "
-        "as long, so such batches wait for the host."
+        f"The time of the {name} tells nothing of removal: {tokens:.3g} times the tokens take {time:.2g} "
+        "times as long, so such batches wait for the host."
         for name, (tokens, time) in grown.items()
         if tokens > 1
     )
