@@ -85,7 +85,7 @@ plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h10
 # each run's weights, each record, each figure and table, and the lists ITEMS, USUAL_ITEMS and so on.
 RULES := .make/$(subst /,+,$(SUITE)).mk
 STATIC := help setup test test-all test-gpu check notebooks docs train plan clean
-CHAIN := $(filter-out $(STATIC),$(MAKECMDGOALS))
+CHAIN := $(filter-out $(STATIC) $(INSTALLED)-%,$(MAKECMDGOALS))
 ifneq (,$(CHAIN)$(filter help train plan clean,$(or $(MAKECMDGOALS),help)))
 ifneq (1,$(words $(SUITE)))
 $(error SUITE=$(SUITE): a path with spaces is too much for make; link the file into experiments/ and give its name)
@@ -105,7 +105,7 @@ endif
 	@echo "error: nothing is called $@; suite $(SUITE) has $(ITEMS), and make help lists the rest" >&2; exit 2
 
 # Made at every call, for they say what is up to date; Make starts anew where they are other than before.
-$(RULES): FORCE | $(INSTALLED)
+$(RULES): $(if $(MAKE_RESTARTS),,FORCE) | $(INSTALLED)
 	@mkdir -p .make
 	@$(DO) acp_repro.chain.rules $(SUITE) > $@.new && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 FORCE:
