@@ -32,7 +32,9 @@ def poisoned(monkeypatch):
         monkeypatch.setattr(torch, name, lambda *a, make=make, **k: make(*a, **k).fill_(torch.nan))
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 40), (1, 17, 259), (3, 700, 256)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (2, 5, 40), (1, 17, 259), pytest.param((3, 700, 256), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_swiglu_backward(shape, dtype, poisoned):
     torch.manual_seed(0)
