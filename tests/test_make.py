@@ -154,7 +154,7 @@ DEPENDS = {
     "acp_repro/attention/op.py": set(),
     "acp_repro/model/fox.py": set(),
     "acp_repro/training/loop.py": set(),
-    "acp_repro/papers/acp/passes.py": set(),
+    "acp_repro/papers/acp/trained.py": set(),
     # Columns and runs of a quantity, beside how it is measured.
     "acp_repro/papers/acp/measure/block_size.py": items("figureA2") | PAGES,
     "acp_repro/papers/acp/measure/throughput.py": items("figure2 figure10") | PAGES,
