@@ -123,7 +123,7 @@ def test_pieces_of_a_text_begin_evenly_apart_and_go_round():
 def test_heldout_pieces_are_whole_sequences_of_one_place_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
-    corpus = prepare(load_suite("mini").data)
+    corpus = prepare(load_suite("mini").file.data)
     held = BYTES.encode((tmp_path / "heldout.txt").read_text())  # 860 bytes
     pieces = haystack.heldout_haystacks(corpus, 128, 200, 2)
     assert [len(piece) for piece in pieces] == [256, 256]
