@@ -21,7 +21,7 @@ INSTALLED := $(VENV)/installed
 # With `make -j` too: one recipe makes what several targets lack, and trains on every core already.
 .NOTPARALLEL:
 .PHONY: FORCE help setup test test-all test-gpu check notebooks docs train plan clean records figures tables \
-  report all reproduction
+  report all reproduction claim
 .DEFAULT_GOAL := help
 
 help: ## list every target
@@ -84,7 +84,7 @@ plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h10
 # All rules of the chain are generated, from the suite's file and the registry of its paper: a target for
 # each run's weights, each record, each figure and table, and the lists ITEMS, USUAL_ITEMS and so on.
 RULES := .make/$(subst /,+,$(SUITE)).mk
-STATIC := help setup test test-all test-gpu check notebooks docs train plan clean
+STATIC := help setup test test-all test-gpu check notebooks docs train plan claim clean
 CHAIN := $(filter-out $(STATIC) $(INSTALLED)-%,$(MAKECMDGOALS))
 ifneq (,$(CHAIN)$(filter help train plan clean,$(or $(MAKECMDGOALS),help)))
 ifneq (1,$(words $(SUITE)))
@@ -127,6 +127,10 @@ reproduction: REPRODUCTION.md ## one page with a verdict on every claim, from al
 	@echo "page: $(abspath $<)"
 REPRODUCTION.md: $(wildcard experiments/*.yaml results/./*/*/*.csv*) | $(INSTALLED)
 	@$(DO) analysis.reproduction > /dev/null
+
+# On the runs that the page quotes, unless a suite is named.
+claim: | $(INSTALLED) ## measure a claim of REPRODUCTION.md again: ID=acp.figure2.1; without ID: list all; SUITE=cpu
+	@$(DO) analysis.reproduction.claim $(ID) $(if $(filter command line,$(origin SUITE)),--suite $(SUITE))
 
 clean: ## delete what SUITE made: runs, results and figures
 	@test -z "$(FORCE)$$(git ls-files $(RESULTS) 2>/dev/null)" || test -n "$(FORCE)" || \

@@ -212,6 +212,9 @@ def test_what_a_training_took_is_said_of_no_other(load, tmp_path):
     state.write_settings(load(YAML), run, [], took)
     state.write_settings(load(YAML), run, [])
     assert state.measured_run(run).gpu_seconds == 1
+    state.write_settings(load(YAML), run, [], seconds={"loss": 2.0})
+    state.write_settings(load(YAML), run, [], seconds={"needle": 3.0})
+    assert state.recorded_settings(run)["seconds"] == {"loss": 2.0, "needle": 3.0}
     other = load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"))
     state.write_settings(other, other.runs[0], [])
     assert state.measured_run(other.runs[0]) is None

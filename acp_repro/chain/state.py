@@ -118,12 +118,16 @@ def settings_path(run: Run) -> Path:
 
 
 def write_settings(
-    suite: Suite, run: Run, quantities: Iterable[Quantity], trained: Mapping[str, Any] | None = None
+    suite: Suite,
+    run: Run,
+    quantities: Iterable[Quantity],
+    trained: Mapping[str, Any] | None = None,
+    seconds: Mapping[str, float] | None = None,
 ) -> None:
     """Keeps a run's settings and its weights' hash beside its records; ``quantities`` were measured now.
 
     ``trained`` is what the training took, kept because a plan is checked against it where the run's
-    folder is no more.
+    folder is no more; ``seconds`` what measuring took, by quantity.
 
     Where settings or weights are no longer those of before, the run's other records are named under
     ``older``: ``run`` if the training is another, else ``measure``, until they too are measured again.
@@ -145,6 +149,8 @@ def write_settings(
         now["trained"] = dict(trained)
     if weights := done(run).get("sha256") or before.get("weights"):
         now["weights"] = weights
+    if took := before.get("seconds", {}) | dict(seconds or {}):
+        now["seconds"] = took
     files.write_json(settings_path(run), now)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def _measure(
         trained = _trained(suite, run, untrained, device)
         took = state.measured_run(run)
         for _, quantity in pairs:
+            begun = time.perf_counter()
             written = write_records(
                 suite.paper,
                 run,
@@ -71,7 +73,8 @@ def _measure(
                 **made_on(device),
             )
             if path is None:  # after each, so that what is stopped leaves no record beside settings of before
-                state.write_settings(suite, run, [quantity], took and dataclasses.asdict(took))
+                seconds = {quantity.name: round(time.perf_counter() - begun, 1)}
+                state.write_settings(suite, run, [quantity], took and dataclasses.asdict(took), seconds)
             print(written)
         trained.written()
 

@@ -20,6 +20,7 @@ from acp_repro.chain.suite import load_suite, suite_names
 from .. import style
 from ..report.gather import all_records, judge, of_item, paper_words, record_paths
 from ..verdict import Status, Verdict, Word
+from .again import Again, by_records, by_test
 
 TELLING = (Status.MET, Status.BEYOND, Status.SHORT, Status.MISSED)
 
@@ -29,6 +30,8 @@ class Line:
     """A claim and what became of it.
 
     Attributes:
+        id: what ``make claim ID=`` takes: "acp.figure2.1", the paper, the item or "text", and which of its
+            claims.
         item: whose claim it is; None for one of ``Paper.claims``.
         paper: the paper's words and where they stand.
         ours: our numbers, or why there are none.
@@ -37,8 +40,10 @@ class Line:
         suite: the one whose records these are.
         runs: how many were measured for it.
         trained_tokens: the most that one of them saw.
+        again: what measures it again; None where nothing does.
     """
 
+    id: str
     claim: Claim
     item: Item | None
     paper: str
@@ -50,6 +55,7 @@ class Line:
     suite: str = ""
     runs: int = 0
     trained_tokens: int = 0
+    again: Again | None = None
 
 
 @dataclass(frozen=True)
@@ -78,19 +84,36 @@ def gather() -> tuple[Section, ...]:
     sections = []
     for name in sorted(papers):
         paper, own = papers[name], [suite for suite in suites if suite.paper.name == name]
-        items = [(claim, item) for item in paper.items for claim in item.claims if not claim.control]
-        lines = [of_records(claim, item, item, own, records) for claim, item in items]
-        lines += [of_text(claim, paper, own, records) for claim in paper.claims]
+        lines = [
+            of_text(id, claim, paper, own, records)
+            if item is None
+            else of_records(id, claim, item, item, own, records)
+            for id, claim, item in numbered(paper)
+        ]
         sections.append(Section(paper, tuple(lines)))
     return tuple(sections)
 
 
+def numbered(paper: Paper) -> list[tuple[str, Claim, Item | None]]:
+    """(id, claim, item) of every claim of a paper, those of its text last, with no item."""
+    groups = [(item, [c for c in item.claims if not c.control]) for item in paper.items]
+    return [
+        (f"{paper.name}.{item.name if item else 'text'}.{number}", claim, item)
+        for item, claims in (*groups, (None, paper.claims))
+        for number, claim in enumerate(claims, 1)
+    ]
+
+
 def of_text(
-    claim: Claim, paper: Paper, suites: Sequence[Suite], records: Mapping[str, Mapping[str, pd.DataFrame]]
+    id: str,
+    claim: Claim,
+    paper: Paper,
+    suites: Sequence[Suite],
+    records: Mapping[str, Mapping[str, pd.DataFrame]],
 ) -> Line:
     """One of ``Paper.claims``: judged on records, or by a test, or not at all."""
     if claim.quantities:
-        return of_records(claim, None, paper.item(claim.item), suites, records)
+        return of_records(id, claim, None, paper.item(claim.item), suites, records)
     if claim.untested:
         verdict = Verdict(Status.UNDECIDED, claim.untested)
     elif claim.check:
@@ -99,10 +122,12 @@ def of_text(
         verdict = Verdict.of(not claim.refuted, claim.refuted or "a test shows it, whatever the model")
     proved = Word.PROVED if verdict.status is Status.MET else Word.of(verdict.status)
     word = Word.MISPRINT if claim.refuted else proved
-    return Line(claim, None, paper_words(claim, paper), word, verdict.status, verdict.ours)
+    words = paper_words(claim, paper)
+    return Line(id, claim, None, words, word, verdict.status, verdict.ours, again=by_test(claim))
 
 
 def of_records(
+    id: str,
     claim: Claim,
     item: Item | None,
     judged_on: Item,
@@ -112,14 +137,14 @@ def of_records(
     """A claim that is judged on the records of ``judged_on``."""
     paper = suites[0].paper
     found = [
-        of_suite(claim, item, judged_on, suite, records[suite.name])
+        of_suite(id, claim, item, judged_on, suite, records[suite.name])
         for suite in suites
         if set(claim.quantities) <= set(records[suite.name])
     ]
     found = [line for line in found if line.status in (*TELLING, Status.UNDECIDED)]
     if not found:
         words = paper_words(claim, paper, judged_on)
-        return Line(claim, item, words, Word.UNTOLD, Status.MISSING, why_none(claim, judged_on, suites))
+        return Line(id, claim, item, words, Word.UNTOLD, Status.MISSING, why_none(claim, judged_on, suites))
     first = strongest(found)
     others = [
         f"suite {line.suite}: {line.word}"
@@ -137,7 +162,12 @@ def strongest(found: Iterable[Line]) -> Line:
 
 
 def of_suite(
-    claim: Claim, item: Item | None, judged_on: Item, suite: Suite, records: Mapping[str, pd.DataFrame]
+    id: str,
+    claim: Claim,
+    item: Item | None,
+    judged_on: Item,
+    suite: Suite,
+    records: Mapping[str, pd.DataFrame],
 ) -> Line:
     """What one suite shows of a claim, with the scale and the files that show it."""
     models, runs = suite.paper.part("models"), judged_on.runs(suite)
@@ -158,6 +188,7 @@ def of_suite(
     shapes += " (the paper's scale)" if at_scale else ""
     trained = [int(n) for table in tables for n in table["trained_tokens"].dropna().unique()]
     return Line(
+        id,
         claim,
         item,
         judgement.paper,
@@ -169,6 +200,7 @@ def of_suite(
         suite.name,
         len(measured),
         max(trained, default=0),
+        by_records(claim, judged_on, suite, measured),
     )
 
 

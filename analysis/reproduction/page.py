@@ -30,7 +30,7 @@ IN_SENTENCE = {
     Word.CONTRADICTED: ("is contradicted", "are contradicted"),
     Word.MISPRINT: ("is a misprint", "are misprints"),
 }
-HEADER = ("Claim", "The paper", "Here", "Measured on", "Verdict", "Shown by")
+HEADER = ("Claim", "The paper", "Here", "Measured on", "Verdict", "Shown by", "Measure it again")
 
 
 def render(sections: Sequence[Section]) -> str:
@@ -46,6 +46,10 @@ def render(sections: Sequence[Section]) -> str:
         "suites that can tell, the one with the most runs measured for the claim speaks, of equals the one "
         "whose models saw the most tokens; where another suite comes to another verdict, the line says so. "
         "Whatever is measured holds at the scale that stands beside it, and no further.",
+        "`make claim ID=acp.figure2.1` measures a line again: it trains what lacks weights, measures, and "
+        "prints the old and the new number and verdict; with `SUITE=cpu` on the small models of a laptop. "
+        "The seconds are those of the trainings that the records are of, and of the measuring where the "
+        "records say it.",
         *(part for section in sections for part in _section(section)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -59,9 +63,21 @@ def summary(section: Section) -> str:
     return f"Of {len(section.lines)} claims (one that two figures show counts twice) {listed}."
 
 
+def quick(section: Section) -> str:
+    """ "43 can be measured again ..., 20 of them ..."."""
+    found = [line.again for line in section.lines if line.again and line.again.quick]
+    tests = sum(not again.suite for again in found)
+    words = f"{len(found)} can be measured again with less than half an hour of training on one GPU"
+    return (
+        f"{words}; {tests} of these are tests, each under a minute on two CPU cores."
+        if tests
+        else f"{words}."
+    )
+
+
 def _section(section: Section) -> list[str]:
     paper, lines = section.paper, section.lines
-    parts = [f"## {paper.title}", f"[The paper]({paper.url}). {summary(section)}"]
+    parts = [f"## {paper.title}", f"[The paper]({paper.url}). {summary(section)} {quick(section)}"]
     for title, some in (
         ("Its figures and tables", [line for line in lines if line.item]),
         ("What its text says besides", [line for line in lines if not line.item]),
@@ -82,6 +98,7 @@ def _row(line: Line) -> list[str]:
     item = line.item
     where = f"<br>*{item.label}{', ours' if item.ours else ''}*" if item else ""
     cells = (line.claim.claim + where, line.paper, line.ours, line.scale, f"**{line.word}**", _shown_by(line))
+    cells += (f"`make claim ID={line.id}`: {line.again.cost}" if line.again else "",)
     minus = re.compile(r"(?<=[\s\[])-(?=\d)")
     return [minus.sub("−", " ".join(cell.split())).replace("|", "\\|") or "–" for cell in cells]
 

@@ -103,7 +103,16 @@ def test_each_finding_has_its_word(status):
 
 def evidence(suite: str, status: Status, runs: int, tokens: int) -> Line:
     return Line(
-        Claim("", ""), None, "", Word.of(status), status, "", suite=suite, runs=runs, trained_tokens=tokens
+        "",
+        Claim("", ""),
+        None,
+        "",
+        Word.of(status),
+        status,
+        "",
+        suite=suite,
+        runs=runs,
+        trained_tokens=tokens,
     )
 
 
@@ -136,7 +145,7 @@ def test_the_suite_that_can_tell_and_has_most_runs_counts():
     ],
 )
 def test_claims_that_need_no_record(claim, word, ours):
-    line = of_text(claim, find_paper("acp"), [], {})
+    line = of_text("acp.text.1", claim, find_paper("acp"), [], {})
     assert (line.word, line.ours) == (word, ours)
 
 
@@ -172,7 +181,7 @@ def test_lines_say_numbers_scale_and_records(mini):
     assert sweep.ours == "no published records of `epsilon_sweep`; `make figure7 SUITE=mini` makes them"
     assert not lines_of(section, figure3_right.needle_learnt)  # a control
     row = next(line for line in render([section]).splitlines() if line.startswith("| About 70 %"))
-    assert row.count(" | ") == 5
+    assert row.count(" | ") == 6
     assert "[pro-tiny-256-acp](results/mini/pro-tiny-256-acp/pruned_ratio.csv)" in row
 
 

@@ -1,0 +1,99 @@
+"""Measures one claim again: ``make claim ID=acp.figure2.1``.
+
+Trains what lacks weights, measures, and prints the old and the new number and verdict. The records in
+``results/`` are then the new ones. Without an ID it lists all claims and what each costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+
+from acp_repro.chain import rules
+from acp_repro.chain.command import command, run_command
+from acp_repro.chain.errors import SuiteError, UnknownName
+from acp_repro.chain.paper import Suite
+from acp_repro.chain.suite import load_suite
+
+from ..report.gather import all_records
+from .again import Again, by_records
+from .gather import Line, gather, of_suite
+
+
+@command("the same command goes on from where it was")
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m analysis.reproduction.claim", description=__doc__)
+    parser.add_argument("id", nargs="?", help="of a line of REPRODUCTION.md, such as acp.figure2.1")
+    parser.add_argument(
+        "--suite", help="measure it on the runs of this suite (default: those that REPRODUCTION.md quotes)"
+    )
+    options = parser.parse_args(arguments)
+    lines = {line.id: line for section in gather() for line in section.lines}
+    if options.id is None:
+        for line in lines.values():
+            cost = line.again.cost if line.again else "nothing measures it"
+            print(f"{line.id:22} {line.claim.claim}: {cost}")
+        return 0
+    if options.id not in lines:
+        raise UnknownName.among(f"no claim has the ID {options.id!r}", options.id, list(lines))
+    return _again(lines[options.id], options.suite)
+
+
+def _again(line: Line, suite_name: str | None) -> int:
+    print(f"{line.id}: {line.claim.claim}\n  holds if: {line.claim.holds_if or '-'}")
+    print(f"old: {line.word}: {line.ours}" + (f" ({line.scale})" if line.scale else ""))
+    suite = _suite(line, suite_name)
+    again = line.again if suite is None else _on(line, suite)
+    if again is None:
+        raise SuiteError(f"{line.id}: nothing measures it: {line.ours}")
+    print(f"cost: {again.cost}")
+    for words in again.commands:
+        print(f"$ {words}", flush=True)
+        code = subprocess.run([sys.executable, *shlex.split(words)[1:]]).returncode
+        if code:
+            return code
+    if suite is None:
+        print(f"new: {line.word}: the test passes")
+        return 0
+    records = all_records(suite, line.claim.quantities)
+    judged_on = suite.paper.item(_item_name(line))
+    found = of_suite(line.id, line.claim, line.item, judged_on, suite, records)
+    print(f"new: {found.word}: {found.ours} ({found.scale})")
+    print(f"the new records lie in results/{suite.name}/; `git diff results/{suite.name}` shows what changed")
+    return 0
+
+
+def _suite(line: Line, name: str | None) -> Suite | None:
+    """On whose runs it is measured; None for a test.
+
+    Raises:
+        SuiteError: no suite has records of it and none is named, or the named one cannot have it.
+    """
+    if not line.claim.quantities:
+        return None
+    name = name or (line.again.suite if line.again else None)
+    if name is None:
+        raise SuiteError(f"{line.id}: {line.ours}; or name a suite to measure it on: SUITE=name")
+    suite = load_suite(name)
+    item = suite.paper.item(_item_name(line))
+    if suite.paper.name != line.id.partition(".")[0] or not item.runs(suite):
+        raise SuiteError(f"suite {suite.name} cannot show {line.id}: {rules.why_not(suite, item)}")
+    return suite
+
+
+def _item_name(line: Line) -> str:
+    return line.item.name if line.item else line.claim.item
+
+
+def _on(line: Line, suite: Suite) -> Again:
+    """The commands for one suite: on the runs that have records, or else on all that the item is about."""
+    if line.again and line.again.suite == suite.name:
+        return line.again
+    item = suite.paper.item(_item_name(line))
+    return by_records(line.claim, item, suite, item.runs(suite))
+
+
+if __name__ == "__main__":
+    run_command(main)
