@@ -1,5 +1,6 @@
 """REPRODUCTION.md: as generated now, one line a claim, and the right suite speaks."""
 
+import itertools
 import re
 import shutil
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from acp_repro.chain import state
 from acp_repro.chain.paper import Claim
 from acp_repro.chain.registry import find_paper, paper_names
 from acp_repro.chain.suite import load_suite, suite_names
@@ -61,6 +63,17 @@ def test_published_suites_are_those_that_git_takes(monkeypatch):
     published = [name for name in suite_names() if load_suite(name).file.published]
     for folder in ("results", "figures"):
         assert sorted(re.findall(rf"^!/{folder}/(.*)/$", ignore, re.M)) == published
+
+
+def test_published_records_are_of_the_present_settings(monkeypatch):
+    """So a fresh clone only draws them: an edit of a suite waits until the runs are measured again."""
+    monkeypatch.chdir(ROOT)
+    for suite in (load_suite(name) for name in suite_names()):
+        if not suite.file.published:
+            continue
+        for run, quantity in itertools.product(suite.runs, suite.paper.quantities):
+            if not quantity.command and quantity.path(suite.name, run.name).is_file():
+                assert state.is_current(suite, run, quantity), (run.name, quantity.name)
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
