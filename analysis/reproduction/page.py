@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from ..verdict import Word
 from .gather import Line, Section
@@ -18,49 +19,52 @@ MEANINGS = {
     Word.CONTRADICTED: "the models of the line do not meet the criterion",
     Word.MISPRINT: "the paper is wrong as printed; the line says what is right",
 }
-# Of one claim and of several, as in "2 are misprints".
-IN_SENTENCE = {
-    Word.PROVED: ("is proved or computed", "are proved or computed"),
-    Word.MEASURED: ("is measured in the paper's range", "are measured in the paper's range"),
-    Word.ANOTHER_SIZE: (
-        "has the same direction and another size",
-        "have the same direction and another size",
-    ),
-    Word.UNTOLD: ("cannot be told", "cannot be told"),
-    Word.CONTRADICTED: ("is contradicted", "are contradicted"),
-    Word.MISPRINT: ("is a misprint", "are misprints"),
-}
+# What a reader in a hurry wants to know, in this order.
+HEADLINES = ("acp.figureA1.1", "acp.figure8.1", "acp.figure2.1", "acp.figure2.3", "acp.figureA6.1")
 HEADER = ("Claim", "The paper", "Here", "Measured on", "Verdict", "Shown by", "Measure it again")
 
 
 def render(sections: Sequence[Section]) -> str:
     """The whole page."""
-    meanings = [f"| {word} | {meaning} |" for word, meaning in MEANINGS.items()]
+    lines = {line.id: line for section in sections for line in section.lines}
+    headlines = [_cells(lines[id]) for id in HEADLINES if id in lines]
     parts = [
-        "# What holds of what the papers claim",
-        "`make reproduction` writes this page from the published records; nothing on it is written by hand. "
-        "Claims and criteria stand in `acp_repro/papers/`, what checks them in `analysis/`; the reports "
-        "(`figures/SUITE/report.html`) show the figures behind them.",
-        "\n".join(["| verdict | means |", "|---|---|", *meanings]),
-        "Every claim is judged in each suite that says `published: true` and has records for it. Of the "
-        "suites that can tell, the one with the most runs measured for the claim speaks, of equals the one "
-        "whose models saw the most tokens; where another suite comes to another verdict, the line says so. "
-        "Whatever is measured holds at the scale that stands beside it, and no further.",
-        "`make claim ID=acp.figure2.1` measures a line again: it trains what lacks weights, measures, and "
-        "prints the old and the new number and verdict; with `SUITE=cpu` on the small models of a laptop. "
-        "The seconds are those of the trainings that the records are of, and of the measuring where the "
-        "records say it.",
+        "# Reproduction: what holds of what the papers claim",
+        "Each line of this page is one claim of a paper, with our number and a verdict. The first table has "
+        "the most important ones, the second counts all.",
+        _markdown(("Claim", "Here", "Verdict"), ([cell[0], cell[2], cell[4]] for cell in headlines)),
+        _markdown(("Paper", "claims", *Word), map(_counts, sections)),
+        _markdown(("verdict", "means"), MEANINGS.items()),
+        "## How to read it",
+        "- `make reproduction` writes this page from the published records. Nothing on it is written by "
+        "hand. Each claim and its criterion stand in the file of its figure (`analysis/PAPER/`). The reports "
+        "(`figures/SUITE/report.html`) show the figures.\n"
+        "- A verdict holds at the scale that stands beside it, and no further.\n"
+        "- Where several suites have records of a claim, one decides: the one with the most runs measured "
+        "for it, of equals the one whose models saw the most tokens. Where another suite comes to another "
+        "verdict, the line says so. A claim that two figures show counts twice.\n"
+        "- `make claim ID=acp.figure2.1` measures a line again. It trains runs that lack weights, measures, "
+        "and prints the old and the new number and verdict. With `SUITE=cpu` it takes the small models of a "
+        "laptop. The seconds are those of the trainings behind the records, and of measuring where the "
+        "records say them.",
         *(part for section in sections for part in _section(section)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def summary(section: Section) -> str:
-    """ "Of 59 claims (...) 17 are proved or computed, 25 are measured in the paper's range, ..."."""
+    """ "62 claims: 18 proved or computed; 25 measured in the paper's range; ..."."""
     words = Counter(line.word for line in section.lines)
-    counts = [f"{words[word]} {IN_SENTENCE[word][words[word] > 1]}" for word in Word if words[word]]
-    listed = " and ".join(filter(None, (", ".join(counts[:-1]), counts[-1])))
-    return f"Of {len(section.lines)} claims (one that two figures show counts twice) {listed}."
+    plural = {Word.MISPRINT: "misprints"}
+    counts = [
+        f"{words[word]} {plural.get(word, word) if words[word] > 1 else word}" for word in Word if words[word]
+    ]
+    return f"{len(section.lines)} claims: {'; '.join(counts)}."
+
+
+def _counts(section: Section) -> list[str]:
+    words = Counter(line.word for line in section.lines)
+    return [section.paper.title, str(len(section.lines)), *(str(words[word] or "–") for word in Word)]
 
 
 def quick(section: Section) -> str:
@@ -77,7 +81,7 @@ def quick(section: Section) -> str:
 
 def _section(section: Section) -> list[str]:
     paper, lines = section.paper, section.lines
-    parts = [f"## {paper.title}", f"[The paper]({paper.url}). {summary(section)} {quick(section)}"]
+    parts = [f"## {paper.title}", f"[The paper]({paper.url}) makes {summary(section)} {quick(section)}"]
     for title, some in (
         ("Its figures and tables", [line for line in lines if line.item]),
         ("What its text says besides", [line for line in lines if not line.item]),
@@ -90,11 +94,14 @@ def _section(section: Section) -> list[str]:
 
 
 def _table(lines: Iterable[Line]) -> str:
-    rows = [HEADER, ["---"] * len(HEADER), *map(_row, lines)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return _markdown(HEADER, map(_cells, lines))
 
 
-def _row(line: Line) -> list[str]:
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
+
+
+def _cells(line: Line) -> list[str]:
     item = line.item
     where = f"<br>*{item.label}{', ours' if item.ours else ''}*" if item else ""
     cells = (line.claim.claim + where, line.paper, line.ours, line.scale, f"**{line.word}**", _shown_by(line))
@@ -104,10 +111,15 @@ def _row(line: Line) -> list[str]:
 
 
 def _shown_by(line: Line) -> str:
-    """Links to the records, a word for each quantity; or to the test."""
+    """A link to the test, or for each quantity to its record, or to the folder of several runs' records."""
     if line.claim.test:
         return f"[`{line.claim.test}`]({line.claim.test.partition('::')[0]})"
-    links: dict[str, list[str]] = {}
+    files: dict[str, list[tuple[str, Path]]] = {}
     for quantity, run, path in line.records:
-        links.setdefault(quantity, []).append(f"[{run}]({path.as_posix()})")
-    return "; ".join(f"{quantity}: {', '.join(some)}" for quantity, some in links.items())
+        files.setdefault(quantity, []).append((run, path))
+    links = []
+    for quantity, found in files.items():
+        (run, path), *more = found
+        name, target = (f"{len(found)} runs", path.parents[1]) if more else (run, path)
+        links.append(f"{quantity} of [{name}]({target.as_posix()})")
+    return "; ".join(links)
