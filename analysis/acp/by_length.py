@@ -7,6 +7,7 @@ import pandas as pd
 from .. import style
 from ..tables import one_each
 from ..verdict import Verdict
+from . import models
 
 LONGER = "Abstract: longer context lengths yield greater computational savings"
 
@@ -22,14 +23,14 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 def listed(
     table: pd.DataFrame, column: str = "percent", digits: int = 0, sign: str = "", unit: str = " %"
 ) -> str:
-    """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"."""
+    """ "0.2M: 48 % at 512, 75 % at 1k; 0.5M: 47 % at 512"; a size at the start of training says so."""
     return "; ".join(
         f"{size}: "
         + ", ".join(
             f"{value:{sign}.{digits}f}{unit} at {style.length_label(length)}"
             for value, length in zip(rows[column], rows["context_length_tokens"], strict=True)
         )
-        for size, rows in table.groupby("size", sort=False)
+        for size, rows in table.groupby(models.marked(table), sort=False)
     )
 
 

@@ -42,25 +42,25 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> Figure:
 
     panels = (
         (
-            "FLOPs and memory accesses saved (%)",
+            "FLOPs and memory accesses saved (%)\n",
             "pruned_ratio",
             statistics.pruned_percent(records["pruned_ratio"]),
             None,
         ),
         (
-            "Attention time saved (%)",
+            "Attention time saved (%)\nin bars: ms with / without ACP",
             "attention_time_reduction",
             statistics.time_reduction(records["attention_time"]),
             "ms",
         ),
         (
-            "Training throughput gained (%)",
+            "Training throughput gained (%)\nin bars: tokens/s with / without ACP",
             "throughput_gain",
             statistics.throughput_gain(records["throughput"]),
             "tok/s",
         ),
     )
-    figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.5), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.9), layout="constrained")
     labels = []
     for ax, (title, quantity, table, unit) in zip(axes, panels, strict=True):
         low, high = models.PUBLISHED.range(item, quantity)
@@ -68,15 +68,33 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> Figure:
         _paper_bar(ax, table["context_length_tokens"].nunique(), low, high)
         ax.set_title(title)
         ax.set_xlabel("context length $L$ (tokens)")
-    sizes = list(dict.fromkeys(panels[0][2]["size"]))
-    handles = [Patch(color=c, label=models.in_words([s])) for s, c in zip(sizes, style.SIZES, strict=False)]
+    trained = panels[0][2].groupby("size", sort=False)["trained_tokens"]
+    handles = [
+        Patch(label=_named(size, tokens), **_look(colour, tokens.max(), size))
+        for (size, tokens), colour in zip(trained, style.SIZES, strict=False)
+    ]
     paper = Patch(fc="white", ec=style.PAPER, hatch="////", label="range in the paper")
     handles.append(paper)
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    if len(sizes) > 1:
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(2, len(handles)))
+    if len(trained) > 1:
         _part(figure, labels)
     _make_room(figure)
     return figure
+
+
+def _named(size: str, tokens: pd.Series) -> str:
+    """ "760M parameters, 20M to 100M tokens (pale: start of training)"."""
+    least, most = tokens.min(), tokens.max()
+    seen = " to ".join(dict.fromkeys(map(style.count_label, (least, most))))
+    mark = " (pale: start of training)" if models.at_start(least, size) else ""
+    return f"{models.in_words([size])}, {seen} tokens{mark}"
+
+
+def _look(colour: str, tokens: float, size: str) -> dict:
+    """A bar's colour, pale inside at the start of training."""
+    from matplotlib.colors import to_rgba
+
+    return {"fc": to_rgba(colour, 0.25 if models.at_start(tokens, size) else 1.0), "ec": colour, "lw": 0.8}
 
 
 def _part(figure: Figure, labels: list[list[list[Annotation]]]) -> None:
@@ -106,7 +124,8 @@ def _make_room(figure: Figure) -> None:
 
 
 def _bars(ax: Axes, table: pd.DataFrame, unit: str | None, paper: float) -> list[list[Annotation]]:
-    """Grouped bars of ``percent``; with ``unit`` each bar shows "with / without ACP" inside.
+    """Grouped bars of ``percent``; with ``unit`` each bar shows "with / without ACP" inside. A size that has
+    no bar at a length says so in its place.
 
     Args:
         paper: the end of the paper's range, for which the axis leaves room.
@@ -122,38 +141,40 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None, paper: float) -> list
     bottom = min(0, table["percent"].min())
     ax.set_ylim(bottom, 1.17 * top)
     labels: list[list[Annotation]] = []
+    centred = {"textcoords": "offset points", "ha": "center"}
     for at, length in enumerate(lengths):
         rows = table[table["context_length_tokens"] == length]
-        for place, row in enumerate(sorted(rows.itertuples(), key=lambda r: sizes.index(r.size))):
-            index = sizes.index(row.size)
-            x = at + (place - (len(rows) - 1) / 2) * width  # those that are there, side by side
-            ax.bar(x, row.percent, width * 0.92, color=style.SIZES[index])
+        places = {size: at + (index - (len(sizes) - 1) / 2) * width for index, size in enumerate(sizes)}
+        for size in sorted(set(sizes) - set(rows["size"])):
+            empty = {"rotation": 90, "va": "bottom", "fontsize": 6, "color": "0.45"}
+            ax.annotate("not measured", (places[size], 0), (0, 2), **empty, **centred)
+        for row in sorted(rows.itertuples(), key=lambda r: sizes.index(r.size)):
+            index, x = sizes.index(row.size), places[row.size]
+            ax.bar(x, row.percent, width * 0.92, **_look(style.SIZES[index], row.trained_tokens, row.size))
             above = [
                 ax.annotate(
                     f"{row.percent:.0f}",
                     (x, max(row.percent, 0)),
                     (0, 1.5),
-                    ha="center",
-                    textcoords="offset points",
-                    fontsize=7 if len(sizes) < 3 else 6,
+                    fontsize=7 if len(sizes) < 3 else 6.5,
+                    **centred,
                 )
             ]
             labels.append(above)
             if unit is not None:
-                inside = row.percent > 0.55 * (top - bottom)
+                inside = row.percent > 0.45 * (top - bottom)
                 form = "{:,.0f}".format if unit == "ms" else style.count_label
                 both = " / ".join(map(form, (row.acp, row.exact)))
-                ink = ("white" if index == 0 else "0.1") if inside else "0.25"
+                dark = inside and index == 0 and not models.at_start(row.trained_tokens, row.size)
                 numbers = ax.annotate(
-                    f"{both} {unit}",
+                    both,
                     (x, 0 if inside else max(row.percent, 0)),
                     rotation=90,
                     xytext=(0, 4 if inside else 11),
-                    textcoords="offset points",
-                    ha="center",
                     va="bottom",
-                    fontsize=5.5,
-                    color=ink,
+                    fontsize=6.5,
+                    color="white" if dark else "0.1",
+                    **centred,
                 )
                 if not inside:
                     above.append(numbers)

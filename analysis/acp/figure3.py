@@ -40,6 +40,7 @@ def draw(records: pd.DataFrame) -> Figure:
 
     curves = statistics.loss_differences(records)
     sizes = list(dict.fromkeys(curves["size"]))
+    marked = dict(zip(records["size"], models.marked(records), strict=True))
     lengths = sorted(curves["context_length_tokens"].unique())
     colours = dict(zip(lengths, sns.color_palette("viridis", len(lengths) + 1), strict=False))
     width = min(style.PAGE_INCHES, style.COLUMN_INCHES * len(sizes))
@@ -55,7 +56,7 @@ def draw(records: pd.DataFrame) -> Figure:
     )
     for (top, bottom), size in zip(axes.T, sizes, strict=True):
         _column(top, bottom, curves[curves["size"] == size], colours)
-        top.set_title(models.in_words([size]))
+        top.set_title(models.in_words([size]) + marked[size].removeprefix(size))
     widest = max(1.1 * curves["difference"].abs().max(), 1e-4)  # rounding alone is no curve
     axes[1, 0].set_ylim(-widest, widest)
     axes[0, 0].set_ylabel("loss (nats)")
@@ -119,7 +120,7 @@ def gaps_in_words(differences: pd.DataFrame) -> str:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     name, records = models.ARCHITECTURES[found.runs[0].architecture], found.records["loss_curve"]
     label = found.item.label + (" (left)" if found.item.name in LEFT else "")
-    numbers = gaps_in_words(statistics.loss_differences(records))
+    numbers = gaps_in_words(statistics.loss_differences(records.assign(size=models.marked(records))))
     noise = statistics.seed_gap(records)
     noise = "" if noise is None else f" Two seeds of one setting differ by up to {noise:.3f}."
     tokens, windows = (
@@ -142,7 +143,7 @@ def losses_match(loss: pd.DataFrame) -> Verdict:
     """
     keys = ["architecture", "size", "context_length_tokens"]
     method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    loss = one_each(loss.assign(method=method), [*keys, "method", "seed"], "loss")
+    loss = one_each(loss.assign(method=method, size=models.marked(loss)), [*keys, "method", "seed"], "loss")
     sides = (
         loss[loss["method"] == side].set_index([*keys, "seed"])["loss_nats"] for side in ("acp", "exact")
     )

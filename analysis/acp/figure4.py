@@ -14,6 +14,7 @@ from acp_repro.papers.acp.grid import GLOBAL, LOCAL, head_kind, largest_pruned_r
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
 from ..verdict import Status, Verdict
+from . import models
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +102,8 @@ def describe(records: pd.DataFrame) -> str:
     one = records.iloc[0]
     percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
-    return f"""Of the {len(records)} heads of {one["run"]}, {percent["local"]} are local (they prune
+    run = one["run"] + models.start_mark(one["trained_tokens"], one["size"])
+    return f"""Of the {len(records)} heads of {run}, {percent["local"]} are local (they prune
 {100 * LOCAL:g} % or more of the limit, the most that the grid of blocks allows), {percent["global"]} global
 (under {100 * GLOBAL:g} % of it) and {percent["between"]} between. Dashed, the limit: at
 {one["context_length_tokens"]:,} tokens in blocks of {grid} no head

@@ -11,7 +11,7 @@ from acp_repro.papers.acp import grid
 
 from ..tables import UnfitRecords, one_each, side_by_side
 
-RUN = ["architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed"]
+RUN = ["architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed", "trained_tokens"]
 METHODS = ("acp", "exact")
 
 

@@ -133,12 +133,15 @@ def caption(found: drawing.Found) -> str:
     counts = {task: int(items) for task, items in records.groupby("task")["items"].max().items()}
     whole = all(counts[task] == FILES[task].items for task in tasks & set(FILES))
     model = models.ARCHITECTURES[found.runs[0].architecture]
+    start = ", ".join(name for name in models.marked(records).unique() if name.endswith("start of training)"))
     text = [
         f"**{found.item.label}.** Downstream tasks of {model} by the LM Evaluation "
         f"Harness (lm-eval {', '.join(sorted(records['harness_version'].astype(str).unique()))}), without "
         'examples in the prompt. Accuracies are in percent; "acc-n" is that of log-likelihoods normalised by '
         'length, "ppl" perplexity. ± is the standard error of sampling items.'
     ]
+    if start:
+        text.append(f"Marked are models that saw few tokens: {start}.")
     if not tasks & set(PAPER_TASKS):
         text.append(
             "These are not the paper's tasks but two of ours from the book that comes with the project: the "

@@ -11,7 +11,9 @@ from ..tables import one_each
 from ..verdict import Verdict, in_range
 from . import by_length, models, statistics
 
-COLUMNS = ["source", "size", "context_length_tokens", "search_ms", "attention_ms", "percent"]
+COLUMNS = [
+    *("source", "size", "trained_tokens", "context_length_tokens", "search_ms", "attention_ms", "percent")
+]
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
@@ -26,9 +28,11 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     values = pd.concat([ours, paper], ignore_index=True).reindex(columns=COLUMNS)
     values = values.astype({"context_length_tokens": int})
     one_each(values, ["source", "size", "context_length_tokens"], "table4")
-    wide = values.pivot_table(
-        index="context_length_tokens", columns=["source", "size"], values="percent", sort=False
-    ).sort_index()
+    wide = (
+        values.assign(size=models.marked(values))
+        .pivot_table(index="context_length_tokens", columns=["source", "size"], values="percent", sort=False)
+        .sort_index()
+    )
     shown = pd.DataFrame({"L": wide.index.map(style.length_label)})
     for source, size in wide.columns:
         digits = "{:.1f} %" if source == "measured" else "{:.0f} %"

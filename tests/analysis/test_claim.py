@@ -104,9 +104,9 @@ def test_a_claim_is_trained_measured_and_judged_again(mini, capsys):
         f"-m acp_repro.measure pruned_ratio --suite mini {runs} --again",
     ]
     said = capsys.readouterr().out
-    assert "old: measured in the paper's range: tiny: 70 % at 512" in said
+    assert "old: measured in the paper's range: tiny (1.5k tokens, start of training): 70 % at 512" in said
     assert "cost: trains 2 runs of no recorded time, then measures" in said
-    assert "new: same direction, another size: tiny: 10 % at 512" in said
+    assert "new: same direction, another size: tiny (1.5k tokens, start of training): 10 % at 512" in said
     assert "git diff results/mini" in said
 
 

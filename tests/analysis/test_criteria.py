@@ -37,6 +37,7 @@ RUN = {
     "context_length_tokens": 512,
     "seed": 0,
     "log_pruning_tolerance": -10.0,
+    "trained_tokens": 10**9,
 }
 
 

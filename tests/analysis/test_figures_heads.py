@@ -271,7 +271,7 @@ def test_heads_figures_say_what_was_measured(folder):
     assert "delta = -10.00" in caption and "block of 64 queries by 64 keys" in caption
     for name in ("figure4", "figure5"):
         caption = make(name)
-        assert "Of the 8 heads of pro-big-256-acp, 50 % are local" in caption
+        assert "Of the 8 heads of pro-big-256-acp (1.5k tokens, start of training), 50 % are local" in caption
         assert "25 % global (under 5 % of it) and 25 % between" in caption
         assert "save more than 30.0 %" in caption and "4 heads are within" in caption
     assert "suite mini on a processor" in caption
@@ -320,7 +320,8 @@ def test_loss_figures_take_their_sizes_and_print_the_gap(folder):
     write_losses([run.name for run in load_suite("mini").runs])
     for name, size in (("figure3", "big"), ("figure8", "tiny")):
         caption = make(name)
-        assert f"{size}, 256: 0.0300 at 60; {size}, 512: 0.0300 at 60." in caption
+        name = f"{size} (1.5k tokens, start of training)"
+        assert f"{name}, 256: 0.0300 at 60; {name}, 512: 0.0300 at 60." in caption
         assert "FoX (Pro)" in caption and "Two seeds" not in caption
     assert "**Figure 8.**" in caption and "big" not in caption
     figure = figure3.draw(read("loss_curve"))

@@ -139,11 +139,11 @@ def test_verdicts_are_shown_with_their_numbers(made):
     _, text = made
     figure2 = words(section(text, "figure2"))
     assert "About 70 % of the FLOPs and memory accesses are pruned ✓ met" in figure2
-    assert "tiny: 50 % at 256, 70 % at 512" in figure2
+    assert "tiny (1.5k tokens, start of training): 50 % at 256, 70 % at 512" in figure2
     assert "around 70 % of the FLOPs" in figure2  # the paper's words
     assert "28,000 times as large" in figure2 and "32 times as long" in figure2
     figure3 = words(section(text, "figure3"))
-    assert "✗ not met" in figure3 and "tiny, 512: +0.0300" in figure3
+    assert "✗ not met" in figure3 and "tiny (1.5k tokens, start of training), 512: +0.0300" in figure3
     summary = words(section(text, "claims"))
     # Figure 2: all five; Figure 4: both heads are local, none is global; Table 4: 5 % of the time.
     assert "31 criteria: 6 met, 1 beyond the paper's range, 2 not met, 1 cannot be told" in summary

@@ -21,6 +21,7 @@ from analysis.verdict import Status, Word
 from tests.analysis import synthetic
 
 ROOT = Path(__file__).parents[2]
+TINY = "tiny (1.5k tokens, start of training)"
 PAPERS = [find_paper(name) for name in paper_names()]
 
 
@@ -180,13 +181,13 @@ def lines_of(section: Section, check: Callable) -> list:
 def test_lines_say_numbers_scale_and_records(mini):
     (section,) = gather()
     pro, llama = lines_of(section, figure2.pruned_at_longest)
-    assert (pro.word, pro.ours) == (Word.MEASURED, "tiny: 70 % at 512")
+    assert (pro.word, pro.ours) == (Word.MEASURED, f"{TINY}: 70 % at 512")
     assert pro.scale == "mini: tiny at 256, 512; 1.5k tokens; a processor"
     assert [run for _, run, _ in pro.records] == ["pro-tiny-256-acp", "pro-tiny-512-acp"]
     assert (llama.word, llama.records) == (Word.UNTOLD, ())
     assert llama.ours == "no published suite has a run of FoX (LLaMA) with ACP"
     (fast,) = lines_of(section, figure2.attention_sped_up)
-    assert fast.ours == "tiny: 2.0 times at 256, 2.5 times at 512" and fast.word is Word.MEASURED
+    assert fast.ours == f"{TINY}: 2.0 times at 256, 2.5 times at 512" and fast.word is Word.MEASURED
     (gained,) = lines_of(section, figure2.throughput_gained)[:1]
     assert gained.status is Status.BEYOND and gained.word is Word.ANOTHER_SIZE
     assert "| **same direction, another size** |" in render([section])
@@ -212,7 +213,7 @@ def test_another_suite_that_says_otherwise_is_named(mini, monkeypatch):
     (section,) = gather()
     line = lines_of(section, figure2.pruned_at_longest)[0]
     assert line.word is Word.MEASURED
-    assert line.ours == "tiny: 70 % at 512; suite other: same direction, another size"
+    assert line.ours == f"{TINY}: 70 % at 512; suite other: same direction, another size"
 
 
 def test_nothing_published_is_one_line(mini, capsys):

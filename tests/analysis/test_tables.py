@@ -7,7 +7,7 @@ import pytest
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.suite import load_suite
 from analysis import drawing, style
-from analysis.acp import figure2, models, statistics, table2, table4
+from analysis.acp import by_length, figure2, models, statistics, table2, table4
 from analysis.published import published
 from analysis.tables import UnfitRecords, one_each, side_by_side
 from tests.analysis import synthetic
@@ -28,6 +28,7 @@ def test_search_share_by_hand():
         "context_length_tokens": 128,
         "log_pruning_tolerance": -10.0,
         "seed": 0,
+        "trained_tokens": 10**9,
     }
     times = pd.DataFrame(
         [
@@ -72,7 +73,7 @@ def test_table4_by_hand(suite):
     shown, values = table4.tabulate(drawing.find("mini", "table4").records["attention_time"])
     table = shown.set_index("L")
     # 0.1 of 2 ms at 256 tokens, 0.08 of 1.6 at 512; the paper's last row, which we did not measure.
-    assert table["tiny"].tolist() == ["5.0 %", "5.0 %", "–", "–", "–"]
+    assert table["tiny (1.5k tokens, start of training)"].tolist() == ["5.0 %", "5.0 %", "–", "–", "–"]
     assert table.loc["16k"].tolist() == ["–", "6 %", "4 %", "3 %"]
     ours = values[values["source"] == "measured"]
     assert ours["attention_ms"].tolist() == [2.0, 1.6]
@@ -102,7 +103,9 @@ def test_table_command_writes_text_and_numbers(suite, capsys, monkeypatch):
     text = (folder / "table4.md").read_text()
     assert text in printed and str(folder / "table4.md") in printed
     assert text.startswith("**Table 4.**") and "a processor" in text
-    assert "\n| L | tiny | 125M, paper |" in text and "\n| --- | ---: |" in text
+    assert (
+        "\n| L | tiny (1.5k tokens, start of training) | 125M, paper |" in text and "\n| --- | ---: |" in text
+    )
     assert len(pd.read_csv(folder / "table4.csv")) == 2 + 9
     with pytest.raises(UnfitRecords, match="more than one record for source = measured, size = tiny"):
         table4.tabulate(
@@ -179,8 +182,42 @@ def test_a_size_that_is_no_count_is_called_a_size(sizes, words):
 
 def test_figures_call_a_size_what_it_is(suite):
     figure = figure2.draw(drawing.find("mini", "figure2").records)
-    assert [text.get_text() for text in figure.legends[0].texts] == ["size tiny", "range in the paper"]
+    assert [text.get_text() for text in figure.legends[0].texts] == [
+        "size tiny, 1.5k tokens (pale: start of training)",
+        "range in the paper",
+    ]
     assert models.describe(load_suite("mini")).startswith("size tiny, contexts of 256, 512 tokens")
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mark"),
+    [(20_054_016, " (20M tokens, start of training)"), (99_000_000, " (99M tokens, start of training)")]
+    + [(tokens, "") for tokens in (0, 100_000_000, 2_700_000_000)],
+)
+def test_a_number_of_the_start_of_training_says_so(tokens, mark):
+    """The paper leaves the start out, when most is pruned. Fresh weights are no start."""
+    table = pd.DataFrame({"size": ["a"], "context_length_tokens": [4096], "percent": [93.0]})
+    assert by_length.listed(table) == "a: 93 % at 4k"
+    assert by_length.listed(table.assign(trained_tokens=tokens)) == f"a{mark}: 93 % at 4k"
+
+
+def test_figure2_tells_the_start_of_training_and_what_is_not_measured(suite):
+    """An empty place beside bars was read as nothing saved, and 20M tokens as a trained model."""
+    records = drawing.find("mini", "figure2").records
+    longest = {name: table[table["context_length_tokens"] == 512] for name, table in records.items()}
+    both = {
+        name: pd.concat([table, longest[name].assign(size="b", trained_tokens=100_007_936)])
+        for name, table in records.items()
+    }
+    figure = figure2.draw(both)
+    assert [text.get_text() for text in figure.legends[0].texts][:2] == [
+        "size tiny, 1.5k tokens (pale: start of training)",
+        "size b, 100M tokens",
+    ]
+    for ax in figure.axes:
+        assert [text.get_text() for text in ax.texts].count("not measured") == 1  # b at 256
+        assert [bar.get_facecolor()[3] for bar in ax.patches[:3]] == [0.25, 0.25, 1.0]
     plt.close(figure)
 
 
