@@ -141,13 +141,12 @@ class Blockwise(Backend):
         c, start_index = self.running_sum_and_boundary(
             log_fgate, threshold, q.shape[2], *grid, seq_start, window_size
         )
-        out = blockwise.forward(q, k, v, c, start_index, seq_start, sm_scale, *grid, window_size)
-        # The backward pass takes its softmax anew, which costs less here than keeping row sums.
-        return out, c.new_empty(0, dtype=torch.float32), c, start_index
+        out, lse = blockwise.forward(q, k, v, c, start_index, seq_start, sm_scale, *grid, window_size)
+        return out, lse, c, start_index
 
     def backward(self, dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, window_size):
         grid = self.block_sizes(q.shape[-1], q.dtype)
-        given = (dout, q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size)
+        given = (dout, q, k, v, out, saved, c, boundary, seq_start, sm_scale, *grid, window_size)
         dq, dk, dv, dc = blockwise.backward(*given)
         return dq, dk, dv, log_fgate_grad(dc, log_fgate)
 
@@ -173,13 +172,14 @@ class Triton(Backend):
         return kernels().block_sizes(head_dim, dtype)
 
     def forward(self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True):
-        constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size, for_backward)
-        return kernels().forward_pass(q, k, v, log_fgate, threshold, seq_start, constants)
+        grid = self.block_sizes(q.shape[-1], q.dtype)
+        given = (q, k, v, log_fgate, threshold, seq_start, sm_scale, *grid, for_backward, window_size)
+        return kernels().forward_pass(*given)
 
     def backward(self, dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, window_size):
-        tensors = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start)
-        constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size)
-        return kernels().backward_pass(*tensors, constants)
+        grid = self.block_sizes(q.shape[-1], q.dtype)
+        given = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, *grid, window_size)
+        return kernels().backward_pass(*given)
 
     def decode(self, q, cache, start_block, threshold, seq_start, sm_scale, window_size):
         return kernels().decode(q, cache, start_block, threshold, seq_start, sm_scale, window_size)
@@ -188,7 +188,8 @@ class Triton(Backend):
         return kernels().cumulative_log_fgate(log_fgate)
 
     def find_boundary(self, c, threshold, seqlen_q, block_q, block_k, seq_start, window_size):
-        return kernels().find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
+        given = (c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
+        return kernels().find_boundary(*given)
 
 
 # By the name that ``implementation`` takes. Of those that support a device the last is the fastest.

@@ -152,7 +152,7 @@ def forward(
     block_q: int,
     block_k: int,
     window_size: int | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Equation 3 at block level.
 
     Args:
@@ -162,14 +162,15 @@ def forward(
         window_size: keys that a query sees, itself included; None is no window.
 
     Returns:
-        (B, H, Tq, D) like q.
+        out (B, H, Tq, D) like q, and an empty tensor: the backward pass takes its softmax anew, which
+        costs less here than storing and applying the row sums.
     """
     problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size)
     out = torch.empty_like(problem.q)
     for chunk in problem.chunks():
         weights = problem.weights(problem.q[chunk.rows], problem.k[chunk.keys], chunk)
         out[chunk.rows] = weights @ problem.v[chunk.keys]
-    return problem.unflatten(out, q)
+    return problem.unflatten(out, q), c.new_empty(0, dtype=torch.float32)
 
 
 def backward(
@@ -177,6 +178,8 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    out: Tensor,
+    lse: Tensor,
     c: Tensor,
     boundary: Tensor,
     seq_start: Tensor | None,

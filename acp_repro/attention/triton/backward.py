@@ -62,10 +62,19 @@ def backward(
 
     Returns:
         dq, dk, dv like q, k, v, and dc (B, H, Tk) float32, the gradient with respect to c: row sums
-        minus column sums of dS. Where query heads share keys, dk and dv are their shares: (B, H, Tk, D)
-        float32, what each query head adds, for :func:`sum_of_shares`. So far it only allocates and launches,
-        see :mod:`.launch`.
+        minus column sums of dS.
     """
+    dq, dk, dv, dc = backward_shares(
+        dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, window_size
+    )
+    return dq, sum_of_shares(dk, k), sum_of_shares(dv, v), dc
+
+
+def backward_shares(
+    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`backward`, but that dk and dv come as their shares where query heads share keys: (B, H, Tk, D)
+    float32, what each query head adds. So far it only allocates and launches, see :mod:`.launch`."""
     dq = torch.empty_like(q)
     if q.shape[1] == k.shape[1]:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
@@ -76,8 +85,22 @@ def backward(
     grads = [empty_rows_like(x) for x in (dq, dk, dv)]
     boundary = None if boundary is None else boundary.contiguous()
     dout, q, k, v, out = (addressable(x) for x in (dout, q, k, v, out))
-    given = (dout, q, k, v, out, lse.contiguous(), c.contiguous(), boundary, seq_start)
-    given += (sm_scale, block_q, block_k, *grads, dc)
+    given = (
+        dout,
+        q,
+        k,
+        v,
+        out,
+        lse.contiguous(),
+        c.contiguous(),
+        boundary,
+        seq_start,
+        sm_scale,
+        block_q,
+        block_k,
+        *grads,
+        dc,
+    )
     with on_device_of(q):
         faster = faster_launch(dout, q, k, v, block_q, block_k, window_size)
         if faster is None or not _launched(faster, given, _compiled_for(q, k, block_q, block_k)):
@@ -203,6 +226,9 @@ def launch_backward(
         "D": head_dim,
         "BLOCK_D": padded_head_dim(head_dim),
         "SHARED": heads // k.shape[1],
+        "HAS_BOUNDARY": boundary is not None,
+        "HAS_START": seq_start is not None,
+        "HAS_WINDOW": window_size is not None,
         "DESCRIPTORS": descriptors,
     }
     row_blocks = triton.cdiv(seqlen_q, block_q)

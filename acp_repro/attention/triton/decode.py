@@ -42,12 +42,13 @@ def _first_block(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
+    HAS_THRESHOLD: tl.constexpr,
 ):
     """The first block that query head ``h`` reads: ``start[h]``, moved on past the padding and as far as the
     oldest query at ``first`` allows. Programs of one head find the same whether another has stored it
     already or not, so the search begins behind the padding, for which the table may hold any number."""
     s = tl.maximum(tl.load(start + h), earliest // BLOCK)
-    if threshold is not None:
+    if HAS_THRESHOLD:
         delta = tl.load(threshold + h).to(tl.float64)
         page_first = tl.load(table + first // BLOCK).to(tl.int64)
         c_first = tl.load(c + (page_first * GROUP + g) * BLOCK + first % BLOCK)
@@ -95,6 +96,9 @@ def _split_kernel(
     SPLITS: tl.constexpr,
     LEAST: tl.constexpr,
     STEP: tl.constexpr,
+    HAS_THRESHOLD: tl.constexpr,
+    HAS_START: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
 ):
     bh = tl.program_id(0) % batch_heads  # of keys and values
     split = tl.program_id(0) // batch_heads
@@ -104,9 +108,9 @@ def _split_kernel(
     first = length - TOKENS
     diagonal = first // BLOCK
     earliest = 0
-    if seq_start is not None:
+    if HAS_START:
         earliest = tl.minimum(tl.load(seq_start + b), length).to(tl.int32)
-    if window is not None:
+    if HAS_WINDOW:
         earliest = tl.maximum(earliest, window_start(first, window))  # of the oldest query, of all the least
 
     r = tl.arange(0, ROWS)
@@ -116,14 +120,26 @@ def _split_kernel(
     oldest = tl.zeros([ROWS], dtype=tl.int32)  # each row's first key
     for g in tl.static_range(GROUP):
         begin_g = _first_block(
-            c, table, start, threshold, bh * GROUP + g, g, diagonal, first, earliest, GROUP, BLOCK, STEP
+            c,
+            table,
+            start,
+            threshold,
+            bh * GROUP + g,
+            g,
+            diagonal,
+            first,
+            earliest,
+            GROUP,
+            BLOCK,
+            STEP,
+            HAS_THRESHOLD,
         )
         if split == 0:
             tl.store(start + bh * GROUP + g, begin_g)
         begin = tl.minimum(begin, begin_g)
         oldest = tl.where(g_row == g, begin_g * BLOCK, oldest)
     oldest = tl.maximum(oldest, earliest)
-    if window is not None:
+    if HAS_WINDOW:
         oldest = tl.maximum(oldest, window_start(first + r % TOKENS, window))
 
     blocks = tl.cdiv(length, BLOCK)
@@ -147,7 +163,7 @@ def _split_kernel(
             page = tl.load(table + n).to(tl.int64)
             j = n * BLOCK + slot
             live = j < length
-            if seq_start is not None:
+            if HAS_START:
                 live = live & (j >= earliest)
             # Nothing is read where nothing was written: a product with it could be NaN.
             inside = live[:, None]
@@ -282,6 +298,9 @@ def decode(
             sm_scale * LOG2E.value,
             **shape,
             STEP=_STEP,
+            HAS_THRESHOLD=threshold is not None,
+            HAS_START=seq_start is not None,
+            HAS_WINDOW=window_size is not None,
             num_warps=_WARPS,
             num_stages=_num_stages(cache),
         )

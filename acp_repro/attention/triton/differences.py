@@ -61,7 +61,19 @@ def load_pair(pairs, position, inside):
 
 
 @triton.jit(do_not_specialize=COUNTS)
-def _decay_kernel(c, seq_start, pairs, tail, heads, seqlen_k, row, chunks, tile, BLOCK: tl.constexpr):
+def _decay_kernel(
+    c,
+    seq_start,
+    pairs,
+    tail,
+    heads,
+    seqlen_k,
+    row,
+    chunks,
+    tile,
+    HAS_START: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     bh = tl.program_id(0) // chunks
     j = (tl.program_id(0) % chunks) * BLOCK + tl.arange(0, BLOCK)
     valid = j < seqlen_k
@@ -73,7 +85,7 @@ def _decay_kernel(c, seq_start, pairs, tail, heads, seqlen_k, row, chunks, tile,
     high = scaled.to(tl.float32)
     low = (scaled - high.to(tl.float64)).to(tl.float32)
     below = ((c_end - c_j) * LOG2E).to(tl.float32)
-    if seq_start is not None:
+    if HAS_START:
         below = tl.where(j < tl.load(seq_start + bh // heads), float("-inf"), below)
     own = bh.to(tl.int64) * row + j
     tl.store(pairs + own, pack(high, low), mask=valid)
@@ -105,6 +117,7 @@ def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int, row: int | None 
             row,
             chunks,
             tile,
+            HAS_START=seq_start is not None,
             BLOCK=_BLOCK,
             num_warps=4,
         )

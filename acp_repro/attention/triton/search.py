@@ -33,6 +33,9 @@ def _search_kernel(
     block_k,
     steps,
     window,
+    HAS_THRESHOLD: tl.constexpr,
+    HAS_START: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     chunks = tl.cdiv(blocks, ROWS)
@@ -42,7 +45,7 @@ def _search_kernel(
     first = tl.where(valid, m * block_q, 0) + (seqlen_k - seqlen_q)
     diagonal = first // block_k
     low = tl.zeros([ROWS], dtype=tl.int32)
-    if threshold is not None:
+    if HAS_THRESHOLD:
         c += bh.to(tl.int64) * seqlen_k
         delta = tl.load(threshold + bh).to(tl.float64)
         row = tl.load(c + first)
@@ -54,10 +57,10 @@ def _search_kernel(
             pruned = row - column < delta  # a NaN compares as false: kept
             low = tl.where(searching & pruned, middle + 1, low)
             high = tl.where(searching & (pruned == 0), middle, high)
-    if seq_start is not None:
+    if HAS_START:
         start = tl.load(seq_start + bh // heads)
         low = tl.maximum(low, tl.minimum(start, seqlen_k).to(tl.int32) // block_k)
-    if window is not None:
+    if HAS_WINDOW:
         low = tl.maximum(low, tl.maximum(window_start(first, window), 0) // block_k)
     tl.store(boundary + bh.to(tl.int64) * blocks + m, tl.minimum(low, diagonal), mask=valid)
 
@@ -112,6 +115,9 @@ def find_boundary(
             block_k,
             triton.cdiv(seqlen_k, block_k).bit_length(),
             window_size,
+            HAS_THRESHOLD=threshold is not None,
+            HAS_START=seq_start is not None,
+            HAS_WINDOW=window_size is not None,
             ROWS=_ROWS,
             num_warps=1,
         )
