@@ -150,7 +150,7 @@ def test_verdicts_are_shown_with_their_numbers(made):
     assert "11 not measured" in summary
     assert text.count("✓ met") == 2 * 6  # once in the summary, once at its figure
     assert text.count("» beyond") == 2
-    assert "start of training): +100 % at 256, +150 % at 512 (150 % is above the range of 10 to 40 %)" in figure2
+    assert "training): +100 % at 256, +150 % at 512 (150 % is above the range of 10 to 40 %)" in figure2
 
 
 def test_a_paper_without_criteria_says_so(made, monkeypatch):
