@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT = -10  # Section 3: epsilon = e^-10 throughout
 SAME_LOSS_NATS = 0.001  # of one model at two epsilons
 BLOCKS, ENTRIES = style.SIZES[:2]
+LEAST_POINTS = 4.0  # what the axis of savings spans at least, so that a difference of nothing looks like it
 # Legends lie over the dotted line, so that it does not cross words.
 OPAQUE = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
 
@@ -69,9 +70,12 @@ def _savings(ax: Axes, records: pd.DataFrame) -> None:
             bbox=sweeps.CLEAR,
             zorder=1.5,
         )
-    ax.set_ylim(0, 104)
-    ax.set_title("Attention pruned (%)")
-    ax.legend(loc="best", **OPAQUE)
+    shares = 100 * records[["token_pruned_ratio", "block_pruned_ratio"]]
+    low, high = shares.min(axis=None), shares.max(axis=None)
+    span = max(high - low, LEAST_POINTS)
+    ax.set_ylim(max(-0.1 * span, low - 0.75 * span), high + 0.15 * span)  # the legend's room below
+    ax.set_title("Attention pruned (%), axis cut" if ax.get_ylim()[0] > 0 else "Attention pruned (%)")
+    ax.legend(loc="lower left", **OPAQUE)
 
 
 def _mass(ax: Axes, records: pd.DataFrame) -> None:
