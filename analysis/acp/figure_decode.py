@@ -15,6 +15,7 @@ from . import models
 from .figure_kernel import RIVALS
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 METHODS = {"acp": "with ACP", "exact": "exact"}
@@ -36,20 +37,21 @@ def draw(records: pd.DataFrame) -> Figure:
     records = records.sort_values(["length_tokens", "batch"])
     figure, axes = plt.subplots(1, 3, figsize=(style.PAGE_INCHES, 2.9), layout="constrained")
     for ax, scope in zip(axes, SCOPES, strict=False):
-        _bars(ax, records[records["scope"] == scope], "step_ms", "read_ms")
+        _points(ax, records[records["scope"] == scope], "step_ms", "read_ms")
         ax.set_title(f"{SCOPES[scope].capitalize()} (ms a step)")
     models = records[records["scope"] == "model"]
     unit, size = ("GiB", 2**30) if models["kept_bytes"].max() >= 2**30 else ("MiB", 2**20)
     held = models.assign(kept=models["kept_bytes"] / size, allocated=models["allocated_bytes"] / size)
-    _bars(axes[2], held, "kept", "allocated")
+    _points(axes[2], held, "kept", "allocated")
     axes[2].set_title(f"Keys, values, decays ({unit})")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure
 
 
-def _bars(ax, records: pd.DataFrame, value: str, bound: str | None) -> None:
-    """Groups of bars, one a batch and length; a short line where reading everything once would end."""
+def _points(ax: Axes, records: pd.DataFrame, value: str, bound: str) -> None:
+    """Groups of points, one a batch and length; a short line where reading everything once would end. A
+    logarithmic axis has no zero, so that the length of a bar would say nothing."""
     groups = list(records.groupby(["batch", "length_tokens"], sort=False).groups)
     kinds = list(records.groupby(["implementation", "method"], sort=False).groups)
     kinds.sort(key=lambda kind: (kind[0] in RIVALS, kind))
@@ -59,25 +61,25 @@ def _bars(ax, records: pd.DataFrame, value: str, bound: str | None) -> None:
         rows = rows.set_index(["batch", "length_tokens"]).reindex(groups)
         places = [g + (n - (len(kinds) - 1) / 2) * width for g in range(len(groups))]
         ours = implementation not in RIVALS
-        ax.bar(
+        ax.plot(
             places,
             rows[value],
-            width,
+            "o" if ours else "s",
             color=COLORS[method],
-            alpha=1.0 if ours else 0.4,
+            markerfacecolor=COLORS[method] if ours else "white",
+            markersize=4.5,
             label=f"{'ours' if ours else implementation}, {METHODS[method]}",
         )
-        if bound is not None:
-            ends = [place + width / 2 for place in places]
-            starts = [place - width / 2 for place in places]
-            ax.hlines(
-                rows[bound],
-                starts,
-                ends,
-                color="black",
-                linewidth=1.2,
-                label="reading once; allocated" if n == 0 else None,
-            )
+        ax.hlines(
+            rows[bound],
+            [place - width / 2 for place in places],
+            [place + width / 2 for place in places],
+            color="black",
+            linewidth=1.2,
+            label="reading once; allocated" if n == len(kinds) - 1 else None,
+        )
+    for group in range(1, len(groups)):
+        ax.axvline(group - 0.5, color="0.9", linewidth=0.6, zorder=0)
     ax.set_xticks(range(len(groups)), [f"{b} x {style.length_label(n)}" for b, n in groups], rotation=30)
     ax.set_xlabel("batch x prompt")
     ax.set_yscale("log")
