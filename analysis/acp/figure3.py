@@ -25,11 +25,12 @@ LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_righ
 ACP, EXACT = {"lw": 2.2, "alpha": 0.45}, {"lw": 0.9, "ls": (0, (4, 2))}
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame, heights: tuple[float, float] = (3, 1.3)) -> Figure:
     """One column per size: the curves, one colour per context length, and below them ACP minus exact.
 
     Args:
         records: ``loss_curve`` records of runs with ACP and of their exact pairs.
+        heights: of the curves and of their difference, in proportion.
 
     Raises:
         UnfitRecords: a run lacks its pair.
@@ -51,7 +52,7 @@ def draw(records: pd.DataFrame) -> Figure:
         sharex="col",
         sharey="row",
         squeeze=False,
-        height_ratios=(3, 1.3),
+        height_ratios=heights,
         layout="constrained",
     )
     for (top, bottom), size in zip(axes.T, sizes, strict=True):

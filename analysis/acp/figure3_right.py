@@ -21,14 +21,19 @@ FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
 RECALL_POINTS = 10.0  # a loss of recall that an interval must rule out to show that there is no damage
 LEARNT_RECALL = 0.8  # of a model that was trained to find
 TITLES = {"acp": "with ACP", "exact": "without"}
-ROWS = {"answer_recall": "words found (%)", "gain_nats": "the answer is likelier\nby (nats)"}
+ROWS = {
+    "answer_recall": "words found (%)",
+    "gain_nats": "the answer is likelier\nby (nats)",
+    "nats_from_certain": "the answer is short of\ncertain by (nats)",
+}
 
 
 def draw(records: pd.DataFrame) -> Figure:
     """Heat maps, depth of the needle over context length: a column for each kind of model and method.
 
     Above, the recall of the needle's words; below, the log-likelihood of the answer, with less without the
-    needle. Each cell is the mean over haystacks and seeds.
+    needle. Models that were trained to find gain nearly all there is to gain: of them, what is left to
+    certainty. Each cell is the mean over haystacks and seeds.
 
     Args:
         records: ``needle`` records with both methods for each training length, size and share of needles.
@@ -46,9 +51,12 @@ def draw(records: pd.DataFrame) -> Figure:
     width = min(style.PAGE_INCHES, 0.9 + 1.6 * len(columns))
     figure, axes = plt.subplots(2, len(columns), figsize=(width, 3.5), squeeze=False, layout="constrained")
     largest = max(cells["gain_nats"].abs().max(), 1.0)  # less than a nat looks like the little it is
+    short = max(cells["nats_from_certain"].max(), 1.0)
     norms = {"answer_recall": Normalize(0, 100), "gain_nats": Normalize(-largest, largest)}
-    maps = {"answer_recall": "viridis", "gain_nats": "RdBu"}
-    for index, (value, label) in enumerate(ROWS.items()):
+    norms["nats_from_certain"] = Normalize(0, short)
+    maps = {"answer_recall": "viridis", "gain_nats": "RdBu", "nats_from_certain": "magma_r"}
+    below = "nats_from_certain" if cells["needle_share"].all() else "gain_nats"
+    for index, value in enumerate(("answer_recall", below)):
         for ax, (setting, title, method) in zip(axes[index], columns, strict=True):
             table = groups[*setting, method].pivot(
                 index="depth", columns="evaluated_length_tokens", values=value
@@ -57,7 +65,7 @@ def draw(records: pd.DataFrame) -> Figure:
             _ticks(ax, table, first=ax is axes[index, 0], last=index == 1)
             if index == 0:
                 ax.set_title(f"{title}{TITLES[method]}")
-        figure.colorbar(image, ax=axes[index], label=label, pad=0.01, aspect=12)
+        figure.colorbar(image, ax=axes[index], label=ROWS[value], pad=0.01, aspect=12)
     figure.supxlabel("context length evaluated (tokens)", fontsize=8)
     return figure
 
@@ -102,11 +110,16 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         if table["needle_share"].any()
         else ""
     )
+    below = (
+        f"how many nats the model is short of being certain of the right {first['answer_tokens']} tokens"
+        if table["needle_share"].all()
+        else f"how much likelier the right answer of {first['answer_tokens']} tokens is than after the same "
+        "prompt without the needle"
+    )
     model = f"{models.in_words(records['size'].unique())} of {models.ARCHITECTURES[first['architecture']]}"
     caption = f"""**{found.item.label}.** Needle in a haystack, {first["mode"]} mode, for {model} with ACP
 and for {other}: a sentence is hidden at a depth of {first["haystack"]} and asked for at the
-end. Above, the share of its words in the greedy answer (not counting words like "and"); below, how much
-likelier the right answer of {first["answer_tokens"]} tokens is than after the same prompt without the needle.
+end. Above, the share of its words in the greedy answer (not counting words like "and"); below, {below}.
 {means}.{trained} {numbers}. {over} {style.provenance(records)}"""
     return draw(records), caption
 

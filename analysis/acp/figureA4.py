@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from acp_repro.chain.paper import Item
@@ -12,18 +13,25 @@ from .. import drawing, style
 from ..tables import side_by_side
 from . import figure3, models, statistics
 
+MEAN_OF = 32  # parts of the longest context; over each the thick line of the difference is a mean
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """The curves, one colour per length evaluated, and below them ACP minus exact.
+    """The curves, one colour per length evaluated, and below them, larger, ACP minus exact: each window,
+    pale, and the mean over a part of the context, which a window's text does not blur.
 
     Args:
         records: ``long_loss_curve`` records of one setting, with both methods.
     """
-    figure = figure3.draw(as_curves(records))
-    trained = records["context_length_tokens"].iloc[0]
+    figure = figure3.draw(as_curves(records), heights=(1, 1))
+    trained, longest = (records[f"{name}_length_tokens"].max() for name in ("context", "evaluated"))
+    for line in figure.axes[1].lines[:-1]:  # the last is the zero
+        line.set(alpha=0.3, lw=0.6)
+        mean = part_means(*line.get_data(), longest / MEAN_OF)
+        figure.axes[1].plot(mean.index, mean, "o-", color=line.get_color(), lw=1.4, markersize=2)
     for ax in figure.axes:
         ax.axvline(trained, color="0.6", lw=0.8, ls=":", zorder=0)
     low, high = figure.axes[0].get_ylim()
@@ -47,6 +55,12 @@ def as_curves(records: pd.DataFrame) -> pd.DataFrame:
         context_length_tokens=records["evaluated_length_tokens"],
         log_pruning_tolerance=records["log_pruning_tolerance"].mask(exact),
     )
+
+
+def part_means(position: np.ndarray, value: np.ndarray, tokens: float) -> pd.Series:
+    """Means of ``value`` over parts of so many ``tokens``, by the middle of each part."""
+    part = position // tokens
+    return pd.Series(value).groupby((part + 0.5) * tokens).mean()
 
 
 def segments(records: pd.DataFrame) -> pd.DataFrame:

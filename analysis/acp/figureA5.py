@@ -21,21 +21,30 @@ if TYPE_CHECKING:
 SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
 TENTHS = 10  # of a training run, in which its speed is compared
 OURS = style.SIZES[0]
+# Where the loss rises in the logs of suites h100 and h200-long: an epoch ends with the late parts of long
+# books, which are easy, and the next begins with the first part of every book.
+EPOCH_TOKENS = {"data/books": 89_000_000}
+AT_START_POINTS = 1.0  # the axis begins where a layer has left its first pruned share by more
+LEAST_GAP = 2.8  # points between the names of two layers
 
 
-def draw(records: pd.DataFrame) -> Figure:
+def draw(records: pd.DataFrame, epoch_tokens: int | None = None) -> Figure:
     """Left: pruned share, by layer and of all. Right: training loss with and without ACP.
 
     Args:
         records: ``training_log`` records of a run with ACP and, if there is one, of its exact pair.
+        epoch_tokens: the length of an epoch, whose ends are marked.
     """
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 2.8), layout="constrained")
     _pruned(left, records)
+    for n, end in enumerate(epoch_ends(records, epoch_tokens)):
+        left.axvline(end, color="0.85", lw=0.8, zorder=0, label="_" if n else "end of an epoch")
+        right.axvline(end, color="0.85", lw=0.8, zorder=0)
     figure.legend(loc="outside lower center", ncols=5, columnspacing=1.2)
     _loss(right, records)
-    first, last = records["tokens"].min(), training_logs.paper_tokens(records)
+    first, last = _first_change(records), training_logs.paper_tokens(records)
     for ax in (left, right):
         ax.axvline(last, color=style.PAPER, lw=0.8, ls=":", zorder=0)
         ax.set_xscale("log")
@@ -56,17 +65,33 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
+def epoch_ends(records: pd.DataFrame, epoch_tokens: int | None) -> list[int]:
+    """Tokens after which an epoch ended within the log; none where the length of an epoch is not known."""
+    return list(range(epoch_tokens, int(records["tokens"].max()) + 1, epoch_tokens)) if epoch_tokens else []
+
+
+def _shares(records: pd.DataFrame) -> pd.DataFrame:
+    """``percent`` by ``tokens``, a column a layer."""
+    layers = records[records["layer"].notna()]
+    one_each(layers, ["run", "step", "layer"], "training_log")
+    return 100 * layers.pivot_table(index="tokens", columns="layer", values="pruned_ratio")
+
+
+def _first_change(records: pd.DataFrame) -> float:
+    """The last look before any layer has left its first pruned share."""
+    shares = _shares(records)
+    changed = ((shares - shares.iloc[0]).abs() > AT_START_POINTS).any(axis=1)
+    return float(shares.index[max(int(changed.argmax()) - 1, 0)])
+
+
 def _pruned(ax: Axes, records: pd.DataFrame) -> None:
     import seaborn as sns
 
-    layers = records[records["layer"].notna()]
-    one_each(layers, ["run", "step", "layer"], "training_log")
-    shares = layers.assign(percent=100 * layers["pruned_ratio"])
-    colours = sns.color_palette("viridis", shares["layer"].nunique())
-    for colour, (layer, some) in zip(colours, shares.groupby("layer"), strict=True):
-        end = shares["layer"].max()
-        label = {0: "first layer", end: "last layer"}.get(layer, "_")
-        ax.plot(some["tokens"], some["percent"], color=colour, lw=0.7, alpha=0.7, label=label)
+    shares = _shares(records)
+    colours = dict(zip(shares, sns.color_palette("viridis", len(shares.columns)), strict=True))
+    for layer, percent in shares.items():
+        ax.plot(shares.index, percent, color=colours[layer], lw=0.7, alpha=0.7)
+    _name_layers(ax, shares, colours)
     mean = training_logs.mean_pruned(records)
     ax.plot(mean["tokens"], mean["percent"], color="0.1", lw=2, label="all layers")
     line = training_logs.extrapolation(mean, training_logs.paper_tokens(records))
@@ -74,8 +99,26 @@ def _pruned(ax: Axes, records: pd.DataFrame) -> None:
         ax.plot(*line, color="0.1", lw=1, ls=(0, (3, 2)), label="extrapolated, not measured")
     low, high = models.PUBLISHED.range("figure2", "pruned_ratio")
     ax.axhline((low + high) / 2, color=style.PAPER, lw=1, ls="--", label="the paper's 70 %")
-    ax.set_ylim(0, 100)
-    ax.set_title("Attention pruned (%)")
+    ax.set_ylim(min(10 * np.floor(shares.min(axis=None) / 10), (low + high) / 2 - 10), 101)
+    ax.set_title("Attention pruned (%), axis cut")
+
+
+def _name_layers(ax: Axes, shares: pd.DataFrame, colours: dict) -> None:
+    """The number of each layer behind the end of its line, so far apart that they can be read."""
+    ends = shares.iloc[-1].sort_values(ascending=False)
+    place = np.inf
+    for layer, percent in ends.items():
+        place = min(percent, place - LEAST_GAP, 100.0)
+        ax.annotate(
+            f"layer {layer:.0f}",
+            (shares.index[-1], percent),
+            (1.3 * shares.index[-1], place),
+            va="center",
+            fontsize=6,
+            color=colours[layer],
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": colours[layer], "relpos": (0, 0.5)},
+        )
 
 
 def _loss(ax: Axes, records: pd.DataFrame) -> None:
@@ -83,14 +126,16 @@ def _loss(ax: Axes, records: pd.DataFrame) -> None:
     for name, some in points.groupby(points["log_pruning_tolerance"].isna()):
         style_of = {"color": "0.2", "ls": (0, (4, 2)), "lw": 1} if name else {"color": OURS, "lw": 2}
         ax.plot(some["tokens"], some["loss_nats"], label="exact" if name else "ACP", **style_of)
-    ax.set_ylim(top=np.quantile(points["loss_nats"], 0.97) * 1.05)
+    seen = points.loc[points["tokens"] >= _first_change(records), "loss_nats"]
+    ax.set_ylim(top=np.quantile(seen, 0.97) * 1.05)
     ax.set_title("Training loss (nats a token)")
     ax.legend(loc="lower left")
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["training_log"]
-    return draw(records), training_logs.caption(records)
+    epoch = EPOCH_TOKENS.get(found.runs[0].data.path)
+    return draw(records, epoch), training_logs.caption(records, len(epoch_ends(records, epoch)))
 
 
 def throughput_settles(training_log: pd.DataFrame) -> Verdict:

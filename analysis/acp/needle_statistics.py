@@ -21,8 +21,8 @@ def cells(records: pd.DataFrame) -> pd.DataFrame:
     """Means over haystacks and seeds: one row per method, training length, evaluated length and depth.
 
     Returns:
-        :data:`SETTING`, ``method``, ``evaluated_length_tokens``, ``depth``, ``answer_recall`` in percent and
-        ``gain_nats``, log p(answer) with less without the needle.
+        :data:`SETTING`, ``method``, ``evaluated_length_tokens``, ``depth``, ``answer_recall`` in percent,
+        ``gain_nats``, log p(answer) with less without the needle, and ``nats_from_certain``, -log p(answer).
 
     Raises:
         UnfitRecords: a cell of a haystack has two records, or one of the methods alone.
@@ -30,7 +30,9 @@ def cells(records: pd.DataFrame) -> pd.DataFrame:
     table = _with_gain(records)
     side_by_side(table, CELL, "method", "answer_recall", METHODS, "needle")
     keys = [*SETTING, "method", "evaluated_length_tokens", "depth"]
-    return table.groupby(keys, sort=False)[["answer_recall", "gain_nats"]].mean().reset_index()
+    table = table.assign(nats_from_certain=-table["answer_log_likelihood_nats"])
+    values = ["answer_recall", "gain_nats", "nats_from_certain"]
+    return table.groupby(keys, sort=False)[values].mean().reset_index()
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:

@@ -71,8 +71,12 @@ def extrapolation(mean: pd.DataFrame, to_tokens: float) -> tuple[np.ndarray, np.
     return tokens, np.clip(slope * np.log(tokens) + offset, 0, 100)
 
 
-def caption(records: pd.DataFrame) -> str:
-    """The caption of Figure A5."""
+def caption(records: pd.DataFrame, epochs: int = 0) -> str:
+    """The caption of Figure A5.
+
+    Args:
+        epochs: how many ended within the log.
+    """
     mean, to_tokens = mean_pruned(records), paper_tokens(records)
     pruning = records[records["layer"].notna()]
     run, last = pruning["run"].iloc[0], mean.iloc[-1]
@@ -94,10 +98,15 @@ def caption(records: pd.DataFrame) -> str:
         if len(exact)
         else ""
     )
+    again = (
+        f" Grey lines: the end of an epoch, after which the same books come again ({epochs} in this log)."
+        if epochs
+        else ""
+    )
     return f"""**Figure A5.** Share of pruned blocks and training loss against the tokens trained, from the
 log of {run}{other}, trained on {", ".join(records["training_device"].unique())}. Left: each layer on the
 first sequence of a batch, and the mean of all: {peak["percent"]:.0f} % at most, after
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
 {style.count_label(last["tokens"])}; the paper says around 70 %, of models trained on
 {style.count_label(to_tokens)} tokens and more. Of what comes after, {further}. Right: mean
-loss of the steps since the point before{between}. {style.provenance(records)}"""
+loss of the steps since the point before{between}.{again} {style.provenance(records)}"""

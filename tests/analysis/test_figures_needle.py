@@ -105,6 +105,16 @@ def test_heat_maps_hold_the_means_of_the_haystacks():
     assert below.norm.vmin == -10 and below.norm.vmax == 10
 
 
+def test_models_trained_to_find_show_what_is_left_to_certainty():
+    """They gain nearly all that there is to gain, so that a map of the gain was one dark blue."""
+    records = pair(512, lambda s, d: d, lambda s, d: s / 2, "-needles10", 0.1)
+    figure = figure3_right.draw(records)
+    below = figure.axes[2].images[0]
+    np.testing.assert_allclose(below.get_array(), np.repeat([[80], [75], [70]], 3, 1))
+    assert (below.norm.vmin, below.norm.vmax) == (0, 80)
+    assert "short of being certain" in " ".join(synthetic.draw("figureA6").split())
+
+
 def test_two_shares_of_needles_stand_beside_each_other(folder):
     folder.write_text(folder.read_text().replace("needle_share: [0.1]", "needle_share: [0.1, 0.5]"))
     for share, recall in ((0.1, 0.3), (0.5, 0.9)):
@@ -229,6 +239,9 @@ def test_figure_a4():
     figure = figureA4.draw(records)
     assert figure.axes[0].get_xlim() == (0, 2048)
     assert any(list(line.get_xdata()) == [512, 512] for line in figure.axes[0].lines)
+    means = [line for line in figure.axes[1].lines if line.get_marker() == "o"]
+    assert [len(line.get_xdata()) for line in means] == [16, 32]  # parts of 64 tokens of 1,024 and 2,048
+    assert means[1].get_ydata()[[0, -1]] == pytest.approx([0, 0.01])
     alone = records.assign(run="one", log_pruning_tolerance=-10.0)  # both methods of one model
     assert len(figureA4.as_curves(alone)["log_pruning_tolerance"].unique()) == 2
     figureA4.draw(alone)
@@ -267,8 +280,15 @@ def test_figure_a5():
     assert "of pro-tiny-512-acp, and of pro-tiny-512-exact, trained on a chip" in caption
     figure = figureA5.draw(records)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert {"all layers", "extrapolated, not measured", "the paper's 70 %"} < set(labels)
+    assert {"all layers", "extrapolated, not measured", "the paper's 70 %"} == set(labels)
     assert all(ax.get_xlim()[1] > 2.7e9 for ax in figure.axes)
+    assert {"layer 0", "layer 1"} == {text.get_text() for text in figure.axes[0].texts}
+    assert "end of an epoch" not in labels  # of this text nobody knows it
+    epochs = figureA5.draw(records, 30_000_000)
+    ends = [line.get_xdata()[0] for line in epochs.axes[1].lines if line.get_color() == "0.85"]
+    assert ends == [30_000_000, 60_000_000, 90_000_000]
+    assert "end of an epoch" in [text.get_text() for text in epochs.legends[0].get_texts()]
+    assert "(3 in this log)" in training_logs.caption(records, 3)
     tokens, percent = training_logs.extrapolation(training_logs.mean_pruned(records), 2.7e9)
     assert tokens[-1] == pytest.approx(2.7e9) and percent[-1] == pytest.approx(paper)
 
