@@ -1,7 +1,7 @@
 """Puts a trained run of any paper into pretrained/, with a card that says how it was made.
 
     python scripts/publish.py --suite small --run pro-3m-4k-acp
-    python scripts/publish.py --suite lap --run exact-1 --name lap-0.6m
+    python scripts/publish.py --suite lap-english --run exact-1 --name lap-0.6m
     python scripts/publish.py --suite retention --run stdlib-tiny-ar-30-input --name ar-tiny-stdlib
 
 Writes pretrained/NAME: config.json, model.safetensors, tokenizer.json and README.md, the model card; of ACP
@@ -188,8 +188,8 @@ look at. It was trained from scratch on short sentences, so text of other kinds 
 
     {command} --text "Return the number of items in the list.\""""
     texts = f"{described['data']['train_texts']:,} texts of `corpus: {data.corpus}`"
-    if data.corpus == "stdlib_sentences":
-        texts += f", sentences of {data.shortest} to {data.longest} characters of its documentation"
+    if "shortest" in data.function.options:
+        texts += f", {data.function.called}, of {data.shortest} to {data.longest} characters"
     rows = {
         "data": texts,
         "tokenizer": f"byte-pair encoding of {data.vocabulary:,} ids, trained on the same text "
@@ -205,8 +205,9 @@ look at. It was trained from scratch on short sentences, so text of other kinds 
     }
     end = f"""\
 Scores are of {removed["measured_texts"]} sentences that were held out.
-`make table_scores SUITE={suite.name}` trains the suite's models anew and scores those. The sentences are
-under Python's licence, the weights under that of the project."""
+`make table_scores SUITE={suite.name}` trains the suite's models anew and scores those. Sentences of
+the standard library are under Python's licence, the novel is in the public domain, and the weights are under
+the licence of the project."""
     return about, rows, end
 
 

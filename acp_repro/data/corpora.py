@@ -15,7 +15,7 @@ from pathlib import Path
 from acp_repro.data.files import DataError, field_of, is_tar, json_lines, text_of
 from acp_repro.data.registry import corpus
 from acp_repro.data.rows import members, read_records
-from acp_repro.data.sentences import sentences
+from acp_repro.data.sentences import clauses, sentences
 from acp_repro.data.sources import Row, Source, StdlibSource, TextSource
 
 _SET = "the path of its file"
@@ -90,6 +90,17 @@ def stdlib_sentences(shortest: int = 20, longest: int = 160) -> Iterator[Row]:
     for sentence, of_function in sentences(shortest, longest).items():
         label = "function or method" if of_function else "class or module"
         yield Row(sentence, label, number=int(of_function))
+
+
+@corpus(called="short sentences of the standard library's documentation and of a novel")
+def short_sentences(shortest: int = 20, longest: int = 160) -> Iterator[Row]:
+    """Sentences of the standard library's documentation and of the sample novel; no labels.
+
+    Args:
+        shortest, longest: characters of a sentence; one of the novel that is longer is cut into clauses.
+    """
+    for sentence in sentences(shortest, longest) | clauses(shortest, longest):
+        yield Row(sentence)
 
 
 @corpus(labels="packages of the Python standard library")

@@ -1,4 +1,4 @@
-"""Sentences of the standard library's documentation, each once, with what they document."""
+"""Sentences of the standard library's documentation, with what they document, and of a novel; each once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from acp_repro.data.sources import StdlibSource
+from acp_repro.data.sources import StdlibSource, sample_text
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+_CLAUSE_END = re.compile(r"(?<=[,;:])\s+")
 _PROSE = re.compile(r"[A-Za-z][\w'\-]*")
 
 
@@ -29,6 +30,19 @@ def sentences(shortest: int, longest: int) -> dict[str, bool]:
             for sentence in _sentences(text):
                 if shortest <= len(sentence) <= longest:
                     found.setdefault(sentence, of_function)
+    return found
+
+
+def clauses(shortest: int, longest: int) -> dict[str, None]:
+    """Sentences of the sample novel, in its order; one that is too long is cut into its clauses.
+
+    Args:
+        shortest, longest: characters of a piece.
+    """
+    found: dict[str, None] = {}
+    for sentence in _sentences(sample_text()):
+        pieces = [sentence] if len(sentence) <= longest else _CLAUSE_END.split(sentence)
+        found |= dict.fromkeys(piece for piece in pieces if shortest <= len(piece) <= longest)
     return found
 
 

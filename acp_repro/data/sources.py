@@ -223,7 +223,7 @@ def _help_topics(topics: dict[str, str] | None) -> dict[str, str]:
 class SampleSource(Source):
     """One whole book that comes with the package: *Wuthering Heights*, 0.65 MB.
 
-    It lies in the books' held-out shard, so that no model of the suites was trained on it.
+    It lies in the books' held-out shard: of the suites' models only lap-english's was trained on it.
     """
 
     title = "Wuthering Heights (Emily Brontë, 1847)"

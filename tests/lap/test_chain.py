@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records, write_records
 from acp_repro.chain.suite import load_suite
-from acp_repro.data.corpora import stdlib_sentences
+from acp_repro.data.corpora import short_sentences, stdlib_sentences
 from acp_repro.data.files import DataError
 from acp_repro.papers.lap.paper import PAPER
 from acp_repro.papers.lap.task import PruningTask
@@ -229,6 +229,9 @@ def test_sentences_of_the_standard_library():
     texts = [row.text for row in found]
     assert len(set(texts)) == len(texts) > 5000 and {row.number for row in found} == {0, 1}
     assert all(20 <= len(text) <= 80 and ">>>" not in text[:3] for text in texts)
+    both = [row.text for row in short_sentences(20, 80)]
+    assert both[: len(texts)] == texts and len(set(both)) == len(both) > 2 * len(texts)
+    assert all(20 <= len(text) <= 80 for text in both) and "and every year it increases." in both
 
 
 def test_a_resumed_run_has_the_same_bits(suite):

@@ -16,7 +16,7 @@ from acp_repro.papers.lap.texts import encode, load_texts
 
 ROOT = Path(__file__).parents[2]
 (FOLDER,) = (ROOT / "pretrained").glob("lap-*")
-TEXTS = ["Return the number of items in the list.", "the green cat sat on the mat"]
+TEXTS = ["She went to the window and looked out at the rain.", "the green cat sat on the mat"]
 PAGES = ("docs/learnable-attention-pruning.md", "pretrained/lap-0.6m/README.md")
 
 
@@ -30,7 +30,7 @@ def test_it_is_small_and_of_the_suite_that_its_card_names(shipped, monkeypatch):
     assert set(sizes) == {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
     assert sum(sizes.values()) <= 4_000_000
     monkeypatch.chdir(ROOT)
-    run = load_suite("lap").main_run
+    run = load_suite("lap-english").main_run
     assert shipped.pruning == run.pruning_config()
     config = json.loads((FOLDER / "config.json").read_text())
     assert all(config[name] == value for name, value in run.model.shape.items())
@@ -42,7 +42,7 @@ def test_it_is_small_and_of_the_suite_that_its_card_names(shipped, monkeypatch):
 def test_it_keeps_its_accuracy_with_fewer_tokens(shipped, monkeypatch):
     """The suite's goal, on sentences that were held out from its training, with tokens really removed."""
     monkeypatch.chdir(ROOT)
-    data = load_suite("lap").file.data
+    data = load_suite("lap-english").file.data
     texts = [text.text for text in load_texts(data).heldout]
     rows = encode(shipped.tokenizer, texts, shipped.pruning.max_length)[:100]
     right = tokens = kept = 0
@@ -52,7 +52,13 @@ def test_it_keeps_its_accuracy_with_fewer_tokens(shipped, monkeypatch):
             right += float(losses.correct) * len(row)
             kept += int(losses.kept[-1])
             tokens += len(row)
-    assert right / tokens >= 0.9 and kept / tokens <= 0.6
+    assert right / tokens >= 0.96 and kept / tokens <= 0.45
+
+
+def test_it_writes_docstrings_and_everyday_english(shipped):
+    texts = ["Return the number of items in the list.", TEXTS[0], "He asked me if I had seen the new house."]
+    memory = shipped.encode(texts)
+    assert shipped.decode(memory) == texts and (memory.kept < 0.6 * memory.lengths).all()
 
 
 def test_encode_and_decode_as_in_the_docs(shipped):
@@ -70,7 +76,7 @@ def test_encode_and_decode_as_in_the_docs(shipped):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_first_example_of_a_page_comes_back_as_it_was(page, capsys, monkeypatch):
-    """The model knows one kind of sentence; of another it writes nonsense, which is no way to meet it."""
+    """It writes about half of everyday sentences back; a page opens with one that it does."""
     monkeypatch.chdir(ROOT)
     start = "python -m acp_repro.lap.compress "
     lines = (ROOT / page).read_text(encoding="utf-8").split("\n")
