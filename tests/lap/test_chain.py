@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -232,6 +233,27 @@ def test_sentences_of_the_standard_library():
     both = [row.text for row in short_sentences(20, 80)]
     assert both[: len(texts)] == texts and len(set(both)) == len(both) > 2 * len(texts)
     assert all(20 <= len(text) <= 80 for text in both) and "and every year it increases." in both
+
+
+def test_the_probe_on_thousands_of_texts_is_of_the_same_run(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    ours, more = (load_suite(name).main_run for name in ("lap-h200", "lap-h200-probe"))
+    data = dataclasses.replace(ours.data, heldout=0.5)
+    for run in (ours, ours.start):
+        other = more if run is ours else more.start
+        assert (
+            dataclasses.replace(run, suite=other.suite, data=data, start=other.start).as_dict()
+            == other.as_dict()
+        )
+
+
+def test_the_soft_masks_that_nobody_trained_are_named(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    suite = load_suite("lap-h200")
+    soft = [run for run in (*suite.runs, *suite.not_run) if run.training_mask == "soft" and run.start]
+    assert {(run.compression, run.seed) for run in soft} == {(c, s) for c in (1, 3, 5) for s in (42, 1, 2)}
+    names = {run.name for run in (*suite.runs, *suite.not_run)}
+    assert all(run.start.name in names for run in soft)
 
 
 def test_a_resumed_run_has_the_same_bits(suite):
