@@ -1,4 +1,4 @@
-"""Accuracy against compression: each run twice, under the soft mask and with tokens really removed."""
+"""Accuracy against compression, soft and removed, and free writing; the run without gates beside them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = {"soft": "#0072B2", "straight_through": "#009E73", "hard_concrete": "#D55E00"}
+UNGATED = "0.2"
+FREE = {"bleu": ("D", "BLEU"), "exact_match": ("s", "whole texts")}
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """A line from each run's soft point (hollow) to its removed one (full); a square for free writing.
+    """Left a line from each run's soft point (hollow) to its removed one (full); right its free writing.
 
     Args:
-        records: ``reconstruction`` records of gated runs.
+        records: ``reconstruction`` records.
     """
     from matplotlib import pyplot as plt
 
     one_each(records, ["run", "decoding"], "figure_curve")
-    figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES * 1.4, 3.2), layout="constrained")
+    figure, (ax, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 3.2), layout="constrained")
+    labelled = set()  # settings; a name stands once, at the first of its seeds
     low = 0  # runs at the foot of the axes, whose names stand above each other
     named: list[tuple[float, float]] = []  # points whose names stand to their right
     for _, run in records.groupby("run", sort=False):
         points = run.set_index("decoding")
-        colour = COLOURS[run["training_mask"].iloc[0]]
+        first = run.iloc[0]
+        gated = pd.notna(first["compression"])
+        colour = COLOURS[first["training_mask"]] if gated else UNGATED
         soft, removed, free = (points.loc[name] for name in ("soft", "removed", "free"))
         ax.plot(
             [soft["kept_ratio"], removed["kept_ratio"]],
@@ -45,40 +50,63 @@ def draw(records: pd.DataFrame) -> Figure:
         )
         ax.scatter(soft["kept_ratio"], soft["token_accuracy"], 28, "white", edgecolors=colour, zorder=2)
         ax.scatter(removed["kept_ratio"], removed["token_accuracy"], 28, colour, zorder=3)
-        ax.scatter(free["kept_ratio"], free["token_accuracy"], 16, colour, marker="s", alpha=0.6, zorder=3)
+        for column, (marker, _) in FREE.items():
+            right.scatter(
+                free["kept_ratio"],
+                free[column],
+                18,
+                colour,
+                marker=marker,
+                alpha=0.7,
+                zorder=3,
+                clip_on=False,
+            )
+        setting = (first["training_mask"], first["gate"], first["compression"]) if gated else None
+        if setting in labelled:
+            continue
+        labelled.add(setting)
         at_foot = removed["token_accuracy"] < 0.2
         place = removed["kept_ratio"], removed["token_accuracy"]
         to_left = any(abs(x - place[0]) < 0.06 and abs(y - place[1]) < 0.1 for x, y in named)
-        offset = (7, 4 + 9 * low) if at_foot else (-4 if to_left else 4, -9)
+        above = not to_left and any(abs(x - place[0]) < 0.12 for x, _ in named)
+        offset = (7, 4 + 9 * low) if at_foot else (-4 if to_left else 4, 5 if above else -9)
         low += at_foot
         if not (at_foot or to_left):
             named.append(place)
         ax.annotate(
-            f"λ {run['compression'].iloc[0]:g}{models.READINGS[run['gate'].iloc[0]]}",
+            f"λ {first['compression']:g}{models.READINGS[first['gate']]}" if gated else "no gates",
             place,
-            offset,
-            ha="right" if to_left and not at_foot else "left",
+            offset if gated else (-3, -11),
+            ha="right" if not gated or (to_left and not at_foot) else "left",
             textcoords="offset points",
             fontsize=7,
             color=colour,
         )
-    for mask in dict.fromkeys(records["training_mask"]):
+    for mask in dict.fromkeys(records.loc[records["compression"].notna(), "training_mask"]):
         ax.scatter([], [], 28, COLOURS[mask], label=f"trained with {models.MASKS[mask]}")
-    ax.scatter([], [], 28, "white", edgecolors="0.3", label="under the soft mask")
-    ax.scatter([], [], 28, "0.3", label="tokens removed")
-    ax.scatter([], [], 16, "0.3", marker="s", alpha=0.6, label="tokens removed, written freely")
-    ax.set(xlim=(0, 1.05), ylim=(0, 1.03), xlabel="share of tokens kept", ylabel="token accuracy")
-    figure.legend(loc="outside lower center", ncols=2)
+    if records["compression"].isna().any():
+        ax.scatter([], [], 28, UNGATED, label="trained without gates")
+    ax.scatter([], [], 28, "white", edgecolors="0.5", label="under the soft mask")
+    ax.scatter([], [], 28, "0.5", label="tokens removed")
+    for marker, name in FREE.values():
+        ax.scatter([], [], 18, "0.5", marker=marker, alpha=0.7, label=f"{name}, written freely")
+    for axes, score, title in (
+        (ax, "token accuracy", "true tokens before"),
+        (right, "score", "written freely"),
+    ):
+        axes.set(xlim=(0, 1.05), ylim=(0, 1.12), xlabel="share of tokens kept", ylabel=score, title=title)
+    figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["reconstruction"]
-    wide = records.pivot(index="run", columns="decoding", values="token_accuracy")
+    with_gates = records[records["compression"].notna()]
+    wide = with_gates.pivot(index="run", columns="decoding", values="token_accuracy")
     gaps = "; ".join(f"{run}: {row.soft - row.removed:+.3f}" for run, row in wide.iterrows())
-    caption = f"""**Accuracy against compression.** A hollow point is the model under the soft mask, at
+    caption = f"""**Accuracy against compression.** Left: a hollow point is the model under the soft mask, at
 {models.SOFT_RATIO}; the full point is the same weights with tokens really removed. Accuracy lost by
-removal: {gaps}. {style.provenance(records)}"""
+removal: {gaps}. Right: the texts that it writes from what is kept alone. {style.provenance(records)}"""
     return draw(records), caption
 
 
@@ -111,7 +139,7 @@ ITEMS = (
         "figure_curve",
         "Accuracy against compression, soft and removed",
         ("reconstruction",),
-        lambda suite: suite.gated,
+        lambda suite: list(suite.runs) if suite.gated else [],
         "gates",
         CLAIMS,
         ours=True,

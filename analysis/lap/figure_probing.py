@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CLOSE = 0.05  # of accuracy that counts as close
+INTERVAL = 1.96  # standard errors to each side: 95 %
 NAMES = {
     "kept_votes": "kept vectors, votes",
     "all_tokens_votes": "all tokens, gates open, votes",
@@ -26,7 +27,7 @@ NAMES = {
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """A bar per classifier, and the larger class as a line.
+    """A point per classifier with its 95 % interval, and the larger class as a line.
 
     Args:
         records: ``probe`` records of one run.
@@ -35,24 +36,29 @@ def draw(records: pd.DataFrame) -> Figure:
 
     records = one_each(records, ["classifier"], "figure_probing").set_index("classifier").loc[list(NAMES)]
     figure, ax = plt.subplots(figsize=(style.COLUMN_INCHES * 1.3, 1.7), layout="constrained")
-    names = [NAMES[name] for name in records.index]
-    colours = ["#D55E00", *[style.PAPER] * (len(names) - 1)]
-    bars = ax.barh(names, records["accuracy"], color=colours)
-    ax.bar_label(bars, fmt="%.3f", padding=2, fontsize=7)
+    rows = range(len(records))
+    errors = INTERVAL * share_error(records["accuracy"], records["measured_texts"])
+    colours = ["#D55E00", *["0.35"] * (len(records) - 1)]
+    for y, x, error, colour in zip(rows, records["accuracy"], errors, colours, strict=True):
+        ax.errorbar(x, y, xerr=error, fmt="o", ms=4, capsize=2, lw=1, color=colour)
+        ax.annotate(
+            f"{x:.3f}", (x, y), (0, 4), textcoords="offset points", ha="center", fontsize=7, color=colour
+        )
+    ax.set_yticks(rows, [NAMES[name] for name in records.index])
     chance = records["larger_class"].iloc[0]
     ax.axvline(chance, color="0.2", lw=0.8, ls="--")
-    ax.text(chance, -0.75, "larger class", ha="center", fontsize=7, color="0.2")
-    ax.set(xlim=(0.4, 1.05), xlabel="held-out accuracy")
-    ax.invert_yaxis()
+    ax.text(chance, -0.85, "larger class", ha="center", fontsize=7, color="0.2")
+    ax.set(ylim=(len(records) - 0.5, -0.75), xlabel="held-out accuracy")
     return figure
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records, question = found.records["probe"], found.suite.file.data.sides
     row = records.set_index("classifier").loc["kept_votes"]
-    caption = f"""**Probing.** Accuracy of small heads on frozen vectors: {question}. Kept vectors are
-{row["vectors_per_text"]:.1f} a text. {int(row["train_texts"]):,} training texts,
-{int(row["measured_texts"]):,} held-out ones. {style.provenance(records)}"""
+    caption = f"""**Probing.** Accuracy of small heads on frozen vectors: {question}. Lines are 95 %
+intervals of one accuracy over the held-out texts. Kept vectors are {row["vectors_per_text"]:.1f} a text.
+{int(row["train_texts"]):,} training texts, {int(row["measured_texts"]):,} held-out ones.
+{style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -42,7 +42,8 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
         models.name_of(c, m) for c, m in zip(records["compression"], records["training_mask"], strict=True)
     ]
     gate = records["gate"].map(models.READINGS)
-    shown = pd.DataFrame({"model": [n + g for n, g in zip(names, gate, strict=True)]})
+    seeds = [f", seed {seed}" if records["seed"].nunique() > 1 else "" for seed in records["seed"]]
+    shown = pd.DataFrame({"model": [n + g + s for n, g, s in zip(names, gate, seeds, strict=True)]})
     shown["decoding"] = records["decoding"].map(DECODING).to_list()
     for column, title in COLUMNS.items():
         shown[title] = [f"{value:.3f}" for value in records[column]]

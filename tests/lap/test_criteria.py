@@ -239,3 +239,32 @@ def test_the_committed_batches_of_16_say_nothing_of_time(monkeypatch):
     if records["measured_texts"].max() <= 16:
         assert status(figure_savings.encoder_saves, records) == "undecided"
         assert "tells nothing of removal" in figure_savings.bound_by(records)
+
+
+def h200(quantity):
+    folder = ROOT / "results/lap-h200"
+    return pd.concat(
+        [pd.read_csv(path) for path in sorted(folder.glob(f"*/{quantity}.csv"))], ignore_index=True
+    )
+
+
+def test_the_curve_shows_the_model_without_gates_and_names_a_lambda_once():
+    records = h200("reconstruction")
+    other = records[records["run"] == "soft-5"].assign(run="soft-5-seed1", seed=1)
+    left, right = figure_curve.draw(pd.concat([records, other])).axes
+    names = [text.get_text() for text in left.texts]
+    assert sorted(names) == ["no gates", "λ 10", "λ 20", "λ 5", "λ 5"]  # of hard gates and of soft masks
+    shown = {tuple(point) for points in right.collections for point in points.get_offsets().tolist()}
+    free = records[(records["run"] == "ungated") & (records["decoding"] == "free")].iloc[0]
+    assert {(1.0, free["bleu"]), (1.0, free["exact_match"])} <= shown
+    table = table_scores.tabulate(pd.concat([records, other], ignore_index=True)).shown
+    assert not table.duplicated(["model", "decoding"]).any()
+
+
+def test_the_probe_has_an_error_bar_at_each_classifier():
+    records = h200("probe").query("run == 'exact-10'")
+    (axes,) = figure_probing.draw(records).axes
+    bars = [bar for bar in axes.containers if bar.has_xerr]
+    assert len(bars) == len(records)
+    low, high = axes.get_xlim()
+    assert low > 0.7 and high < 0.95  # the points fill the axis: nothing is drawn from 0
