@@ -47,6 +47,16 @@ def test_models_are_compared_item_by_item():
     assert "not paired" in table1.beats_h2o(other_set).ours
 
 
+def test_a_task_that_the_dense_model_has_not_learnt_is_left_out():
+    """Below a bag of words: what methods drop is not what they differ by. Above it the task counts."""
+    below = scores(dense=[40.0], ar=[80.0, 80.0], random=[20.0, 20.0]).assign(dataset="cuad")
+    learnt = scores(dense=[90.0], ar=[80.0, 80.0], random=[20.0, 20.0]).assign(dataset="cuad")
+    other = scores(dense=[40.0], ar=[80.0, 80.0], random=[20.0, 20.0])
+    assert "cuad" not in table1.beats_random(pd.concat([below, other])).ours
+    assert table1.beats_random(below).status.value == "undecided"
+    assert "cuad" in table1.beats_random(pd.concat([learnt, other])).ours
+
+
 def test_items_of_dev_count_as_those_of_test():
     """Nothing is chosen by dev. Five items decide nothing, ten do."""
     right, wrong = np.arange(100) < 90, np.arange(100) < 85
