@@ -48,7 +48,7 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
             f"suite {suite.name} is of paper {suite.paper.name}, which has no epsilon; name one of acp"
         )
     run = suite.run(options.run) if options.run else suite.sweep_run
-    quantity, usual = suite.paper.quantity(QUANTITY), suite.measure.sweep_log_pruning_tolerances
+    quantity, usual = suite.paper.quantity(QUANTITY), suite.measure_settings.sweep_log_pruning_tolerances
     values = options.log_pruning_tolerance or usual
     path, other = quantity.path(suite.name, run.name), {}
     if values != usual:

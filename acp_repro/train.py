@@ -112,12 +112,12 @@ def in_order(suite: Suite, runs: list[Run]) -> list[list[Run]]:
     """
     waiting, groups = list(runs), []
     while waiting:
-        ready = [run for run in waiting if not any(needed in waiting for needed in suite.needs(run))]
+        ready = [run for run in waiting if not any(needed in waiting for needed in suite.prerequisites(run))]
         if not ready:
             names = ", ".join(run.name for run in waiting)
             raise SuiteError(
                 f"suite {suite.name}: {names} need each other's weights, or those of such runs; correct "
-                f"`{type(suite).__name__}.needs` of paper {suite.paper.name}"
+                f"`{type(suite).__name__}.prerequisites` of paper {suite.paper.name}"
             )
         groups.append(ready)
         waiting = [run for run in waiting if run not in ready]
@@ -141,7 +141,7 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[Run]:
 
 def _with_needs(suite: Suite, chosen: set[Run]) -> set[Run]:
     """``chosen``, and what must be trained before them and is not."""
-    if not any(suite.needs(run) for run in chosen):
+    if not any(suite.prerequisites(run) for run in chosen):
         return chosen
     from .training.run_folder import is_done
 
@@ -150,7 +150,7 @@ def _with_needs(suite: Suite, chosen: set[Run]) -> set[Run]:
         run = waiting.pop()
         if run not in found:
             found.add(run)
-            waiting += [needed for needed in suite.needs(run) if not is_done(needed)]
+            waiting += [needed for needed in suite.prerequisites(run) if not is_done(needed)]
     return found
 
 

@@ -49,7 +49,7 @@ def train_run(run, **options):
 
 def with_measure(suite, **settings):
     """The suite with other settings of the measures."""
-    measure = dataclasses.replace(suite.measure, **settings)
+    measure = dataclasses.replace(suite.measure_settings, **settings)
     return dataclasses.replace(suite, file=dataclasses.replace(suite.file, measure=measure))
 
 

@@ -89,7 +89,7 @@ from acp_repro.chain.paper import Quantity
 
 
 def measure(trained):
-    batches = [trained.task.batch(1000 + i) for i in range(trained.measure.batches)]
+    batches = [trained.task.batch(1000 + i) for i in range(trained.measure_settings.batches)]
     return [{"squared_error": trained.task.loss(trained.model, *batch).item()} for batch in batches]
 
 

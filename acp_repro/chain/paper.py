@@ -57,7 +57,7 @@ class Suite:
         return self.file.description
 
     @property
-    def measure(self) -> Any:
+    def measure_settings(self) -> Any:
         """The settings of the measures."""
         return self.file.measure
 
@@ -81,7 +81,7 @@ class Suite:
     def check(self) -> None:
         """For a paper's own class: refuses what can only be seen of the whole, with a ValueError."""
 
-    def needs(self, run: Run) -> list[Run]:
+    def prerequisites(self, run: Run) -> list[Run]:
         """For a paper's own class: runs of the suite whose weights must be there before ``run`` begins."""
         return []
 
@@ -210,7 +210,7 @@ class Item:
         title: for the report and ``make help``.
         quantities: the records that it is drawn from ...
         runs: ... of these runs of the suite, which must all have those that are about them.
-        needs: in words, which runs a suite must have.
+        runs_needed: in words, which runs a suite must have.
         claims: what the paper says of it.
         paper_model: (size, longest context in tokens) in the paper, where scale matters.
         ours: a measurement that the paper does not have.
@@ -223,7 +223,7 @@ class Item:
     title: str
     quantities: tuple[str, ...] = ()
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
-    needs: str = ""
+    runs_needed: str = ""
     claims: tuple[Claim, ...] = ()
     paper_model: tuple[str, int] | None = None
     ours: bool = False

@@ -70,9 +70,9 @@ def why_not(suite: Suite, item: Item) -> str:
         return f"{item.name} cannot be made yet: {item.missing}"
     file = suite.path
     if suite.not_run and item.runs(dataclasses.replace(suite, runs=suite.runs + suite.not_run)):
-        return f"{item.name}: not_run in {file} names what it needs: {item.needs}"
+        return f"{item.name}: not_run in {file} names what it needs: {item.runs_needed}"
     aside = f" ({suite.aside})" if suite.aside else ""
-    return f"{item.name}: the grid of {file} has no run of {item.needs}{aside}"
+    return f"{item.name}: the grid of {file} has no run of {item.runs_needed}{aside}"
 
 
 def records_of(suite: Suite, items: Iterable[Item]) -> list[tuple[Run | None, Quantity]]:
@@ -95,7 +95,7 @@ def _weights(suite: Suite) -> list[str]:
         if suite.weights is None:
             recipe = f"$(TRAIN) --suite {suite.option} --run {run.name} $(FOR)"
             # Its settings hold those of what it starts from, so only the order matters here.
-            first = [needed.weights_file for needed in suite.needs(run)]
+            first = [needed.weights_file for needed in suite.prerequisites(run)]
             other = run.weights_file.is_file() and not state.has_weights(run)
             lines += _rule(run.weights_file, [_stale(suite)] * other, [recipe], first)
         else:

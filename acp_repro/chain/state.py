@@ -71,7 +71,7 @@ def is_older(suite: Suite, run: Run, quantity: Quantity) -> bool:
         return False
     return any(
         differences(recorded[key], of) or quantity.name in (recorded.get("older", {}).get(key) or ())
-        for key, of in (("run", run), ("measure", suite.measure))
+        for key, of in (("run", run), ("measure", suite.measure_settings))
     ) or (not quantity.untrained(run) and _of_other_weights(recorded, run))
 
 
@@ -132,13 +132,13 @@ def write_settings(
     Where settings or weights are no longer those of before, the run's other records are named under
     ``older``: ``run`` if the training is another, else ``measure``, until they too are measured again.
     """
-    now = {"run": _settings(run), "measure": _settings(suite.measure)}
+    now = {"run": _settings(run), "measure": _settings(suite.measure_settings)}
     before = recorded_settings(run) or dict(now)
     older = {key: set(names) for key, names in before.pop("older", {}).items()}
     there = [q for q in suite.paper.quantities if q.path(run.suite, run.name).exists()]
     if _of_other_weights(before, run):
         older.setdefault("run", set()).update(q.name for q in there if not q.untrained(run))
-    for key, of in (("run", run), ("measure", suite.measure)):
+    for key, of in (("run", run), ("measure", suite.measure_settings)):
         if differences(before[key], of):
             older[key] = {q.name for q in there}
     measured = {quantity.name for quantity in quantities}

@@ -153,9 +153,9 @@ class Trained:
     _kept: list[Callable[[], object]] = field(default_factory=list, repr=False)
 
     @property
-    def measure(self) -> Any:
+    def measure_settings(self) -> Any:
         """The suite's settings of the measures."""
-        return self.suite.measure
+        return self.suite.measure_settings
 
     @property
     def device_name(self) -> str:

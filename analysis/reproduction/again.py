@@ -68,7 +68,7 @@ def by_records(claim: Claim, item: Item, suite: Suite, runs: Sequence[Run]) -> A
     trained = (
         {run for run, quantity in pairs if not quantity.untrained(run)} if suite.weights is None else set()
     )
-    while first := {needed for run in trained for needed in suite.needs(run)} - trained:
+    while first := {needed for run in trained for needed in suite.prerequisites(run)} - trained:
         trained |= first
     if trained:
         ordered = [run for run in suite.runs if run in trained]

@@ -208,7 +208,7 @@ def why_none(claim: Claim, item: Item, suites: Sequence[Suite]) -> str:
     """Why no published records tell anything of a claim, and the command that would make some."""
     able = next((suite for suite in suites if item.runs(suite)), None)
     if able is None:
-        return f"no published suite has a run of {item.needs}"
+        return f"no published suite has a run of {item.runs_needed}"
     lacks = " or ".join(f"`{name}`" for name in claim.quantities)
     return f"no published records of {lacks}; `make {item.name} SUITE={able.name}` makes them"
 

@@ -54,12 +54,12 @@ def test_long_texts_are_explained_where_they_come_back():
     trained = SimpleNamespace(
         heldout_rows=lambda most: rows[:most],
         batches=lambda part: [pad(part[i : i + 4], 0) for i in range(0, len(part), 4)],
-        measure=SimpleNamespace(shap_texts=50, shap_shortest=60),
+        measure_settings=SimpleNamespace(shap_texts=50, shap_shortest=60),
         model=SimpleNamespace(encode_ids=encode, decode_ids=echo),
     )
     short, long = [1, 4], [2, 5, 7]  # 40 tokens and EOS are neither
     assert chosen(trained) == [rows[i] for i in [*short, *long]]
-    trained.measure.shap_texts = 2
+    trained.measure_settings.shap_texts = 2
     assert chosen(trained) == [rows[i] for i in [*short, *long[:2]]]
-    trained.measure.shap_shortest = 12  # a text is explained once
+    trained.measure_settings.shap_shortest = 12  # a text is explained once
     assert chosen(trained) == [rows[i] for i in [*short, *long[:2]]]

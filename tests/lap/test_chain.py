@@ -155,7 +155,7 @@ def test_runs_begin_from_the_run_without_gates(work, monkeypatch):
     found = load_suite("from")
     first, run = found.run("ungated"), found.run("exact-1")
     assert (first.training.steps, run.training.steps, first.start) == (3, 12, None)
-    assert found.needs(run) == [first] == [run.start] and found.needs(first) == []
+    assert found.prerequisites(run) == [first] == [run.start] and found.prerequisites(first) == []
     with pytest.raises(TrainingError, match="train them with .*--run ungated"):
         PruningTask(run).build()
     train_run(first)

@@ -31,7 +31,7 @@ def test_counts_are_of_the_models_own_choice():
     trained = SimpleNamespace(
         model=built,
         task=SimpleNamespace(tokenizer=built.tokenizer, rows=lambda split: rows),
-        measure=SimpleNamespace(scored_texts=9),
+        measure_settings=SimpleNamespace(scored_texts=9),
         heldout_rows=lambda most: rows[:most],
         batches=lambda rows: [ids],
     )

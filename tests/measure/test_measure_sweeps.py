@@ -137,7 +137,7 @@ class Small(TrainedFoX):
 
     def __init__(self, model: FoXForCausalLM, dtype: str = "float32"):
         run = SimpleNamespace(name="small", training=SimpleNamespace(dtype=dtype))
-        suite = SimpleNamespace(measure=MeasureConfig())
+        suite = SimpleNamespace(measure_settings=MeasureConfig())
         super().__init__(suite, run, None, model, torch.device("cpu"), 0)
 
     def heldout_batches(self, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -29,7 +29,7 @@ class CheckpointRun:
 @dataclass(frozen=True)
 class CheckpointSuite:
     runs: tuple[CheckpointRun]
-    measure: MeasureConfig
+    measure_settings: MeasureConfig
 
     def has_exact_pair(self, run: CheckpointRun) -> bool:
         return False

@@ -160,15 +160,15 @@ class FoXSuite(Suite):
     @property
     def heads_run(self) -> FoXRun:
         """The run whose heads are looked at (Figures 1, 4, 5, 6)."""
-        if self.measure.heads_run is not None:
-            return self.run(self.measure.heads_run)
+        if self.measure_settings.heads_run is not None:
+            return self.run(self.measure_settings.heads_run)
         runs = self.select(architecture="pro", acp=True) or list(self.runs)
         return min(_largest(runs), key=lambda run: run.context_length)
 
     @property
     def sweep_run(self) -> FoXRun:
         """The run on which epsilon, block size and context length are varied (Figure 7)."""
-        name = self.measure.sweep_run
+        name = self.measure_settings.sweep_run
         return self.heads_run if name is None else self.run(name)
 
     def select(self, *, acp: bool | None = None, **wanted: Any) -> list[FoXRun]:

@@ -92,7 +92,7 @@ class TrainedFoX(Trained):
             ValueError: there is no batch, or no label.
         """
         if batches is None:
-            batches = self.heldout_batches(self.measure.sweep_tokens)
+            batches = self.heldout_batches(self.measure_settings.sweep_tokens)
         total, labelled, tokens = 0.0, 0, 0
         with watch_attention(self.model, see):
             for loss, labels in self.losses(batches, what):

@@ -99,14 +99,14 @@ class PruningSuite(Suite):
             if run.start is not None and run.start.name not in (other.name for other in self.runs):
                 raise ValueError(f"start: the grid has no run {run.start.name}; add {{compression: [null]}}")
 
-    def needs(self, run: Run) -> list[Run]:
+    def prerequisites(self, run: Run) -> list[Run]:
         return [] if run.start is None else [self.run(run.start.name)]
 
     @property
     def main_run(self) -> PruningRun:
         """The run that single models are looked at of."""
-        if self.measure.main_run is not None:
-            return self.run(self.measure.main_run)
+        if self.measure_settings.main_run is not None:
+            return self.run(self.measure_settings.main_run)
         return next((run for run in self.gated if run.training_mask == "hard_concrete"), self.runs[0])
 
     @property

@@ -27,7 +27,7 @@ class TrainedPruning(Trained):
 
     def batches(self, rows: list[list[int]]) -> Iterator[Tensor]:
         """(B, T) int64 on the model's device, in order."""
-        size = self.measure.batch_texts
+        size = self.measure_settings.batch_texts
         for start in range(0, len(rows), size):
             yield pad(rows[start : start + size], self.task.tokenizer.pad_id).to(self.device)
 

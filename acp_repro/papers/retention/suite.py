@@ -247,7 +247,7 @@ class RetentionSuite(Suite):
             if name not in known:
                 raise ValueError(f"timed: {name!r} is no name under datasets and none of a run")
 
-    def needs(self, run: Run) -> list[Run]:
+    def prerequisites(self, run: Run) -> list[Run]:
         """Its start, and of ToP the dense model of the same task and seed that it is distilled from."""
         if not isinstance(run, RetentionRun):
             return []

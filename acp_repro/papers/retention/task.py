@@ -95,7 +95,9 @@ class RetentionTask(Task):
         """
         from acp_repro.chain.suite import load_suite
 
-        dense = [run for run in load_suite(str(file_of(self.run.suite))).needs(self.run) if run.is_dense]
+        dense = [
+            run for run in load_suite(str(file_of(self.run.suite))).prerequisites(self.run) if run.is_dense
+        ]
         if not dense:
             raise TrainingError(
                 f"{self.run.name} is distilled from a dense run of its seed; the suite has none"

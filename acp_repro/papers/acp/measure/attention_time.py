@@ -33,13 +33,13 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     from acp_repro.model.capture import attention_inputs
     from acp_repro.training.step import autocast
 
-    batches = list(trained.heldout_batches(trained.measure.timing_tokens))
+    batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     total: Counter = Counter()
     progress = tqdm(batches, desc=f"{trained.run.name}: attention time", unit="batch")
     with autocast(trained.device, trained.run.training.dtype):
         for input_ids, _ in progress:
             for inputs in attention_inputs(trained.model, input_ids):
-                times = _times(inputs, trained.device, trained.measure.timing_repeats)
+                times = _times(inputs, trained.device, trained.measure_settings.timing_repeats)
                 total.update({key: median(values) for key, values in times.items()})
     return [
         {

@@ -32,7 +32,7 @@ def measure(trained: TrainedFoX, log_pruning_tolerances: list[float] | None = No
         ValueError: an epsilon that the model refuses, or no text.
     """
     config, before = trained.model.config, trained.model.config.log_pruning_tolerance
-    values = log_pruning_tolerances or trained.measure.sweep_log_pruning_tolerances
+    values = log_pruning_tolerances or trained.measure_settings.sweep_log_pruning_tolerances
     for value in values:  # a wrong one fails here, before minutes of work
         dataclasses.replace(config, log_pruning_tolerance=value)
     try:

@@ -67,7 +67,7 @@ def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
         from ..evaluation.tasks import load_tasks
     except ModuleNotFoundError as error:
         raise NoHarness(error) from None
-    run, asked = trained.run, trained.measure
+    run, asked = trained.run, trained.measure_settings
     tasks, notes = load_tasks(asked.lm_eval_tasks, asked.lm_eval_data)
     for note in notes:
         print(f"note: {note}")

@@ -29,7 +29,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """
     own = trained.run.context_length
     longest_document = trained.longest_heldout_document
-    asked = trained.measure.long_context_lengths or [
+    asked = trained.measure_settings.long_context_lengths or [
         multiple * own for multiple in MULTIPLES if multiple == 1 or multiple * own <= longest_document
     ]
     own = [own] if max(asked) % own == 0 else []  # or it cannot read the same tokens
@@ -51,7 +51,9 @@ def _at(trained: TrainedFoX, length: int, longest: int) -> dict[str, Any]:
         pruned.add_(count.pruned.sum())
         causal += count.causal * count.pruned.numel()
 
-    batches = trained.heldout_batches(trained.measure.sweep_tokens, length=length, same_text_as=longest)
+    batches = trained.heldout_batches(
+        trained.measure_settings.sweep_tokens, length=length, same_text_as=longest
+    )
     loss, tokens = trained.one_pass(see, f"{length} tokens", batches)
     return {
         "evaluated_length_tokens": length,

@@ -46,7 +46,9 @@ def mean_by_position(trained: TrainedFoX, what: str, length: int, longest: int) 
     """
     import torch
 
-    batches = trained.heldout_batches(trained.measure.loss_tokens, length=length, same_text_as=longest)
+    batches = trained.heldout_batches(
+        trained.measure_settings.loss_tokens, length=length, same_text_as=longest
+    )
     total = torch.zeros(length, dtype=torch.float64, device=trained.device)
     sequences = 0
     for loss, _ in trained.losses(batches, what):

@@ -43,7 +43,7 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
     from ..needle.trial import default_lengths, try_needle
     from ..unfinished import Unfinished, identity
 
-    run, settings, corpus = trained.run, trained.measure, prepare(trained.run.data)
+    run, settings, corpus = trained.run, trained.measure_settings, prepare(trained.run.data)
     encode = corpus.tokenizer.encode
     needles = tokenise_needles(encode, corpus.bos_id, mode)
     lengths = settings.needle_lengths

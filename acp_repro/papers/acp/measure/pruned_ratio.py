@@ -35,7 +35,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
         if layer == 0:
             causal += count.causal * len(count.pruned)
 
-    batches = trained.heldout_batches(trained.measure.pruned_ratio_tokens)
+    batches = trained.heldout_batches(trained.measure_settings.pruned_ratio_tokens)
     with torch.no_grad(), watch_attention(trained.model, see):
         for input_ids, _ in tqdm(batches, desc=f"{trained.run.name}: pruned ratio", unit="batch"):
             with autocast(trained.device, trained.run.training.dtype):

@@ -26,7 +26,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     from acp_repro.training.step import compiled_blocks, train_step
 
     run, config = trained.run, trained.run.training
-    batches = list(trained.heldout_batches(trained.measure.timing_tokens))
+    batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     tokens = sum(input_ids.numel() for input_ids, _ in batches)
     optimizer = make_optimizer(trained.model, config, learning_rate=0.0)
     tolerance = trained.model.config.log_pruning_tolerance
@@ -47,7 +47,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     calls = {"acp": functools.partial(steps, tolerance), "exact": functools.partial(steps, None)}
     with compiled_blocks(trained.task.blocks(trained.model), compiles(run, trained.device)):
         title = f"{run.name}: training throughput"
-        times = interleaved(calls, trained.device, trained.measure.timing_repeats, title=title)
+        times = interleaved(calls, trained.device, trained.measure_settings.timing_repeats, title=title)
     trained.model.set_log_pruning_tolerance(tolerance)
     return [
         {

@@ -25,7 +25,7 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     tokenizer = trained.task.tokenizer
     records = []
     for number, row in enumerate(tqdm(chosen(trained), desc=f"{trained.run.name}: attribution", leave=False)):
-        found = shap_values(trained.model, row, trained.measure.shap_evaluations, trained.run.seed)
+        found = shap_values(trained.model, row, trained.measure_settings.shap_evaluations, trained.run.seed)
         words, kept = tokenizer.tokens(found.written), tokenizer.tokens(row[i] for i in found.positions)
         for vector, position in enumerate(found.positions):
             records += [
@@ -51,10 +51,10 @@ def chosen(trained: TrainedPruning) -> list[list[int]]:
     least 90 % of the tokens at their place."""
     rows = trained.heldout_rows(10**9)
     shown = ([row for row in rows if len(row) in SHORT] or rows)[:SHOWN]
-    long = [row for row in rows if len(row) >= trained.measure.shap_shortest and row not in shown]
+    long = [row for row in rows if len(row) >= trained.measure_settings.shap_shortest and row not in shown]
     found = []
     for input_ids in trained.batches(long):
-        if len(found) >= trained.measure.shap_texts:
+        if len(found) >= trained.measure_settings.shap_texts:
             break
         memory = trained.model.encode_ids(input_ids)
         written = trained.model.decode_ids(memory.vectors, memory.mask, input_ids.shape[1])
@@ -62,7 +62,7 @@ def chosen(trained: TrainedPruning) -> list[list[int]]:
         for row, ours in zip(part, written, strict=True):
             same = sum(one == two for one, two in zip(row[:-1], ours, strict=False))
             found += [row] if same + 1 >= SAME * len(row) else []
-    return shown + found[: trained.measure.shap_texts]
+    return shown + found[: trained.measure_settings.shap_texts]
 
 
 QUANTITY = Quantity(

@@ -26,7 +26,7 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     tokenizer = trained.task.tokenizer
     frequency = Counter(i for row in trained.task.rows("train") for i in row[:-1])
     seen, kept = [], []
-    rows = trained.heldout_rows(trained.measure.scored_texts)
+    rows = trained.heldout_rows(trained.measure_settings.scored_texts)
     for input_ids in trained.batches(rows):
         memory = trained.model.encode_ids(input_ids)
         for row, length, dropped in zip(

@@ -30,8 +30,8 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     """
     import torch
 
-    train = _labelled(trained, "train", trained.measure.probe_texts)
-    test = _labelled(trained, "heldout", trained.measure.scored_texts)
+    train = _labelled(trained, "train", trained.measure_settings.probe_texts)
+    test = _labelled(trained, "heldout", trained.measure_settings.scored_texts)
     labels = {
         name: torch.tensor([y for _, _, y in part]) for name, part in (("train", train), ("test", test))
     }
@@ -84,8 +84,8 @@ def _features(trained: TrainedPruning, rows: list[list[int]], kind: str) -> list
 
     model, features = trained.model, []
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    for start in range(0, len(order), trained.measure.batch_texts):
-        part = order[start : start + trained.measure.batch_texts]
+    for start in range(0, len(order), trained.measure_settings.batch_texts):
+        part = order[start : start + trained.measure_settings.batch_texts]
         input_ids = pad([rows[i] for i in part], trained.task.tokenizer.pad_id).to(trained.device)
         if kind == "kept":
             memory = model.encode_ids(input_ids)
@@ -125,7 +125,7 @@ def _votes(trained: TrainedPruning, features: list[list[Tensor]], labels: dict[s
 
     optimizer = torch.optim.AdamW(mlp.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     target = labels["train"].float()
-    for _ in range(trained.measure.probe_epochs):
+    for _ in range(trained.measure_settings.probe_epochs):
         for part in torch.randperm(len(target)).split(64):
             loss = F.binary_cross_entropy_with_logits(votes(train[0][part], train[1][part]), target[part])
             optimizer.zero_grad()

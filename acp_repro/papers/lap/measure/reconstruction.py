@@ -32,7 +32,7 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
 
     from acp_repro.lap.decoder import decode_teacher
 
-    rows = trained.heldout_rows(trained.measure.scored_texts)
+    rows = trained.heldout_rows(trained.measure_settings.scored_texts)
     written: dict[str, list[list[int]]] = {"soft": [], "removed": [], "free": []}
     ratios: dict[str, list[Tensor]] = {"soft": [], "removed": []}
     model = trained.model

@@ -34,7 +34,7 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     and values of every layer.
     """
     rows = []
-    for length in trained.measure.timed_lengths:
+    for length in trained.measure_settings.timed_lengths:
         input_ids, seen = _texts(trained, length), set()
         for share in SHARES:
             model = _with_share(trained.model, input_ids, share)
@@ -49,7 +49,7 @@ def _texts(trained: TrainedPruning, length: int) -> Tensor:
     from acp_repro.lap.autoencoder import pad
 
     stream = [i for row in trained.heldout_rows(10**9) for i in row[:-1]]
-    needed = trained.measure.timed_texts * (length - 1)
+    needed = trained.measure_settings.timed_texts * (length - 1)
     stream = (stream * (needed // len(stream) + 1))[:needed]
     rows = [stream[i : i + length - 1] for i in range(0, needed, length - 1)]
     tokenizer = trained.task.tokenizer
@@ -91,7 +91,7 @@ def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tens
     held = {"masked": (masked.hidden, masked.memory_mask), "removed": (memory.vectors, memory.mask)}
     decode = {name: functools.partial(_write, model, *parts) for name, parts in held.items()}
     encoder_ms, decoder_ms = (
-        interleaved(works, trained.device, trained.measure.timing_repeats, wall_ms)
+        interleaved(works, trained.device, trained.measure_settings.timing_repeats, wall_ms)
         for works in (encode, decode)
     )
     return [

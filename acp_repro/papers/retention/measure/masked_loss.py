@@ -21,7 +21,7 @@ def measure(trained: Trained) -> list[dict[str, Any]]:
     from acp_repro.training.step import autocast
 
     task, model, draw = trained.task, trained.model.eval(), np.random.default_rng(0)
-    pieces = range(min(task.sequences("heldout"), trained.measure.examples))
+    pieces = range(min(task.sequences("heldout"), trained.measure_settings.examples))
     loss, right, tokens = 0.0, 0, 0
     for first in range(0, len(pieces), _ROWS):
         given = task.masked("heldout", list(pieces[first : first + _ROWS]), draw)

@@ -21,7 +21,7 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
     records = _records("none", "none", 1.0, plain)
     for gates in GATES:
         for pruning in PRUNINGS:
-            for budget in trained.measure.budgets:
+            for budget in trained.measure_settings.budgets:
                 model = trained.pruned(method=pruning, gates=gates, budget=budget)
                 records += _records(pruning, gates, budget, trained.evaluate(model, "test"))
     return records

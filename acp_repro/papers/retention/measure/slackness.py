@@ -29,7 +29,7 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
 
     from ..texts import inputs_of
 
-    model, limit = trained.model.eval(), trained.measure.examples
+    model, limit = trained.model.eval(), trained.measure_settings.examples
     retention = model.retention
     hard = trained.evaluate(model, "train", limit).loss_nats
     retention.configure(straight_through=False, hard_from_step=None, open_steps=0)

@@ -39,7 +39,7 @@ def measure(trained: Trained) -> list[dict[str, Any]]:
 
     if trained.model is None:
         trained = dataclasses.replace(trained, model=untrained(trained.run).to(trained.device))
-    settings, longest = trained.measure, trained.run.dataset.max_tokens
+    settings, longest = trained.measure_settings, trained.run.dataset.max_tokens
     lengths = sorted({min(length, longest) for length in settings.speed_lengths_tokens})
     return [_at(trained, length) for length in lengths]
 
@@ -52,7 +52,7 @@ def _at(trained: Trained, length: int) -> dict[str, Any]:
 
     from ..texts import SPECIAL
 
-    settings = trained.measure
+    settings = trained.measure_settings
     rows = settings.speed_batch_examples
     if settings.speed_batch_tokens is not None:
         rows = max(1, settings.speed_batch_tokens // length)
@@ -86,7 +86,7 @@ def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
     def run() -> None:
         model(input_ids=ids)
 
-    repeats, dense = trained.measure.timing_repeats, _without(gates, run)
+    repeats, dense = trained.measure_settings.timing_repeats, _without(gates, run)
     times = interleaved({"ours": run, "dense": dense}, trained.device, repeats, wall_ms)
     # Not in turns with these: what it runs to keep a GPU busy would be felt by what follows.
     scoring = median(_scoring_ms(trained.device, gates, run) for _ in range(repeats))
@@ -115,7 +115,7 @@ def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
     gates = getattr(model, "retention", None)
     if gates is not None:
         gates.configure(open_steps=0, hard_from_step=None)
-    if trained.measure.speed_batch_tokens is None:
+    if trained.measure_settings.speed_batch_tokens is None:
         ids = ids[: run.dataset.micro_batch_examples or run.dataset.batch_examples]
     labels = {"labels": torch.zeros(len(ids), dtype=torch.long, device=ids.device)}
     if hasattr(model, "qa_outputs"):
@@ -130,7 +130,7 @@ def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
     dense = _without(gates, step)
     try:
-        repeats = trained.measure.timing_repeats
+        repeats = trained.measure_settings.timing_repeats
         times = interleaved({"ours": step, "dense": dense}, trained.device, repeats, wall_ms)
         ours, plain = median(times["ours"]), median(times["dense"])
         memory, dense_memory = _peak(trained.device, step), _peak(trained.device, dense)
