@@ -230,7 +230,13 @@ _CODES = "amber birch coral delta ember frost grove hazel ivory jade karma lemon
 
 @corpus(path="the path of text to plant facts in", labels="codes that a text tells")
 def facts(
-    path: str | None = None, examples: int = 20_000, characters: int = 2000, facts: int = 6, classes: int = 8
+    path: str | None = None,
+    examples: int = 20_000,
+    characters: int = 2000,
+    facts: int = 6,
+    classes: int = 8,
+    short: int = 0,
+    short_characters: int = 700,
 ) -> Iterator[Row]:
     """Short facts planted in long text (at `path`, or the standard library); asked for one of them.
 
@@ -240,6 +246,8 @@ def facts(
         examples: of all splits together.
         facts: planted in each example, of different names and with codes at random.
         classes: how many codes there are.
+        short: so many further examples, of `short_characters`, are for training alone: where texts are long,
+            an encoder learns there what is asked. Dev and test have long texts.
     """
     names, codes = _NAMES.split(), _CODES.split()[:classes]
     if not 1 <= facts <= len(names) or not 2 <= classes <= len(codes):
@@ -248,17 +256,23 @@ def facts(
     pool = "\n".join(document.data.decode() for document in source.documents())
     if len(pool) < 10 * characters:
         raise DataError(f"path: {path}: {len(pool):,} characters are too few to plant facts in")
-    for number in range(examples):
+    for number in range(examples + short):
         draw = _Draw(f"facts {number}")
-        start = draw.below(len(pool) - characters)
-        words = pool[start : start + characters]
+        length = characters if number < examples else short_characters
+        start = draw.below(len(pool) - length)
+        words = pool[start : start + length]
         chosen = draw.sample(names, facts)
         told = [codes[draw.below(classes)] for _ in chosen]
         for at, name, code in sorted(
             ((draw.below(len(words)), n, c) for n, c in zip(chosen, told, strict=True)), reverse=True
         ):
             words = f"{words[:at]} The code of {name} is {code}. {words[at:]}"
-        yield Row(words, told[0], f"What is the code of {chosen[0]}?", group=f"facts {number}")
+        split = None
+        if short:
+            part = draw.below(10) if number < examples else 9
+            split = "test" if part < 2 else "dev" if part < 3 else "train"
+        asked = f"What is the code of {chosen[0]}?"
+        yield Row(words, told[0], asked, split=split, group=f"facts {number}")
 
 
 class _Draw:

@@ -111,6 +111,20 @@ def test_facts_are_planted_and_answer_the_question(tmp_path):
     assert again.identity == found.identity
 
 
+def test_short_texts_with_facts_are_for_training_alone(tmp_path):
+    """The long ones are those of a set without short ones."""
+    (tmp_path / "text.txt").write_text("the fields lay quiet under the snow " * 2000)
+    settings = {"examples": 60, "characters": 3000, "facts": 3, "classes": 4}
+    alone = read_labelled("facts", str(tmp_path / "text.txt"), **settings)
+    found = read_labelled("facts", str(tmp_path / "text.txt"), short=40, short_characters=300, **settings)
+    texts = {split: [e.text for e in found.splits[split]] for split in SPLITS}
+    short = [text for text in texts["train"] if len(text) < 600]
+    assert len(short) == 40 and all(text.count("The code of") == 3 for text in short)
+    assert min(map(len, texts["dev"] + texts["test"])) > 3000 and texts["dev"] and texts["test"]
+    long = set(itertools.chain(*texts.values())) - set(short)
+    assert long == {e.text for e in itertools.chain(*alone.splits.values())}
+
+
 def test_qasper_finds_answers_that_stand_in_the_text(tmp_path):
     records = [
         {"input": f"Paper {i} uses relu here.", "instructions": ["Which?", "Why?"], "outputs": ["relu", "no"]}
