@@ -19,7 +19,8 @@ _COLUMNS = 3
 
 
 def draw(records: pd.DataFrame) -> Figure:
-    """A panel a task: its first score against the tokens kept, a line a pruning and place of the gate.
+    """A panel a task: its first score against the tokens kept, a line a pruning and place of the gate; all on
+    one axis from 0 to 100 %, so that panels compare.
 
     Args:
         records: ``pruned_dense`` records; points are means over seeds.
@@ -30,7 +31,7 @@ def draw(records: pd.DataFrame) -> Figure:
     columns = min(_COLUMNS, len(tasks))
     rows = -(-len(tasks) // columns)
     size = (max(style.COLUMN_INCHES, style.PAGE_INCHES * columns / _COLUMNS), 2.0 * rows + 0.6)
-    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, sharey=True)
     for ax, task in itertools.zip_longest(axes.flat, tasks):
         if task is None:
             ax.axis("off")
@@ -48,7 +49,9 @@ def draw(records: pd.DataFrame) -> Figure:
                 x, y = [*(100 * line["pruning_budget"]), 100], [*line["mean"], dense]
                 label = f"{models.METHODS[pruning]}, {models.PLACES[gates]}"
                 ax.plot(x, y, dash, marker="o", ms=3, color=colour, label=label)
-        ax.set(title=task, ylabel=f"test {metric.replace('_', ' ')} (%)")
+        ax.set(title=f"{task}: {metric.replace('_', ' ')}", ylim=(0, 100))
+    for ax in axes[:, 0]:
+        ax.set_ylabel("test score (%)")
     for ax in axes[-1]:
         ax.set_xlabel("tokens kept (%)")
     handles, labels = axes[0][0].get_legend_handles_labels()

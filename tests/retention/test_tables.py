@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.retention import table1, table4
+from analysis.retention import figure_gates, table1, table4
 
 
 def test_times_of_short_batches_keep_their_digits():
@@ -32,3 +32,20 @@ def test_times_of_short_batches_keep_their_digits():
 def test_one_seed_has_no_deviation(counts, words):
     table = pd.DataFrame({"source": ["measured", "measured", "paper"], "count": [*counts, None]})
     assert table1._seeds(table) == words
+
+
+def test_where_the_gate_stands_is_drawn_on_one_axis_for_all_tasks():
+    rows = [
+        {
+            "dataset": task,
+            "pruning": pruning,
+            "pruning_gates": gates,
+            "pruning_budget": budget,
+            "score_percent": x,
+        }
+        for task, x in (("easy", 99.0), ("hard", 20.0))
+        for pruning, gates, budget in [("none", "none", 1.0)]
+        + [(p, g, b) for p in ("random", "h2o") for g in ("input", "after_blocks") for b in (0.3, 0.5)]
+    ]
+    figure = figure_gates.draw(pd.DataFrame(rows).assign(metric="accuracy"))
+    assert [ax.get_ylim() for ax in figure.axes] == [(0, 100), (0, 100)]
