@@ -172,7 +172,7 @@ def test_a_record_off_the_schema_is_refused(chain):
 
 
 def test_statistics_by_hand():
-    run = {"architecture": "pro", "size": "a", "context_length_tokens": 128, "seed": 0}
+    run = {"architecture": "pro", "size": "a", "context_length_tokens": 128, "seed": 0, "trained_tokens": 1}
     run["log_pruning_tolerance"] = -10.0
     heads = [{"layer": 0, "head": head, "pruned_blocks": p} for head, p in enumerate((4, 9))]
     blocks = pd.DataFrame([{**run, **head, "causal_blocks": 10} for head in heads])
