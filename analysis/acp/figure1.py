@@ -11,7 +11,7 @@ from acp_repro.chain.paper import Item
 
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
-from . import statistics
+from . import models, statistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,14 +109,13 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     share = 100 * statistics.share_of_limit(grid)
     part = "a held-out sequence" if shown == len(head) else f"a held-out sequence of {len(head):,}"
     which = "all" if shown == len(head) else "the first"
-    caption = f"""**Figure 1.** Forgetting attention without and with ACP, with the decay of a real head:
-layer {one["layer"]}, head {one["head"]} (counted from 0) of {run.name}, {which} {shown:,} tokens of
-{part}. Each cell is a block of {grid.block_q} queries by {grid.block_k} keys, as the code
-computes them; darker is a more negative decay. Arrows: the blocks visited, in this order, in each row
-from the boundary (orange) that the code found to the diagonal. Pruned are the blocks whose largest
-$D_{{ij}}$ is under delta = {one["threshold_nats"]:.2f}. Of the recorded heads, the one is shown that prunes
-nearest to half of what this grid allows; here it prunes {share:.0f} % of that.
-{style.provenance(records)}"""
+    caption = f"""**Figure 1.** ACP skips {grid.first_kept.sum()} of {(grid.last + 1).sum()} blocks here:
+those left of the orange boundary. Each cell is a block of {grid.block_q} queries by {grid.block_k} keys, as
+the code computes them. Darker is a stronger decay. Arrows show which blocks the code visits in each row, and
+in which order. A block is skipped if its largest $D_{{ij}}$ is under delta = {one["threshold_nats"]:.2f}. The
+decay is of layer {one["layer"]}, head {one["head"]} (counted from 0) of {models.run_name(one)}, on {which}
+{shown:,} tokens of {part}. Of the recorded heads, it prunes nearest to half of what this grid allows:
+{share:.0f} % of that. {style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -25,8 +25,8 @@ PRUNED_PERCENT = (60.0, 80.0)  # what "around 70 %" is taken to mean
 # Where delta comes from.
 THRESHOLD = {
     "pro": "Delta comes from the weights of QK-norm (Appendix E) at no cost.",
-    "llama": """Delta comes from the measured norms of q and k. Reading them is no part of the attention time,
-which is given delta, but of the throughput.""",
+    "llama": """Delta comes from the measured norms of q and k. To read them counts in the throughput, and not
+in the attention time.""",
 }
 
 
@@ -210,13 +210,22 @@ def _paper_bar(ax: Axes, x: float, low: float, high: float) -> None:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records, architecture = found.records, found.runs[0].architecture
     tokens = records["attention_time"]["measured_tokens"].unique()
-    caption = f"""**{found.item.label}.** What adaptive computation pruning saves in
-{models.ARCHITECTURES[architecture]}, by model size and context length. Left: share of pruned blocks on
-held-out text. Middle: attention time, forward and backward, boundary search included; in the bars,
-milliseconds with / without ACP for {", ".join(f"{t:,}" for t in tokens)} tokens. Right: training
-throughput; in the bars, tokens a second with / without ACP. {THRESHOLD[architecture]}
-Hatched: the range that the paper prints for 125M to 760M parameters and 4k to 16k tokens on other
-hardware, so compare percentages only. {style.provenance(*records.values())}"""
+    pruned = statistics.pruned_percent(records["pruned_ratio"])
+    gained = statistics.throughput_gain(records["throughput"])["percent"]
+    least, most = pruned["percent"].min(), pruned["percent"].max()
+    start = any(map(models.at_start, pruned["trained_tokens"], pruned["size"]))
+    pale = (
+        "Pale bars are of models at the start of training: they saw fewer tokens than they have weights, and "
+        f"under {style.count_label(models.START_TOKENS)}. "
+    )
+    caption = f"""**{found.item.label}.** ACP prunes {least:.0f} to {most:.0f} % of the attention of
+{models.ARCHITECTURES[architecture]} here, and training throughput gains {gained.min():+.0f} to
+{gained.max():+.0f} %. {pale if start else ""}Left: share of pruned blocks on held-out text. Middle: attention
+time, forward and backward, with the boundary search. The bars name the milliseconds with / without ACP for
+{", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput. The bars name the tokens a second
+with / without ACP. {THRESHOLD[architecture]} Hatched: the range that the paper prints for 125M to 760M
+parameters and 4k to 16k tokens. Its hardware is another, so compare percentages only.
+{style.provenance(*records.values())}"""
     return draw(records, found.item.name), caption
 
 

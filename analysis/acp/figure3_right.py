@@ -89,13 +89,13 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     numbers = needle_statistics.in_words(table)
     samples = records["haystack_sample"].nunique()
     means = f"Means of {samples} haystacks"
-    over = "Intervals (95 %) are over haystacks; they leave out what another training seed would change."
+    over = "Intervals (95 %) are over haystacks. They leave out what another training seed would change."
     if each := needle_statistics.by_seed(records):
         means += " and all seeds"
         numbers += f". With ACP and exact, by seed: {each}"
         over = (
-            "Intervals (95 %) are over pairs of trainings where there are several seeds, and leave out what "
-            "other haystacks would change; with one seed they are over haystacks."
+            "Intervals (95 %) are over pairs of trainings where there are several seeds, else over haystacks."
+            " They leave out what the other would change."
         )
     apart = records.groupby("method")["run"].unique()
     other = (
@@ -105,11 +105,17 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     )
     shares = " or ".join(f"{100 * share:g} %" for share in sorted(table["needle_share"].unique()))
     trained = (
-        f" Trained on text of which {shares} of the sequences hold needles of their own, of other "
-        "wording, names and numbers than the test's."
+        f" In training {shares} of the sequences hold needles of their own. Their wording, names and numbers "
+        "differ from the test's."
         if table["needle_share"].any()
         else ""
     )
+    found_words = {
+        method: " to ".join(dict.fromkeys(f"{share:.0f}" for share in (shares.min(), shares.max())))
+        for method, shares in ((m, table[f"recall_{m}"]) for m in TITLES)
+    }
+    with_acp, without = found_words.values()
+    finds = f"With ACP the model finds {with_acp} % of the hidden words, without {without} %."
     below = (
         f"how many nats the model is short of being certain of the right {first['answer_tokens']} tokens"
         if table["needle_share"].all()
@@ -117,10 +123,10 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         "prompt without the needle"
     )
     model = f"{models.in_words(records['size'].unique())} of {models.ARCHITECTURES[first['architecture']]}"
-    caption = f"""**{found.item.label}.** Needle in a haystack, {first["mode"]} mode, for {model} with ACP
-and for {other}: a sentence is hidden at a depth of {first["haystack"]} and asked for at the
-end. Above, the share of its words in the greedy answer (not counting words like "and"); below, {below}.
-{means}.{trained} {numbers}. {over} {style.provenance(records)}"""
+    caption = f"""**{found.item.label}.** {finds} This is the needle in a haystack, {first["mode"]} mode: a
+sentence is hidden at a depth of {first["haystack"]} and asked for at the end. The models are {model}, with
+ACP and without: {other}. Above: the share of the sentence's words in the greedy answer, not counting words
+like "and". Below: {below}. {means}.{trained} {numbers}. {over} {style.provenance(records)}"""
     return draw(records), caption
 
 

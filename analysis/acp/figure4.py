@@ -96,20 +96,23 @@ def stacks(records: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray, str]
         below = below + shares
 
 
-def describe(records: pd.DataFrame) -> str:
-    """What the captions of Figures 4 and 5 say of the run, its kinds of heads and its grid."""
+def describe(records: pd.DataFrame, panels: str) -> str:
+    """What the captions of Figures 4 and 5 say of the run, its kinds of heads and its grid.
+
+    Args:
+        panels: what the figure shows, in a sentence.
+    """
     limit, at_limit = grid_limit(records)
     one = records.iloc[0]
     percent = {kind: f"{100 * share:.0f} %" for kind, share in kinds(records).items()}
     grid = f"{one['block_q_tokens']} by {one['block_k_tokens']}"
-    run = one["run"] + models.start_mark(one["trained_tokens"], one["size"])
-    return f"""Of the {len(records)} heads of {run}, {percent["local"]} are local (they prune
-{100 * LOCAL:g} % or more of the limit, the most that the grid of blocks allows), {percent["global"]} global
-(under {100 * GLOBAL:g} % of it) and {percent["between"]} between. Dashed, the limit: at
-{one["context_length_tokens"]:,} tokens in blocks of {grid} no head
-can save more than {100 * limit:.1f} % unless a single forget gate closes, for each row keeps the diagonal
-block and the one before; {at_limit.sum()} heads are within a percentage point of it. Savings over
-{one["measured_tokens"]:,} held-out tokens. {style.provenance(records)}"""
+    return f"""Of the {len(records)} heads of {models.run_name(one)}, {percent["local"]} are local,
+{percent["global"]} global and {percent["between"]} between. {panels} A local head prunes {100 * LOCAL:g} % or
+more of the limit, a global head under {100 * GLOBAL:g} % of it. The limit (dashed) is the most that the grid
+allows: {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid}. Each row keeps its
+diagonal block and the one before, unless a single forget gate closes. {at_limit.sum()} heads are within a
+percentage point of the limit. Savings are over {one["measured_tokens"]:,} held-out tokens.
+{style.provenance(records)}"""
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -170,7 +173,8 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["pruned_ratio"]
-    return draw(records), f"**Figure 4.** Savings of single heads in {BINS} bins. " + describe(records)
+    panels = f"The bars are the shares of heads by what they save, in {BINS} bins."
+    return draw(records), f"**Figure 4.** {describe(records, panels)}"
 
 
 def heads_bimodal(pruned_ratio: pd.DataFrame) -> Verdict:

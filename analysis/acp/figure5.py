@@ -80,9 +80,8 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["pruned_ratio"]
-    caption = """**Figure 5.** Savings of single heads within each layer (counted from 0): each column is
-Figure 4, turned, for the heads of one layer. """
-    return draw(records), caption + describe(records)
+    panels = "Each column is Figure 4, turned, for the heads of one layer, counted from 0."
+    return draw(records), f"**Figure 5.** {describe(records, panels)}"
 
 
 def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:

@@ -13,7 +13,7 @@ from acp_repro.chain.paper import Claim, Item
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
-from . import statistics
+from . import models, statistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,25 +93,32 @@ def _decay(ax: Axes, head: pd.DataFrame, low: float):
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
-    (run,), records = found.runs, found.records
+    records = found.records
     length = int(records["decay"]["position"].max()) + 1
-    caption = f"""**Figure 6.** Decay matrices D (top) and attention weights A (bottom) of heads of {run.name}
-on the first held-out sequence, {length:,} tokens. Unless named by hand, the heads are the one with the
-largest savings over the held-out text, one whose boundary shows in the first blocks, the one nearest
-halfway, and the one with the smallest; titles count layers and heads from 0 and give the savings on this
-one sequence. Orange: the boundary that the code found; blocks left of it are pruned. The colours of D end
-at 1.5 times the lowest delta. Of A, which is very sparse, only entries over 0.1 are shown.
-{style.provenance(*records.values())}"""
+    lost, large = large_weights_lost(records["decay"], records["attention_weights"])
+    name = models.run_name(records["decay"].iloc[0])
+    caption = f"""**Figure 6.** {lost or "None"} of the {large:,} attention weights over 0.1 lies left of the
+orange boundary, where blocks are pruned. Top: decay matrices D, whose colours end at 1.5 times the lowest
+delta. Bottom: attention weights A, of which only entries over 0.1 are shown. The heads are of {name}, on the
+first held-out sequence, {length:,} tokens. Unless named by hand, they have the largest savings, a boundary
+that shows in the first blocks, savings nearest to halfway, and the smallest. Titles count layers and heads
+from 0 and give the savings on this one sequence. {style.provenance(*records.values())}"""
     return draw(records), caption
 
 
 def large_weights_kept(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verdict:
     """Met if no recorded weight (over 0.1) lies left of the boundary."""
+    lost, all_of_them = large_weights_lost(decay, attention_weights)
+    return Verdict.of(lost == 0, f"{lost} of {all_of_them:,} such weights are pruned")
+
+
+def large_weights_lost(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> tuple[int, int]:
+    """How many of the recorded weights (over 0.1) lie left of the boundary, and how many there are."""
     keys = ["layer", "head", "query_position"]
     first = decay.rename(columns={"position": "query_position"})[[*keys, "first_kept_key_position"]]
     both = attention_weights.merge(first, on=keys, validate="many_to_one")
     lost = int((both["key_position"] < both["first_kept_key_position"]).sum())
-    return Verdict.of(lost == 0, f"{lost} of {len(both):,} such weights are pruned")
+    return lost, len(both)
 
 
 def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verdict:

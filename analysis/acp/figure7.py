@@ -12,7 +12,7 @@ from acp_repro.chain.paper import Claim, Item
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Status, Verdict
-from . import sweeps
+from . import models, sweeps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,16 +108,19 @@ def _mass(ax: Axes, records: pd.DataFrame) -> None:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["epsilon_sweep"]
+    table = records.sort_values("swept_log_pruning_tolerance")
     spread = records["loss_nats"].max() - records["loss_nats"].min()
     losses = f"differ by {spread:.1g} nats at most" if spread else "are identical"
-    first = records.iloc[0]
-    caption = f"""**Figure 7.** What ε does in one model: {first["run"]}, trained with log ε =
-{first["log_pruning_tolerance"]:g}, on {first["measured_tokens"]:,} held-out tokens in sequences of
-{first["context_length_tokens"]:,}. Left: share of the attention that is pruned, on the code's grid of
-blocks and entry by entry; the validation losses {losses}. Right: the largest
-attention weight that any row of any head loses to pruned blocks, by the dense float64 reference. The bound
-of Appendix A excludes the grey region. {sweeps.closest(sweeps.bound_margins(records))} Dotted: the paper's
-default, log ε = {DEFAULT}. {style.provenance(records)}"""
+    first, (low, high) = records.iloc[0], table["swept_log_pruning_tolerance"].iloc[[0, -1]]
+    least, most = 100 * table["block_pruned_ratio"].iloc[[0, -1]]
+    caption = f"""**Figure 7.** From log ε = {low:g} to {high:g} the pruned share goes from {least:.1f} to
+{most:.1f} %, and the validation losses {losses}. The model is {models.run_name(first)}, trained with log ε =
+{first["log_pruning_tolerance"]:g}. The text is {first["measured_tokens"]:,} held-out tokens in sequences of
+{first["context_length_tokens"]:,}. Left: share of the attention that is pruned, in the code's blocks and
+entry by entry. Right: the largest attention weight that any row of any head loses to pruned blocks, by the
+dense float64 reference. The bound of Appendix A excludes the grey region.
+{sweeps.closest(sweeps.bound_margins(records))} Dotted: the paper's default, log ε = {DEFAULT}.
+{style.provenance(records)}"""
     return draw(records), caption
 
 

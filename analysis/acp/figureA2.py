@@ -12,6 +12,7 @@ from acp_repro.papers.acp.grid import largest_pruned_ratio
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Status, Verdict
+from . import models
 from .sweeps import MARGINAL_POINTS
 
 if TYPE_CHECKING:
@@ -51,11 +52,14 @@ def draw(records: pd.DataFrame) -> Figure:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["block_size"]
     first = records.iloc[0]
-    caption = f"""**Figure A2.** What the block size costs: share of pruned blocks of B x B tokens in
-{first["run"]}, on the same {first["measured_tokens"]:,} held-out tokens in sequences of
-{first["context_length_tokens"]:,}, with the same thresholds. Blocks of one token prune all that the
-threshold allows; a larger block is kept whole for a single entry. Dashed: a head that keeps only the blocks
-that hold a query's own position or the one before it. {style.provenance(records)}"""
+    ends = records.sort_values("block_tokens").iloc[[0, -1]]
+    (small, large), (most, least) = ends["block_tokens"], 100 * ends["pruned_ratio"]
+    caption = f"""**Figure A2.** From blocks of {small} to blocks of {large} tokens the pruned share goes from
+{most:.0f} to {least:.0f} %. A larger block is kept whole for a single entry; blocks of one token prune all
+that the threshold allows. Shown is the share of pruned blocks of B x B tokens in {models.run_name(first)}.
+The {first["measured_tokens"]:,} held-out tokens, in sequences of {first["context_length_tokens"]:,}, and the
+thresholds are the same for all. Dashed: a head that keeps only the blocks with a query's own position or the
+one before it. {style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -11,7 +11,7 @@ from acp_repro.chain.paper import Claim, Item
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Status, Verdict
-from . import by_length, sweeps
+from . import by_length, models, sweeps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,10 +76,15 @@ def draw(records: pd.DataFrame) -> Figure:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["long_context"]
     first = records.iloc[0]
-    caption = f"""**Figure A3.** {first["run"]}, trained with contexts of
-{first["context_length_tokens"]:,} tokens (dotted), evaluated with longer ones: share of pruned blocks, and
-mean loss over all positions. Every length reads the same {first["measured_tokens"]:,} held-out tokens, so
-only the context differs. δ follows the length evaluated. {style.provenance(records)}"""
+    ends = records.sort_values("evaluated_length_tokens").iloc[[0, -1]]
+    (short, long), shares = ends["evaluated_length_tokens"], 100 * ends["pruned_ratio"]
+    caption = f"""**Figure A3.** From contexts of {style.length_label(short)} to {style.length_label(long)}
+the pruned share goes from {shares.iloc[0]:.1f} to {shares.iloc[1]:.1f} %, and the loss from
+{ends["loss_nats"].iloc[0]:.3f} to {ends["loss_nats"].iloc[1]:.3f} nats. The model is
+{models.run_name(first)}, trained with contexts of {first["context_length_tokens"]:,} tokens (dotted). Shown
+are the share of pruned blocks and the mean loss over all positions. Every length reads the same
+{first["measured_tokens"]:,} held-out tokens, so only the context differs. δ follows the length evaluated.
+{style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -88,10 +88,14 @@ def _points(ax: Axes, records: pd.DataFrame, value: str, bound: str) -> None:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["decode_time"]
     first = records.iloc[0]
-    caption = f"""**A decoding step.** One token for every row after a prompt of random tokens,
-gates "{first["gates"]}", {first["heads"]} heads of {first["head_dim"]}; attention alone, and a model of
-random weights. Lines: reading once what the step needs (kept keys and values, and a model's weights).
-Right: what the cache holds for each head, and, the line, what it has allocated. Logarithmic axes.
+    steps = _decoding(records, "model", "step_ms")
+    (batch, length), step = steps.index[steps["exact"].argmax()], steps.iloc[steps["exact"].argmax()]
+    caption = f"""**A decoding step.** Where it takes longest, a step of the whole model takes
+{step["acp"]:.2f} ms with ACP and {step["exact"]:.2f} ms without: batch {batch}, prompts of
+{style.length_label(length)}. A step adds one token to every row after a prompt of random tokens. There are
+{first["heads"]} heads of {first["head_dim"]}, gates "{first["gates"]}" and, in the model, random weights.
+Lines: the time to read once what the step needs, which is kept keys and values, and a model's weights. Right:
+what the cache holds for each head, and, the line, what it has allocated. Axes are logarithmic.
 {style.provenance(records)}"""
     return draw(records), caption
 

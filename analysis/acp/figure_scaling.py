@@ -92,10 +92,10 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     found_words = f" Of linear growth: {shares}." if shares else ""
     if rivals:
         found_words += f" Beside the authors' model on one GPU in the same run: {rivals}."
-    caption = f"""**Training on several GPUs.** Whole training steps of this project on random tokens;
-weights are new, with gates of which two heads in three forget fast. Each process, one a GPU, takes as many
-tokens whatever their number; medians of {first["repeats"]} times {first["steps"]} steps.{found_words}
-{style.provenance(records)}"""
+    caption = f"""**Training on several GPUs.**{found_words} These are whole training steps of this project on
+random tokens. The weights are new, with gates of which two heads in three forget fast. Each process, one a
+GPU, takes as many tokens whatever their number. Times are medians of {first["repeats"]} times
+{first["steps"]} steps. {style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -58,6 +58,11 @@ def start_mark(tokens: float, size: str) -> str:
     return f" ({style.count_label(tokens)} tokens, start of training)" if at_start(tokens, size) else ""
 
 
+def run_name(record: pd.Series) -> str:
+    """The run that a record is of, with :func:`start_mark`."""
+    return record["run"] + start_mark(record["trained_tokens"], record["size"])
+
+
 def marked(records: pd.DataFrame, column: str = "size") -> pd.Series:
     """Names in a column, with :func:`start_mark`; formulas have no ``trained_tokens`` and no mark."""
     if "trained_tokens" not in records:

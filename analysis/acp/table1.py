@@ -134,9 +134,13 @@ def caption(found: drawing.Found) -> str:
     whole = all(counts[task] == FILES[task].items for task in tasks & set(FILES))
     model = models.ARCHITECTURES[found.runs[0].architecture]
     start = ", ".join(name for name in models.marked(records).unique() if name.endswith("start of training)"))
+    apart = _differences(found.records["lm_eval_items"])
+    more = (apart["verdict"] == paired.DIFFERS).sum()
+    differ = f"{more} of {len(apart)} differences of pairs are more than chance and seeds explain. "
+    versions = ", ".join(sorted(records["harness_version"].astype(str).unique()))
     text = [
-        f"**{found.item.label}.** Downstream tasks of {model} by the LM Evaluation "
-        f"Harness (lm-eval {', '.join(sorted(records['harness_version'].astype(str).unique()))}), without "
+        f"**{found.item.label}.** {differ if len(apart) else ''}Downstream tasks of {model} by the LM "
+        f"Evaluation Harness (lm-eval {versions}), without "
         'examples in the prompt. Accuracies are in percent; "acc-n" is that of log-likelihoods normalised by '
         'length, "ppl" perplexity. ± is the standard error of sampling items.'
     ]
@@ -167,12 +171,12 @@ def caption(found: drawing.Found) -> str:
             "Measured before prompts began with BOS, as text does in training and in the authors' evaluation:"
             f" {runs}. There only the perplexities of whole pages have it."
         )
-    if len(_differences(found.records["lm_eval_items"])):
+    if len(apart):
         text.append(
             "Differences of paired runs are tested item by item (McNemar's exact test; sign permutations for "
-            "log-likelihoods) with Holm's correction; only what chance does not explain is called different, "
-            "and not where two seeds of one setting, or without such the paper's own pairs, differ as much "
-            "(as runs)."
+            "log-likelihoods) with Holm's correction. Only what chance does not explain is called different. "
+            "Where two seeds of one setting differ as much, or without such the paper's own pairs, it says "
+            '"as runs".'
         )
     return "\n".join([*text, style.provenance(records)])
 

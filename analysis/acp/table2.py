@@ -51,10 +51,10 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     lengths = sorted({run.context_length for run in suite.runs})
     training = suite.file.training
     caption = f"""**Table 2.** Settings of the sizes of suite {suite.name} and of the paper. Each layer is an
-attention layer and a SwiGLU layer. Here, contexts of {", ".join(map(style.length_label, lengths))} tokens,
-batches of {style.count_label(training.batch_tokens)} and a warm-up over
-{style.count_label(training.warmup_tokens)}; in the paper, contexts of 4k, 8k and 16k, batches of 524k and a
-warm-up over 268M."""
+attention layer and a SwiGLU layer. Here, contexts have {", ".join(map(style.length_label, lengths))} tokens,
+batches {style.count_label(training.batch_tokens)}, and the warm-up
+{style.count_label(training.warmup_tokens)}. In the paper, contexts have 4k, 8k and 16k tokens, batches 524k,
+and the warm-up 268M."""
     return tabulate(suite), caption
 
 

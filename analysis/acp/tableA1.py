@@ -85,12 +85,12 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     table = tabulate(found.records["needle"])
-    caption = f"""**Table A1.** Every pair of 125M models trained on text with needles, in order; the training
-text changed from pair to pair. "Nats from certain" is the mean negative log-likelihood of the right answer,
-0 for a model that is sure of it. {in_words(table.values)}
-(95 %, Student's t, the pair as the unit). The last two pairs share their exact run: their ACP runs are one
-program, trained twice from one seed. So one training says little, the pairs show no effect of ACP, and they
-would not show one of less than some nats."""
+    caption = f"""**Table A1.** The pairs show no effect of ACP, and would not show one of less than some
+nats. {in_words(table.values)} (95 %, Student's t, the pair as the unit). One training says little: the last
+two pairs share their exact run, and their ACP runs are one program, trained twice from one seed. Listed is
+every pair of 125M models trained on text with needles, in order. The training text changed from pair to pair.
+"Nats from certain" is the mean negative log-likelihood of the right answer, 0 for a model that is sure of
+it."""
     return table, caption
 
 

@@ -86,27 +86,26 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
         if line is None and last["tokens"] < to_tokens
         else "nothing is left: training went as far as the paper's"
         if line is None
-        else f"a straight line in log tokens through the second half of the looks (dashed) would reach "
-        f"{line[1][-1]:.0f} % at the paper's {style.count_label(to_tokens)}, which is an extrapolation and "
-        "no measurement"
+        else f"a straight line through the second half of the looks (dashed) would reach {line[1][-1]:.0f} % "
+        f"at the paper's {style.count_label(to_tokens)}, which is an extrapolation"
     )
     peak = mean.loc[mean["percent"].idxmax()]
     exact = records.loc[records["log_pruning_tolerance"].isna(), "run"].unique()
     other = f", and of {exact[0]}" if len(exact) else ""
     between = (
-        ", of both runs between the same points (a mean over longer steps is shared out evenly over them)"
+        ", of both runs between the same points. A mean over longer steps is shared out evenly over them"
         if len(exact)
         else ""
     )
     again = (
-        f" Grey lines: the end of an epoch, after which the same books come again ({epochs} in this log)."
+        f"Grey lines: the end of an epoch, after which the same books come again ({epochs} in this log)."
         if epochs
         else ""
     )
-    return f"""**Figure A5.** Share of pruned blocks and training loss against the tokens trained, from the
-log of {run}{other}, trained on {", ".join(records["training_device"].unique())}. Left: each layer on the
-first sequence of a batch, and the mean of all: {peak["percent"]:.0f} % at most, after
+    return f"""**Figure A5.** The pruned share is {peak["percent"]:.0f} % at most, after
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
-{style.count_label(last["tokens"])}; the paper says around 70 %, of models trained on
-{style.count_label(to_tokens)} tokens and more. Of what comes after, {further}. Right: mean
-loss of the steps since the point before{between}.{again} {style.provenance(records)}"""
+{style.count_label(last["tokens"])}. The paper says around 70 %, of models trained on
+{style.count_label(to_tokens)} tokens and more. Of what comes after, {further}. The curves are from the log of
+{run}{other}, trained on {", ".join(records["training_device"].unique())}. Left: each layer on the first
+sequence of a batch, and the mean of all. Right: mean loss of the steps since the point before{between}.
+{again} {style.provenance(records)}"""

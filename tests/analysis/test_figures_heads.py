@@ -267,13 +267,16 @@ def test_heads_figures_say_what_was_measured(folder):
     write_heads()
     caption = make("figure1")
     # 0.1 per token: 1 of 10 blocks is pruned, the nearest to half of the limit, 1.5.
-    assert "layer 1, head 0 (counted from 0) of pro-big-256-acp, all 256 tokens" in caption
+    assert "layer 1, head 0 (counted from 0) of pro-big-256-acp (1.5k tokens, start of training)," in caption
+    assert (
+        caption.startswith("**Figure 1.** ACP skips 1 of 10 blocks here") and "on all 256 tokens" in caption
+    )
     assert "delta = -10.00" in caption and "block of 64 queries by 64 keys" in caption
     for name in ("figure4", "figure5"):
         caption = make(name)
         assert "Of the 8 heads of pro-big-256-acp (1.5k tokens, start of training), 50 % are local" in caption
-        assert "25 % global (under 5 % of it) and 25 % between" in caption
-        assert "save more than 30.0 %" in caption and "4 heads are within" in caption
+        assert "25 % global and 25 % between" in caption and "under 5 % of it" in caption
+        assert "the grid allows: 30.0 %" in caption and "4 heads are within" in caption
     assert "suite mini on a processor" in caption
     caption = make("figure6")
     assert "first held-out sequence, 256 tokens" in caption

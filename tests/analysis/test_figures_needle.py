@@ -84,7 +84,10 @@ def test_heat_maps_of_a_pair(name, length, suffix):
     pair(length, lambda s, d: 0.5 + 0.1 * s, lambda s, d: 0.6 + 0.1 * s + 0.1 * d, suffix, share)
     caption = synthetic.draw(name)
     title = PAPER.item(name).label
-    assert caption.startswith(f"**{title}.** Needle in a haystack, easy mode, for size tiny of FoX (Pro)")
+    assert caption.startswith(
+        f"**{title}.** With ACP the model finds 60 % of the hidden words, without 75 %."
+    )
+    assert "needle in a haystack, easy mode" in caption and "size tiny of FoX (Pro), with ACP" in caption
     assert "60 % of the words with ACP, 75 % without, difference -15.0 points [-15.0, -15.0]" in caption
     assert "the needle gains +6.0 and +7.5 nats, difference -1.50" in caption and "3 haystacks" in caption
     assert "its exact pair, trained apart" in caption
@@ -173,7 +176,7 @@ def test_one_model_stands_beside_itself():
     synthetic.write(name, "needle", *rows, *({**row, "method": "exact"} for row in rows))
     item, records = PAPER.item("figure11_right"), {"needle": needle_records(name)}
     figure, caption = figure3_right.make(drawing.Found(load_suite("mini"), item, (), records))
-    assert "FoX (LLaMA) with ACP and for the same weights computed exactly" in " ".join(caption.split())
+    assert "FoX (LLaMA), with ACP and without: the same weights computed exactly" in " ".join(caption.split())
     assert len([ax for ax in figure.axes if ax.images]) == 4
 
 
