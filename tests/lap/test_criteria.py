@@ -69,7 +69,8 @@ def test_the_gap_is_of_every_run_with_such_gates():
         return scores(**{f"soft-{i}": run for i, run in enumerate(runs)})
 
     assert status(table_scores.soft_gap, table(0.91, 0.99)) == "met"
-    assert status(table_scores.soft_gap, table(0.91, 0.05)) == "not met"
+    lost = table_scores.soft_gap(table(0.91, 0.05))
+    assert lost.status == "not met" and "soft-1: 0.950 soft, 0.050 removed" in lost.ours
     assert status(table_scores.hard_concrete_gap, table(0.05)) == "not in suite"
     lost = scores(a={"soft": {"token_accuracy": 0.96}})
     assert status(table_scores.hard_concrete_gap, lost) == "not met"
@@ -78,6 +79,10 @@ def test_the_gap_is_of_every_run_with_such_gates():
 def test_half_of_the_texts_come_back():
     assert status(table_scores.free_running, scores(a={"exact_match": 0.51}, b={})) == "met"
     assert status(table_scores.free_running, scores(a={"exact_match": 0.5})) == "not met"
+    beside = table_scores.free_running(
+        scores(a={"exact_match": 0.41}, b={"exact_match": 0.93, "compression": None})
+    )
+    assert beside.status == "not met" and beside.ours == "a: 41%; without gates 93%"
 
 
 def test_lambda_is_compared_within_one_seed():
