@@ -26,6 +26,8 @@ def clone(tmp_path, monkeypatch, request):
     """A clone with the records and some figures of suite h100, its files in a random order of age."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # or every call would compile all modules
+    for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS"):  # of the `make test` that runs this
+        monkeypatch.delenv(name, raising=False)
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("acp_repro", "analysis", "experiments"):
@@ -55,13 +57,7 @@ def clone(tmp_path, monkeypatch, request):
 
 
 def would_do(*arguments):
-    done = subprocess.run(
-        ["make", "-n", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "MAKEFLAGS": ""},
-    )
+    done = subprocess.run(["make", "-n", *arguments], capture_output=True, text=True, check=True)
     return done.stdout
 
 
