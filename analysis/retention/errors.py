@@ -22,10 +22,11 @@ from ..verdict import Verdict
 
 _TASK = ["dataset", "backbone"]
 SETTING = [*_TASK, "method", "budget", "gates"]
+# Sentences of their own, behind a criterion.
 IN_WORDS = (
-    "by 5 % tests of items in pairs (of dev and test; where records hold none, of scores) and of how seeds "
-    "differ, after Holm's correction; it fails where one task contradicts it, and where one cannot tell, it "
-    "cannot be told; a task that the dense model knows less of than a bag of words is left out"
+    "The tests are at 5 %, with Holm's correction. They pair items of dev and test, or scores where records "
+    "hold no items, and count how seeds differ. One task that contradicts the claim makes it fail; one that "
+    "cannot tell leaves it open. A task is left out if the dense model knows less of it than a bag of words"
 )
 # Test scores of TF-IDF and logistic regression on the same splits, of as much text as an encoder reads
 # (docs/lab-notebook.md), where an encoder here was below.

@@ -89,7 +89,7 @@ CLAIMS = (
         "Scores are robust to temperature and stretch",
         "Section Limitations, (iv): we observe robustness plateaus",
         f"two one-sided tests show that every value swept scores within {PLATEAU_POINTS:g} points of the "
-        f"default, {errors.IN_WORDS}",
+        f"default. {errors.IN_WORDS}",
         ("score",),
         plateau,
     ),

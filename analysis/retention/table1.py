@@ -124,7 +124,7 @@ CLAIMS = (
         "Pruning preserves more than 95 % of the dense score",
         "Abstract: keeping only 30-50 % of tokens preserves > 95 % of full-model performance",
         f"on every task, the mean over seeds of Adaptive Retention is at least {100 * KEPT_OF_DENSE:g} % of "
-        f"the dense model's, {errors.IN_WORDS}",
+        f"the dense model's. {errors.IN_WORDS}",
         ("score",),
         keeps_dense_score,
     ),
@@ -132,14 +132,14 @@ CLAIMS = (
         "Learned retention beats random pruning",
         "Section 4.3: consistently outperforms H2O and Random across tasks and budgets",
         "on every task, the mean score of Adaptive Retention is above that of random pruning, both "
-        f"fine-tuned, {errors.IN_WORDS}",
+        f"fine-tuned. {errors.IN_WORDS}",
         ("score",),
         beats_random,
     ),
     Claim(
         "Learned retention beats H2O",
         "Section 4.3: consistently outperforms H2O and Random across tasks and budgets",
-        "on every task, the mean score of Adaptive Retention is above that of H2O, both fine-tuned, "
+        "on every task, the mean score of Adaptive Retention is above that of H2O, both fine-tuned. "
         f"{errors.IN_WORDS}",
         ("score",),
         beats_h2o,

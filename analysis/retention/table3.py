@@ -96,9 +96,9 @@ CLAIMS = (
     Claim(
         "Every part of the method is needed",
         "Table 3: each ablation loses 0.5 to 4 points",
-        "on every task and at every budget each ablation loses, "
-        f"{errors.IN_WORDS}; one without a loss contradicts it where a loss as large as the paper prints is "
-        "ruled out",
+        "on every task and at every budget each ablation loses. "
+        f"{errors.IN_WORDS}. An ablation without a loss contradicts it where a loss as large as the paper "
+        "prints is ruled out",
         ("score",),
         ablations_lose,
     ),

@@ -80,10 +80,7 @@ def test_cost_in_words(again, words, quick):
 def mini(tmp_path, monkeypatch):
     """Savings of suite ``mini``, published, in a folder of its own; commands are noted and not run."""
     monkeypatch.chdir(tmp_path)
-    synthetic.two_lengths(tmp_path)
-    path = tmp_path / "experiments" / "mini.yaml"
-    path.write_text(f"{path.read_text()}\npublished: true\n")
-    synthetic.write_savings()
+    synthetic.published_savings(tmp_path)
     called = []
 
     def run(words):

@@ -167,11 +167,7 @@ def test_claims_that_need_no_record(claim, word, ours):
 def mini(tmp_path, monkeypatch):
     """Savings of suite ``mini``, published, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    synthetic.two_lengths(tmp_path)
-    path = tmp_path / "experiments" / "mini.yaml"
-    path.write_text(f"{path.read_text()}\npublished: true\n")
-    synthetic.write_savings()
-    return path
+    return synthetic.published_savings(tmp_path)
 
 
 def lines_of(section: Section, check: Callable) -> list:
