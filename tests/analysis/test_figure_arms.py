@@ -48,16 +48,17 @@ def test_each_training_is_named_by_what_it_does_otherwise(runs):
         "learning rate 0.002, not 0.001",
         "QK-norm weights shared by all heads",
         "50,257 words",
+        "learning rate 0.002, not 0.001, 50,257 words",
     ]
 
 
 def test_a_suspect_counts_past_four_points_and_twice_the_gap_between_seeds(runs):
-    table = figureA7.shares(records(runs, [77, 78, 71, 74, 82, 77.5]), runs)
-    assert table["moved_points"].round(1).tolist() == [-0.5, 0.5, -6.5, -3.5, 4.5, 0]
-    assert figureA7.counts(table).tolist() == [False, False, True, False, True, False]
-    far = figureA7.shares(records(runs, [76, 79, 71, 74, 82, 77.5]), runs)  # seeds 3 points apart
-    assert figureA7.counts(far).tolist() == [False, False, True, False, False, False]
-    alone = figureA7.shares(records([runs[0], *runs[2:]], [77, 60, 74, 82, 77.5]), [runs[0], *runs[2:]])
+    table = figureA7.shares(records(runs, [77, 78, 71, 74, 82, 77.5, 77.5]), runs)
+    assert table["moved_points"].round(1).tolist() == [-0.5, 0.5, -6.5, -3.5, 4.5, 0, 0]
+    assert figureA7.counts(table).tolist() == [False, False, True, False, True, False, False]
+    far = figureA7.shares(records(runs, [76, 79, 71, 74, 82, 77.5, 77.5]), runs)  # seeds 3 points apart
+    assert figureA7.counts(far).tolist() == [False, False, True, False, False, False, False]
+    alone = figureA7.shares(records([runs[0], *runs[2:]], [77, 60, 74, 82, 77.5, 77.5]), [runs[0], *runs[2:]])
     assert not figureA7.counts(alone).any()  # without a second seed nothing can be told
     figure = figureA7.draw(table)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()][::-1][:3] == [
