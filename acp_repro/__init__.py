@@ -1,7 +1,8 @@
 """Adaptive Computation Pruning for the Forgetting Transformer, re-run end to end.
 
-The names that other projects use most stand here: ``from acp_repro import forgetting_attention``. They
-load on first use: importing the package loads neither torch nor triton, which `analysis` does without.
+The names that other projects use most can be imported from here: ``from acp_repro import
+forgetting_attention``. They load on first use. Importing the package loads neither torch nor triton, so
+`analysis` works without them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     from acp_repro.attention import forgetting_attention
 
-`reference` is the equations, `blockwise` skips blocks on a CPU, `triton` on a GPU. They share one
-signature, one threshold and one boundary, and none imports another; `backends` is the table of them.
+`reference` computes the equations as written. `blockwise` skips blocks on a CPU, `triton` on a GPU. They
+share one signature, one threshold and one boundary, and none imports another. `backends` lists them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,16 @@ __all__ = [
 def why(
     q: Tensor, k: Tensor, v: Tensor, *, head_first: bool = False, window_size: int | None = None
 ) -> str | None:
-    """Why a call with these does not run on the fastest kernels of this package, in one line; None: it does.
+    """The reason why a call with these tensors does not run on the fastest kernels of this package.
 
-    Those are the forward of any GPU with the backward for Hopper, which takes any gradient.
+    The fastest kernels are the forward for any GPU and the backward for Hopper GPUs, which takes any
+    gradient.
 
     Args:
-        q, k, v, head_first, window_size: of :func:`forgetting_attention`.
+        q, k, v, head_first, window_size: as in :func:`forgetting_attention`, with the same shapes and dtypes.
+
+    Returns:
+        The reason in one line, or None if the call runs on the fastest kernels.
     """
     if q.device.type != "cuda":
         return f"q is on {q.device}, where `blockwise` runs; the kernels want a GPU"
@@ -60,11 +64,20 @@ def why(
 
 
 def pruning_grid(implementation: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """(block_q, block_k) of the grid that ``implementation`` prunes on; the reference takes blockwise's.
+    """The block sizes of the grid that ``implementation`` prunes on.
+
+    Args:
+        implementation: ``"reference"``, ``"blockwise"`` or ``"triton"``. The reference uses the grid of
+            blockwise.
+        head_dim: size of one head.
+        dtype: dtype of q, k and v.
+
+    Returns:
+        (block_q, block_k), in tokens.
 
     Raises:
-        ValueError: for another name. ``"auto"`` has no grid of its own: which implementation it takes
-            depends on the device, and :func:`choose_implementation` tells.
+        ValueError: ``implementation`` is another name. ``"auto"`` has no grid of its own, because it depends
+            on the device: :func:`choose_implementation` gives the name that it stands for.
     """
     return named(implementation).block_sizes(head_dim, dtype)
 
@@ -86,47 +99,47 @@ def forgetting_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``softmax(Q K^T sm_scale + D) V`` with ``D_ij = sum_{l=j+1}^{i} log f_l``, causal (Equation 2).
 
-    With ``adaptive_threshold`` every block of scores whose decay lies wholly under it is skipped, in
-    the forward and in the backward pass (Equation 3 at block level).
+    With ``adaptive_threshold``, every block of scores whose decay is wholly under the threshold is skipped.
+    This holds for the forward and the backward pass (Equation 3 at block level).
 
     Args:
-        q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with
-            ``head_first``. bfloat16, float16 or float32; float64 in the reference. Any strides.
-        k, v: the same with seqlen_k >= seqlen_q; the queries are the last seqlen_q positions. They may
-            have fewer heads, by a whole factor: query head h reads head ``h // factor`` (grouped-query
-            attention).
-        log_fgate: (batch, seqlen_k, heads), or (batch, heads, seqlen_k) with ``head_first``; one gate
-            for each query head. float32, at most 0: ``logsigmoid(fgate_logit.float())``. Minus infinity,
-            a gate of 0, is allowed.
+        q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with ``head_first``.
+            bfloat16, float16 or float32; float64 in the reference. Any strides.
+        k, v: the same with seqlen_k >= seqlen_q; the queries are the last seqlen_q positions. They may have
+            fewer heads, by a whole factor: query head h reads head ``h // factor`` (grouped-query attention).
+        log_fgate: (batch, seqlen_k, heads), or (batch, heads, seqlen_k) with ``head_first``; one gate for
+            each query head. float32, at most 0: ``logsigmoid(fgate_logit.float())``. Minus infinity, a gate
+            of 0, is allowed.
         seq_start: (batch,) int64, the first real token of left-padded sequences. Keys before it get no
-            attention; queries before it give 0.
-        cu_seqlens: (documents + 1,) int32 or int64, for documents of any lengths packed one after the
-            other into a batch of one: document n is positions ``cu_seqlens[n] .. cu_seqlens[n + 1]``, so
-            it starts with 0, ends with the length and never falls. No document attends to another, or
-            pays for it: the gate at each document's first token counts as 0, whatever it holds, and
-            gets a gradient of 0. Exact up to scores that differ by 4,900 in a row.
-        window_size: W keys that each query sees at most, its own and the W - 1 before it, as in
-            flash-linear-attention; FlashAttention's ``window_size=(left, 0)`` is W = left + 1. Blocks wholly
-            before it are skipped. With a threshold too, a row starts at the later of the two.
+            attention. Queries before it give 0.
+        cu_seqlens: (documents + 1,) int32 or int64, for documents of any lengths packed one after the other
+            into a batch of one. Document n is positions ``cu_seqlens[n] .. cu_seqlens[n + 1]``, so it starts
+            with 0, ends with the length and never falls. No document attends to another, or costs it time.
+            The gate at each document's first token counts as 0 and gets a gradient of 0. The result is exact
+            if the scores of each row differ by at most 4,900.
+        window_size: the number of keys W that each query sees at most: its own and the W - 1 before it, as in
+            flash-linear-attention. FlashAttention's ``window_size=(left, 0)`` is W = left + 1. Blocks wholly
+            before the window are skipped. With a threshold too, a row starts at the later of the two.
         sm_scale: default ``1 / sqrt(head_dim)``.
-        adaptive_threshold: delta. None is exact attention; a number or a tensor broadcastable to
-            (batch, heads), at most 0, see :func:`pruning_threshold`; ``"auto"`` takes U from the float32
-            norms of q and k and log epsilon = -10 (and L from the longest document of ``cu_seqlens``).
-        return_start_index: also return the first visited key block of every query block, whether a
-            threshold, a window or padding set it.
+        adaptive_threshold: delta, at most 0. None is exact attention. Otherwise a number, or a tensor
+            broadcastable to (batch, heads), see :func:`pruning_threshold`. ``"auto"`` computes it with U from
+            the float32 norms of q and k, and log epsilon = -10. L is then the length of k, or of the longest
+            document of ``cu_seqlens``.
+        return_start_index: also return the first visited key block of every query block, whether a threshold,
+            a window or padding sets it.
         implementation: ``"auto"``, ``"reference"``, ``"blockwise"`` or ``"triton"``.
 
     Returns:
-        out, shaped and typed like q. With ``return_start_index`` also an int32 tensor (batch, heads,
-        query blocks), in key blocks of the grid :func:`pruning_grid`.
+        out, shaped and typed like q. With ``return_start_index`` also an int32 tensor (batch, heads, query
+        blocks), in key blocks of the grid :func:`pruning_grid`.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; the message names it and what is right. Values
-            (gates above 0, NaN) are checked on the CPU; on a GPU the check would wait for the
-            stream, so it runs only under ``torch.autograd.set_detect_anomaly(True)``.
-        NotImplementedError: under ``torch.func.jvp`` and other forward-mode derivatives, and in the
-            backward pass of a backward pass, but for ``implementation="reference"``, which has both.
-            ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap`` work with all.
+        TypeError, ValueError: an argument is wrong; the message names it and what is right. Values (gates
+            above 0, NaN) are checked on the CPU. On a GPU the check would wait for the stream, so it runs
+            only under ``torch.autograd.set_detect_anomaly(True)``.
+        NotImplementedError: a forward-mode derivative, such as ``torch.func.jvp``, or a second derivative.
+            ``implementation="reference"`` has both. ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap``
+            work with all.
     """
     check_arguments(
         q,
@@ -154,13 +167,13 @@ def forgetting_attention(
     if cu_seqlens is not None:
         if isinstance(adaptive_threshold, str) and threshold is not None:
             threshold = threshold + _longest_document_gain(cu_seqlens, k.shape[2])
-            # The sum too must not be rounded up, or epsilon is passed by its last bit.
+            # The sum must not be rounded up either, or the pruned mass could exceed epsilon by its last bit.
             threshold = torch.nextafter(threshold, torch.full_like(threshold, -math.inf))
         log_fgate = cut_documents(log_fgate, cu_seqlens)
         threshold = documents_threshold(threshold, log_fgate)
 
     if q.numel() == 0:
-        # Nothing to attend from. Every input stays in the graph, with gradients of zero.
+        # There are no queries. Every input stays in the graph, with gradients of zero.
         out = q + (k.sum() + v.sum() + log_fgate.sum()).to(q.dtype) * 0
         start_index = torch.zeros((*q.shape[:2], 0), dtype=torch.int32, device=q.device)
     else:
@@ -182,26 +195,26 @@ def forgetting_attention_with_kvcache(
     adaptive_threshold: None | float | Tensor = None,
     implementation: str = "auto",
 ) -> Tensor:
-    """Forgetting attention of the newest tokens against a cache that holds them too (Appendix F).
+    """Forgetting attention of the newest tokens over a cache that already holds them (Appendix F).
 
-    Each head reads its blocks from ``start_block`` on and no others. With a threshold ``start_block`` moves
-    on first, in place and on the device: block l goes when ``D`` from the oldest of the queries to the
-    block's last key is under delta. It never moves back, so the threshold may not fall between calls; where
-    it does, pass zeros (or the first block held) again. On a GPU nothing waits for the device and the
-    launch depends on shapes alone, so a CUDA graph can hold it.
+    Each head reads its blocks from ``start_block`` on and no others. With a threshold, ``start_block`` is
+    first moved forward, in place and on the device. Block l is dropped when ``D`` from the oldest query to
+    the block's last key is under delta. ``start_block`` never moves back, so the threshold may not fall
+    between calls. If it does fall, pass zeros (or the first block held) again. On a GPU the host never waits,
+    and the launch depends on shapes alone, so a CUDA graph can hold it.
 
     Args:
         q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with ``head_first``: the
-            last seqlen_q tokens of each row. heads is a multiple of the cache's (grouped-query attention);
-            query heads that share keys, times seqlen_q, are at most 64.
+            last seqlen_q tokens of each row. heads is a multiple of the cache's heads (grouped-query
+            attention). The query heads that share keys, times seqlen_q, are at most 64.
         cache: keys, values and decays, see :class:`PagedKVCache`.
         start_block: (batch, heads) int32, changed in place.
         seq_start: (batch,) int64, the first real token of left-padded rows.
         window_size: keys that each query sees at most, its own included, as in :func:`forgetting_attention`.
-            ``start_block`` moves past the blocks that lie wholly before the window of the oldest query.
+            ``start_block`` moves past the blocks that are wholly before the window of the oldest query.
         sm_scale: default ``1 / sqrt(head_dim)``.
-        adaptive_threshold: delta, at most 0: a number or a tensor broadcastable to (batch, heads); None
-            skips nothing more.
+        adaptive_threshold: delta, at most 0: a number or a tensor broadcastable to (batch, heads). None skips
+            nothing more.
         implementation: ``"auto"``, ``"reference"``, ``"blockwise"`` or ``"triton"``.
 
     Returns:
@@ -223,14 +236,14 @@ def forgetting_attention_with_kvcache(
 
 
 def _longest_document_gain(cu_seqlens: Tensor, length: int) -> Tensor:
-    """What delta gains because no row has more keys than the longest document; without a wait for the
-    GPU. Rounded down, so that the proof's inequality holds."""
+    """How much delta rises because no row has more keys than the longest document. The host does not wait for
+    the GPU. Rounded down, so that the proof's inequality holds."""
     longest = cu_seqlens.diff().amax().clamp(min=1).double()
     return ((length / longest).log() * (1 - 2**-20)).float()
 
 
 def _window_that_hides(window_size: int | None, seqlen_k: int) -> int | None:
-    """A window that holds every key is none."""
+    """``window_size``, or None if it holds every key."""
     return None if window_size is None or window_size >= seqlen_k else window_size
 
 

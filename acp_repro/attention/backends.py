@@ -1,8 +1,10 @@
 """The backends of forgetting attention in one table: where each runs, its grid, its two passes, its decoding.
 
-A new backend is a class here and an entry in :data:`BACKENDS`: calls, the custom operator, decoding, caches
-and benchmarks ask the table, and an error lists its names. q is (B, H, Tq, D), k and v are (B, Hkv, Tk, D),
-log_fgate is (B, H, Tk), seq_start (B,) int64 or None, and threshold (B, H) float32 or None.
+A new backend is a class here and an entry in :data:`BACKENDS`. Calls, the custom operator, decoding, caches
+and benchmarks read that table; error messages list its names.
+
+Shapes: q is (B, H, Tq, D), k and v are (B, Hkv, Tk, D), log_fgate is (B, H, Tk) float32. seq_start is (B,)
+int64 or None. threshold is (B, H) float32 or None.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from . import blockwise, boundary, reference
 from .decay import cumulative_log_fgate, log_fgate_grad
 from .kvcache import PagedKVCache
 
-# Asked once, at import: a traced function may not look for packages.
+# Found once, at import: a traced function may not look for packages.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 NEEDS_TRITON = (
     "implementation='triton' needs triton: `pip install triton`, or take implementation='blockwise'"
@@ -30,59 +32,67 @@ NEEDS_TRITON = (
 
 @functools.cache
 def kernels() -> ModuleType:
-    """The package of Triton's kernels, imported when first used: the other backends do not need Triton."""
+    """The package of Triton kernels, imported on first use because the other backends do not need Triton."""
     return importlib.import_module(".triton", __package__)
 
 
 class Backend:
-    """What a call asks of its implementation; one that has no kernel for a part takes the part from here.
+    """The parts of an implementation that a call uses. A backend without a kernel for a part inherits it from
+    here.
 
     Attributes:
-        dtypes: of q, k and v.
-        by_autograd: PyTorch differentiates its forward, as often and in whichever mode is asked, so it has
-            no ``backward`` and is no operator.
+        dtypes: allowed dtypes of q, k and v.
+        by_autograd: whether PyTorch differentiates ``forward``, to any order and in any mode. Such a backend
+            has no ``backward`` and is not an operator.
     """
 
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
     by_autograd = False
 
     def supports(self, device: torch.device) -> bool:
-        """Whether ``implementation="auto"`` may take it on ``device``, for all shapes of a call."""
+        """Whether ``implementation="auto"`` may choose it on ``device``, for calls of any shape."""
         return False
 
     def check(self, device: torch.device) -> None:
-        """Raises ImportError or ValueError, in one line, where it cannot run at all."""
+        """Raises ImportError or ValueError, in one line, if it cannot run on ``device``."""
 
     def block_sizes(self, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-        """(block_q, block_k), the grid that it prunes on."""
+        """(block_q, block_k), the grid that it prunes on, in tokens."""
         return blockwise.block_sizes(head_dim, dtype)
 
     def saved_shape(self, q: Tensor) -> tuple[int, ...]:
-        """The shape of what ``forward`` saves of each row for ``backward``."""
+        """The shape of the float32 tensor that ``forward`` saves for ``backward``; by default (B, H, Tq)."""
         return q.shape[:3]
 
     def forward(
         self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """out like q; what is saved, float32; c (B, H, Tk) float64; boundary (B, H, M) int32. Without
-        ``for_backward`` the second and third may be None."""
+        """Equation 3 at block level.
+
+        Returns:
+            out (B, H, Tq, D) like q; the saved tensor, float32, of :meth:`saved_shape`; c (B, H, Tk) float64;
+            boundary (B, H, M) int32. Without ``for_backward`` the second and third may be None.
+        """
         raise NotImplementedError
 
     def backward(
         self, dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, window_size
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of out with respect to q, k, v and log_fgate."""
+        """Gradients of out with respect to q, k, v and log_fgate, in the shapes and dtypes of these."""
         raise NotImplementedError
 
     def decode(self, q, cache: PagedKVCache, start_block, threshold, seq_start, sm_scale, window_size):
-        """out (B, H, T, D) of the newest T tokens; ``start_block`` moves on first, in place."""
+        """Attention of the newest T tokens: out (B, H, T, D) like q. ``start_block`` is first moved forward,
+        in place."""
         cache.advance(start_block, threshold, q.shape[2], seq_start, window_size)
         return blockwise.decode(q, cache, start_block, seq_start, sm_scale, window_size)
 
     def running_sum(self, log_fgate: Tensor) -> Tensor:
+        """c (B, H, Tk) float64, the running sum of ``log_fgate``."""
         return cumulative_log_fgate(log_fgate)
 
     def find_boundary(self, c, threshold, seqlen_q, block_q, block_k, seq_start, window_size) -> Tensor:
+        """n_m (B, H, M) int32, the first kept key block of each query block."""
         return boundary.find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
 
     def running_sum_and_boundary(
@@ -128,7 +138,7 @@ class Reference(Backend):
 
 
 class Blockwise(Backend):
-    """PyTorch that skips blocks; what a CPU takes."""
+    """PyTorch that skips blocks; the default on a CPU."""
 
     def supports(self, device):
         return True
@@ -152,7 +162,7 @@ class Blockwise(Backend):
 
 
 class Triton(Backend):
-    """Kernels for any GPU that Triton supports; in Triton's interpreter on a CPU too, for tests."""
+    """Kernels for any GPU that Triton supports. For tests they also run in Triton's interpreter on a CPU."""
 
     def supports(self, device):
         return HAS_TRITON and device.type == "cuda"
@@ -192,12 +202,12 @@ class Triton(Backend):
         return kernels().find_boundary(*given)
 
 
-# By the name that ``implementation`` takes. Of those that support a device the last is the fastest.
+# Keys are the names that ``implementation`` accepts. The last one that supports a device is its fastest.
 BACKENDS: dict[str, Backend] = {"reference": Reference(), "blockwise": Blockwise(), "triton": Triton()}
 
 
 def choose_implementation(device: torch.device) -> str:
-    """What ``implementation="auto"`` takes on ``device``: triton on a GPU, blockwise elsewhere."""
+    """The name that ``implementation="auto"`` stands for: triton on a GPU, blockwise elsewhere."""
     chosen = "blockwise"
     for name, backend in BACKENDS.items():
         if backend.supports(device):
@@ -212,11 +222,11 @@ def choose_implementation(device: torch.device) -> str:
 
 
 def named(implementation: str, *others: str) -> Backend | None:
-    """The backend of that name; None for a name of ``others``, which the caller takes too.
+    """The backend of that name; None for a name in ``others``, which the caller handles itself.
 
     Raises:
-        ValueError: there is none; lists the names. ``"auto"`` is none: which one it takes depends on the
-            device, and :func:`choose_implementation` tells.
+        ValueError: no backend has that name; the message lists the names. ``"auto"`` is none of them:
+            :func:`choose_implementation` gives the name that it stands for.
     """
     names = [*others, *BACKENDS]
     if implementation not in names:

@@ -1,14 +1,14 @@
-"""Forgetting attention that really skips pruned blocks on a CPU: plain PyTorch, forward and backward.
+"""Forgetting attention that skips pruned blocks on a CPU: plain PyTorch, forward and backward.
 
-A *task* is one query block of one head with its window of keys, from the boundary to the block's last
-query. Tasks whose windows are equally wide are stacked and run as one batched matrix product, whatever
-head or position they come from: a local head gives one wide stack, a global head one member to each
-width. So the number of Python steps grows with the number of different widths and never with the
-number of blocks. Windows end at the block's last query, so one triangular mask serves every task.
+A *task* is one query block of one head with its window of keys, from the boundary to the block's last query.
+Tasks whose windows are equally wide are stacked and run as one batched matrix product, whatever head or
+position they come from. A local head gives one wide stack; a global head adds one task to each width. So the
+number of Python steps grows with the number of different widths, not with the number of blocks. Windows end
+at the block's last query, so one triangular mask serves every task.
 
-The softmax of Equation 2 ignores a shift of the row, so only ``-c_j`` (relative to the task's first
-query) is added to the scores, inside the matrix product. Where c falls so far inside a query block that
-float32 would lose digits of that (a gate of 0: the start of a document), ``c_i - c_j`` is.
+The softmax of Equation 2 ignores a shift of the row. So only ``-c_j`` (relative to the task's first query) is
+added to the scores, inside the matrix product. Where c falls too far inside a query block, such as at a gate
+of 0, float32 would lose digits of ``-c_j``. There ``c_i - c_j`` is added instead.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor
 from .boundary import window_start
 from .kvcache import PagedKVCache
 
-# Scores held at once, in elements: two cores' level-2 caches hold about this many float32.
+# Scores held at once, in elements: about as many float32 as the level-2 caches of two cores hold.
 _CHUNK_ELEMENTS = 1 << 19
-# A fall of c inside one query block, in nats, from which the decays of each entry are taken in float64.
+# If c falls by more than this inside one query block, in nats, each decay is computed in float64.
 _STEEP = 128.0
 
 
@@ -34,7 +34,7 @@ def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 class _Chunk(NamedTuple):
-    """Tasks with windows of one width, gathered."""
+    """Tasks whose windows have one width, gathered."""
 
     rows: Tensor  # (G, block_q) rows of the flat query tensor
     keys: Tensor  # (G, width) rows of the flat key tensor
@@ -132,8 +132,11 @@ class _Problem:
         return weights
 
     def before_window(self, width: int) -> Tensor | None:
-        """(block_q, n) bool, which of the first n keys of a task of ``width`` its queries do not see any
-        more; None: they see all. The same for every task of that width, whose last key is its last query."""
+        """(block_q, n) bool: which of the first n keys of a task of ``width`` are before each query's window.
+
+        None if no key is. The result is the same for every task of that width, because its last key is its
+        last query.
+        """
         if self.window_size is None or width <= self.window_size:
             return None
         rows = torch.arange(width - self.block_q, width, device=self.mask.device)
@@ -162,8 +165,8 @@ def forward(
         window_size: keys that a query sees, itself included; None is no window.
 
     Returns:
-        out (B, H, Tq, D) like q, and an empty tensor: the backward pass takes its softmax anew, which
-        costs less here than storing and applying the row sums.
+        out (B, H, Tq, D) like q, and an empty tensor. The backward pass computes its softmax again: here that
+        costs less than storing and applying the row sums.
     """
     problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size)
     out = torch.empty_like(problem.q)
@@ -190,8 +193,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of :func:`forward` with respect to q, k, v and c.
 
-    ``dS = P (dP - delta)`` with delta taken from P and dP themselves, so the row sums of dS vanish up
-    to rounding; row and column sums come from the same entries.
+    ``dS = P (dP - delta)``, with delta computed from P and dP themselves. So the row sums of dS vanish up to
+    rounding, and row and column sums come from the same entries.
 
     Returns:
         dq, dk, dv like q, k, v, and dc (B, H, Tk) in the compute dtype.
@@ -223,8 +226,9 @@ def decode(
     sm_scale: float,
     window_size: int | None = None,
 ) -> Tensor:
-    """One query token or a few of each head against its kept blocks; heads that keep equally many blocks
-    are computed together.
+    """One or a few query tokens of each head over its kept blocks (Appendix F).
+
+    Heads that keep the same number of blocks are computed together.
 
     Args:
         q: (B, H, T, D), the last T tokens of each row.
@@ -233,7 +237,7 @@ def decode(
         window_size: keys that a query sees, itself included; None is no window.
 
     Returns:
-        (B, H, T, D).
+        (B, H, T, D), in the dtype of q.
     """
     batch, kv_heads, _ = cache.block_table.shape
     size, seqlen_q = cache.block_size, q.shape[2]

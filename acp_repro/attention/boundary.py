@@ -1,12 +1,13 @@
 """Where each row of blocks starts (Section 3, Algorithm 1), and what the skipped blocks save.
 
-Conventions shared by every implementation. Query i sits at absolute position ``i + Tk - Tq``. Query
-block m holds queries ``m * block_q ...``, key block l holds keys ``l * block_k ...``. Block (m, l) is
-pruned if its largest decay, ``c[first position of m] - c[last position of l]``, is under delta. NaN
-prunes nothing. ``boundary`` is n_m, the first kept key block of query block m; it never passes the
-block that holds the first query's own position, whose decay is 0. With a window, the blocks wholly before
-the window of the block's first query are skipped too: n_m is the later of the two. Inside the blocks that
-the window's edge crosses each entry is masked.
+All implementations share these conventions. Query i is at absolute position ``i + Tk - Tq``. Query block m
+holds queries ``m * block_q ...``, key block l holds keys ``l * block_k ...``. Block (m, l) is pruned if its
+largest decay, ``c[first position of m] - c[last position of l]``, is under delta. NaN prunes nothing.
+
+``boundary`` is n_m, the first kept key block of query block m. It never passes the block that holds the first
+query's own position, whose decay is 0. With a window, the blocks wholly before the window of the block's
+first query are skipped too: n_m is the later of the two. Blocks that the window's edge crosses are masked
+entry by entry.
 """
 
 from __future__ import annotations
@@ -29,20 +30,23 @@ def _last_positions(seqlen_k: int, block_k: int, device=None) -> Tensor:
 
 
 def window_start(position, window_size):
-    """The first key that the query at ``position`` sees, itself and the ``window_size - 1`` keys before it;
-    under 0 where the text is shorter. Of numbers and of tensors, and the kernels compile this function."""
+    """The first key that the query at ``position`` sees: it sees itself and the ``window_size - 1`` keys
+    before it.
+
+    Below 0 where the text is shorter. Works on numbers and tensors; the kernels compile this function.
+    """
     return position - (window_size - 1)
 
 
 def window_end(position, window_size):
-    """The inverse: the last query that sees the key at ``position``."""
+    """The inverse of :func:`window_start`: the last query that sees the key at ``position``."""
     return position + (window_size - 1)
 
 
 def find_boundary_serial(c: Tensor, threshold: Tensor, seqlen_q: int, block_q: int, block_k: int) -> Tensor:
     """Algorithm 1 of the paper, with one correction: n_m is the block that passed the test, not the next.
 
-    The serial scan over blocks, one (batch, head) at a time; the oracle of :func:`find_boundary`.
+    It scans the blocks serially, one (batch, head) at a time. It is the oracle of :func:`find_boundary`.
 
     Args:
         c: (B, H, Tk) float64 running sum of the log forget gates.
@@ -83,7 +87,7 @@ def find_boundary(
     Args:
         c: (B, H, Tk) float64.
         threshold: (B, H) delta, or None to prune nothing.
-        seq_start: (B,) int64; key blocks that lie wholly before it hold padding and are skipped too.
+        seq_start: (B,) int64. Key blocks wholly before it hold padding and are skipped too.
         window_size: keys that a query sees, itself included; None is no window.
 
     Returns:
@@ -134,9 +138,9 @@ def causal_blocks(seqlen_q: int, seqlen_k: int, block_q: int, block_k: int) -> i
 def count_blocks(boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, block_k: int) -> BlockCount:
     """Pruned and causal blocks: ``sum_m n_m`` of ``sum_m (last block of row m + 1)``.
 
-    All skipped blocks count as pruned, those before a window too, and all blocks under the diagonal as
-    causal, whatever the window. What the gates add to a window is this count less that of the boundary
-    which the window has without a threshold.
+    All skipped blocks count as pruned, also those before a window. All blocks under the diagonal count as
+    causal, whatever the window. To get what the gates add to a window, subtract the count of the boundary
+    that the window has without a threshold.
 
     Args:
         boundary: (B, H, M) int32.
@@ -150,7 +154,7 @@ def token_level_pruned_ratio(c: Tensor, threshold: Tensor) -> Tensor:
     """The share of entries (i, j <= i) with ``D_ij < delta``: what blocks of size 1 would save.
 
     Args:
-        c: (B, H, T) float64. threshold: (B, H).
+        c: (B, H, T) float64. threshold: (B, H) float32.
 
     Returns:
         (B, H) float64.
@@ -160,14 +164,21 @@ def token_level_pruned_ratio(c: Tensor, threshold: Tensor) -> Tensor:
 
 
 def attention_flops(blocks: int | Tensor, block_q: int, block_k: int, head_dim: int, backward: bool):
-    """Multiply-adds (2 FLOPs each) of the matrix products in ``blocks`` blocks.
+    """FLOPs of the matrix products in ``blocks`` blocks; one multiply-add is 2 FLOPs.
 
-    The forward pass has two products (QK^T, PV), the backward pass five (QK^T again, dO V^T, P^T dO,
-    dS K, dS^T Q), as FlashAttention counts them.
+    The forward pass has two products (QK^T, PV). The backward pass has five (QK^T again, dO V^T, P^T dO, dS
+    K, dS^T Q), as FlashAttention counts them.
+
+    Args:
+        blocks: a number, or a tensor of any shape.
+
+    Returns:
+        As ``blocks``.
     """
     return blocks * (2 * block_q * block_k * head_dim) * (5 if backward else 2)
 
 
 def attention_bytes(blocks: int | Tensor, block_k: int, head_dim: int, itemsize: int):
-    """Bytes of K and V that the forward pass loads for ``blocks`` blocks."""
+    """Bytes of K and V that the forward pass loads for ``blocks`` blocks: a number, or a tensor of any
+    shape."""
     return blocks * (2 * block_k * head_dim * itemsize)

@@ -1,4 +1,4 @@
-"""What `forgetting_attention` refuses, each in one sentence that names the argument and what is right."""
+"""The checks of `forgetting_attention`. Each error is one sentence: the argument, and what is right."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .backends import BACKENDS, Backend, named
 
 
 def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, implementation) -> None:
-    """Shapes, dtypes and devices: everything that can be told without reading a value.
+    """Checks shapes, dtypes and devices: everything that needs no value of a tensor.
 
     Raises:
-        TypeError: an argument is no tensor, or has the wrong dtype.
+        TypeError: an argument is not a tensor, or has the wrong dtype.
         ValueError: a shape, device or option is wrong.
     """
     backend = named(implementation, "auto") or Backend
@@ -76,10 +76,11 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, impl
 
 
 def check_seq_start(seq_start: Tensor | None, q: Tensor) -> None:
-    """The first real token of each row of ``q``, whose values :func:`check_values` reads.
+    """Checks ``seq_start`` (B,), the first real token of each row of ``q``. :func:`check_values` checks its
+    values.
 
     Raises:
-        TypeError, ValueError: ``seq_start`` is wrong.
+        TypeError, ValueError: shape, dtype or device is wrong.
     """
     if seq_start is None:
         return
@@ -92,9 +93,10 @@ def check_seq_start(seq_start: Tensor | None, q: Tensor) -> None:
 
 
 def check_window(window_size) -> None:
-    """
+    """Checks that ``window_size`` is a number of keys or None.
+
     Raises:
-        TypeError, ValueError: ``window_size`` is no number of keys.
+        TypeError, ValueError: it is not.
     """
     if window_size is None:
         return
@@ -110,10 +112,10 @@ def check_window(window_size) -> None:
 
 
 def check_packing(cu_seqlens, q, k, *, head_first: bool, seq_start) -> None:
-    """The starts of packed documents. Their values are read on the CPU only, see :func:`check_values`.
+    """Checks the starts of packed documents. Values are read on the CPU only, see :func:`check_values`.
 
     Raises:
-        TypeError, ValueError: ``cu_seqlens`` is wrong, or does not go with another argument.
+        TypeError, ValueError: ``cu_seqlens`` is wrong, or does not fit another argument.
     """
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError("cu_seqlens must be an int32 or int64 tensor of shape (documents + 1,)")
@@ -128,7 +130,7 @@ def check_packing(cu_seqlens, q, k, *, head_first: bool, seq_start) -> None:
             f"{tuple(q.shape)} and k {tuple(k.shape)}"
         )
     if seq_start is not None:
-        raise ValueError("cu_seqlens and seq_start exclude each other: packed text has no padding")
+        raise ValueError("cu_seqlens and seq_start cannot be used together: packed text has no padding")
     if torch.compiler.is_compiling() or (q.device.type != "cpu" and not torch.is_anomaly_enabled()):
         return
     length = k.shape[time]
@@ -145,7 +147,12 @@ def _shortened(x: Tensor) -> str:
 
 
 def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tensor:
-    """A float or tensor `adaptive_threshold` as a (batch, heads) float32 tensor on ``device``."""
+    """``adaptive_threshold``, a number or a tensor, as a (batch, heads) float32 tensor on ``device``.
+
+    Raises:
+        TypeError: it is neither a number nor a floating-point tensor.
+        ValueError: a number is above 0 or NaN, or a tensor does not broadcast to (batch, heads).
+    """
     rule = f"adaptive_threshold must be None, a number <= 0, 'auto', or a tensor broadcastable to \
 ({batch}, {heads})"
     if isinstance(adaptive_threshold, Tensor):
@@ -166,16 +173,23 @@ def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tens
         raise TypeError(f"{rule}; got {adaptive_threshold!r}")
     if not adaptive_threshold <= 0:
         raise ValueError(f"{rule}; got {adaptive_threshold}")
-    # Of the default dtype it might be rounded up, and prune more than was asked for.
+    # In the default dtype it might be rounded up, and then more would be pruned than requested.
     return torch.full((batch, heads), float(adaptive_threshold), dtype=torch.float32, device=device)
 
 
 def check_values(log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor | None) -> None:
-    """Values that no shape can tell. Reads the tensors, so on a GPU it would wait for the stream:
-    there it runs only under ``torch.autograd.set_detect_anomaly(True)``.
+    """Checks values, which needs a read of the tensors.
+
+    On a GPU the read would wait for the stream. So there it runs only under
+    ``torch.autograd.set_detect_anomaly(True)``.
+
+    Args:
+        log_fgate: (B, H, T) float32.
+        threshold: (B, H) float32 or None.
+        seq_start: (B,) int64 or None.
 
     Raises:
-        ValueError: a gate above 0 or NaN, a positive or NaN threshold, a seq_start out of range.
+        ValueError: a gate is above 0 or NaN, a threshold is positive or NaN, or a seq_start is out of range.
     """
     if log_fgate.device.type != "cpu" and not torch.is_anomaly_enabled():
         return
@@ -199,7 +213,8 @@ def check_values(log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor 
 
 
 def _whole(x: Tensor | None) -> Tensor | None:
-    """What torch.func has wrapped, such as the whole batch under vmap: only its values can be asked for."""
+    """The tensor inside the wrappers of torch.func, such as the whole batch under vmap. Only its values can
+    be read."""
     while x is not None and torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x

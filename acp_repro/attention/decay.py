@@ -1,9 +1,9 @@
 """The decay: running sums of log forget gates, and their adjoint (Section 2).
 
-``c`` is the one form in which every implementation sees the gates. It is float64: at 128k tokens with
-strong gates ``c`` reaches -1e6, where float32 has a spacing of 0.06, so that the differences
-``D_ij = c_i - c_j`` that matter (small ones, near the diagonal) would be lost. Kernels subtract in
-float64 relative to a base of the tile and only then go on in float32.
+Every implementation reads the gates in one form, ``c``. It is float64. At 128k tokens with strong gates,
+``c`` reaches -1e6, where float32 has a spacing of 0.06. The differences ``D_ij = c_i - c_j`` that matter are
+small ones, near the diagonal, and would be lost. Kernels subtract in float64 relative to a base of the tile
+and only then continue in float32.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# exp(-1e4) is 0 in every floating-point format, so a gate of exactly 0 (log = -inf: "forget all")
-# can be written as this value without changing any weight, and sums of it stay finite.
+# exp(-1e4) is 0 in every floating-point format. So this value can replace the log of a gate of exactly 0
+# (-inf, "forget all"): no weight changes, and sums stay finite.
 LOG_FGATE_FLOOR = -1.0e4
 
 
@@ -29,29 +29,29 @@ def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
 
 
 def cut_documents(log_fgate: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Gates of 0 where a document starts, so that no token sees one of an earlier document.
+    """Sets the gate to 0 where a document starts, so that no token sees a token of an earlier document.
 
     Args:
-        log_fgate: (B, H, T).
-        cu_seqlens: (N + 1,) starts of the documents, and T.
+        log_fgate: (B, H, T) float32.
+        cu_seqlens: (N + 1,) int32 or int64, the starts of the documents, and T.
 
     Returns:
-        (B, H, T); the replaced entries get a gradient of 0.
+        (B, H, T) float32; the replaced entries get a gradient of 0.
     """
-    # One place more than gates: the last entry is T, and so is the start of an empty last document.
+    # One place more than there are gates: the last entry is T, and so is the start of an empty last document.
     starts = torch.zeros(log_fgate.shape[-1] + 1, dtype=torch.bool, device=log_fgate.device)
     starts.index_fill_(0, cu_seqlens.long(), True)
     return log_fgate.masked_fill(starts[:-1], float("-inf"))
 
 
 def documents_threshold(threshold: Tensor | None, log_fgate: Tensor) -> Tensor:
-    """A threshold under which blocks of other documents are skipped, exact attention included.
+    """A threshold under which blocks of other documents are skipped, even for exact attention.
 
-    A decay beyond half the floor comes from a cut (or is as good as one): its weight is 0 in float32,
-    so skipping it changes nothing, and without skipping, N documents would cost N times their work.
+    A decay beyond half the floor comes from a cut, or is as strong as one. Its weight is 0 in float32, so
+    skipping it changes nothing. Without skipping, N documents would cost N times their work.
 
     Args:
-        threshold: (B, H) delta, or None for exact attention.
+        threshold: (B, H) float32 delta, or None for exact attention.
         log_fgate: (B, H, T).
 
     Returns:
@@ -71,8 +71,8 @@ def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
         log_fgate: (B, H, T) the gates; those under the floor get no gradient.
 
     Returns:
-        (B, H, T) in the dtype of ``log_fgate``. Summed in float64: it is a running sum over thousands
-        of residues that nearly cancel.
+        (B, H, T) in the dtype of ``log_fgate``. The sum is in float64, because it adds thousands of residues
+        that nearly cancel.
     """
     dc = dc.double()
     grad = dc.sum(-1, keepdim=True) - dc.cumsum(-1) + dc

@@ -1,4 +1,4 @@
-"""Forgetting attention of a query token or a few against a cache (Appendix F): the call and its operator."""
+"""Forgetting attention of one or a few query tokens over a cache (Appendix F): the call and its operator."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .backends import named
 from .checks import check_seq_start, threshold_tensor
 from .kvcache import PagedKVCache
 
-# Query rows that one program computes together: tokens times query heads that share keys.
+# The most query rows that one program computes together: tokens times query heads that share keys.
 MOST_ROWS = 64
 
 
 def check_decode_arguments(
     q: Tensor, cache: PagedKVCache, start_block: Tensor, seq_start: Tensor | None, implementation: str
 ) -> None:
-    """Shapes, dtypes and devices of a decoding call, q (B, H, T, D).
+    """Checks shapes, dtypes and devices of a decoding call, q (B, H, T, D).
 
     Raises:
-        TypeError, ValueError: the message names the argument and what is right.
+        TypeError, ValueError: an argument is wrong; the message names it and what is right.
     """
     named(implementation, "auto")
     k, v, c, table, seqlens = cache
@@ -60,7 +60,7 @@ def check_decode_arguments(
     if not 1 <= seqlen_q * group <= MOST_ROWS:
         raise ValueError(
             f"query tokens times query heads of one key head must be 1 to {MOST_ROWS}, got "
-            f"{seqlen_q} * {group}; longer chunks are for forgetting_attention"
+            f"{seqlen_q} * {group}; use forgetting_attention for longer chunks"
         )
     for name, x in (("k", k), ("v", v), ("c", c), ("block_table", table), ("start_block", start_block)):
         if x.device != q.device:
@@ -83,7 +83,7 @@ def decode(
     window_size: int | None = None,
 ) -> Tensor:
     """:func:`acp_repro.attention.forgetting_attention_with_kvcache` of q (B, H, T, D), with the
-    implementation chosen."""
+    implementation chosen. Returns (B, H, T, D) in the dtype of q."""
     sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else float(sm_scale)
     threshold = None
     if adaptive_threshold is not None:
@@ -115,7 +115,8 @@ def decode_op(
     implementation: str,
     window_size: int | None = None,
 ) -> Tensor:
-    """What compiled code sees of :func:`decode`: what is computed depends on numbers that it cannot know."""
+    """:func:`decode` as one operator for compiled code, because the work depends on numbers that it cannot
+    know. Returns (B, H, T, D) in the dtype of q."""
     given = (q, k, v, c, block_table, seqlens, start_block, threshold, seq_start, sm_scale)
     return _decode(*given, implementation, window_size)
 

@@ -3,7 +3,7 @@
     from acp_repro.attention import fla
     fla.use(adaptive_threshold="auto")  # fla's ForgettingAttention layers and models, from now on
 
-fla has the same equation without pruning; see docs/compare.md for what either offers.
+fla computes the same equation without pruning; docs/compare.md compares the two.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ def parallel_forgetting_attn(
     *,
     adaptive_threshold: None | float | str | Tensor = None,
 ) -> Tensor:
-    """``fla.ops.forgetting_attn.parallel_forgetting_attn``, with ACP by one argument more.
+    """``fla.ops.forgetting_attn.parallel_forgetting_attn`` with one more argument, for ACP.
 
     Args:
-        q: (batch, seqlen_q, heads, head_dim).
+        q: (batch, seqlen_q, heads, head_dim), bfloat16, float16 or float32.
         k, v: (batch, seqlen_k, kv_heads, head_dim), ``heads`` a multiple of ``kv_heads``.
-        g: (batch, seqlen_k, heads), log forget gates, at most 0; taken in float32.
+        g: (batch, seqlen_k, heads), log forget gates, at most 0; converted to float32.
         scale: default ``1 / sqrt(head_dim)``.
         window_size: keys that a query sees at most, its own included; None is all.
         cu_seqlens: (documents + 1,), starts of documents packed into a batch of one.
-        adaptive_threshold: None is exact, as fla is; see
-            :func:`acp_repro.attention.forgetting_attention`.
+        adaptive_threshold: None is exact, as fla is; see :func:`acp_repro.attention.forgetting_attention`.
 
     Returns:
         (batch, seqlen_q, heads, head_dim) in the dtype of q.
 
     Raises:
-        TypeError, ValueError: as ``forgetting_attention``.
+        TypeError, ValueError: as :func:`acp_repro.attention.forgetting_attention`.
     """
     return forgetting_attention(
         q,
@@ -60,10 +59,12 @@ def parallel_forgetting_attn(
 
 
 def use(adaptive_threshold: None | float | str | Tensor = None) -> None:
-    """Makes every ``ForgettingAttention`` layer of fla in this process call the function above.
+    """Makes every ``ForgettingAttention`` layer of fla in this process call :func:`parallel_forgetting_attn`.
 
     Args:
-        adaptive_threshold: for all of them; ``"auto"`` bounds scores by the norms of each call's q and k.
+        adaptive_threshold: None, a number, ``"auto"`` or a tensor broadcastable to (batch, heads), for all
+            layers. ``"auto"`` bounds scores by the norms of each call's q and k. See
+            :func:`acp_repro.attention.forgetting_attention`.
 
     Raises:
         ImportError: fla is not installed.

@@ -1,8 +1,8 @@
-"""Keys, values and decays of the past in blocks that each head owns by itself (Appendix F).
+"""Keys, values and decays of past tokens, in blocks that belong to one head each (Appendix F).
 
-A block holds ``block_size`` neighbouring tokens of one head. ``block_table`` says where each lies, so that
-heads can give blocks back one by one. ``c``, the running sum of the log gates, is float64: after a million
-tokens with gates of mean log -5 its spacing is 1e-9, so differences need no second base to stay exact.
+A block holds ``block_size`` neighbouring tokens of one head. ``block_table`` says where each block is stored,
+so heads can free blocks one by one. ``c``, the running sum of the log gates, is float64. After a million
+tokens with gates of mean log -5 its spacing is 1e-9, so differences stay exact without a second base.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from .decay import LOG_FGATE_FLOOR
 
 
 class PagedKVCache(NamedTuple):
-    """What :func:`acp_repro.attention.forgetting_attention_with_kvcache` reads.
+    """The cache that :func:`acp_repro.attention.forgetting_attention_with_kvcache` reads.
 
     Attributes:
         k, v: (num_blocks, block_size, head_dim), block_size a power of two, at least 16.
-        c: (num_blocks, group, block_size) float64, the running sum of log forget gates of the ``group``
-            query heads that read the block; from any base, the same for one head's blocks.
-        block_table: (batch, kv_heads, max_blocks) int32, the block of tokens ``n * block_size ...`` of each
-            head. Entries of blocks that no query reads may hold any number from 0 to num_blocks - 1.
+        c: (num_blocks, group, block_size) float64, the running sum of log forget gates of the ``group`` query
+            heads that read the block. Any base will do if it is the same for all blocks of one head.
+        block_table: (batch, kv_heads, max_blocks) int32, the block that holds the tokens
+            ``n * block_size ...`` of each head. Entries of blocks that no query reads may be any number from
+            0 to num_blocks - 1.
         seqlens: (batch,) int32, tokens of each row, the newest ones included.
     """
 
@@ -36,10 +37,11 @@ class PagedKVCache(NamedTuple):
 
     @property
     def block_size(self) -> int:
+        """Tokens of one block."""
         return self.k.shape[1]
 
     def positions(self, seqlen_q: int) -> Tensor:
-        """(batch, seqlen_q) int64, where the last ``seqlen_q`` tokens of each row stand."""
+        """(batch, seqlen_q) int64, the positions of the last ``seqlen_q`` tokens of each row."""
         return self.seqlens.long()[:, None] + torch.arange(-seqlen_q, 0, device=self.seqlens.device)
 
     def c_at(self, positions: Tensor) -> Tensor:
@@ -56,7 +58,7 @@ class PagedKVCache(NamedTuple):
         return self.block_table.long().gather(2, columns[:, None].expand(-1, heads, -1))
 
     def write(self, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
-        """Put the newest tokens where the table says; the host waits for nothing.
+        """Writes the newest tokens to the blocks that the table names. The host does not wait for the device.
 
         Args:
             k, v: (batch, kv_heads, T, head_dim); ``seqlens`` already counts these T tokens.
@@ -78,17 +80,19 @@ class PagedKVCache(NamedTuple):
         seq_start: Tensor | None = None,
         window_size: int | None = None,
     ) -> None:
-        """Move each head's first kept block on, in place, as far as the oldest of the queries allows.
+        """Moves each head's first kept block forward, in place, as far as the oldest of the queries allows.
 
-        Block l is pruned if ``c[position of the oldest query] - c[last position of l] < threshold``, and
-        never the block that holds that query. Later queries prune no less, so a block is passed once.
+        Block l is pruned if ``c[position of the oldest query] - c[last position of l] < threshold``. The
+        block that holds that query is never pruned. Later queries prune no less, so each block is passed only
+        once.
 
         Args:
             start_block: (batch, heads) int32.
             threshold: (batch, heads) float32, delta; None prunes nothing.
-            seqlen_q: the queries are the last so many tokens.
+            seqlen_q: the number of query tokens, the last ones of each row.
             seq_start: (batch,) int64; blocks wholly before it are passed first.
-            window_size: keys that a query sees; blocks wholly before the window of the oldest are passed too.
+            window_size: keys that a query sees. Blocks wholly before the window of the oldest query are
+                passed too.
         """
         first = self.positions(seqlen_q)[:, :1]
         diagonal = (first // self.block_size).unsqueeze(1)  # (B, 1, 1)

@@ -1,9 +1,9 @@
 """The custom operator: one forward and one backward, whichever implementation runs them.
 
-`torch.compile` sees two opaque operators with known output shapes, so no graph breaks, and the running
-sum and the boundary are found once and shared by both passes. :func:`attend` calls them, and also under
-the transforms of `torch.func`. Where nobody has to see an operator it calls what is inside: the
-dispatcher's way through an operator written in Python costs the host half a millisecond.
+`torch.compile` sees two opaque operators with known output shapes, so the graph does not break. The running
+sum and the boundary are computed once and shared by both passes. :func:`attend` calls the operators, also
+under the transforms of `torch.func`. Where PyTorch does not need to see an operator, the functions inside it
+are called directly. The dispatcher's path through a Python operator costs the host half a millisecond.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _gradients(
 
 
 def _as_given(q: Tensor) -> contextlib.AbstractContextManager:
-    """No autocast inside: the products are taken in the dtypes that the implementation chose."""
+    """Turns autocast off inside: the products use the dtypes that the implementation chose."""
     if torch.is_autocast_enabled(q.device.type):
         return torch.autocast(q.device.type, enabled=False)
     return contextlib.nullcontext()
@@ -91,13 +91,18 @@ def _(dout, q, k, v, log_fgate, *_):
 
 
 def attend(*arguments) -> tuple[Tensor, Tensor]:
-    """out and boundary of :func:`forgetting_attention_op`, whose arguments these are, also under
-    ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap``. A backend ``by_autograd`` is no operator.
+    """:func:`forgetting_attention_op` with its arguments, also under ``torch.func.grad``, ``vjp``,
+    ``jacrev``, ``vmap``.
+
+    A backend with ``by_autograd`` is called directly, without an operator.
+
+    Returns:
+        out (B, H, Tq, D) like q, and boundary (B, H, M) int32.
 
     Raises:
-        NotImplementedError: for forward-mode derivatives (``torch.func.jvp``, ``jacfwd``); at the
-            backward pass for second derivatives. The operators have no formula for these, and
-            torch would give a tangent of zero without a word.
+        NotImplementedError: for forward-mode derivatives (``torch.func.jvp``, ``jacfwd``); at the backward
+            pass for second derivatives. The operators have no formula for these, and torch would silently
+            give a tangent of zero.
     """
     if named(arguments[7]).by_autograd:
         out, _, _, boundary = _forward(*arguments)
@@ -111,9 +116,12 @@ def attend(*arguments) -> tuple[Tensor, Tensor]:
 
 
 def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether nobody has to see an operator: PyTorch runs eagerly, transforms nothing, shows operators to
-    no mode (such as those of FakeTensor, of ``make_fx`` or of selective checkpoints), and these are tensors
-    of its own, each of one problem and with its values in memory."""
+    """Whether PyTorch can do without an operator here, so that its inside can be called directly.
+
+    That is so if PyTorch runs eagerly, without transforms, and no mode watches operators. Such modes are
+    those of FakeTensor, ``make_fx`` and selective checkpoints. The tensors must be PyTorch's own, each of one
+    problem and with its values in memory.
+    """
     if torch.compiler.is_compiling():
         return False
     return not (
@@ -122,7 +130,7 @@ def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_tracing()
         or any(
-            # `torch.set_default_device` is such a mode too, and looks at no operator with inputs.
+            # `torch.set_default_device` is such a mode too, but it ignores operators that have inputs.
             not isinstance(torch._C._get_function_stack_at(n), DeviceContext)
             for n in range(torch._C._len_torch_function_stack())
         )
@@ -130,9 +138,12 @@ def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
 
 
 def _is_own(x: Tensor | None) -> bool:
-    """A gradient of ``is_grads_batched`` and ``vectorize`` has the type of one tensor and is many, without
-    a transform: PyTorch calls the operator once for each. And of one with the negative bit, such as
-    ``z.conj().imag``, memory holds the other sign: PyTorch turns it before it calls the operator."""
+    """Whether ``x`` is an ordinary tensor whose memory holds its values.
+
+    Two kinds are not. A gradient of ``is_grads_batched`` or ``vectorize`` looks like one tensor but is many,
+    without a transform; PyTorch calls the operator once for each. A tensor with the negative bit, such as
+    ``z.conj().imag``, has the other sign in memory; PyTorch resolves it before it calls the operator.
+    """
     if x is None:
         return True
     if type(x) not in _OWN_TENSORS or x.is_neg():
@@ -148,11 +159,11 @@ def _wants_gradients(tensors: tuple[Tensor, ...]) -> bool:
 
 
 def _call(operator, transformable: type[torch.autograd.Function], arguments: tuple):
-    """The operator itself, or where torch transforms functions, the autograd.Function that it is there."""
+    """Calls the operator, or the autograd.Function that stands for it while torch transforms functions."""
     forward_mode = forward_ad._current_level >= 0
     if torch.compiler.is_compiling():
-        # Dynamo traces through an autograd.Function, forgets its jvp, and cannot trace its vmap. The
-        # operator has both rules but torch.func.grad's, which torch refuses there with an error.
+        # Dynamo traces through an autograd.Function, drops its jvp, and cannot trace its vmap. The operator
+        # has both rules. It has none for torch.func.grad, which torch refuses there with an error.
         if forward_mode:
             raise NotImplementedError(_ONLY_REFERENCE.format("forward-mode derivatives"))
     elif forward_mode or torch._C._are_functorch_transforms_active():
@@ -191,10 +202,10 @@ forgetting_attention_backward_op.register_autograd(_refuse_second_derivatives)
 
 
 class _AttendPlainly(torch.autograd.Function):
-    """The two passes without the operators around them. Under a backward pass that is to be differentiated
-    again the backward operator stands, which refuses that."""
+    """The two passes without operators. If the backward pass is to be differentiated again, it calls the
+    backward operator, which refuses that."""
 
-    # No `setup_context`: with one, PyTorch looks up the signature of `forward` in each call.
+    # No `setup_context`: with one, PyTorch looks up the signature of `forward` at each call.
     @staticmethod
     def forward(ctx, *arguments):
         outputs = _forward(*arguments)
@@ -210,7 +221,7 @@ class _AttendPlainly(torch.autograd.Function):
 
 
 class _Attend(torch.autograd.Function):
-    """What ``register_autograd`` makes of the operator, in the form that torch.func can transform."""
+    """The operator with its derivatives, in the form that torch.func can transform."""
 
     generate_vmap_rule = True
 
@@ -233,7 +244,7 @@ class _Attend(torch.autograd.Function):
 
 
 class _AttendBackward(torch.autograd.Function):
-    """The backward operator in that form."""
+    """The backward operator in the form that torch.func can transform."""
 
     generate_vmap_rule = True
 
@@ -250,7 +261,8 @@ class _AttendBackward(torch.autograd.Function):
 
 
 def _fold_into_batch(operator):
-    """The rule by which ``torch.vmap`` maps an operator whose tensors all begin with the batch."""
+    """Registers how ``torch.vmap`` maps an operator whose tensors all begin with the batch: it extends the
+    batch."""
 
     def rule(info, in_dims, *arguments):
         size = info.batch_size
@@ -282,7 +294,8 @@ def _(x):
 
 
 def largest_norms(x: Tensor) -> Tensor:
-    """:func:`largest_norms_op`, which is called where somebody has to see it."""
+    """The norm of each head's longest row: (B, H, T, D) -> (B, H) float32. Calls the operator only if it
+    must."""
     return kernels().largest_norms(x) if _is_plain((x,)) else largest_norms_op(x)
 
 
@@ -299,6 +312,7 @@ def _(q, k, factor, log_pruning_tolerance):
 
 
 def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
-    """:func:`threshold_from_norms_op`, which is called where somebody has to see it."""
+    """:func:`threshold_from_norms_op` of q (B, H, Tq, D) and k (B, Hkv, Tk, D): (B, H) float32. Calls the
+    operator only if it must."""
     call = kernels().threshold_from_norms if _is_plain((q, k)) else threshold_from_norms_op
     return call(q, k, factor, log_pruning_tolerance)

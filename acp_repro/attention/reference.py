@@ -1,6 +1,6 @@
-"""Equations 1 to 3 as they stand: dense, differentiable by autograd, in any dtype. The oracle.
+"""Equations 1 to 3 as written: dense, differentiable by autograd, in any dtype. This is the oracle.
 
-Nothing here is fast, and nothing else in the project may be used to check itself.
+It is slow on purpose. It uses no other implementation, so it can check them all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def decay_bias(log_fgate: Tensor, seqlen_q: int, dtype: torch.dtype = torch.floa
         log_fgate: (B, H, Tk).
 
     Returns:
-        (B, H, Tq, Tk) in ``dtype``; the differences are taken in float64.
+        (B, H, Tq, Tk) in ``dtype``; the differences are computed in float64.
     """
     c = cumulative_log_fgate(log_fgate)
     seqlen_k = c.shape[-1]
@@ -37,7 +37,8 @@ def kept_entries(boundary: Tensor, seqlen_q: int, seqlen_k: int, block_q: int, b
 
 
 def shared_heads(x: Tensor, heads: int) -> Tensor:
-    """Keys or values (B, Hkv, T, D) as (B, heads, T, D): query head h reads head ``h // (heads / Hkv)``."""
+    """Keys or values (B, Hkv, T, D) repeated to (B, heads, T, D), same dtype: query head h reads head
+    ``h // (heads / Hkv)``."""
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
@@ -51,11 +52,16 @@ def attention_scores(
     kept: Tensor | None = None,
     window_size: int | None = None,
 ) -> Tensor:
-    """``S = sm_scale Q K^T + D`` with every excluded entry at ``-inf``; (B, H, Tq, Tk).
+    """``S = sm_scale Q K^T + D`` with every excluded entry at ``-inf``.
 
     Args:
+        q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. log_fgate: (B, H, Tk).
+        seq_start: (B,) int64, the first real key of each row; None if there is no padding.
         kept: broadcastable to (B, H, Tq, Tk) bool, entries that are not pruned (Equation 3).
         window_size: keys that a query sees, itself included; None is no window.
+
+    Returns:
+        (B, H, Tq, Tk), float32 or float64 for float64 inputs.
     """
     bias = decay_bias(log_fgate, q.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32))
     scores = (q @ shared_heads(k, q.shape[1]).mT * sm_scale).to(bias.dtype) + bias
@@ -85,8 +91,8 @@ def forgetting_attention(
     """Forgetting attention, dense (Equation 2; with ``kept``, Equation 3 at block level).
 
     Args:
-        q: (B, H, Tq, D). k, v: (B, Hkv, Tk, D), H a multiple of Hkv. log_fgate: (B, H, Tk). Softmax is
-            taken in float32, or in float64 for float64 inputs. The rest as in :func:`attention_scores`.
+        q: (B, H, Tq, D). k, v: (B, Hkv, Tk, D), H a multiple of Hkv. log_fgate: (B, H, Tk). The softmax is in
+            float32, or in float64 for float64 inputs. The rest as in :func:`attention_scores`.
 
     Returns:
         out (B, H, Tq, D) in the dtype of q, and lse (B, H, Tq), the log of each row's sum. A row with
@@ -103,7 +109,11 @@ def forgetting_attention(
 def pruned_mass(
     q: Tensor, k: Tensor, log_fgate: Tensor, kept: Tensor, *, seq_start: Tensor | None = None, sm_scale: float
 ) -> Tensor:
-    """``sum_j 1{pruned} A_ij`` of every row under the exact weights A, what Appendix A bounds.
+    """``sum_j 1{pruned} A_ij`` of every row under the exact weights A: the quantity that Appendix A bounds.
+
+    Args:
+        q: (B, H, Tq, D). k: (B, Hkv, Tk, D). log_fgate: (B, H, Tk).
+        kept: broadcastable to (B, H, Tq, Tk) bool, False where an entry is pruned.
 
     Returns:
         (B, H, Tq) in float64.
@@ -120,7 +130,8 @@ def decode(
     sm_scale: float,
     window_size: int | None = None,
 ) -> Tensor:
-    """Equation 3, one head after the other, over the keys from ``start_block`` on; (B, H, T, D)."""
+    """Equation 3 over the keys from ``start_block`` on, one head after the other: (B, H, T, D) in the dtype
+    of q."""
     out = torch.empty_like(q)
     size, group = cache.block_size, q.shape[1] // cache.block_table.shape[1]
     for b, length in enumerate(cache.seqlens.tolist()):

@@ -1,9 +1,9 @@
-"""The pruning threshold delta and the bounds it needs (Sections 3, Appendices A and E).
+"""The pruning threshold delta and the bounds it needs (Section 3, Appendices A and E).
 
-``delta = -2 U - log L + log epsilon`` makes the pruned weights of every row sum to less than epsilon,
-if ``U >= |s_ij|`` for the scores that are really computed. Both bounds below therefore cover rounding:
-a norm taken in bfloat16, or a weight bound that forgets that q was rounded after the norm, can come
-out below the true value.
+``delta = -2 U - log L + log epsilon`` makes the pruned weights of every row sum to less than epsilon. This
+needs ``U >= |s_ij|`` for the scores as they are computed, so both bounds below cover rounding. Otherwise they
+could come out below the true value. One cause is a norm computed in bfloat16. Another is a weight bound that
+ignores that q is rounded after the norm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _UNIT_ROUNDOFF = {
 
 
 def _dot_margin(head_dim: int) -> float:
-    """Factor by which a float32 sum of ``head_dim`` products can leave its exact value, with room."""
+    """A bound, with room, for how far a float32 sum of ``head_dim`` products can exceed its exact value, as a
+    factor."""
     return 1.0 + (head_dim + 8) * 2.0**-23
 
 
@@ -52,14 +53,18 @@ def pruning_threshold(
     bound = torch.as_tensor(logit_bound, dtype=torch.float32)
     offset = threshold_offset(seqlen, log_pruning_tolerance, bound.device)
     delta = -2.0 * bound - offset
-    # Three float32 roundings happen above; one step outwards each keeps the proof's inequality.
+    # Three float32 roundings happen above. One step outwards for each keeps the proof's inequality.
     return delta * (1.0 + 2.0**-22)
 
 
 def threshold_offset(
     seqlen: int, log_pruning_tolerance: float, device: torch.device | None = None
 ) -> float | Tensor:
-    """``log L - log epsilon``, of what :func:`pruning_threshold` accepts; in compiled code a tensor."""
+    """``log L - log epsilon``: a float, or in compiled code a float64 scalar tensor.
+
+    Raises:
+        ValueError: as :func:`pruning_threshold` does.
+    """
     if seqlen < 1:
         raise ValueError(f"seqlen must be at least 1, got {seqlen}")
     if not -math.inf < log_pruning_tolerance < 0:
@@ -68,7 +73,7 @@ def threshold_offset(
             f"(the paper uses -10), got {log_pruning_tolerance}"
         )
     if torch.compiler.is_compiling():
-        # The math module would ask for the length itself, and each length would have a graph of its own.
+        # The math module would read the length itself, and then each length would need its own graph.
         length = torch.full((), seqlen, dtype=torch.float64, device=device)
         return length.log() - log_pruning_tolerance
     return math.log(seqlen) - log_pruning_tolerance
@@ -85,9 +90,9 @@ def logit_bound_from_qk_norm(
 ) -> Tensor:
     """U from the weights of the two RMSNorms of QK-norm (Appendix E): ``gamma_q gamma_k d sm_scale``.
 
-    RMSNorm gives ``||q|| <= max|gamma_q| sqrt(d)`` in exact arithmetic. The factor added here covers
-    three roundings to ``dtype`` (of the normalised value, of the weight, of their product) and the
-    float32 sums of the norm and of the dot product.
+    RMSNorm gives ``||q|| <= max|gamma_q| sqrt(d)`` in exact arithmetic. A factor covers rounding: three
+    roundings to ``dtype`` (normalised value, weight, product), and the float32 sums of the norm and the dot
+    product.
 
     Args:
         q_weight: (head_dim,) shared by the heads, or (num_heads * head_dim,).
@@ -122,11 +127,12 @@ def logit_bound_from_qk_norm(
 def logit_bound_from_norms(q: Tensor, k: Tensor, sm_scale: float | None = None) -> Tensor:
     """U from the norms themselves (Section 3): ``max_i ||q_i|| max_j ||k_j|| sm_scale``.
 
-    Norms are taken in float32 whatever the dtype of q and k (the products of bfloat16 and float16
-    values are exact there) and rounded up by the largest error of such a sum.
+    Norms are computed in float32 for any dtype of q and k; products of bfloat16 and float16 values are exact
+    there. They are then rounded up by the largest error of such a sum.
 
     Args:
         q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. Any floating dtype.
+        sm_scale: score scale, default ``1 / sqrt(head_dim)``.
 
     Returns:
         (B, H) float32.
@@ -145,8 +151,9 @@ def threshold_from_norms(
     sm_scale: float | None = None,
     log_pruning_tolerance: float = DEFAULT_LOG_PRUNING_TOLERANCE,
 ) -> Tensor:
-    """:func:`pruning_threshold` with :func:`logit_bound_from_norms` and the keys of k; on a GPU from
-    three kernels, with as many roundings.
+    """:func:`pruning_threshold` with U from :func:`logit_bound_from_norms` and L the number of keys in k.
+
+    On a GPU three kernels compute it, with the same number of roundings.
 
     Args:
         q, k, sm_scale: of :func:`logit_bound_from_norms`.
@@ -177,6 +184,6 @@ def _has_kernels(x: Tensor) -> bool:
 def _largest_norms(x: Tensor) -> Tensor:
     """(B, H, T, D) -> (B, H) float32, the norm of each head's longest row."""
     if _has_kernels(x):
-        return largest_norms(x)  # torch's own reduction takes six times as long there
+        return largest_norms(x)  # torch's own reduction takes six times as long on a GPU
     accumulate = torch.promote_types(x.dtype, torch.float32)
     return torch.linalg.vector_norm(x, dim=-1, dtype=accumulate).amax(-1).float()

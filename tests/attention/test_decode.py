@@ -343,7 +343,7 @@ def test_the_operator_is_registered_soundly(implementation):
         ({"c": (5, 2, 16)}, ValueError, "c must be float64"),
         ({"table": torch.int64}, ValueError, "block_table must be int32"),
         ({"q": (1, 3, 1, 16)}, ValueError, "multiple of the cache's 2 heads"),
-        ({"q": (1, 2, 65, 16)}, ValueError, "longer chunks are for forgetting_attention"),
+        ({"q": (1, 2, 65, 16)}, ValueError, "use forgetting_attention for longer chunks"),
         ({"q": (1, 2, 1, 32)}, ValueError, "k and v must have shape"),
         ({"dtype": torch.float16}, TypeError, "must have the dtype of q"),
         ({"seqlens": torch.ones(2, dtype=torch.int32)}, ValueError, "seqlens must be int32 of shape .1,."),
