@@ -1,6 +1,6 @@
 """FoX, the Forgetting Transformer language model (Pro and LLaMA), with ACP in its attention.
 
-Names load on first use: ``from acp_repro.model import FoXConfig`` imports no torch.
+Names load on first use, so ``from acp_repro.model import FoXConfig`` does not import torch.
 """
 
 from __future__ import annotations

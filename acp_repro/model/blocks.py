@@ -1,4 +1,4 @@
-"""The memory of one attention layer: blocks of tokens that each head takes from a pool and gives back."""
+"""The memory of one attention layer: a pool of blocks of tokens that each head takes and gives back."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from torch import Tensor
 from acp_repro.attention import PagedKVCache, choose_implementation
 from acp_repro.attention.decay import LOG_FGATE_FLOOR
 
-# The pruning grid's key blocks: what the training-time forward keeps or skips as a whole.
+# The key blocks of the pruning grid, which the forward of training keeps or skips as a whole.
 BLOCK_SIZE = 64
-# A pool grows by at least this part of itself, and by so many columns, so that it grows seldom: each time
-# all that it holds is copied, and a CUDA graph captured anew.
+# A pool grows by at least this part of itself, and by at least this many columns, so that it grows rarely.
+# Each growth copies all that it holds, and a CUDA graph is captured again.
 _GROWTH, _SPARE_COLUMNS = 8, 4
 
 
 class BlockPool:
     """Keys, values and decays of (batch, heads), in blocks of ``BLOCK_SIZE`` tokens.
 
-    Physical block 0 belongs to nobody: table entries without a block point there, so that what is written
-    for tokens that no query will read goes nowhere, without a branch.
+    Physical block 0 belongs to no head. Table entries without a block point there. So writes for tokens that
+    no query will read need no branch and do no harm.
 
     Args:
-        k: (B, H, T, D) of the shapes and dtype that will come.
+        k: (B, H, T, D), an example of the shapes and dtype to come.
 
     Attributes:
-        table: (B, H, N) int32.
+        table: (B, H, N) int32, the physical block of each column.
         columns: columns of the table in use; the same for all heads.
-        free: (n,) int64, physical blocks that nobody holds.
-        version: raised when storage moves, which a CUDA graph must know.
+        free: (n,) int64, physical blocks that no head holds.
+        version: raised when storage moves, so that a CUDA graph is captured again.
     """
 
     def __init__(self, k: Tensor):
@@ -42,12 +42,12 @@ class BlockPool:
 
     @property
     def block_bytes(self) -> int:
-        """Of one block: keys, values, decays."""
+        """Bytes of one block: keys, values, decays."""
         return BLOCK_SIZE * (2 * self.head_dim * self.k.element_size() + self.c.element_size())
 
     @property
     def allocated_bytes(self) -> int:
-        """Of the pool and its table."""
+        """Bytes of the pool and its table."""
         held = (self.k, self.v, self.c, self.table, self.free)
         return sum(x.numel() * x.element_size() for x in held)
 
@@ -56,16 +56,22 @@ class BlockPool:
         return _SPARE_COLUMNS * self.batch * self.heads
 
     def signature(self) -> tuple:
+        """(batch, heads, head_dim, dtype) of what it holds."""
         return self.batch, self.heads, self.head_dim, self.k.dtype
 
     def paged(self, seqlens: Tensor) -> PagedKVCache:
+        """The pool as a cache for ``forgetting_attention_with_kvcache``; ``seqlens`` is (B,) int32."""
         return PagedKVCache(self.k, self.v, self.c, self.table, seqlens)
 
     def write(
         self, seqlens: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, c: Tensor | None = None
     ) -> None:
-        """The newest tokens, which ``seqlens`` already counts; see ``PagedKVCache.write``. ``c`` (B, H, T) is
-        their :func:`running_sum`, where it is known."""
+        """Writes the newest tokens, which ``seqlens`` (B,) int32 already counts; see ``PagedKVCache.write``.
+
+        Args:
+            k, v: (B, H, T, D) in the dtype of the pool. log_fgate: (B, H, T) float32.
+            c: (B, H, T) float64, their :func:`running_sum`; None computes it.
+        """
         if _has_kernels(k):
             from acp_repro.attention import triton as kernels
 
@@ -77,10 +83,10 @@ class BlockPool:
             self.paged(seqlens).write(k, v, log_fgate)
 
     def take(self, columns: int, start: Tensor) -> None:
-        """Give every head blocks up to column ``columns``, but for those before its ``start`` (B, H).
+        """Gives every head blocks up to column ``columns``, except before its ``start`` (B, H) int32.
 
         Raises:
-            torch.OutOfMemoryError: says how much was wanted; what is held stays as it was.
+            torch.OutOfMemoryError: names how much was needed; what is held stays as it was.
         """
         if columns <= self.columns:
             return
@@ -93,7 +99,7 @@ class BlockPool:
         self.columns = columns
 
     def give_back(self, start: Tensor) -> None:
-        """Return each head's blocks before ``start`` (B, H) to the pool."""
+        """Returns each head's blocks before ``start`` (B, H) int32 to the pool."""
         column = torch.arange(self.columns, device=self.table.device)
         table = self.table[:, :, : self.columns]
         dropped = (column < start[..., None]) & (table != 0)
@@ -104,19 +110,20 @@ class BlockPool:
             self.rebuild(torch.arange(self.batch, device=self.table.device))
 
     def drop_columns(self, count: int) -> None:
-        """Forget the first ``count`` columns, which no head uses."""
+        """Drops the first ``count`` columns, which no head uses."""
         self.table.copy_(self.table.roll(-count, 2))  # in place, for a CUDA graph that reads it
         self.columns -= count
 
     def truncate(self, columns: int) -> None:
-        """Give the blocks of all columns from ``columns`` on back."""
+        """Returns the blocks of all columns from ``columns`` on."""
         table = self.table[:, :, columns : self.columns]
         self.free = torch.cat((self.free, table[table != 0].long()))
         table.zero_()
         self.columns = min(self.columns, columns)
 
     def rebuild(self, rows: Tensor) -> None:
-        """Storage that holds ``rows`` (B',) of the batch and nothing else; memory that is free is freed."""
+        """Moves ``rows`` (B',) of the batch, int64, to new storage that holds nothing else. Other memory is
+        freed."""
         table = self.table.index_select(0, rows)
         held = table != 0
         blocks = torch.cat((table.new_zeros(1), table[held])).long()
@@ -127,27 +134,33 @@ class BlockPool:
         self.version += 1
 
     def select_rows(self, rows: Tensor) -> BlockPool:
-        """A pool of its own whose row i is row ``rows[i]``."""
+        """A separate pool whose row i is row ``rows[i]`` of this one; ``rows`` is (B',) int64."""
         copy = object.__new__(BlockPool)
         copy.__dict__.update(self.__dict__)
         copy.rebuild(rows)
         return copy
 
     def end_decays(self, c_new: Tensor, length: int, columns: int) -> Tensor:
-        """(B, H, columns) float64: c at each column's last token, where tokens ``length ...`` have ``c_new``
-        (B, H, T) and are not written yet. The last column may be short."""
+        """(B, H, columns) float64: c at each column's last token. The last column may be short.
+
+        Args:
+            c_new: (B, H, T) float64, c of the tokens from ``length`` on, which are not written yet.
+        """
         old = self.c[self.table[:, :, : self.columns].long(), 0, -1]
-        # The column that holds token `length - 1` ends among the new ones, unless it was full.
+        # The column that holds token `length - 1` ends among the new tokens, unless it was full.
         first_new = length // BLOCK_SIZE
         last = torch.arange(first_new, columns, device=c_new.device) * BLOCK_SIZE + (BLOCK_SIZE - 1) - length
         new = c_new[..., last.clamp(max=c_new.shape[2] - 1)]
         return torch.cat((old[..., :first_new], new), -1)
 
     def gather(self, start: Tensor, length: int, rows: slice) -> tuple[Tensor, Tensor, Tensor, int]:
-        """What ``rows`` hold from their ``start`` (rows, H) on, dense: k, v (rows, H, n, D), log_fgate
-        (rows, H, n) float32, and the position of the first.
+        """What ``rows`` hold from their ``start`` (rows, H) on, as dense tensors.
 
-        A head that holds less than the others has zeros before, behind a gate of 0 that hides them.
+        A head that holds less than the others has zeros in front. A gate of 0 hides them.
+
+        Returns:
+            k, v (rows, H, n, D) in the dtype of the pool, log_fgate (rows, H, n) float32, and the position of
+            the first token.
         """
         low = int(start.min()) if self.columns else 0
         blocks = self.table[rows, :, low : self.columns].long()
@@ -163,7 +176,7 @@ class BlockPool:
     def _grow(self, missing: int, columns: int) -> None:
         capacity = self.table.shape[2]
         if missing > 0:
-            # A prefill, which comes first, takes what it keeps.
+            # The first call is a prefill, which takes just the blocks that it keeps.
             more = missing if self.columns == 0 else max(missing, self._spare, len(self.k) // _GROWTH)
             size = len(self.k) + more
             try:
@@ -187,7 +200,7 @@ class BlockPool:
 
 
 def running_sum(log_fgate: Tensor, before: Tensor) -> Tensor:
-    """(B, H, T) float64: c of new tokens whose predecessor has ``before`` (B, H, 1)."""
+    """(B, H, T) float64: c of new tokens; ``before`` (B, H, 1) is c of the token before them."""
     if _has_kernels(log_fgate):
         from acp_repro.attention.triton import cumulative_log_fgate
 
@@ -196,5 +209,5 @@ def running_sum(log_fgate: Tensor, before: Tensor) -> Tensor:
 
 
 def _has_kernels(x: Tensor) -> bool:
-    """Compiled code has kernels of its own, and cannot look into ours."""
+    """Whether our kernels run on ``x``. Compiled code has its own kernels, and cannot look into ours."""
     return choose_implementation(x.device) == "triton" and not torch.compiler.is_compiling()

@@ -1,8 +1,8 @@
 """What generation remembers: keys, values, decays and the token shift's last inputs (Appendix F).
 
-Heads that forget give memory back: the boundary never falls, so blocks of keys behind it go to a pool for
-good. That needs a threshold that cannot fall later, which is one of QK-norm (U from weights, Appendix E)
-with the logarithm of the longest length allowed. Under any other threshold blocks are skipped and kept.
+Heads that forget free memory: the boundary never moves back, so blocks of keys behind it return to a pool for
+good. That needs a threshold that cannot fall later. With QK-norm there is one: U comes from weights (Appendix
+E), and L is the longest length allowed. Under any other threshold, blocks are skipped but kept.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class MemoryUse(NamedTuple):
 
     Attributes:
         per_head: (layers, batch, heads) int64, what each head holds: the ideal.
-        per_layer: (layers, batch) int64, what a block table shared by a layer's heads would hold: each
-            head as much as the layer's longest.
-        allocated: of the pools and tables, blocks that are free included.
+        per_layer: (layers, batch) int64, what one block table for all heads of a layer would hold: for each
+            head as much as for the head that holds most.
+        allocated: bytes of the pools and tables, free blocks included.
     """
 
     per_head: Tensor
@@ -33,18 +33,22 @@ class MemoryUse(NamedTuple):
 
 
 class FoXCache:
-    """One ``LayerCache`` for each layer; pass it to every call of a model to go on where the last ended.
+    """One ``LayerCache`` for each layer. Pass it to every call of a model to continue where the last call
+    ended.
 
     Args:
         num_layers: attention layers of the model.
-        max_length: the longest length allowed, in tokens, padding included. Longer is an error; with
-            QK-norm and ACP it fixes delta, so that what is pruned can be evicted. None allows any length
-            and evicts nothing.
+        max_length: the longest length allowed, in tokens, padding included. Longer is an error. With QK-norm
+            and ACP it fixes delta, so that pruned blocks can be evicted. None allows any length and evicts
+            nothing.
 
     Attributes:
         length: tokens held, evicted ones included.
         seqlens: (B,) int32 on the device, tokens counted from the first column of the block tables.
-        evicted_at: the length at which blocks were last evicted; ``crop`` cannot go back behind it.
+        evicted_at: the length at which blocks were last evicted; ``crop`` cannot go back before it.
+
+    Raises:
+        ValueError: ``max_length`` is below 1.
     """
 
     def __init__(self, num_layers: int, max_length: int | None = None):
@@ -76,7 +80,7 @@ class FoXCache:
 
     @property
     def refusal(self) -> str:
-        """Why nothing is evicted; empty where blocks are, and before the first token."""
+        """Why nothing is evicted; empty if blocks are evicted, and before the first token."""
         if self.recording:
             return "record_past: tokens that are removed may make what is evicted now needed again"
         return next((layer.refusal for layer in self.layers if layer.refusal), "")
@@ -87,19 +91,19 @@ class FoXCache:
         return tuple(layer.pool.version for layer in self.layers if layer.pool is not None)
 
     def begin(self, input_ids: Tensor, seq_start: Tensor | None, model: object = None) -> Tensor | None:
-        """Make room for the tokens of a call, and count them.
+        """Makes room for the tokens of a call, and counts them.
 
         Args:
-            model: who calls; a cache goes on with the model that began it.
-            input_ids: (B, T). seq_start: (B,) int64, the first real token of left-padded rows, given with a
-                cache's first tokens and remembered.
+            model: the calling model. Only the model that began a cache can continue it.
+            input_ids: (B, T) integer. seq_start: (B,) int64, the first real token of left-padded rows. It is
+                given with a cache's first tokens and remembered.
 
         Returns:
-            (B,) seq_start of all calls, or None: no row is padded.
+            (B,) int64, seq_start of all calls; None if no row is padded.
 
         Raises:
-            ValueError: more tokens than ``max_length``, another batch or model, ``seq_start`` given again,
-                or a call before this one failed when layers had written already.
+            ValueError: more tokens than ``max_length``, another batch or model, or ``seq_start`` given again.
+                Also if an earlier call failed after layers had written.
         """
         batch, tokens = input_ids.shape
         self._check_length(tokens)
@@ -111,12 +115,14 @@ class FoXCache:
             )
         if self._in_call:
             if self.touched:
-                raise ValueError("a call that failed left this cache half written: start a new FoXCache")
+                raise ValueError("a failed call left this cache half written: start a new FoXCache")
             if self.seqlens is not None:
                 self.seqlens.fill_(self.tokens_in_table)
         if seq_start is not None:
             if self.length:
-                raise ValueError("seq_start is given with a cache's first tokens, and remembered")
+                raise ValueError(
+                    "seq_start is given with a cache's first tokens only: leave it out of later calls"
+                )
             self.seq_start, self.device_start = seq_start, seq_start.clone()
             self.latest_start = int(seq_start.max())
         if self.seqlens is None:
@@ -135,15 +141,16 @@ class FoXCache:
         return self.seq_start
 
     def count(self, tokens: int) -> None:
-        """``tokens`` more are held: the call that added them is over."""
+        """Counts ``tokens`` more as held, at the end of the call that added them."""
         self.length += tokens
         self._in_call = self.touched = False
 
     def reserve(self, tokens: int) -> None:
-        """Room for ``tokens`` more in every layer; waits for the device once in ``BLOCK_SIZE`` tokens.
+        """Makes room for ``tokens`` more in every layer. It waits for the device once in ``BLOCK_SIZE``
+        tokens.
 
         Raises:
-            ValueError: they would be more than ``max_length``.
+            ValueError: that would be more than ``max_length``.
         """
         self._check_length(tokens)
         columns = -(-(self.tokens_in_table + tokens) // BLOCK_SIZE)
@@ -158,11 +165,11 @@ class FoXCache:
         if self.max_length is not None and self.length + tokens > self.max_length:
             raise ValueError(
                 f"{self.length + tokens} tokens are more than the cache's max_length {self.max_length}: "
-                "start with a cache that is given the longest length, or None"
+                "start with a FoXCache of a larger max_length, or of None"
             )
 
     def _drop_columns(self) -> None:
-        """Columns that no head of any layer uses go, so that tables do not grow with the stream."""
+        """Drops columns that no head of any layer uses, so that tables do not grow with the stream."""
         count = int(torch.stack([layer.held.amin() for layer in self.layers]).amin())
         if not count:
             return
@@ -176,15 +183,16 @@ class FoXCache:
             self.device_start.sub_(count * BLOCK_SIZE).clamp_(min=0)
 
     def record_past(self) -> None:
-        """From the next token on, hold what :meth:`crop` needs: inputs of the token shift, and all blocks."""
+        """From the next token on, keeps what :meth:`crop` needs: inputs of the token shift, and all
+        blocks."""
         self.recording = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last ``tokens_to_remove`` tokens.
+        """Removes the last ``tokens_to_remove`` tokens.
 
         Raises:
-            ValueError: more than are held; or keys that the rows would need again are evicted, or the
-                token shift's inputs of back then are not held: say ``record_past`` before.
+            ValueError: more than are held; or keys that the rows would need again are evicted; or old inputs
+                of the token shift are not held. Call ``record_past`` first.
         """
         left = self.length - tokens_to_remove
         if tokens_to_remove < 0 or left < 0:
@@ -210,7 +218,7 @@ class FoXCache:
         """A copy whose row i is row ``rows[i]`` of this one: several continuations of one context.
 
         Args:
-            rows: (B',) integer indices into the batch; may repeat.
+            rows: (B',) int64 indices into the batch; they may repeat.
         """
         copy = FoXCache(0, self.max_length)
         copy._in_call, copy.touched = self._in_call, self.touched
@@ -225,11 +233,11 @@ class FoXCache:
         return copy
 
     def __deepcopy__(self, memo: dict) -> FoXCache:
-        """Prompts are filled once and copied; the layers of the copy must know the copy."""
+        """A prompt is filled once and copied; the layers of the copy refer to the copy."""
         return self.select_rows(torch.arange(max(self.batch_size, 0)))
 
     def memory(self) -> MemoryUse:
-        """What is held now, in bytes; waits for the device."""
+        """What is held now, in bytes. It waits for the device."""
         per_head, per_layer = [], []
         for layer in self.layers:
             pool = layer.pool

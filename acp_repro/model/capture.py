@@ -1,4 +1,4 @@
-"""What the attention of a model was given: inputs caught by hooks, so that no kernel is touched."""
+"""The inputs of a model's attention, caught by hooks, so that no kernel is touched."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ from .layers import ForgettingAttentionCore
 
 @dataclass
 class AttentionInputs:
-    """The arguments of one call: q, k, v (B, H, T, D), log_fgate (B, H, T), threshold or None, and the
-    first real token of left-padded rows (B,) or None."""
+    """The arguments of one call.
+
+    Attributes:
+        q, k, v: (B, H, T, D).
+        log_fgate: (B, H, T) float32.
+        threshold: delta, broadcastable to (B, H), or None.
+        seq_start: (B,) int64, the first real token of left-padded rows, or None.
+    """
 
     q: Tensor
     k: Tensor
@@ -31,7 +37,7 @@ class AttentionInputs:
     seq_start: Tensor | None = None
 
     def grid(self) -> tuple[int, int]:
-        """(block_q, block_k) on which the implementation of this device prunes."""
+        """(block_q, block_k), in tokens, on which the implementation of this device prunes."""
         return pruning_grid(choose_implementation(self.q.device), self.q.shape[-1], self.q.dtype)
 
     def boundary(self, block_q: int, block_k: int, threshold: Tensor | None = None) -> Tensor:
@@ -43,12 +49,14 @@ class AttentionInputs:
         return find_boundary(c, threshold, self.q.shape[2], block_q, block_k, self.seq_start)
 
     def count(self, *grid: int) -> BlockCount:
-        """Blocks that the call prunes, on a grid of ``(block_q, block_k)``, by default that of its device."""
+        """Blocks that the call prunes, on a grid of ``(block_q, block_k)``; by default the grid of its
+        device."""
         grid, length = grid or self.grid(), self.q.shape[2]
         return count_blocks(self.boundary(*grid), length, length, *grid)
 
     def search(self) -> Tensor:
-        """What a call runs before its kernel, as it runs it here: running sum and boundary search."""
+        """The running sum and boundary search, just as a call runs them here before its kernel: n_m (B, H, M)
+        int32."""
         name = choose_implementation(self.q.device)
         threshold = self.threshold.expand(self.q.shape[:2]).contiguous()
         return named(name).running_sum_and_boundary(
@@ -58,7 +66,7 @@ class AttentionInputs:
 
 @contextlib.contextmanager
 def watch_attention(model: nn.Module, see: Callable[[int, AttentionInputs], None]) -> Iterator[None]:
-    """While open, ``see(layer, inputs)`` is called before every attention of ``model``."""
+    """While open, calls ``see(layer, inputs)`` before every attention of ``model``."""
     cores = [m for m in model.modules() if isinstance(m, ForgettingAttentionCore)]
 
     def hook_of(layer: int):
@@ -76,7 +84,7 @@ def watch_attention(model: nn.Module, see: Callable[[int, AttentionInputs], None
 
 
 def attention_inputs(model: FoXForCausalLM, input_ids: Tensor) -> list[AttentionInputs]:
-    """The inputs of every layer's attention for one batch, detached."""
+    """The inputs of every layer's attention for one batch (B, T) of token ids, int64, detached."""
     seen: dict[int, AttentionInputs] = {}
     with torch.no_grad(), watch_attention(model, seen.__setitem__):
         model.model(input_ids)

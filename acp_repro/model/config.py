@@ -1,7 +1,7 @@
 """The shape of a FoX model, validated once, with the numbers that follow from it.
 
-Argument names are the official ones, so that a published ``config.json`` and our YAML say the same
-words. This file imports no torch: planning a suite must not cost the start of a tensor library.
+Argument names are the official ones, so that a published ``config.json`` and our YAML use the same words.
+This file imports no torch, so that planning a suite starts fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from acp_repro.common.bounds import Count, Positive, check, number, whole, withi
 
 # SwiGLU widths are rounded up to a multiple of this.
 MLP_WIDTH_MULTIPLE = 256
-# What ``forgetting_attention`` accepts; said here too so that a wrong suite fails before it starts.
+# What ``forgetting_attention`` accepts. It stands here too, so that a wrong suite fails before it starts.
 HEAD_DIM_RANGE = (16, 256)
 
 _PRO = {
@@ -50,7 +50,7 @@ class FoXConfig:
         num_heads: attention heads, all with their own keys and values.
         hidden_ratio: SwiGLU width over ``hidden_size``, before the factor 2/3 and rounding up.
         intermediate_size: the SwiGLU width itself; None computes it from ``hidden_ratio``.
-        norm_eps: epsilon of every RMSNorm but the QK-norm (whose epsilon is fixed at 1e-5).
+        norm_eps: epsilon of every RMSNorm except the QK-norm (whose epsilon is fixed at 1e-5).
         initializer_range: standard deviation of all weight matrices at the start (Appendix B).
         qk_norm: RMSNorm per head on queries and keys; gives the pruning bound of Appendix E.
         qk_norm_share_param_across_head: one head_dim weight for all heads, as in the public
@@ -58,12 +58,12 @@ class FoXConfig:
         use_k_shift, use_v_shift: data-dependent token shift on keys, on values.
         use_output_gate: multiply the heads' outputs by sigmoid(W_g x).
         use_output_norm: RMSNorm per head on the heads' outputs.
-        log_pruning_tolerance: log epsilon of Section 3, the logarithm of the largest total
-            attention weight that may be pruned; None computes exactly, without pruning.
-        max_position_embeddings: carried for the checkpoint format only. Nothing here has positions.
+        log_pruning_tolerance: log epsilon of Section 3, the logarithm of the largest total attention weight
+            that may be pruned. None is exact, without pruning.
+        max_position_embeddings: kept for the checkpoint format only. The model has no positions.
 
     Raises:
-        ValueError: for any value out of range or of the wrong type; names the argument.
+        ValueError: a value is out of range or of the wrong type; the message names the argument.
     """
 
     vocab_size: Count = 50257
@@ -87,7 +87,7 @@ class FoXConfig:
     def pro(cls, **arguments: Any) -> Self:
         """FoX (Pro), Section 4.1: token shift, QK-norm, output gate and norm, hidden_ratio 3.5.
 
-        An argument given here wins over the preset.
+        Arguments given here override the preset.
         """
         return cls(**{**_PRO, **arguments})
 
@@ -95,7 +95,7 @@ class FoXConfig:
     def llama(cls, **arguments: Any) -> Self:
         """FoX (LLaMA), Appendix C.2: none of the Pro components, hidden_ratio 4.
 
-        An argument given here wins over the preset.
+        Arguments given here override the preset.
         """
         return cls(**{**_LLAMA, **arguments})
 
@@ -120,19 +120,19 @@ class FoXConfig:
 
     @property
     def mlp_width(self) -> int:
-        """``intermediate_size``, or what it is computed to when that is None."""
+        """``intermediate_size``, or the computed width if that is None."""
         if self.intermediate_size is not None:
             return self.intermediate_size
         width = int(self.hidden_size * self.hidden_ratio * 2 / 3)
         return MLP_WIDTH_MULTIPLE * math.ceil(width / MLP_WIDTH_MULTIPLE)
 
     def num_parameters(self, non_embedding: bool = True) -> int:
-        """Trainable numbers in the model.
+        """Number of trainable parameters in the model.
 
         Args:
-            non_embedding: leave out the input embedding, which is looked up and never multiplied.
-                The head is untied, is multiplied, and always counts: the paper's names (125M,
-                360M, 760M) are this number.
+            non_embedding: leave out the input embedding, which is looked up and never multiplied. The head is
+                untied and multiplied, so it always counts. The paper's names (125M, 360M, 760M) are this
+                number.
         """
         hidden, heads = self.hidden_size, self.num_heads
         norm = hidden
@@ -152,18 +152,17 @@ class FoXConfig:
     ) -> float:
         """Floating-point operations per token that the algorithm needs (a multiply-add is two).
 
-        Matrix products only. Attention counts the causal half of the scores, (L + 1) / 2 keys a
-        query on average, times ``kept_ratio``; the backward pass counts twice the forward one.
-        Recomputation (activation checkpointing, FlashAttention's scores) is overhead of an
-        implementation and is not counted.
+        Matrix products only. Attention counts the causal half of the scores, (L + 1) / 2 keys a query on
+        average, times ``kept_ratio``. The backward pass counts twice the forward one. Recomputation
+        (activation checkpointing, FlashAttention's scores) depends on the implementation and is not counted.
 
         Args:
-            context_length: L, the sequence length.
+            context_length: L, the sequence length in tokens.
             kept_ratio: 1 - pruned ratio, the share of the causal blocks that are computed.
             backward: count a training step; False counts the forward pass alone.
 
         Raises:
-            ValueError: for a context_length below 1 or a kept_ratio outside 0 to 1.
+            ValueError: context_length is below 1 or kept_ratio outside 0 to 1.
         """
         whole(1).ask("context_length", context_length)
         within("[0, 1]").ask("kept_ratio", kept_ratio)

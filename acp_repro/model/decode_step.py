@@ -1,8 +1,8 @@
 """One token for every row: the model from token ids to logits, on a GPU as one CUDA graph.
 
-A step of a small model is hundreds of small kernels, whose launches take longer than they do. A graph
-launches them together. Everything that changes from step to step stands in tensors that stay where they
-are; what moves storage (a pool that grows) happens between steps, and the graph is captured anew.
+A step of a small model is hundreds of small kernels, and launching them takes longer than running them. A
+graph launches them together. Everything that changes from step to step is in tensors that keep their address.
+Storage moves only between steps, when a pool grows; the graph is then captured again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from acp_repro.attention import choose_implementation
 
 from .cache import FoXCache
 
-# Held by who captures, replays or draws random numbers. PyTorch captures all graphs on one stream, waits for
-# the device before it does, and some versions refuse random numbers to all threads meanwhile.
+# Held while a thread captures, replays or draws random numbers. PyTorch captures all graphs on one stream,
+# after a wait for the device. Meanwhile some versions refuse random numbers to all threads.
 CAPTURING = threading.Lock()
 
 
@@ -26,9 +26,9 @@ class DecodeStep:
 
     Args:
         model: a ``generation.LanguageModel``.
-        cache: holds the prompt, and was given a ``max_length``: without one delta changes with every token,
-            and steps run without a graph. So they do while the cache records its past, which grows with
-            every token.
+        cache: holds the prompt, and has a ``max_length``. Without one, delta changes with every token, and
+            steps run without a graph. They also run without one while the cache records its past, which grows
+            with every token.
 
     Attributes:
         captures: how often a graph was captured.
@@ -43,11 +43,11 @@ class DecodeStep:
         self._logits: Tensor | None = None
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """(B,) int64 -> (B, vocab) float32; the next call may overwrite what is returned."""
+        """Logits (B, vocab) float32 after ``tokens`` (B,) int64. The next call may overwrite them."""
         if not self._can_capture(tokens):
             return self._run(tokens)
         if self._tokens is None:
-            # The first step runs as it is: kernels are compiled, and workspaces found.
+            # The first step runs without a graph: it compiles kernels and allocates workspaces.
             self._tokens = tokens.clone()
             return self._run(tokens)
         self._tokens.copy_(tokens)
@@ -72,14 +72,14 @@ class DecodeStep:
         self._graph = None  # before its memory is needed again
         graph = torch.cuda.CUDAGraph()
         device = self._tokens.device.type
-        # Casts that autocast remembers would be freed when it ends, and the graph would read them.
+        # Without this, casts that autocast caches would be freed when it ends, and the graph would read them.
         autocast = torch.autocast(
             device,
             dtype=torch.get_autocast_dtype(device),
             enabled=torch.is_autocast_enabled(device),
             cache_enabled=False,
         )
-        # Another thread may take memory meanwhile.
+        # Another thread may allocate memory meanwhile.
         with autocast, torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._logits = self._run(self._tokens)
         self.cache.count(-1)  # capturing computed nothing

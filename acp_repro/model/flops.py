@@ -1,4 +1,4 @@
-"""Weights, FLOPs and what a GPU could do at best: the numbers behind a plan and behind MFU.
+"""Parameters, FLOPs and the peak speed of GPUs: the numbers behind a plan and behind MFU.
 
 Imports no torch. The FLOP formula itself is ``FoXConfig.flops_per_token``; it is not repeated here.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .config import FoXConfig
 
 # Dense tensor-core FLOP/s with 16-bit inputs and float32 sums, without sparsity. The name is what
-# torch.cuda.get_device_name gives, or a short form of it; the first pattern that fits is taken.
+# torch.cuda.get_device_name gives, or a short form of it. The first pattern that matches counts.
 _PEAK_FLOPS_16_BIT: tuple[tuple[str, float], ...] = (
     (r"\bA100\b", 312e12),  # NVIDIA A100 datasheet, PCIe and SXM alike
     (r"\bH100 PCIe\b", 756e12),  # NVIDIA H100 datasheet (2022), 1,513 with sparsity
@@ -28,7 +28,7 @@ _PEAK_FLOPS_16_BIT: tuple[tuple[str, float], ...] = (
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Trainable numbers of a model, by what they cost.
+    """Trainable parameters of a model, by what they cost.
 
     Attributes:
         embedding: looked up, never multiplied.
@@ -42,6 +42,7 @@ class ParameterCounts:
 
     @property
     def total(self) -> int:
+        """All trainable parameters."""
         return self.embedding + self.head + self.blocks
 
     @property
@@ -51,7 +52,7 @@ class ParameterCounts:
 
 
 def parameter_counts(config: FoXConfig) -> ParameterCounts:
-    """The weights of ``FoXForCausalLM(config)``, without building it."""
+    """The parameters of ``FoXForCausalLM(config)``, counted without building it."""
     table = config.vocab_size * config.hidden_size
     return ParameterCounts(table, table, config.num_parameters() - table)
 
@@ -59,16 +60,16 @@ def parameter_counts(config: FoXConfig) -> ParameterCounts:
 def training_flops_per_token(config: FoXConfig, context_length: int, pruned_ratio: float = 0.0) -> float:
     """Forward and backward FLOPs of one training token: three times the forward pass.
 
-    Matrix products of the blocks, of the head, and of attention over the causal half; see
+    These are the matrix products of the blocks, of the head, and of attention over the causal half; see
     ``FoXConfig.flops_per_token``.
 
     Args:
         context_length: tokens in a sequence.
-        pruned_ratio: the share of the attention that is left out. 0 gives the nominal FLOPs, the
-            measured share the executed ones.
+        pruned_ratio: the share of the attention that is left out. 0 gives the nominal FLOPs, the measured
+            share gives the executed ones.
 
     Raises:
-        ValueError: context_length under 1, or pruned_ratio not in 0 to 1.
+        ValueError: context_length is below 1, or pruned_ratio is not in 0 to 1.
     """
     if not 0 <= pruned_ratio <= 1:
         raise ValueError(f"pruned_ratio must be between 0 and 1, got {pruned_ratio!r}")
@@ -76,11 +77,11 @@ def training_flops_per_token(config: FoXConfig, context_length: int, pruned_rati
 
 
 def peak_flops(device_name: str, dtype: object = "bfloat16") -> float | None:
-    """Dense FLOP/s that the maker states for a GPU, or None where this table does not know it.
+    """Dense FLOP/s that the maker states for a GPU; None for a GPU that this table does not have.
 
     Args:
         device_name: as ``torch.cuda.get_device_name`` gives it, or short: ``h100``, ``a100``.
-        dtype: ``bfloat16`` or ``float16``, as text or as torch's; of others nothing is known.
+        dtype: ``bfloat16`` or ``float16``, as text or as torch's; None is returned for others.
     """
     if str(dtype).removeprefix("torch.") not in ("bfloat16", "float16"):
         return None

@@ -31,13 +31,13 @@ class FoXBlock(nn.Module):
         self.mlp = SwiGLU(config.hidden_size, config.mlp_width, config.initializer_range)
 
     def forward(self, x: Tensor, cache: LayerCache | None = None, seq_start: Tensor | None = None) -> Tensor:
-        """(B, T, hidden) -> (B, T, hidden)."""
+        """(B, T, hidden) -> (B, T, hidden), both in the dtype of the residual stream."""
         x = x + self.attn(self.attn_norm(x), cache, seq_start)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class Embedding(nn.Embedding):
-    """nn.Embedding that starts as N(0, std^2) (Appendix B)."""
+    """nn.Embedding that is initialised as N(0, std^2) (Appendix B)."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, std: float):
         self.std = std  # before nn.Embedding.__init__, which calls reset_parameters
@@ -51,8 +51,8 @@ class FoXModel(nn.Module):
     """Embedding, blocks and the final norm.
 
     Attributes:
-        gradient_checkpointing: keep only each block's input for the backward pass and compute the
-            block again there; the same gradients for less memory and about a third more work.
+        gradient_checkpointing: keep only each block's input for the backward pass and compute the block again
+            there. The gradients are the same, for less memory and about a third more work.
     """
 
     def __init__(self, config: FoXConfig):
@@ -70,12 +70,12 @@ class FoXModel(nn.Module):
 
         Args:
             cache: continue after what it holds, and extend it in place.
-            seq_start: (B,) int64, the first real token of left-padded rows. A cache remembers it, so it
-                is given with a cache's first tokens only.
+            seq_start: (B,) int64, the first real token of left-padded rows. A cache remembers it, so give it
+                with a cache's first tokens only.
 
         Raises:
-            ValueError: if the cache was made for another number of layers, or cannot take these tokens
-                (see ``FoXCache.begin``).
+            ValueError: the cache was made for another number of layers, or cannot take these tokens (see
+                ``FoXCache.begin``).
         """
         if cache is not None and len(cache.layers) != len(self.layers):
             raise ValueError(
@@ -100,8 +100,8 @@ class FoXModel(nn.Module):
 class FoXForCausalLM(Pretrained, nn.Module):
     """FoX with its language-model head; ``from_pretrained`` and ``save_pretrained`` read and write folders.
 
-    Weights are float32 and start as Appendix B says, the same for the same ``torch.manual_seed``.
-    Run it under ``torch.autocast(device_type, torch.bfloat16)`` for the paper's mixed precision.
+    Weights are float32, initialised as in Appendix B, and the same for the same ``torch.manual_seed``. Run it
+    under ``torch.autocast(device_type, torch.bfloat16)`` for the paper's mixed precision.
 
     Args:
         config: the model's shape.
@@ -125,17 +125,20 @@ class FoXForCausalLM(Pretrained, nn.Module):
         self.model.gradient_checkpointing = value
 
     def init_weights(self) -> None:
-        """Draw all weights anew, in the order of the modules; for a model made on ``meta`` and
-        then given memory by ``to_empty``. A model made directly is already initialised."""
+        """Initialises all weights again, in the order of the modules.
+
+        Use it for a model that was made on ``meta`` and got its memory by ``to_empty``. A model made directly
+        is already initialised.
+        """
         for module in self.modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
 
     def set_log_pruning_tolerance(self, value: float | None) -> None:
-        """Change log epsilon of every layer (None: exact), as if the config had said so.
+        """Changes log epsilon of every layer (None: exact), as if the config had it.
 
         Raises:
-            ValueError: for a value that ``FoXConfig`` refuses.
+            ValueError: ``FoXConfig`` does not allow the value.
         """
         self.config = dataclasses.replace(self.config, log_pruning_tolerance=value)
         self.model.config = self.config
@@ -150,22 +153,22 @@ class FoXForCausalLM(Pretrained, nn.Module):
         labels: Tensor | None = None,
         seq_start: Tensor | None = None,
     ) -> Tensor:
-        """Logits, or what the other arguments ask for instead.
+        """Logits, or what ``return_hidden`` or ``labels`` asks for instead.
 
         Args:
             input_ids: (B, T) integer.
             cache: continue after what it holds, and extend it in place; needs torch.no_grad().
-            return_hidden: return (B, T, hidden), what the head would be applied to.
-            labels: (B, T) integer; return the loss of each token, see ``loss_per_token``. It is an
-                argument of ``forward`` so that wrappers that hook forward (FSDP, DDP) see it.
+            return_hidden: return (B, T, hidden), the input of the head.
+            labels: (B, T) integer; return the loss of each token, see ``loss_per_token``. It is an argument
+                of ``forward`` so that wrappers that hook forward (FSDP, DDP) see it.
             seq_start: (B,) int64, the first real token of left-padded rows; see ``FoXModel``.
 
         Returns:
             (B, T, vocab) logits in the dtype of the head's product (bfloat16 under autocast).
 
         Raises:
-            ValueError: for input_ids or labels of another shape or dtype, or a cache of another
-                number of layers.
+            ValueError: input_ids or labels have another shape or dtype, or the cache has another number of
+                layers.
         """
         self.check_input_ids(input_ids)
         if labels is not None and (labels.shape != input_ids.shape or labels.is_floating_point()):
@@ -186,8 +189,8 @@ class FoXForCausalLM(Pretrained, nn.Module):
             labels: (B, T) integer, the token that should follow each; -100 gives loss 0.
 
         Returns:
-            (B, T) float32. The logits are held once, in the dtype of the head's product; float32
-            copies exist for a chunk of tokens at a time, in both directions.
+            (B, T) float32. The logits are held once, in the dtype of the head's product. Float32 copies exist
+            for one chunk of tokens at a time, in both passes.
         """
         return self(input_ids, labels=labels)
 
@@ -195,7 +198,8 @@ class FoXForCausalLM(Pretrained, nn.Module):
 
     @staticmethod
     def check_input_ids(input_ids: Tensor) -> None:
-        """ValueError unless ``input_ids`` is (B, T) integer with at least one token a row."""
+        """Raises ValueError unless ``input_ids`` is (B, T), of an integer dtype, with at least one token a
+        row."""
         integer = not (input_ids.is_floating_point() or input_ids.dtype == torch.bool)
         if input_ids.dim() != 2 or input_ids.numel() == 0 or not integer:
             raise ValueError(
@@ -211,5 +215,5 @@ def load_pretrained(
     dtype: torch.dtype = torch.float32,
     **overrides: Any,
 ) -> FoXForCausalLM:
-    """``FoXForCausalLM.from_pretrained``, whose arguments and errors these are."""
+    """:meth:`FoXForCausalLM.from_pretrained` as a function, with the same arguments and errors."""
     return FoXForCausalLM.from_pretrained(folder, device=device, dtype=dtype, **overrides)

@@ -1,6 +1,7 @@
-"""Text one token at a time: a prefill of the prompt, then one forward pass a token from the cache.
+"""Generates text one token at a time: a prefill of the prompt, then one forward pass per token from the
+cache.
 
-The model is any module that takes a ``FoXCache`` as ``FoXForCausalLM`` does; this module knows no other.
+The model is any module that takes a ``FoXCache`` as ``FoXForCausalLM`` does.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from .cache import FoXCache
 from .config import FoXConfig
 from .decode_step import CAPTURING, DecodeStep
 
-# Tokens of all rows that a prefill takes at once: half a GiB of the 125M model's activations in bfloat16.
+# Tokens of all rows in one chunk of a prefill: half a GiB of the 125M model's activations in bfloat16.
 PREFILL_TOKENS = 2**16
 
 
 class LanguageModel(Protocol):
-    """What generation asks of a model; see ``FoXForCausalLM``."""
+    """What generation needs of a model; see ``FoXForCausalLM``."""
 
     config: FoXConfig
 
@@ -35,7 +36,11 @@ class LanguageModel(Protocol):
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Raises ValueError, naming the argument, for a choice of tokens that cannot be made."""
+    """Checks how tokens are to be chosen.
+
+    Raises:
+        ValueError: an argument is out of range; the message names it.
+    """
     if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature must be 0 (greedy) or above and finite, got {temperature}")
     if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
@@ -45,16 +50,16 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
 
 
 def filter_logits(logits: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
-    """Logits with ``-inf`` for the tokens that are not drawn from; first top-k, then top-p of the rest.
+    """Logits with ``-inf`` for the tokens that may not be drawn; first top-k, then top-p of the rest.
 
-    Tokens of equal logits are taken in the order of their ids, so that the same logits always keep the
-    same tokens, and exactly ``top_k`` of them.
+    Tokens of equal logits are ordered by their ids. So the same logits always keep the same tokens, and
+    exactly ``top_k`` of them.
 
     Args:
         logits: (..., vocab).
-        top_k: keep this many tokens; None, or the vocabulary's size and more, keeps all.
-        top_p: keep the fewest likeliest tokens whose probabilities sum to at least this (nucleus
-            sampling, Holtzman et al. 2020); the likeliest token always stays. None keeps all.
+        top_k: keep this many tokens; None, or at least the vocabulary's size, keeps all.
+        top_p: keep the fewest most probable tokens whose probabilities sum to at least this (nucleus
+            sampling, Holtzman et al. 2020). The most probable token always stays. None keeps all.
 
     Returns:
         (..., vocab) in the dtype of ``logits``.
@@ -66,7 +71,7 @@ def filter_logits(logits: Tensor, top_k: int | None = None, top_p: float | None 
     if top_k is not None:
         falling[..., top_k:] = -math.inf
     if top_p is not None:
-        # A token stays while the more likely ones do not reach top_p without it.
+        # A token stays if the more probable ones do not reach top_p without it.
         reached = falling.double().softmax(-1).cumsum(-1)
         before = torch.nn.functional.pad(reached[..., :-1], (1, 0))
         falling = falling.masked_fill(before >= top_p, -math.inf)
@@ -85,16 +90,16 @@ def choose_tokens(
 
     Args:
         logits: (B, vocab) float32.
-        temperature: 0 takes the likeliest token; above 0 draws from softmax(logits / temperature).
-        top_k, top_p: which tokens are drawn from, see :func:`filter_logits`.
-        generator: source of randomness, on the device of the logits; None takes torch's own.
+        temperature: 0 takes the most probable token; above 0 draws from softmax(logits / temperature).
+        top_k, top_p: which tokens may be drawn, see :func:`filter_logits`.
+        generator: source of randomness, on the device of the logits; None uses torch's default.
 
     Returns:
         (B,) int64.
     """
     if temperature == 0:
         return logits.argmax(dim=-1)
-    # In float64 and relative to the largest logit, or a tiny temperature would give infinity and NaN.
+    # In float64 and relative to the largest logit; otherwise a tiny temperature would give infinity and NaN.
     scaled = (logits - logits.amax(-1, keepdim=True)).double() / temperature
     probabilities = torch.softmax(filter_logits(scaled, top_k, top_p), dim=-1)
     with CAPTURING:
@@ -126,7 +131,7 @@ def stream_tokens(
         (B,) int64 on the model's device; a stopping token is yielded too.
 
     Raises:
-        ValueError: for an argument out of range or input_ids of another shape; at the call, not at
+        ValueError: an argument is out of range, or input_ids has another shape. Raised at the call, not at
             the first token.
     """
     if max_new_tokens < 0:
@@ -145,11 +150,11 @@ def stream_tokens(
 def prefill(
     model: LanguageModel, input_ids: Tensor, cache: FoXCache, seq_start: Tensor | None = None
 ) -> Tensor:
-    """Fill an empty cache with a prompt; the logits (B, vocab) float32 of what follows it.
+    """Fills an empty cache with a prompt; returns the logits (B, vocab) float32 of the next token.
 
-    A long prompt goes in chunks, so that what one layer computes with takes less memory than the cache.
+    A long prompt is fed in chunks, so that one layer's activations take less memory than the cache.
     """
-    # Whole blocks of the pruning grid, of which a chunk's first row prunes as in one go.
+    # Whole blocks of the pruning grid, so that the first row of a chunk prunes as it would without chunks.
     chunk = max(PREFILL_TOKENS // input_ids.shape[0] // 128, 1) * 128
     for part in input_ids.split(chunk, dim=1):
         hidden = model(part, cache=cache, return_hidden=True, seq_start=seq_start)
@@ -159,7 +164,7 @@ def prefill(
 
 @torch.no_grad()
 def _stream(model, input_ids, max_new_tokens, stop_ids, choose, seq_start) -> Iterator[Tensor]:
-    # The last token is answered, never fed. No text gets longer, so delta is fixed and keys can be evicted.
+    # The last token is returned, never fed. No text gets longer, so delta is fixed and keys can be evicted.
     longest = input_ids.shape[1] + max(max_new_tokens, 1) - 1
     cache = FoXCache(model.config.num_hidden_layers, max_length=longest)
     step, stopped, tokens = DecodeStep(model, cache), None, None
@@ -187,10 +192,13 @@ def generate(
     stop_ids: tuple[int, ...] = (),
     seq_start: Tensor | None = None,
 ) -> Tensor:
-    """The prompt and what :func:`stream_tokens` adds to it, whose arguments these are.
+    """The prompt and the tokens that :func:`stream_tokens` adds to it, with the same arguments.
 
     Returns:
-        (B, T + new) int64, the prompt first; new is max_new_tokens, or less where ``stop_ids`` ended it.
+        (B, T + new) int64, the prompt first; new is max_new_tokens, or less if ``stop_ids`` ended it.
+
+    Raises:
+        ValueError: as :func:`stream_tokens`.
     """
     new = stream_tokens(
         model,

@@ -1,4 +1,4 @@
-"""The part of a cache that one attention layer fills and reads; see ``cache``."""
+"""The part of a cache that belongs to one attention layer; see ``cache``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from acp_repro.attention import choose_implementation, forgetting_attention_with
 
 from .blocks import BLOCK_SIZE, BlockPool, running_sum
 
-# Tokens that are attended as a decoding step; longer chunks as a prefill over what is held.
+# Up to this many tokens are computed as a decoding step. Longer chunks are computed as a prefill over what is
+# held.
 DECODE_TOKENS = 8
-# Of past keys and values that a prefill holds densely at once.
+# Bytes of past keys and values that a prefill holds densely at once.
 _PAST_BYTES = 2**29
 
 
 class WholeCache(Protocol):
-    """What a layer asks of the cache that it is part of; see ``FoXCache``."""
+    """What a layer needs of the cache that it is part of; see ``FoXCache``."""
 
     length: int
     max_length: int | None
@@ -35,16 +36,16 @@ class WholeCache(Protocol):
 
 
 class LayerCache:
-    """The memory of one attention layer. Filled by the layer; empty until its first call.
+    """The memory of one attention layer. The layer fills it; it is empty until the first call.
 
     Attributes:
-        logit_bound: U from the QK-norm weights, stored here by the layer, or None.
-        threshold: (B, H) delta that cannot fall later, stored here by the layer, or None.
-        refusal: why nothing is evicted; empty where blocks are.
+        logit_bound: U (H,) float32 from the QK-norm weights, stored here by the layer, or None.
+        threshold: (B, H) float32 delta that cannot fall later, stored here by the layer, or None.
+        refusal: why nothing is evicted; empty if blocks are evicted.
     """
 
     def __init__(self, parent: WholeCache):
-        # Weak: a circle would hold gigabytes until the garbage collector comes by.
+        # Weak: a reference cycle would hold gigabytes until the garbage collector runs.
         self._parent = weakref.ref(parent)
         self.logit_bound: Tensor | None = None
         self.threshold: Tensor | None = None
@@ -57,38 +58,47 @@ class LayerCache:
 
     @property
     def parent(self) -> WholeCache:
+        """The cache that this layer's cache is part of."""
         return self._parent()
 
     @property
     def length(self) -> int:
-        """Tokens held before the call that is under way, evicted ones included."""
+        """Tokens held before the current call, evicted ones included."""
         return self.parent.length
 
     @property
     def max_length(self) -> int | None:
+        """The longest length allowed, in tokens, or None."""
         return self.parent.max_length
 
     @property
     def evicts(self) -> bool:
+        """Whether blocks behind the boundary return to the pool."""
         return self.threshold is not None and not self.parent.recording
 
     @property
     def fuses(self) -> bool:
-        """Whether a layer may take the kernels of ``step_kernels``: on a GPU, after the padding, and while
-        nothing but the last input of the token shift is kept. Compiled code has kernels of its own."""
+        """Whether a layer may use the kernels of ``step_kernels``.
+
+        It may on a GPU, after the padding, and while only the last input of the token shift is kept. Compiled
+        code has its own kernels.
+        """
         parent = self.parent
         if self.length < parent.latest_start or parent.recording or torch.compiler.is_compiling():
             return False
         return choose_implementation(parent.seqlens.device) == "triton"
 
     def shift_state(self, name: str) -> Tensor | None:
-        """(B, 1, H, D), the token shift's last input of ``name``, or None before the first token."""
+        """(B, 1, H, D), the token shift's last input of ``name``, in its dtype; None before the first
+        token."""
         held = self._shift.get(name)
         return None if held is None else held[:, -1:]
 
     def keep_shift_state(self, name: str, z: Tensor) -> None:
-        """Remember the inputs z (B, T, H, D) of the tokens that are added: the last one, or while past is
-        recorded all since then, which ``crop`` needs."""
+        """Keeps the inputs z (B, T, H, D), any dtype, of the added tokens.
+
+        Only the last one is kept; while the past is recorded, all since then, which ``crop`` needs.
+        """
         held = self._shift.get(name)
         if self.parent.recording:
             self._shift[name] = z if held is None else torch.cat((held, z), dim=1)
@@ -98,7 +108,8 @@ class LayerCache:
             self._shift[name] = z[:, -1:].clone(memory_format=torch.contiguous_format)
 
     def longest_key(self, k: Tensor) -> Tensor:
-        """(B, H, 1, D), per head the longest key of all so far, of which k (B, H, T, D) are the newest."""
+        """(B, H, 1, D), per head the longest key so far, in the dtype of k. k (B, H, T, D) are the newest
+        keys."""
         candidates = k if self._longest_key is None else torch.cat((self._longest_key, k), dim=2)
         norms = torch.linalg.vector_norm(candidates, dim=-1, keepdim=True, dtype=torch.float32)
         index = norms.argmax(dim=2, keepdim=True).expand(-1, -1, 1, k.shape[-1])
@@ -108,7 +119,7 @@ class LayerCache:
         return self._longest_key.copy_(longest)  # in place, as above
 
     def attend(self, core, q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor, threshold: Tensor | None):
-        """Add T tokens and attend from them to all that is held.
+        """Adds T tokens and attends from them to all that is held.
 
         Args:
             core: computes a prefill, see ``ForgettingAttentionCore``.
@@ -116,7 +127,7 @@ class LayerCache:
             threshold: delta of this call, broadcastable to (B, H), or None.
 
         Returns:
-            (B, H, T, D).
+            (B, H, T, D) in the dtype of q.
 
         Raises:
             RuntimeError: gradients are recorded; a cache holds values, no graph.
@@ -184,8 +195,11 @@ class LayerCache:
         return out
 
     def _attend_past(self, core, q, k, v, log_fgate, threshold):
-        """Attention to what is held and to the new tokens; some rows at a time, since what is held is made
-        dense for it, which for all rows would take as much memory as the whole layer's past without ACP."""
+        """Attention to what is held and to the new tokens, for some rows at a time.
+
+        What is held is made dense for it. For all rows at once that would take as much memory as the layer's
+        whole past without ACP.
+        """
         held, out = self.parent.tokens_in_table, torch.empty_like(q)
         if threshold is not None:
             threshold = threshold.expand(q.shape[:2])
@@ -204,14 +218,14 @@ class LayerCache:
         return out
 
     def _not_before(self, start: Tensor, last: int) -> Tensor:
-        """``start`` (B, H), and no block that is padding alone."""
+        """``start`` (B, H), moved past blocks that are padding alone."""
         if self.parent.device_start is None:
             return start
         padding = self.parent.device_start // BLOCK_SIZE
         return torch.maximum(start, padding.clamp(max=last)[:, None])
 
     def _evict(self, start: Tensor, length: int) -> None:
-        """Nothing before ``start`` (B, H) is needed by queries from ``length`` on."""
+        """Returns blocks before ``start`` (B, H) to the pool: no query from ``length`` on needs them."""
         if bool((start > self.held).any()):
             self.pool.give_back(start)
             self.parent.evicted_at = length
@@ -219,7 +233,7 @@ class LayerCache:
         self.start.copy_(torch.maximum(self.start, self.held))
 
     def reserve(self, columns: int) -> None:
-        """Blocks up to column ``columns``, after what no query will read has been given back."""
+        """Takes blocks up to column ``columns``, after returning those that no query will read."""
         if columns <= self.pool.columns:
             return
         if self.evicts:
@@ -229,7 +243,7 @@ class LayerCache:
         self.pool.take(columns, self.held.long())
 
     def forget(self, tokens: int, columns: int) -> None:
-        """The last ``tokens`` tokens, after which ``columns`` columns are left."""
+        """Removes the last ``tokens`` tokens; ``columns`` columns are left."""
         for name, z in self._shift.items():
             left = z.shape[1] - tokens
             self._shift[name] = z[:, left - 1 : left].clone()
@@ -238,9 +252,11 @@ class LayerCache:
             self.start.copy_(self.held)
 
     def can_forget(self, tokens: int) -> bool:
+        """Whether inputs of the token shift are held for ``tokens`` tokens ago."""
         return all(z.shape[1] > tokens for z in self._shift.values())
 
     def select_rows(self, rows: Tensor, parent: WholeCache) -> LayerCache:
+        """A copy for ``parent`` whose row i is row ``rows[i]`` of this one; ``rows`` is (B',) int64."""
         copy = LayerCache(parent)
         copy.logit_bound, copy.refusal = self.logit_bound, self.refusal
         copy._shift = {name: z.index_select(0, rows) for name, z in self._shift.items()}

@@ -21,15 +21,15 @@ from acp_repro.attention.threshold import (
 from .config import FoXConfig
 from .layer_cache import LayerCache
 
-# The QK-norm of the official models has its own epsilon, whatever norm_eps is.
+# The QK-norm of the official models has its own epsilon, independent of norm_eps.
 QK_NORM_EPS = 1e-5
-# Numbers of two bytes that fill 16, on which fast kernels for products insist.
+# How many two-byte numbers fill 16 bytes, which fast kernels for products require.
 _WHOLE_ROWS = 8
 _WHOLE_LINES = 64  # those of 128 bytes, for a product of some size
 
 
 class Linear(nn.Linear):
-    """nn.Linear that starts as the paper's models do (Appendix B): N(0, std^2), bias 0."""
+    """nn.Linear, initialised as in the paper (Appendix B): N(0, std^2), bias 0."""
 
     def __init__(self, in_features: int, out_features: int, std: float, bias: bool = False):
         self.std = std  # before nn.Linear.__init__, which calls reset_parameters
@@ -42,22 +42,23 @@ class Linear(nn.Linear):
 
 
 def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
-    """``[p(x) for p in projections]``, as one product.
+    """``[p(x) for p in projections]``, computed as one product.
 
-    Projections to a few numbers would on their own take kernels for matrices whose rows are not whole
-    16 bytes, at several times the time of aligned ones; together, rows of zeros fill them up.
+    Projections to a few numbers each would use kernels for matrices whose rows are not whole 16 bytes. Those
+    take several times as long as kernels for aligned rows. Together, with rows of zeros, they are aligned.
 
     Args:
-        x: (..., in).
+        x: (..., in), any floating dtype.
 
     Returns:
-        One (..., out) for each, views of one tensor; compiled, one with a bias is in the bias's dtype.
+        One tensor (..., out) for each projection, views of one tensor. In compiled code, one with a bias is
+        in the bias's dtype.
     """
     sizes = [p.out_features for p in projections]
     weights, biases = [p.weight for p in projections], None
     spare = -sum(sizes) % (_WHOLE_LINES if sum(sizes) > _WHOLE_LINES else _WHOLE_ROWS)
-    # Compiled, a bias is added where its numbers are read: as one of the product its gradient would be a sum
-    # over all columns.
+    # In compiled code a bias is added where its numbers are read. As the bias of the product, its gradient
+    # would be a sum over all columns.
     apart = torch.compiler.is_compiling()
     if not apart and any(p.bias is not None for p in projections):
         biases = [p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in projections]
@@ -76,8 +77,8 @@ def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
 
-    Computed in float32 and returned in the dtype of x: under autocast the residual stream stays
-    float32 and so does what this returns.
+    Computed in float32 and returned in the dtype of x. Under autocast the residual stream stays float32, and
+    so does the result.
 
     Args:
         dim: size of the last dimension.
@@ -102,7 +103,7 @@ class RMSNorm(nn.Module):
 
 
 class HeadRMSNorm(nn.Module):
-    """RMSNorm of each head on its own: QK-norm, and the output norm of FoX (Pro).
+    """RMSNorm of each head separately: QK-norm, and the output norm of FoX (Pro).
 
     Args:
         num_heads, head_dim: the last two dimensions of the input.
@@ -125,8 +126,8 @@ class HeadRMSNorm(nn.Module):
         """(B, T, H, D) -> the same shape and dtype.
 
         Args:
-            gate: (B, T, H, D), multiplies the result by sigmoid(gate) before the one rounding to
-                the dtype of x; the output gate of FoX (Pro).
+            gate: (B, T, H, D), the output gate of FoX (Pro). The result is multiplied by sigmoid(gate) before
+                the only rounding to the dtype of x.
         """
         y = F.rms_norm(x.float(), (self.head_dim,), eps=self.eps)
         y = y * self.weight.float().view(-1, self.head_dim)
@@ -151,12 +152,12 @@ def token_shift(z: Tensor, shift_logit: Tensor, previous: Tensor | None = None) 
     a = torch.sigmoid(shift_logit.float()).unsqueeze(-1)
     wide = z.float()
     first = torch.zeros_like(wide[:, :1]) if previous is None else previous.float()
-    # In two parts, both of slices: a shifted copy of z would be kept for the backward pass, in float32 when
-    # compiled, two numbers a weight of every key and value; slices of z are taken again.
+    # In two parts, both of slices, which are taken again in the backward pass. A shifted copy of z would be
+    # kept for it: in compiled code in float32, for all keys and values.
     first = torch.lerp(wide[:, :1], first, a[:, :1])
     rest = torch.lerp(wide[:, 1:], wide[:, :-1], a[:, 1:])
-    # Of three dimensions: one token in four is as good as "channels last" to a compiler, which then lays out
-    # all of them so, and copies them back.
+    # In three dimensions. With four and one token, the compiler would take the layout for "channels last",
+    # use it for all tensors, and copy them back.
     parts = [part.to(z.dtype).flatten(2) for part in (first, rest)]
     return torch.cat(parts, dim=1).view(z.shape)
 
@@ -173,15 +174,23 @@ class ShiftedLinear(nn.Module):
     def forward(
         self, x: Tensor, previous: Tensor | None = None, padding: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(B, T, hidden) -> y and z, both (B, T, H, D); see :meth:`shift`."""
+        """(B, T, hidden) -> y and z, both (B, T, H, D), in the dtype of the product; see :meth:`shift`."""
         return self.shift(self.linear(x), self.shift_proj(x), previous, padding)
 
     def shift(
         self, z: Tensor, shift_logit: Tensor, previous: Tensor | None, padding: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """z (B, T, hidden) and shift_logit (B, T, H) -> y and z, both (B, T, H, D). The last z is the next
-        call's ``previous``: it is all that decoding has to remember. ``padding`` (B, T) bool marks tokens
-        that count as z = 0."""
+        """Applies the token shift to projected keys or values.
+
+        Args:
+            z: (B, T, hidden). shift_logit: (B, T, H).
+            previous: (B, 1, H, D), z of the token before, or None at the start.
+            padding: (B, T) bool, tokens that count as z = 0, or None.
+
+        Returns:
+            y and z, both (B, T, H, D) in the dtype of z. The last z is ``previous`` of the next call, and all
+            that decoding has to remember.
+        """
         z = z.unflatten(-1, (self.num_heads, -1))
         if padding is not None:
             z = z.masked_fill(padding[..., None, None], 0.0)
@@ -191,8 +200,8 @@ class ShiftedLinear(nn.Module):
 class ForgettingAttentionCore(nn.Module):
     """The attention itself, without parameters: the one place where a model computes it.
 
-    It is a module so that measuring code can watch its inputs and outputs with forward hooks.
-    Its ``implementation`` can be set to pin one implementation; see ``forgetting_attention``.
+    It is a module so that measuring code can watch its inputs and outputs with forward hooks. Set its
+    ``implementation`` to choose one; see ``forgetting_attention``.
     """
 
     def __init__(self, implementation: str = "auto"):
@@ -208,16 +217,16 @@ class ForgettingAttentionCore(nn.Module):
         adaptive_threshold: Tensor | None,
         seq_start: Tensor | None = None,
     ) -> Tensor:
-        """Equation 1, or 3 where there is a threshold.
+        """Equation 2, or Equation 3 if there is a threshold.
 
         Args:
             q: (B, H, Tq, D). k, v: (B, H, Tk, D), Tk >= Tq while decoding.
             log_fgate: (B, H, Tk) float32.
-            adaptive_threshold: delta, broadcastable to (B, H); None computes exactly.
+            adaptive_threshold: delta, broadcastable to (B, H); None is exact.
             seq_start: (B,) int64, the first real token of left-padded rows; None: no padding.
 
         Returns:
-            (B, H, Tq, D).
+            (B, H, Tq, D) in the dtype of q.
         """
         return forgetting_attention(
             q,
@@ -269,11 +278,11 @@ class ForgettingAttentionLayer(nn.Module):
             seq_start: (B,) int64, the first real token of each row, counted from the cache's first.
         """
         wide, narrow = self._projections()
-        # Compiled blocks, which train, take all as one product: so x has one gradient, not five and their
-        # sum, and the copy that joins the weights is the one to the product's dtype.
+        # Compiled blocks, which train, compute all as one product. So x has one gradient, not five and their
+        # sum. The copy that joins the weights also converts them to the product's dtype.
         joint = wide | narrow if torch.compiler.is_compiling() else narrow
         products = dict(zip(joint, joint_products(x, *joint.values()), strict=True))
-        # float32 from here on: gates are summed over thousands of tokens.
+        # float32 from here on, because gates are summed over thousands of tokens.
         log_fgate = F.logsigmoid(products["fgate"].float()).transpose(1, 2)
         if cache is not None and cache.fuses and self._has_all_of_pro():
             return self._fused(x, [products["k_shift"], products["v_shift"]], log_fgate, cache)
@@ -307,7 +316,7 @@ class ForgettingAttentionLayer(nn.Module):
         return self.o_proj(out.flatten(2))
 
     def _projections(self) -> tuple[dict[str, nn.Linear], dict[str, nn.Linear]]:
-        """What x goes through, by name: to the model's width (wide), and to one number a head (narrow)."""
+        """The projections of x, by name: to the model's width (wide), and to one number a head (narrow)."""
         wide, narrow = {"q": self.q_proj}, {}
         for name, proj in (("k", self.k_proj), ("v", self.v_proj)):
             if isinstance(proj, ShiftedLinear):
@@ -323,7 +332,7 @@ class ForgettingAttentionLayer(nn.Module):
         return shifts and None not in (self.q_norm, self.output_norm, self.ogate_proj)
 
     def _fused(self, x: Tensor, mixes: list[Tensor], log_fgate: Tensor, cache: LayerCache) -> Tensor:
-        """:meth:`forward` on a GPU without gradients, its small operations in two kernels.
+        """:meth:`forward` on a GPU without gradients: two kernels do its small operations.
 
         Args:
             x: (B, T, hidden). mixes: of keys and values, (B, T, H). log_fgate: (B, H, T) float32.
@@ -361,7 +370,7 @@ class ForgettingAttentionLayer(nn.Module):
         state: str,
         padding: Tensor | None,
     ) -> Tensor:
-        """Keys or values of what they are projected to, (B, T, hidden), as (B, T, H, D)."""
+        """Keys or values (B, T, H, D), from their projection z (B, T, hidden)."""
         if not isinstance(proj, ShiftedLinear):
             return self._heads(z)
         previous = None if cache is None else cache.shift_state(state)
@@ -372,8 +381,8 @@ class ForgettingAttentionLayer(nn.Module):
 
     @torch.no_grad()
     def _threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
-        """delta of Section 3 for this call, with L the number of keys, or the longest length that the cache
-        allows; (H,), (B, H) or None."""
+        """delta of Section 3 for this call: (H,), (B, H) or None. L is the number of keys, or the longest
+        length that the cache allows."""
         if self.log_pruning_tolerance is None:
             if cache is not None:
                 cache.refusal = "attention is exact (log_pruning_tolerance is None), so no key is pruned"
@@ -388,10 +397,10 @@ class ForgettingAttentionLayer(nn.Module):
                 "delta comes from measured norms (the model has no QK-norm), and a longer query or key "
                 "lowers it later"
             )
-            # The longest key of the past bounds them all: no need to read every key each token.
+            # The longest past key bounds them all, so the keys need not be read again for each token.
             bound = logit_bound_from_norms(q, cache.longest_key(k))
             return pruning_threshold(bound, length, self.log_pruning_tolerance)
-        # From weights (Appendix E): they stand still while a cache is in use, so once is enough.
+        # From weights (Appendix E), which do not change while a cache is in use: computed once.
         bound = None if cache is None else cache.logit_bound
         if bound is None:
             bound = logit_bound_from_qk_norm(

@@ -1,13 +1,13 @@
 """Cross-entropy of a linear head, without float32 logits of the whole vocabulary.
 
-With 32k tokens and 50k words, float32 logits and their softmax and gradient are 6.6 GB each. Here the
-logits are held once, in the dtype of the product, a chunk of tokens at a time, and past a bound they are
-computed again in the backward pass; what is float32 stays in a kernel's registers on a GPU, and in a small
+With 32k tokens and 50k words, float32 logits and their softmax and gradient are 6.6 GB each. Here logits are
+computed for a chunk of tokens at a time, in the dtype of the product, and held once. Beyond a limit they are
+computed again in the backward pass. Float32 values stay in a kernel's registers on a GPU, and in a small
 chunk on a CPU.
 
-Vocabularies come in any size, and a GPU's matrix products want rows that are whole lines of memory: with
-50,277 words they took four times as long as with 50,304. So the copy of the weight that the products read
-is filled up with rows of zeros, and no other tensor is: not the weight, its gradient, or a logit that counts.
+A GPU multiplies matrices fastest if rows are whole lines of memory. Vocabularies come in any size: 50,277
+words took four times as long as 50,304. So rows of zeros are added to the copy of the weight that the
+products read. No other tensor is padded: not the weight, its gradient, or a logit that counts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ IGNORED_LABEL = -100
 _CHUNK_NUMBERS_GPU = 2**29
 _CHUNK_NUMBERS_CPU = 2**20
 _FEWEST_TOKENS = 256
-# Logits kept for the backward pass, at most (8 GiB of bfloat16); of further chunks they are computed again.
+# The most logits kept for the backward pass (8 GiB of bfloat16). For further chunks they are computed again.
 _KEPT_NUMBERS = 2**32
-# Words in 128 bytes of bfloat16, a line of memory, which a GPU's products want whole; a CPU's do not.
+# Words in 128 bytes of bfloat16, a line of memory. Products on a GPU need whole lines to be fast; on a CPU
+# not.
 _LINE = {"cpu": 1}
 _LINE_GPU = 64
 
@@ -35,13 +36,13 @@ _LINE_GPU = 64
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int | None = None
 ) -> Tensor:
-    """-log softmax(hidden weight^T)[labels], for every token.
+    """-log softmax(hidden weight^T)[labels], for every token, in nats.
 
-    Under autocast the products are computed in its dtype and the softmax in float32; the weight's
-    gradient is summed over chunks in float32.
+    Under autocast the products are computed in its dtype and the softmax in float32. The weight's gradient is
+    summed over chunks in float32.
 
     Args:
-        hidden: (B, T, hidden).
+        hidden: (B, T, hidden), any floating dtype.
         weight: (vocab, hidden).
         labels: (B, T) integer; -100 gives loss 0 and no gradient.
         chunk_tokens: tokens in a chunk; None bounds the chunk's memory.
@@ -67,7 +68,7 @@ def linear_cross_entropy(
 
 
 def _for_products(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """(vocab, hidden) in ``dtype``; on a GPU with rows of zeros up to a whole line of words."""
+    """(vocab, hidden) in ``dtype``; on a GPU rows of zeros fill it up to a whole line of words."""
     missing = -weight.shape[0] % _LINE.get(weight.device.type, _LINE_GPU)
     if not missing:
         return weight.to(dtype)
@@ -134,7 +135,7 @@ def _loss_and_lse(logits: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, T
 
 
 def _grad_of_logits(logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tensor, vocab: int) -> Tensor:
-    """(softmax - one at the label), times what arrives for the token, in the dtype of the logits.
+    """(softmax - one at the label), times the incoming gradient of the token, in the dtype of the logits.
 
     Columns from ``vocab`` on get 0.
     """
@@ -142,7 +143,7 @@ def _grad_of_logits(logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tens
         from .training_kernels import logits_grad
 
         return logits_grad(logits, labels, lse, grad_loss, vocab, IGNORED_LABEL)
-    # Comparing with the word's number, not scatter: compiled, that would end the fusion and start a copy.
+    # Compares with the word's number; a scatter would end the fusion of compiled code and start a copy.
     word = torch.arange(logits.shape[-1], device=logits.device)
     grad = torch.exp(logits.float() - lse[:, None]) - (word == labels[:, None]).float()
     grad = grad * grad_loss.masked_fill(labels == IGNORED_LABEL, 0.0)[:, None]

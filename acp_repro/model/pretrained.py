@@ -1,7 +1,7 @@
 """Checkpoints in the authors' format: ``config.json`` and ``model.safetensors`` in one folder.
 
-Tensor names are the official ones, so files move in both directions. Nothing is unpickled and nothing
-from a checkpoint is run. Needs ``safetensors`` where weights are read or written, and only there.
+Tensor names are the official ones, so files move in both directions. Nothing is unpickled and nothing from a
+checkpoint is run. Only reading and writing weights needs ``safetensors``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .config import FoXConfig
 MODEL_TYPE = "forgetting_transformer-project_fox"
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-# Of a run folder of this project: where the weights lie, and the file with the settings.
+# In a run folder of this project: the folder of the weights, and the file of the settings.
 RUN_MODEL_FOLDER, RUN_FILE = "model", "run.json"
 
-# Official keys that select something this model does not have: what is supported, first the value
-# that is written. A key that is absent from a file is taken to hold it.
+# Official keys that select something this model does not have, with the supported values. The first value is
+# the one that is written, and the one that a missing key stands for.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_rope": (False,),
     "window_size": (None,),
@@ -40,14 +40,14 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("swish", "silu"),
     "ogate_act": ("sigmoid",),
 }
-# Config fields that a file may leave out, because the default is the only sensible reading.
+# Config fields that a file may leave out, because only the default makes sense.
 _OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range")
 _FLOATING = ("F64", "F32", "F16", "BF16")
 _MOST_LISTED = 40
 
 
 class Pretrained:
-    """What a model class inherits, beside ``nn.Module``, to be written to a folder and read from one.
+    """Gives a model class, beside ``nn.Module``, methods to write it to a folder and to read it from one.
 
     Its constructor takes a ``FoXConfig``, which it keeps as ``config``.
     """
@@ -61,21 +61,23 @@ class Pretrained:
         dtype: torch.dtype = torch.float32,
         **overrides: Any,
     ) -> Self:
-        """The model that a folder in the authors' format holds; also as the function ``load_pretrained``.
+        """Loads the model that a folder in the authors' format holds; also as the function
+        ``load_pretrained``.
 
         Args:
             folder: with ``config.json`` and ``model.safetensors``; or a run folder of this project,
-                ``runs/SUITE/RUN``, whose weights lie in ``model/``.
+                ``runs/SUITE/RUN``, whose weights are in ``model/``.
             device: where the weights go.
-            dtype: of the weights, whatever the file's is.
-            **overrides: fields of ``FoXConfig`` that win over the file's, such as
+            dtype: dtype of the weights, independent of the file's.
+            **overrides: fields of ``FoXConfig`` that replace the file's, such as
                 ``log_pruning_tolerance=None`` for exact attention.
 
         Raises:
-            FileNotFoundError: the folder or one of its files is missing, or the run is not finished;
-                names it.
-            ValueError: for a damaged file, an unsupported feature, a config field that is missing or
-                wrong, or tensors that do not fit the config; names the file, and what is right.
+            FileNotFoundError: the folder or one of its files is missing, or the run is not finished; the
+                message names it.
+            ValueError: a damaged file, an unsupported feature, a config field that is missing or wrong, or
+                tensors that do not fit the config; the message names the file, and what is right.
+            ImportError: safetensors is not installed.
         """
         folder = find_folder(folder)
         config = _replace(_read_config(folder / CONFIG_FILE), overrides)
@@ -110,19 +112,19 @@ class Pretrained:
 def save_pretrained(
     model: nn.Module, folder: str | os.PathLike[str], state_dict: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write ``config.json`` and ``model.safetensors`` that the official code reads.
+    """Writes ``config.json`` and ``model.safetensors`` as the official code reads them.
 
-    Each file is written under another name, flushed to the disk and renamed, so a reader or a crash
-    never meets half a file.
+    Each file is written under another name, flushed to disk and renamed. So no reader and no crash meets half
+    a file.
 
     Args:
         model: a ``FoXForCausalLM`` (compiled or not).
-        folder: made if it does not exist.
-        state_dict: the tensors to write, for a model whose own are sharded; they must have the
-            names and shapes of the model's.
+        folder: created if it does not exist.
+        state_dict: the tensors to write, for a sharded model. They must have the names and shapes of the
+            model's. Dtypes are kept.
 
     Raises:
-        ValueError: when state_dict does not fit the model's config; lists the tensors.
+        ValueError: state_dict does not fit the model's config; the message lists the tensors.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     tensors = model.state_dict() if state_dict is None else dict(state_dict)
@@ -145,7 +147,7 @@ def find_folder(folder: str | os.PathLike[str]) -> Path:
     """The folder that holds ``config.json``: ``folder`` itself, or the ``model/`` of a run folder.
 
     Raises:
-        FileNotFoundError: there is none; says what the name looks like, and what to do then.
+        FileNotFoundError: there is none; the message says what to do.
     """
     path = Path(folder)
     if (path / CONFIG_FILE).is_file():
@@ -158,10 +160,10 @@ def find_folder(folder: str | os.PathLike[str]) -> Path:
             f"{path} is a run that is not finished: it holds no weights in {RUN_MODEL_FOLDER}/ yet"
             + _how_to_finish(path / RUN_FILE)
         )
-    # A first part that is a folder here makes it a path with a slip in it.
+    # If its first part is a folder here, it is a misspelt path.
     if not path.parent.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", os.fspath(folder)):
         raise FileNotFoundError(
-            f"{folder} is no folder here, and names on the Hugging Face Hub are not read yet; download "
+            f"{folder} is not a folder, and names on the Hugging Face Hub are not supported; download "
             f"the files first: `hf download {folder} --local-dir FOLDER`, then load FOLDER"
         )
     return path  # load_config names the file that is missing
@@ -169,13 +171,17 @@ def find_folder(folder: str | os.PathLike[str]) -> Path:
 
 def _how_to_finish(run_file: Path) -> str:
     try:
-        return f"; go on with `{json.loads(run_file.read_text(encoding='utf-8'))['command']}`"
+        return f"; continue with `{json.loads(run_file.read_text(encoding='utf-8'))['command']}`"
     except (ValueError, KeyError, TypeError):
-        return "; train it to its end"
+        return "; finish its training first"
 
 
 def load_config(folder: str | os.PathLike[str]) -> FoXConfig:
-    """The config of a checkpoint folder or a run folder; raises as ``from_pretrained`` does."""
+    """The config of a checkpoint folder or a run folder.
+
+    Raises:
+        FileNotFoundError, ValueError: as ``Pretrained.from_pretrained`` does.
+    """
     return _read_config(find_folder(folder) / CONFIG_FILE)
 
 
@@ -191,10 +197,10 @@ def _read_config(path: Path) -> FoXConfig:
 
 
 def config_from_official(values: Mapping[str, Any], path: str | os.PathLike[str]) -> FoXConfig:
-    """The config that the keys of an official ``config.json`` say; other keys are ignored.
+    """The config that the keys of an official ``config.json`` describe; other keys are ignored.
 
     Raises:
-        ValueError: an unsupported feature, or a field that is missing or wrong; names ``path``.
+        ValueError: an unsupported feature, or a field that is missing or wrong; the message names ``path``.
     """
     _check_supported(path, values)
     names = [field.name for field in dataclasses.fields(FoXConfig)]
@@ -208,7 +214,8 @@ def config_from_official(values: Mapping[str, Any], path: str | os.PathLike[str]
 
 
 def config_to_official(config: FoXConfig) -> dict[str, Any]:
-    """What stands in the official ``config.json``: the fields, and what no FoX here varies."""
+    """The contents of the official ``config.json``: the fields, and values that are the same for every FoX
+    here."""
     fixed = {key: supported[0] for key, supported in _SUPPORTED.items()}
     return {"model_type": MODEL_TYPE, **fixed, **dataclasses.asdict(config)}
 
@@ -233,7 +240,9 @@ def _replace(config: FoXConfig, overrides: dict[str, Any]) -> FoXConfig:
     names = [field.name for field in dataclasses.fields(FoXConfig)]
     unknown = [name for name in overrides if name not in names]
     if unknown:
-        raise ValueError(f"{', '.join(unknown)}: no such field of FoXConfig; there are {', '.join(names)}")
+        raise ValueError(
+            f"{', '.join(unknown)}: no such field of FoXConfig; its fields are {', '.join(names)}"
+        )
     return dataclasses.replace(config, **overrides)
 
 
@@ -244,8 +253,12 @@ def check_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     not_floating: list[str],
 ) -> None:
-    """One ValueError that lists everything that does not fit, before anything is allocated."""
-    # A config that asks for absurdly many layers must not cost the building of them.
+    """Checks names, shapes and dtypes before anything is allocated.
+
+    Raises:
+        ValueError: something does not fit; one message lists it all.
+    """
+    # Checked first: a config with absurdly many layers would take long to build.
     layers = config.num_hidden_layers
     if layers > len(shapes):
         raise ValueError(f"{source} has {len(shapes)} tensors, too few for num_hidden_layers={layers}")
@@ -278,6 +291,6 @@ def _safetensors():
         import safetensors.torch
     except ImportError as error:
         raise ImportError(
-            "checkpoints are read and written by the library safetensors: `pip install safetensors`"
+            "reading and writing checkpoints needs safetensors: `pip install safetensors`"
         ) from error
     return safetensors

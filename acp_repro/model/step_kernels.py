@@ -1,9 +1,9 @@
-"""The small operations of inference, in three kernels (Triton): token shift and QK-norm before the
-attention, output norm and gate after it, and the product inside SwiGLU.
+"""The small operations of inference, in three Triton kernels.
 
-With one token a row each operation of PyTorch takes as long as its launch: forty of them a layer are a
-third of a step of the 125M model. In a prefill each reads and writes what the one before it wrote, in
-float32. Roundings are those of the modules in ``layers``.
+They are token shift and QK-norm before the attention, output norm and gate after it, and the product inside
+SwiGLU. With one token a row, each operation of PyTorch takes as long as its launch. The forty of a layer are
+a third of a step of the 125M model. In a prefill, each would read in float32 what the one before it wrote.
+The kernels round as the modules in ``layers`` do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from acp_repro.attention.triton.tiles import on_device_of
 
-# Tokens of a head that one program takes.
+# Tokens of a head that one program computes.
 _MOST_ROWS = 16
 
 
@@ -29,10 +29,10 @@ def _normalised(x, D: tl.constexpr, eps):
 def _shifted(
     z, state, mix, at, slot, t, inside, hidden, D: tl.constexpr, TOKENS_ONE: tl.constexpr, STATE: tl.constexpr
 ):
-    """y = a z_before + (1 - a) z of some tokens of one head; of a single token, z becomes the state.
+    """y = a z_before + (1 - a) z of some tokens of one head. With a single token, z becomes the state.
 
     Args:
-        at: (rows, D) where z stands. slot: (1, D) where the state does. t: (rows, 1). mix: (rows, 1).
+        at: (rows, D), addresses of z. slot: (1, D), addresses of the state. t: (rows, 1). mix: (rows, 1).
     """
     now = tl.load(z + at, mask=inside, other=0.0)
     before = tl.load(z + at - hidden, mask=inside & (t > 0), other=0.0).to(tl.float32)
@@ -157,14 +157,14 @@ def shift_and_norm(
     num_heads: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, as ``token_shift`` and ``HeadRMSNorm`` give them.
+    """Queries, keys and values, as ``token_shift`` and ``HeadRMSNorm`` compute them.
 
     Args:
         q: (B, T, hidden), projected.
         z: of keys and values, (B, T, hidden), projected and not shifted.
         mix: of keys and values, (B, T, H), the logits of the token shift.
-        states: (B, 1, H, D), contiguous, the z before; None at the start of the sequence. Where T = 1
-            they become these z, in place.
+        states: (B, 1, H, D), contiguous, z of the token before; None at the start of the sequence. If T = 1
+            they are overwritten with this z.
         weights: of the norms of queries and keys, (D,) or (H * D,).
 
     Returns:
@@ -229,7 +229,7 @@ def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor
 
 
 def silu_and_multiply(gate_up: Tensor) -> Tensor:
-    """(..., 2 W), the gate first, -> (..., W): ``silu(gate) * up``."""
+    """``silu(gate) * up``: (..., 2 W), the gate first, -> (..., W) of the same dtype."""
     gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty((*gate_up.shape[:-1], width))

@@ -1,4 +1,4 @@
-"""The feed-forward part of a block, whose product is not kept for the backward pass."""
+"""The feed-forward part of a block. Its product is not kept for the backward pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(width, hidden_size, std)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, hidden) -> (B, T, hidden)."""
+        """(B, T, hidden) -> (B, T, hidden), in the dtype of the product."""
         gate_up = self.gate_proj(x)
         if torch.compiler.is_compiling():
             if torch.is_grad_enabled():
@@ -34,10 +34,10 @@ class SwiGLU(nn.Module):
 
 
 class _Down(torch.autograd.Function):
-    """The product and what follows it, in blocks that are compiled, which train.
+    """``silu(gate) * up`` and the projection after it, in compiled blocks, which train.
 
-    The product is a tenth of what a block would keep for its backward pass, which reads both factors anyway
-    and makes it again.
+    Kept, the product would be a tenth of what a block keeps for its backward pass. That pass reads both
+    factors anyway, so it computes the product again.
     """
 
     @staticmethod
@@ -72,7 +72,8 @@ def _backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("acp_repro::swiglu_backward", mutates_args=())
 def swiglu_backward_op(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """``training_kernels.swiglu_backward``, as compiled code can call it."""
+    """``training_kernels.swiglu_backward``, as an operator for compiled code; (..., 2 W) and (..., W) of one
+    dtype."""
     from .training_kernels import swiglu_backward
 
     return swiglu_backward(gate_up, grad)

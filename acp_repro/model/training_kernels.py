@@ -1,9 +1,9 @@
-"""The large elementwise parts of a training step (Triton): SwiGLU's backward pass, and the softmax over the
-vocabulary in both directions.
+"""The large elementwise parts of a training step (Triton).
 
-Each reads what it needs once. PyTorch 2.11's compiler took twice that time on an H200: of SwiGLU's gradient
-it computes both halves at every place of either, and for a softmax it reads all once for the maximum and
-once for the sum. Products of matrices stay PyTorch's.
+They are SwiGLU's backward pass, and the softmax over the vocabulary in both passes. Each reads its inputs
+once. PyTorch 2.11's compiler took twice that time on an H200. It computes both halves of SwiGLU's gradient at
+every place of either, and reads the logits once for the maximum and once for the sum. Matrix products stay
+PyTorch's.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ def _swiglu_backward_kernel(
 
 
 def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Of silu(gate) * up: the gradient of its two factors, and the product itself once more.
+    """The gradients of the two factors of silu(gate) * up, and the product itself once more.
 
     Args:
-        gate_up: (..., 2 W), gate before up. grad: (..., W), of the product. Both of one dtype.
+        gate_up: (..., 2 W), gate before up.
+        grad: (..., W), gradient of the product, in the same dtype.
 
     Returns:
         (..., 2 W) and (..., W), of that dtype; float32 inside.
@@ -66,22 +67,23 @@ def _cross_entropy_kernel(logits, labels, loss, lse, stride, words, columns, ign
     logits += row.to(tl.int64) * stride
     at = tl.arange(0, WORDS)
     largest = tl.full([], float("-inf"), tl.float32)
-    # One sum a lane, joined at the end: only the maximum crosses lanes on the way.
+    # One sum per lane, joined at the end: in the loop only the maximum crosses lanes.
     sums = tl.zeros([WORDS], tl.float32)
     for first in range(0, words, WORDS):
-        # In whole lines, past the last word too: a mask that ends anywhere would part them into numbers.
+        # Whole lines are loaded, also past the last word: a mask that ends inside a line would split it into
+        # single loads.
         x = tl.load(logits + first + at, mask=first + at < columns, other=float("-inf")).to(tl.float32)
         x = tl.where(first + at < words, x * LOG2E, float("-inf"))
         before = largest
         largest = tl.maximum(before, tl.max(x, 0))
-        # All -inf so far: any level will do, but not -inf, of which no difference can be taken.
+        # All -inf so far: any level except -inf will do, because -inf - -inf is NaN.
         level = tl.where(largest == float("-inf"), 0.0, largest)
         sums = sums * tl.exp2(before - level) + tl.exp2(x - level)
     level = tl.where(largest == float("-inf"), 0.0, largest)
     total = (level + tl.log2(tl.sum(sums, 0))) / LOG2E
     label = tl.load(labels + row)
     counts = label != ignored
-    # A label that is no word's makes the loss NaN, which training stops at.
+    # A label outside the vocabulary makes the loss NaN, and training stops at NaN.
     right = tl.load(logits + label, mask=(label >= 0) & (label < words), other=float("nan")).to(tl.float32)
     tl.store(loss + row, tl.where(counts, total - right, 0.0))
     tl.store(lse + row, total)
@@ -104,7 +106,7 @@ def _logits_grad_kernel(
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, words: int, ignored: int) -> tuple[Tensor, Tensor]:
-    """The loss of each token, and the log of its softmax's denominator.
+    """The loss of each token in nats, and the log of its softmax's denominator.
 
     Args:
         logits: (N, V), rows contiguous; the first ``words`` columns count.
@@ -133,7 +135,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, words: int, ignored: int) -> t
 def logits_grad(
     logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tensor, words: int, ignored: int
 ) -> Tensor:
-    """The gradient of what :func:`cross_entropy` was given, where ``grad_loss`` (N,) float32 arrives.
+    """The gradient of the logits of :func:`cross_entropy`; ``grad_loss`` (N,) float32 is the incoming
+    gradient.
 
     Returns:
         (N, V), as the logits; 0 past ``words``.

@@ -114,7 +114,7 @@ def test_cache_refuses_what_does_not_continue_it(small_model, small_ids):
         small_model(small_ids[:, :4], cache=cache.select_rows(torch.arange(2)))
     with pytest.raises(ValueError, match="161 tokens are more than the cache's max_length 160"):
         small_model(small_ids[:, :11], cache=cache)
-    with pytest.raises(ValueError, match="first tokens, and remembered"):
+    with pytest.raises(ValueError, match="first tokens only"):
         small_model(small_ids[:, :4], cache=cache, seq_start=torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="cache has 3 layers, the model has 2"):
         small_model(small_ids, cache=FoXCache(3))

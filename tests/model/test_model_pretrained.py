@@ -268,7 +268,7 @@ def test_a_run_folder_stands_for_its_weights(saved, tmp_path):
     with pytest.raises(FileNotFoundError, match="not finished.*`python -m acp_repro.train --suite cpu`"):
         load_pretrained(run)
     (run / "run.json").write_text("{")
-    with pytest.raises(FileNotFoundError, match="not finished.*train it to its end"):
+    with pytest.raises(FileNotFoundError, match="not finished.*finish its training first"):
         load_pretrained(run)
     shutil.copytree(saved, run / "model")
     assert load_config(run) == load_config(saved)
