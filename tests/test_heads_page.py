@@ -118,7 +118,7 @@ def test_two_models_must_fit_each_other(seen):
     with pytest.raises(NotComparable, match="a has 2 layers of 2 heads, b has 2 layers of 3 heads; only"):
         explore(small_model(), tokens(), names=("a", "b"), compare=small_model(heads=3))
     other = Seen("three", look(small_model(heads=3), [tokens().flip(1)]))
-    with pytest.raises(NotComparable, match="one and three were looked at on different tokens"):
+    with pytest.raises(NotComparable, match="one and three read different tokens"):
         Explorer(seen[0], other)
 
 

@@ -1,6 +1,6 @@
 """Every head of a trained model on a text, as a page to look at: ``explore(model, tokens, tokenizer)``.
 
-The same as a file: ``python -m acp_repro.inspect CHECKPOINT --html heads.html``.
+``python -m acp_repro.inspect CHECKPOINT --html heads.html`` writes the same page to a file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page: every head of one model, or of two side by side, in one HTML file that loads nothing."""
+"""The page: every head of one model, or of two side by side, in one HTML file that needs no other file."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .page import render
 
 
 class NotComparable(UsageError):
-    """Two models whose heads have no partner; one line that says why."""
+    """The heads of two models cannot be paired; the message says why in one line."""
 
 
 class Decodes(Protocol):
-    """Any tokenizer that says what a token reads."""
+    """Any tokenizer that gives the text of a token."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclass
 class Seen:
-    """A model's heads, under a name and with facts, such as its text, for the page's head."""
+    """A model's heads, with a name and facts, such as its text, for the top of the page."""
 
     name: str
     heads: ModelHeads
@@ -41,15 +41,16 @@ class Seen:
 
 
 class Explorer:
-    """A page over one model or two. In a notebook the last line of a cell shows it; ``save`` writes it.
+    """A page over one model or two. A notebook shows it as the last line of a cell; ``save`` writes it to a
+    file.
 
     Args:
-        seen: one model, or two of the same number of layers and heads on the same tokens.
-        tokenizer: says what tokens read; None shows their ids.
-        height: of the frame in a notebook, in pixels.
+        seen: one model, or two with the same number of layers and heads on the same tokens.
+        tokenizer: gives the text of tokens; None shows their ids.
+        height: height of the frame in a notebook, in pixels.
 
     Raises:
-        NotComparable: the two do not fit each other.
+        NotComparable: the two models cannot be compared head by head.
     """
 
     def __init__(self, *seen: Seen, tokenizer: Decodes | None = None, height: int = 900):
@@ -59,11 +60,13 @@ class Explorer:
             if _shape(first.heads) != _shape(second.heads):
                 raise NotComparable(f"{first.name} and {second.name} differ in layers or heads")
             if not torch.equal(first.heads.input_ids, second.heads.input_ids):
-                raise NotComparable(f"{first.name} and {second.name} were looked at on different tokens")
+                raise NotComparable(
+                    f"{first.name} and {second.name} read different tokens; give both the same"
+                )
 
     @cached_property
     def html(self) -> str:
-        """The whole page."""
+        """The whole page, as HTML."""
         listing = Listing.of([s.heads for s in self.seen])
         ids = self.seen[0].heads.input_ids
         pieces, text = pack_text(token_pieces(ids, self.tokenizer), ids.numpy())
@@ -75,12 +78,12 @@ class Explorer:
         return render("Heads of " + " and ".join(s.name for s in self.seen), about, blobs)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the page, whole or not at all."""
+        """Writes the page to ``path``. A failed write leaves no half file."""
         return files.write_text(path, self.html)
 
     def _repr_html_(self) -> str:
-        # A frame, so that the page's style and a notebook's stay apart; nothing has to be installed for it,
-        # and it works in whatever shows notebooks, with no kernel behind it too.
+        # A frame, so that the page's style and a notebook's stay apart. It needs no extension and no kernel,
+        # so it works in every viewer of notebooks.
         return (
             f'<iframe title="heads" srcdoc="{html.escape(self.html)}" style="width: 100%; '
             f'height: {self.height}px; border: 1px solid #8886; border-radius: 8px"></iframe>'
@@ -100,11 +103,11 @@ def explore(
     """Every head of ``model`` on ``tokens``, as a page: in a notebook, or as a file by ``save(path)``.
 
     Args:
-        tokens: ids, (T,) or (sequences, T), as the model reads them, BOS included. The first sequence is
-            shown; the numbers of each head are over all.
-        tokenizer: anything whose ``decode([id])`` says what a token reads; None shows ids.
+        tokens: int64 ids, (T,) or (sequences, T), as the model reads them, BOS included. The page shows the
+            first sequence. The numbers of each head are over all sequences.
+        tokenizer: anything whose ``decode([id])`` gives the text of a token; None shows ids.
         compare: a second model of the same shape, shown beside the first.
-        names: what the page calls them.
+        names: names of the models on the page.
         log_pruning_tolerance, dtype: see :func:`look`.
 
     Raises:
@@ -125,10 +128,10 @@ def explore(
 
 
 def check_comparable(first: str, first_config: FoXConfig, second: str, second_config: FoXConfig) -> None:
-    """Refuses two models, with their names, whose layers or heads differ in number.
+    """Checks that two models have the same number of layers and heads.
 
     Raises:
-        NotComparable: they do.
+        NotComparable: they have not; the message has their names.
     """
     shapes = [(c.num_hidden_layers, c.num_heads) for c in (first_config, second_config)]
     if shapes[0] != shapes[1]:
@@ -144,7 +147,7 @@ def _shape(heads: ModelHeads) -> tuple[int, int]:
 
 
 def token_pieces(ids: Tensor, tokenizer: Decodes | None) -> list[str]:
-    """(T,), what each token reads; what reads as nothing, such as BOS, is named by its id."""
+    """The text of each of the ``ids`` (T,) int64. A token without text, such as BOS, is shown by its id."""
     reads: dict[int, str] = {}
     for token in ids.unique().tolist():
         reads[token] = (tokenizer.decode([token]) if tokenizer else "") or f"⟨{token}⟩"

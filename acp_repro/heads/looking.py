@@ -1,4 +1,4 @@
-"""What every head of a model does on one sequence, and the table of ``inspect`` beside it."""
+"""What every head of a model does on one sequence, and the table of ``inspect`` with more columns."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ STRONGEST = 8  # keys of each query that are kept
 
 
 class NotToBeLookedAt(UsageError, ValueError):
-    """The text is too short, or too long for this machine; one line that says what to do."""
+    """The text is too short, or too long for this machine; the message says in one line what to do."""
 
 
 @dataclass
 class Head:
-    """One head on the first sequence: its gates (T,) and what its weights add up to, on the CPU."""
+    """One head on the first sequence, on the CPU: its gates (T,) and sums of its attention weights."""
 
     layer: int
     head: int
@@ -43,10 +43,10 @@ class ModelHeads:
     """A model's heads.
 
     Attributes:
-        table: the frame of :func:`acp_repro.papers.acp.heads.inspect_heads` over all sequences, with columns
-            that only the first sequence gives: see :func:`look`.
+        table: the frame of :func:`acp_repro.papers.acp.heads.inspect_heads` over all sequences. It has more
+            columns, from the first sequence alone: see :func:`look`.
         heads: in the table's order.
-        input_ids: (T,), the first sequence.
+        input_ids: (T,) int64, the first sequence.
         cell: tokens of a square of :attr:`HeadWeights.cells`.
         grid: tokens of a query block and of a key block.
     """
@@ -59,9 +59,11 @@ class ModelHeads:
 
     @property
     def length(self) -> int:
+        """Tokens of the first sequence."""
         return len(self.input_ids)
 
     def head(self, layer: int, head: int) -> Head:
+        """The head of that layer and number."""
         return next(h for h in self.heads if (h.layer, h.head) == (layer, head))
 
 
@@ -78,13 +80,14 @@ def look(
     Memory grows with the length, never with its square.
 
     Args:
-        model, batches, log_pruning_tolerance, dtype: those of
-            :func:`acp_repro.papers.acp.heads.inspect_heads`, which makes the table.
+        batches: token ids, (B, T) int64 each.
+        model, log_pruning_tolerance, dtype: of :func:`acp_repro.papers.acp.heads.inspect_heads`, which makes
+            the table.
 
     Returns:
-        The table has these columns beside those of ``inspect_heads``:
+        The heads. Their table has these columns besides those of ``inspect_heads``:
 
-        - ``half_weight_tokens``: the distance within which half of the weight lies;
+        - ``half_weight_tokens``: the distance within which half of the weight lies, in tokens;
         - ``strongest_weight``: the mean weight of a query's strongest key;
         - ``first_token_weight``: the mean weight on the first token;
         - ``largest_pruned_mass``: the most weight that pruning takes from a row;
@@ -149,14 +152,14 @@ def _columns(heads: list[Head]) -> dict[str, list[float]]:
 
 
 def place_heads(table: pd.DataFrame, heads: list[Head]) -> tuple[np.ndarray, np.ndarray]:
-    """A place in the plane for each head, near to those that are like it.
+    """A place in the plane for each head, near heads that are like it.
 
-    Heads are alike if they spread their weight over distances alike, forget alike, prune alike, and peak
-    alike. The places are the first two principal components of these numbers, each scaled to unit spread.
+    Heads are alike if they forget alike, prune alike, peak alike, and spread their weight over similar
+    distances. The places are the first two principal components of these numbers, each scaled to unit spread.
 
     Returns:
-        x and y, (heads,) each, within -1 and 1. The side of an axis says nothing; heads with more weight
-        far away stand to the right.
+        x and y, (heads,) float64 each, within -1 and 1. The sign of an axis has no meaning by itself; heads
+        with more weight far away are on the right.
     """
     octaves = [2**e - 1 for e in range(1, max(2, math.ceil(math.log2(len(heads[0].log_fgate)))))]
     near = np.array([head.weights.by_distance.cumsum(0)[octaves].tolist() for head in heads])
@@ -188,7 +191,7 @@ def place_heads(table: pd.DataFrame, heads: list[Head]) -> tuple[np.ndarray, np.
 
 
 def _check_memory(config: FoXConfig, length: int, rows: int, device: torch.device) -> None:
-    """Refuses what would fill the memory, by a count of what is held at once."""
+    """Raises an error if ``look`` would fill the memory, by a count of what is held at once."""
     chunk = CHUNK_SCORES_CPU if device.type == "cpu" else CHUNK_SCORES_GPU
     # A block's activations: about ten as wide as the model, three as wide as the MLP, in float32.
     model = 4 * rows * length * (10 * config.hidden_size + 3 * config.mlp_width)
@@ -206,7 +209,7 @@ def _check_memory(config: FoXConfig, length: int, rows: int, device: torch.devic
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """What can still be taken; None where the system does not say."""
+    """Bytes that are free on ``device``; None if the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

@@ -1,7 +1,7 @@
-"""What the page holds of a model's heads: numbers rounded to bytes, deflated, in base64.
+"""A model's heads as the page stores them: numbers rounded to bytes, deflated, in base64.
 
 ``page/data.js`` is the reverse. Numbers of more than a byte are written a byte at a time, all the lowest
-bytes first, which deflates better.
+bytes first, because that deflates better.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ GATE_STEPS = 64  # of log(f / (1 - f)), a step: 0.4 % of f at most
 CELL_FLOOR, RECEIVED_FLOOR = 1e-5, 1e-3
 C_TOKENS = 64  # c is exact at every so many tokens; between them it follows the gates
 BINS_PER_OCTAVE = 4
-# Keys that the page lists, about 1.4 bytes each. A query's strongest is listed whatever its weight, others
-# from the first of these weights on with which all fit; else every 2nd, 4th ... query has its list.
+# Keys that the page lists, about 1.4 bytes each. A query's strongest key is always listed. Others are listed
+# from the first of these weights on with which all fit. If none fits, only every 2nd, 4th ... query has a
+# list.
 MOST_KEYS = 2_500_000
 LEAST_WEIGHTS = (0.01, 0.02, 0.05)
 
 
 class Listing(NamedTuple):
-    """Which of the strongest keys the page lists: of every how many queries, and from which weight on."""
+    """Which of the strongest keys the page lists: those of every n-th query, from some weight on."""
 
     stride: int
     least_weight: float
 
     @classmethod
     def of(cls, models: Sequence[ModelHeads], most: int = MOST_KEYS) -> Listing:
-        """The fullest that has ``most`` keys or fewer, of all models together."""
+        """The fullest listing with at most ``most`` keys, over all models together."""
         for least in LEAST_WEIGHTS:
             count = sum(int(cls(1, least).mask(head).sum()) for model in models for head in model.heads)
             if count <= most:
@@ -53,14 +54,14 @@ class Listing(NamedTuple):
 def pack_model(
     name: str, facts: Sequence[str], model: ModelHeads, listing: Listing
 ) -> tuple[dict[str, Any], list[str]]:
-    """A model's part of the page: what it shows at once, and one text in base64 for each head.
+    """A model's part of the page: what it shows at first, and one text in base64 for each head.
 
     Args:
         name: what the page calls the model.
         facts: lines about it.
     """
     edges = distance_bins(model.length)
-    with ThreadPoolExecutor() as threads:  # zlib lets go of Python's lock
+    with ThreadPoolExecutor() as threads:  # zlib releases Python's lock
         packed = list(threads.map(lambda head: _pack_head(head, listing, edges, model.grid), model.heads))
     about = {
         "name": name,
@@ -82,7 +83,7 @@ def pack_model(
 
 
 def distance_bins(length: int) -> np.ndarray:
-    """Edges of bins of distances: 0, 1, 2, ... and, further on, :data:`BINS_PER_OCTAVE` an octave."""
+    """Edges of bins of distances, (n,) int64: 0, 1, 2, ... and later :data:`BINS_PER_OCTAVE` to an octave."""
     octaves = np.arange(0, math.log2(length) + 1 / BINS_PER_OCTAVE, 1 / BINS_PER_OCTAVE)
     edges = np.unique(np.concatenate([[0], np.round(2**octaves)]).astype(int))
     return np.append(edges[edges < length], length)
@@ -92,15 +93,15 @@ def pack_text(pieces: Sequence[str], ids: np.ndarray) -> tuple[list[str], str]:
     """The distinct pieces of a text, and in base64 which of them each token is.
 
     Args:
-        pieces: (T,), what each token reads.
-        ids: (T,), its id.
+        pieces: (T,), the text of each token.
+        ids: (T,) int64, its id.
     """
     _, first, which = np.unique(ids, return_index=True, return_inverse=True)
     return [pieces[i] for i in first], encode([which.astype("<u4")])
 
 
 def encode(arrays: Iterable[np.ndarray]) -> str:
-    """In base64, deflated: one array after the other, of each the lowest bytes of its numbers first."""
+    """Arrays of any shape, deflated, in base64: one after the other, the lowest bytes of each first."""
     raw = b"".join(np.ascontiguousarray(_bytes_of(array).T).tobytes() for array in arrays)
     return base64.b64encode(zlib.compress(raw, 9)).decode()
 
@@ -139,13 +140,14 @@ def _pack_head(
 
 
 def logarithmic(values: np.ndarray, least: float, most: float) -> np.ndarray:
-    """Bytes: 0 under ``least``, 1 there, 255 at ``most``."""
+    """``values`` of any shape as uint8 on a logarithmic scale: 0 under ``least``, 1 there, 255 at
+    ``most``."""
     share = np.log(np.maximum(values, least) / least) / math.log(most / least)
     return np.where(values < least, 0, 1 + np.round(254 * share.clip(0, 1))).astype("<u1")
 
 
 def _plain(column) -> list:
-    """Numbers of six digits; what is missing is null."""
+    """Numbers with six digits; missing values become null."""
     values = column.tolist()
     return [
         float(f"{v:.6g}") if isinstance(v, float) and math.isfinite(v) else None if v != v else v

@@ -1,5 +1,6 @@
-"""The attention weights of one head, a few rows at a time: sums by block, by distance and by key, and the
-strongest keys of every query. Nothing of size T x T is ever held.
+"""The attention weights of one head, a few rows at a time. Nothing of size T x T is ever held.
+
+It gives sums by block, by distance and by key, and the strongest keys of every query.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from acp_repro.attention.boundary import find_boundary
 
-# Scores held at a time. A CPU works in its caches; a GPU wants many rows a launch.
+# Scores held at a time. A CPU is fastest inside its caches, a GPU with many rows per launch.
 CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**20, 2**26
-# Rows that share the point from which decays are counted: see `head_weights`.
+# Rows that share one base for their decays: see `_scores`.
 _ROWS_OF_BASE = 64
 _GROUP = 32  # columns of a group: see `_largest`
 
@@ -65,7 +66,7 @@ def head_weights(
     """Every sum over one head's A in one pass over it.
 
     Args:
-        q, k: (T, D), float32 or float64: sums are taken in that.
+        q, k: (T, D), float32 or float64; sums are in the same dtype.
         c: (T,) float64, the running sum of the log forget gates.
         threshold: delta, one number.
         grid: tokens of a query block and of a key block.
@@ -90,7 +91,7 @@ def head_weights(
     by_distance, received = (torch.zeros(length, dtype=torch.float64, device=device) for _ in range(2))
     scores = q.new_empty(min(rows, length), length)
     future = torch.ones(len(scores), len(scores), dtype=torch.bool, device=device).triu_(1)
-    # Powers of 2: a CPU's exp takes many times as long where its result is next to 0, as most are here.
+    # Powers of 2, because exp on a CPU is many times slower where its result is almost 0, as most are here.
     q, c = q * (q.shape[1] ** -0.5 / math.log(2)), c / math.log(2)
     for first in range(0, length, rows):
         last = min(length, first + rows)
@@ -123,10 +124,10 @@ def head_weights(
 
 
 def _scores(q: Tensor, k: Tensor, c: Tensor, first: int, out: Tensor) -> None:
-    """Logits, in base 2, of the rows from ``first`` on, but for a constant of each row: softmax sees none.
+    """Logits in base 2 of the rows from ``first`` on, up to a constant per row, which the softmax ignores.
 
-    The decay is taken as ``c_base - c_j``, in float64, from a base near the row: from a base far away
-    float32 would lose the small differences next to the diagonal.
+    The decay is computed as ``c_base - c_j``, in float64, from a base near the row. From a base far away,
+    float32 would lose the small differences near the diagonal.
     """
     last = out.shape[1]
     keys = k[:last].T
@@ -139,8 +140,8 @@ def _scores(q: Tensor, k: Tensor, c: Tensor, first: int, out: Tensor) -> None:
 def _largest(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(R, count) values and columns, as ``block.topk`` gives them.
 
-    Decays let scores grow along a row, which is the worst case of a search from the left. So columns are
-    put into groups, and only the groups with the largest maxima are searched.
+    Scores grow along a row because of the decays, which is the worst case for a search from the left. So
+    columns are put into groups, and only the groups with the largest maxima are searched.
     """
     width = block.shape[1]
     groups = width // _GROUP
@@ -158,10 +159,10 @@ def _largest(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _add_by_distance(block: Tensor, share: Tensor, first: int, out: Tensor) -> None:
     """Adds to ``out`` the weight at each distance; row r of ``block`` is query ``first + r``."""
     rows, width = block.shape
-    # Read one place further in each row, a column holds one distance: `first` the left-most, 0 the last.
+    # If each row is read one place further, a column holds one distance: `first` on the left, 0 at the end.
     slanted = block.as_strided((rows, first + 1), (width + 1, 1), block.storage_offset())
     out[: first + 1] += (slanted.T @ share).flip(0)
-    # The keys before those: j < r, at distances over `first`.
+    # The keys before those: j < r, at distances above `first`.
     corner = block.new_zeros(rows, 2 * rows)
     corner[:, rows:] = block[:, :rows].tril(-1)
     slanted = corner.as_strided((rows, rows), (2 * rows + 1, 1))

@@ -25,7 +25,7 @@ def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
     """The whole page.
 
     Args:
-        about: what the page shows at once: ``models`` and ``pieces``, see ``heads.pack``.
+        about: what the page shows at first: ``models`` and ``pieces``, see ``heads.pack``.
         blobs: texts in base64, by the names under which the scripts look for them.
     """
     folder = resources.files(__package__)
@@ -50,6 +50,6 @@ def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
         "data": "\n".join(data),
         "scripts": "\n".join(scripts),
     }
-    # Cut first, filled then: what is filled in may hold braces of its own.
+    # The template is cut before it is filled, because the filling may hold braces.
     pieces = re.split(r"\{\{(\w+)\}\}", read("page.html"))
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
