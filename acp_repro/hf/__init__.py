@@ -5,8 +5,8 @@
     model = AutoModelForCausalLM.from_pretrained("pretrained/pro-3m-4k-acp")
     tokenizer = AutoTokenizer.from_pretrained("pretrained/pro-3m-4k-acp")  # puts BOS in front, as in training
 
-Folders of this project and the authors' checkpoints hold the same tensors under the same names, so both
-are read as they are, by path or by name on the Hub, and no code of a checkpoint is run.
+Folders of this project and the authors' checkpoints hold the same tensors under the same names. Both are read
+as they are, by path or by name on the Hub. No code of a checkpoint is run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .tokenization import FoXTokenizer, JSONGPT2Tokenizer
 
 AutoConfig.register(ForgettingTransformerConfig.model_type, ForgettingTransformerConfig, exist_ok=True)
 AutoModelForCausalLM.register(ForgettingTransformerConfig, ForgettingTransformerForCausalLM, exist_ok=True)
-# A folder may name either in tokenizer_config.json; the last is of those that name none.
+# A folder may name either one in tokenizer_config.json. The last one is for folders that name none.
 for _tokenizer in (JSONGPT2Tokenizer, FoXTokenizer):
     AutoTokenizer.register(ForgettingTransformerConfig, tokenizer_class=_tokenizer, exist_ok=True)
 

@@ -9,22 +9,22 @@ from transformers import PreTrainedConfig
 from acp_repro.model import FoXConfig
 from acp_repro.model.pretrained import MODEL_TYPE, config_from_official, config_to_official
 
-# The authors' files carry these ids, which their training never used and GPT-2 gives to "!" and '"'.
+# The authors' files have these ids. Their training never used them, and in GPT-2 they are "!" and '"'.
 MEANINGLESS_IDS = (0, 1)
 _GPT2_END_OF_TEXT = 50256
 
 
 class ForgettingTransformerConfig(PreTrainedConfig):
-    """The fields of ``FoXConfig``, and transformers' own.
+    """The fields of ``FoXConfig``, and those of transformers.
 
     Args:
-        use_cache: keep a cache unless the call says otherwise.
-        bos_token_id, eos_token_id: the token between documents. The pair 0 and 1 of the authors' files
-            is read as GPT-2's 50256, or as None where the vocabulary is smaller.
-        **kwargs: fields of ``FoXConfig``, whose defaults these are; keys of transformers.
+        use_cache: keep a cache unless the call sets it otherwise.
+        bos_token_id, eos_token_id: the token between documents. The pair 0 and 1 of the authors' files is
+            read as GPT-2's 50256, or as None if the vocabulary is smaller.
+        **kwargs: fields of ``FoXConfig``, with its defaults; keys of transformers.
 
     Raises:
-        ValueError: for a value that ``FoXConfig`` refuses, or a feature that FoX here does not have.
+        ValueError: ``FoXConfig`` does not allow a value, or FoX here does not have a feature.
     """
 
     model_type = MODEL_TYPE
@@ -54,6 +54,10 @@ class ForgettingTransformerConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
     def to_fox(self) -> FoXConfig:
-        """The config of our own model; raises ValueError for what it refuses."""
+        """The config of our own model.
+
+        Raises:
+            ValueError: ``FoXConfig`` does not allow it.
+        """
         names = config_to_official(FoXConfig())
         return config_from_official({name: getattr(self, name) for name in names}, "the config")

@@ -1,4 +1,4 @@
-"""Folders from the authors' format to transformers' and back: the same tensors, bit for bit."""
+"""Converts folders between the authors' format and that of transformers: the same tensors, bit for bit."""
 
 from __future__ import annotations
 
@@ -33,11 +33,15 @@ _BYTES_VOCAB_SIZE = 257  # of models that read bytes: 256 of them, and BOS
 
 
 def read_checkpoint(folder: str | os.PathLike[str]) -> tuple[FoXConfig, dict[str, Tensor]]:
-    """Config and tensors of a folder in either format, in the dtypes of the file; shards are joined.
+    """Config and tensors by name, in the shapes and dtypes of the files; shards are joined.
+
+    Args:
+        folder: in either format.
 
     Raises:
-        FileNotFoundError: the folder holds no ``config.json``, or no safetensors; says what is there.
-        ValueError: a layout that is not known, or tensors that do not fit the config.
+        FileNotFoundError: the folder holds no ``config.json``, or no safetensors; the message says what is
+            there.
+        ValueError: the layout is not known, or tensors do not fit the config.
     """
     folder = find_folder(folder)
     config = load_config(folder)
@@ -69,7 +73,11 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> tuple[FoXConfig, dict[str
 
 
 def to_official(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Write the authors' format, which is ours; raises as :func:`read_checkpoint` does."""
+    """Writes the authors' format, which is ours.
+
+    Raises:
+        FileNotFoundError, ValueError: as :func:`read_checkpoint`.
+    """
     config, tensors = read_checkpoint(source)
     with torch.device("meta"):
         model = FoXForCausalLM(config)
@@ -83,14 +91,14 @@ def to_official(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
 def to_transformers(
     source: str | os.PathLike[str], target: str | os.PathLike[str], *, longcrawl64: bool = False
 ) -> None:
-    """Write a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` read after ``import acp_repro.hf``.
+    """Writes a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` read after ``import acp_repro.hf``.
 
     Args:
         longcrawl64: the model reads JSON-escaped text, and ``tokenizer.json`` is GPT-2's.
 
     Raises:
-        FileNotFoundError, ValueError: as :func:`read_checkpoint`; or the tokenizer is of another
-            vocabulary than the model.
+        FileNotFoundError, ValueError: as :func:`read_checkpoint`; or the tokenizer has another vocabulary
+            than the model.
     """
     config, tensors = read_checkpoint(source)
     target = Path(target)
@@ -124,7 +132,7 @@ def _tokenizer(folder: Path, config: FoXConfig, longcrawl64: bool) -> FoXTokeniz
         try:
             bpe = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises nothing narrower
-            raise ValueError(f"{path} is no tokenizer ({error}); copy or download it again") from error
+            raise ValueError(f"{path} is not a tokenizer ({error}); copy or download it again") from error
     elif config.vocab_size == _BYTES_VOCAB_SIZE:
         bpe = _bytes_tokenizer()
     else:
@@ -133,13 +141,13 @@ def _tokenizer(folder: Path, config: FoXConfig, longcrawl64: bool) -> FoXTokeniz
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
             f"{path} has {len(tokenizer)} ids and the model {config.vocab_size}; put the tokenizer "
-            "that it was trained with there"
+            "that the model was trained with there"
         )
     return tokenizer
 
 
 def _bytes_tokenizer() -> Tokenizer:
-    """Token ids that are the bytes of the text, as a BPE without merges."""
+    """A BPE without merges, so that token ids are the bytes of the text."""
     characters = byte_characters()
     bpe = Tokenizer(models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[]))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -148,8 +156,10 @@ def _bytes_tokenizer() -> Tokenizer:
 
 
 def byte_characters() -> Mapping[int, str]:
-    """The printable character that byte-level BPE writes for each byte: its own where it has one, else the
-    next from U+0100 on."""
+    """The printable character that byte-level BPE writes for each byte.
+
+    This is the byte's own character if it has one, else the next free one from U+0100 on.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""FoX as a model of transformers: the modules and tensor names are those of ``FoXForCausalLM``."""
+"""FoX as a model of transformers. Its modules and tensor names are those of ``FoXForCausalLM``."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
-        """As transformers', but tensors that do not fit are an error and never drawn at random.
+        """As in transformers, but tensors that do not fit raise an error instead of being initialised at
+        random.
 
         Raises:
-            ValueError: tensors are missing, unexpected or of another shape; lists them.
+            ValueError: tensors are missing, unexpected or of another shape; the message lists them.
         """
         with_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(
@@ -62,7 +63,7 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
             shown = problems[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
             raise ValueError(f"{pretrained_model_name_or_path} does not fit its config: {'; '.join(shown)}")
         told = model.generation_config
-        if (told.bos_token_id, told.eos_token_id) == MEANINGLESS_IDS:  # read from config.json as it stands
+        if (told.bos_token_id, told.eos_token_id) == MEANINGLESS_IDS:  # taken from config.json unchanged
             told.bos_token_id, told.eos_token_id = model.config.bos_token_id, model.config.eos_token_id
         return (model, info) if with_info else model
 
@@ -71,15 +72,19 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
             module.reset_parameters()
 
     def get_input_embeddings(self) -> nn.Module:
+        """The embedding, as transformers names it."""
         return self.model.embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replaces the embedding."""
         self.model.embeddings = value
 
     def get_output_embeddings(self) -> nn.Module:
+        """The language-model head, as transformers names it."""
         return self.lm_head
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replaces the language-model head."""
         self.lm_head = new_embeddings
 
     def forward(
@@ -95,23 +100,24 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
-        """Logits, and the mean loss where there are labels.
+        """Logits, and the mean loss if there are labels.
 
         Args:
             input_ids: (B, T) integer; with a cache, the tokens after the cached ones.
-            attention_mask: (B, cached + T) of 0 and 1; zeros are padding on the left, or on the right of
+            attention_mask: (B, cached + T) of 0 and 1. Zeros are padding: on the left, or on the right of
                 rows that nothing follows. FoX has no positions, so ``position_ids`` is not needed.
             past_key_values: continue after what it holds, and extend it in place.
-            labels: (B, T); those of the next token, shifted inside, -100 left out, as in transformers.
-            use_cache: return a cache; by default ``config.use_cache`` where no gradients are recorded.
-            logits_to_keep: only the last so many logits, or those at these indices; 0 is all.
+            labels: (B, T) integer, the ids of input_ids. They are shifted inside and -100 is left out, as in
+                transformers.
+            use_cache: return a cache; by default ``config.use_cache`` if no gradients are recorded.
+            logits_to_keep: give only this many last logits, or those at these indices; 0 gives all.
 
         Returns:
-            logits (B, T, vocab) in the dtype of the head's product.
+            logits (B, T, vocab) in the dtype of the head's product; loss, a scalar in nats.
 
         Raises:
-            ValueError: a cache of another kind or model, padding inside a row or between cached tokens
-                and new ones, or a request for attention weights, which no kernel here holds.
+            ValueError: the cache is of another kind or model, or a row has padding inside or between cached
+                and new tokens. Also if attention weights are requested, because no kernel here holds them.
         """
         if output_attentions:
             raise ValueError("output_attentions is not supported: the kernels never hold the weights")
@@ -152,7 +158,7 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
             if not isinstance(cache, ForgettingTransformerCache):
                 raise ValueError(
                     f"past_key_values must be a ForgettingTransformerCache, got {type(cache).__name__}: "
-                    "gates and token shifts have no place in another"
+                    "no other cache holds gates and token shifts"
                 )
             cache.check_model(self.config)
             held = cache.get_seq_length()
@@ -175,7 +181,7 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         real = mask.bool()
         start = real.int().argmax(-1)
         changes = real[:, 1:] != real[:, :-1]
-        # From padding to text and back to padding: more than that is a hole.
+        # Padding, text and padding again is allowed. More changes mean a hole in the text.
         allowed = (start > 0).int() + (~real[:, -1]).int()
         if bool((changes.sum(-1) > allowed).any()):
             raise ValueError("attention_mask has zeros between ones; only the ends of a row may be padding")
@@ -186,14 +192,14 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
     ) -> None:
-        """Where transformers would make its own cache, which knows no forget gates."""
+        """Makes our cache. The one that transformers would make here does not hold forget gates."""
         if generation_config.cache_implementation not in (None, "dynamic"):
             raise ValueError(
                 f"cache_implementation={generation_config.cache_implementation!r} is not supported: FoX has "
                 "a cache of its own (ForgettingTransformerCache)"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            # Drafts may run past the end before they are taken back.
+            # Drafts may run past the end before they are removed.
             drafts = generation_config.is_assistant or generation_mode == GenerationMode.ASSISTED_GENERATION
             cache = ForgettingTransformerCache(self.config, None if drafts else max_cache_length)
             if generation_config.is_assistant:
@@ -203,7 +209,7 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
 
 @contextlib.contextmanager
 def _watching(layers, states: list[Tensor]) -> Iterator[None]:
-    """While open, what goes into each of ``layers`` is appended to ``states``."""
+    """While open, appends the inputs of each of ``layers`` to ``states``."""
     handles = [
         layer.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])) for layer in layers
     ]

@@ -1,4 +1,5 @@
-"""``FoXCache`` as a ``Cache`` of transformers: what its ``generate`` asks for, from greedy to beam search."""
+"""``FoXCache`` as a ``Cache`` of transformers, with all that its ``generate`` needs, from greedy to beam
+search."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from .configuration import ForgettingTransformerConfig
 
 
 class ForgettingTransformerCache(Cache):
-    """Pass it as ``past_key_values``; the model fills ``self.fox`` itself, so ``update`` is not used.
+    """A cache to pass as ``past_key_values``. The model fills ``self.fox`` itself, so ``update`` is not used.
 
     Args:
         config: of the model that will fill it.
         max_cache_len: the longest length allowed, in tokens; see ``FoXCache``.
 
     Attributes:
-        right_padded: the tokens held end with padding, so that nothing can follow them.
+        right_padded: whether the tokens held end with padding, so that nothing can follow them.
     """
 
     def __init__(self, config: ForgettingTransformerConfig, max_cache_len: int | None = None):
@@ -45,7 +46,7 @@ class ForgettingTransformerCache(Cache):
         return self.fox.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """The longest length allowed; -1: any."""
+        """The longest length allowed, in tokens; -1 for any."""
         return -1 if self._max_length is None else self._max_length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -62,18 +63,24 @@ class ForgettingTransformerCache(Cache):
 
     @property
     def is_initialized(self) -> bool:
+        """Whether it holds tokens."""
         return self.fox.length > 0
 
     @property
     def is_sliding(self) -> list[bool]:
+        """Whether each layer has a sliding window; no layer has."""
         return [False] * len(self)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
-        """Raises NotImplementedError: FoX's forget gates have no place in this signature."""
-        raise NotImplementedError("a ForgettingTransformerCache is filled by its model alone")
+        """Not supported, because this signature has no forget gates.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("only its FoX model fills a ForgettingTransformerCache; do not call update")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row i becomes what row ``beam_idx[i]`` was."""
+        """Row i becomes what row ``beam_idx[i]`` was; ``beam_idx`` is (B,) int64."""
         kept = torch.equal(beam_idx.cpu(), torch.arange(max(self.batch_size, 0)))
         if self.fox.length and not kept:
             self.fox = self.fox.select_rows(beam_idx)
@@ -81,28 +88,27 @@ class ForgettingTransformerCache(Cache):
     batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row becomes ``repeats`` rows that go on alone."""
+        """Each row becomes ``repeats`` rows that continue separately."""
         if self.fox.length:
             rows = torch.arange(self.batch_size).repeat_interleave(repeats)
             self.fox = self.fox.select_rows(rows)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last ``-tokens_to_remove`` tokens (transformers counts them below 0).
+        """Removes the last ``-tokens_to_remove`` tokens (transformers counts them below 0).
 
         Raises:
-            ValueError: for a number above 0, or for tokens that cannot be given back; see
-                ``FoXCache.crop``.
+            ValueError: the number is above 0, or the tokens cannot be removed; see ``FoXCache.crop``.
         """
         if tokens_to_remove > 0:
-            raise ValueError(f"crop takes the tokens to remove as a number below 0, got {tokens_to_remove}")
+            raise ValueError(f"crop needs the tokens to remove as a number below 0, got {tokens_to_remove}")
         self.fox.crop(-tokens_to_remove)
 
     def activate_past_recording(self) -> None:
-        """Hold what ``crop`` needs, from the next token on."""
+        """From the next token on, keeps what ``crop`` needs."""
         self.fox.record_past()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Removes all tokens."""
         self.fox = FoXCache(len(self), self._max_length)
         self.right_padded = False
 

@@ -1,7 +1,7 @@
-"""The tokenizers of FoX models: one of a ``tokenizer.json``, and that of LongCrawl64.
+"""The tokenizers of FoX models: one for a ``tokenizer.json``, and one for LongCrawl64.
 
-Both put BOS in front of a text, as every sequence began in training; ``add_special_tokens=False`` leaves
-it out.
+Both put BOS in front of a text, because every training sequence began with it; ``add_special_tokens=False``
+leaves it out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
-# BOS, EOS and padding; where ``tokenizer.json`` lacks it, as those of this project do, it is the next id.
+# BOS, EOS and padding. If ``tokenizer.json`` lacks it, as those of this project do, it gets the next id.
 END_OF_TEXT = "<|endoftext|>"
 _GPT2_VOCAB_SIZE = 50257
 _ESCAPES = re.compile(r'(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))+')
@@ -26,13 +26,14 @@ def escape(text: str) -> str:
 def unescape(text: str) -> str:
     """The inverse of :func:`escape`; an escape that is cut off at an end stays as it is."""
     text = _ESCAPES.sub(lambda run: json.loads(f'"{run[0]}"'), text)
-    # Half of a surrogate pair is no character.
+    # Half of a surrogate pair is not a character.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class FoXTokenizer(PreTrainedTokenizerFast):
-    """The ``tokenizer.json`` beside a model's weights, as it stands. BOS, EOS and padding are
-    ``<|endoftext|>``, the token between documents.
+    """The ``tokenizer.json`` beside a model's weights, unchanged.
+
+    BOS, EOS and padding are ``<|endoftext|>``, the token between documents.
 
     Raises:
         ValueError: there is no such file.
@@ -50,13 +51,14 @@ class FoXTokenizer(PreTrainedTokenizerFast):
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
-        """The file goes to ``__init__`` whole; transformers would take its vocabulary and merges alone."""
+        """Passes the whole file to ``__init__``; transformers would pass only its vocabulary and merges."""
         return kwargs
 
 
 class JSONGPT2Tokenizer(GPT2Tokenizer):
-    """GPT-2's byte-level BPE over JSON-escaped text, as LongCrawl64 was tokenised. BOS, EOS and padding
-    are ``<|endoftext|>``, id 50256, the token between its documents.
+    """GPT-2's byte-level BPE over JSON-escaped text, as LongCrawl64 was tokenised.
+
+    BOS, EOS and padding are ``<|endoftext|>``, id 50256, the token between its documents.
 
     Raises:
         ValueError: the files hold another vocabulary than GPT-2's.
@@ -66,7 +68,7 @@ class JSONGPT2Tokenizer(GPT2Tokenizer):
         super().__init__(*args, **_with_ends(kwargs))
         if len(self) != _GPT2_VOCAB_SIZE:
             raise ValueError(
-                f"this tokenizer has {len(self)} ids, and GPT-2's, of which LongCrawl64 is made, "
+                f"this tokenizer has {len(self)} ids, and GPT-2's, which made LongCrawl64, "
                 f"{_GPT2_VOCAB_SIZE}; put GPT-2's tokenizer.json there"
             )
 
