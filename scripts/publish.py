@@ -107,13 +107,16 @@ def fox(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]
     files.write_json(folder / "done.json", done)
     config = run.model_config(corpus.vocab_size)
     about = f"""\
-A Forgetting Transformer (FoX, {run.architecture}) of {config.num_hidden_layers} layers,
-width {config.hidden_size}, {config.num_heads} heads of {config.head_dim},
-{config.num_parameters():,} weights without the input embedding, in bfloat16, trained with adaptive
-computation pruning (log epsilon = {run.log_pruning_tolerance:g}). It is here to look at: its heads are
-local and global as in large models."""
+A small Forgetting Transformer (FoX), trained with Adaptive Computation Pruning (ACP). Use it to look at
+heads: it has local and global ones, as large models do.
+
+    python -m acp_repro.inspect pretrained/{folder.name}"""
     pruned = blocks["pruned_blocks"].sum() / blocks["causal_blocks"].sum()
     rows = {
+        "model": f"FoX ({run.architecture}): {config.num_hidden_layers} layers of width "
+        f"{config.hidden_size}, {config.num_heads} heads of {config.head_dim}",
+        "weights": f"{config.num_parameters():,} without the input embedding, in bfloat16",
+        "pruning": f"log epsilon = {run.log_pruning_tolerance:g}",
         "data": f"`corpus: {run.data.corpus}`, {run.data.path or 'on every machine'}",
         "tokenizer": f"byte-pair encoding of {config.vocab_size:,} ids, trained on the same text "
         "(tokenizer.json)",
@@ -124,9 +127,10 @@ local and global as in large models."""
         "pruned share of blocks": f"{pruned:.1%}, over {blocks['measured_tokens'].iloc[0]:,} tokens",
     }
     end = """\
-Loss and pruned share are those of the float32 weights that were trained. `make figure4 SUITE=pretrained`
-measures this folder on your machine. Its text is in the public domain; the weights are under the licence
-of the project."""
+Loss and pruned share were measured with the float32 weights, as trained. `make figure4 SUITE=pretrained`
+measures the weights of this folder on your machine.
+
+Its text is in the public domain. The weights are under the licence of the project."""
     return about, rows, end
 
 
@@ -148,24 +152,27 @@ def encoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], 
     classes = ", ".join(json.loads((run.model_folder / "classes.json").read_text()))
     place = "at the input" if run.gates == "input" else run.gates.replace("_", " ")
     about = f"""\
-An encoder of {run.backbone.num_hidden_layers} blocks of width {run.backbone.hidden_size}
-({sum(p.numel() for p in model.parameters()):,} weights, in bfloat16) that says which package a
-part of the Python standard library comes from, and keeps {run.budget:.0%} of its tokens: a gate
-{place} of Adaptive Retention (`acp_repro.retention`) chooses them. It is here to look at:
+A small encoder with [Adaptive Retention](../../docs/adaptive-retention.md). It reads a piece of the Python
+standard library and says which package it comes from. It keeps {run.budget:.0%} of its tokens: a gate
+{place} chooses them. Use it to look at which tokens stay:
 
     python -m acp_repro.retention.show pretrained/{folder.name} --file acp_repro/common/files.py"""
     rows = {
-        "data": f"parts of {run.dataset.options.get('characters', 600)} characters of {classes}, the "
-        "package's own name left out",
-        "tokeniser": f"byte-pair encoding of {model.config.vocab_size:,} ids, trained on the same text",
+        "model": f"{run.backbone.num_hidden_layers} blocks of width {run.backbone.hidden_size}",
+        "weights": f"{sum(p.numel() for p in model.parameters()):,}, in bfloat16",
+        "data": f"pieces of {run.dataset.options.get('characters', 600)} characters of {classes}; the "
+        "package's own name is taken out",
+        "tokenizer": f"byte-pair encoding of {model.config.vocab_size:,} ids, trained on the same text",
         "longest text": f"{run.dataset.max_tokens} tokens",
-        f"accuracy on {ours['measured_examples']:,} test parts": f"{ours['score_percent']:.1f} % with "
-        f"{ours['kept_share']:.0%} of the tokens, dense {whole['score_percent']:.1f} %",
+        f"accuracy on {ours['measured_examples']:,} test pieces": f"{ours['score_percent']:.1f} % with "
+        f"{ours['kept_share']:.0%} of the tokens; a dense model has {whole['score_percent']:.1f} %",
         "trained on": "{tokens:,} tokens, on {device}, in {seconds:.0f} seconds",
     }
     end = """\
-The scores are those of the float32 weights that were trained. The text of the standard library is under
-Python's licence; the weights are under the licence of the project."""
+The scores were measured with the float32 weights, as trained.
+
+The text of the standard library is under Python's licence. The weights are under the licence of the
+project."""
     return about, rows, end
 
 
@@ -180,17 +187,20 @@ def autoencoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, st
     gates = " and ".join(map(str, settings.gated_blocks(blocks)))
     command = f"python -m acp_repro.lap.compress pretrained/{folder.name}"
     about = f"""\
-A pruning autoencoder ([on the method](../../docs/learnable-attention-pruning.md)): a T5 of {blocks} encoder
-and {run.model.num_decoder_layers} decoder blocks of width {run.model.d_model},
-{described["parameters"]:,} weights in float32, with hard concrete gates after encoder blocks
-{gates} (counted from 0) and a decoder that sees {settings.decoder_window} tokens. It is here to
-look at. It was trained from scratch on short sentences, so text of other kinds comes back with mistakes.
+A small autoencoder with [learnable attention pruning](../../docs/learnable-attention-pruning.md) (LAP). Its
+encoder drops tokens of a sentence, and its decoder writes the sentence again from the rest. Use it to look at
+which tokens stay. It was trained on short sentences alone, so other text comes back with mistakes.
 
     {command} --text "Return the number of items in the list.\""""
     texts = f"{described['data']['train_texts']:,} texts of `corpus: {data.corpus}`"
     if "shortest" in data.function.options:
         texts += f", {data.function.called}, of {data.shortest} to {data.longest} characters"
     rows = {
+        "model": f"a T5 of {blocks} encoder and {run.model.num_decoder_layers} decoder blocks of width "
+        f"{run.model.d_model}, trained from scratch",
+        "weights": f"{described['parameters']:,} weights, in float32",
+        "gates": f"hard concrete, after encoder blocks {gates} (counted from 0)",
+        "decoder": f"sees {settings.decoder_window} tokens",
         "data": texts,
         "tokenizer": f"byte-pair encoding of {data.vocabulary:,} ids, trained on the same text "
         "(tokenizer.json)",
@@ -198,16 +208,17 @@ look at. It was trained from scratch on short sentences, so text of other kinds 
         "trained for": f"{run.training.steps:,} steps of {run.training.batch_texts} texts, "
         f"lambda {run.compression:g}",
         "trained on": "{device}, in {seconds:.0f} seconds",
-        "tokens kept": f"{removed['kept_ratio']:.1%}, the others really removed",
-        "accuracy, true tokens before": f"{removed['token_accuracy']:.3f}",
-        "BLEU, ROUGE-L, true tokens before": f"{removed['bleu']:.3f}, {removed['rouge_l']:.3f}",
-        "whole texts, written freely": f"{free['exact_match']:.1%}",
+        "tokens kept": f"{removed['kept_ratio']:.1%}; the others are really removed",
+        "accuracy, given the true tokens before": f"{removed['token_accuracy']:.3f}",
+        "BLEU, ROUGE-L, given the true tokens before": f"{removed['bleu']:.3f}, {removed['rouge_l']:.3f}",
+        "whole texts right, written freely": f"{free['exact_match']:.1%}",
     }
     end = f"""\
-Scores are of {removed["measured_texts"]} sentences that were held out.
-`make table_scores SUITE={suite.name}` trains the suite's models anew and scores those. Sentences of
-the standard library are under Python's licence, the novel is in the public domain, and the weights are under
-the licence of the project."""
+Scores are of {removed["measured_texts"]} sentences that were held out. `make table_scores SUITE={suite.name}`
+trains the suite's models again and scores them.
+
+Sentences of the standard library are under Python's licence. The novel is in the public domain. The weights
+are under the licence of the project."""
     return about, rows, end
 
 
