@@ -176,10 +176,11 @@ CLAIMS = (
     Claim(
         "ACP does not change the loss",
         "Section 4.2: the curves almost match exactly, within the expected variance across runs",
-        "two one-sided tests at 5 %, with the pair of trainings as the unit, show that the mean difference "
-        f"of held-out losses is under {LOSS_WITHIN_NATS} nats a token: half of what the paper's own pairs "
-        "differ by on Wikitext at most (Tables 1 and 3, in nats a word), as a word is fewer than two tokens; "
-        "it fails where the opposite test shows more, and with one pair it cannot be told",
+        "two one-sided tests at 5 % show that the mean difference of held-out losses is under "
+        f"{LOSS_WITHIN_NATS} nats a token. The unit of the tests is a pair of trainings. The margin is half "
+        "of the largest difference between the paper's own pairs on Wikitext (Tables 1 and 3, in nats a "
+        "word). Half, because a word is fewer than two tokens. The claim fails where the opposite test shows "
+        "more. With one pair it cannot be told",
         ("loss",),
         losses_match,
     ),

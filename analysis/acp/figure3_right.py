@@ -173,11 +173,11 @@ CLAIMS = (
     Claim(
         "ACP does not damage retrieval",
         "Section 4.2: ACP also does not damage long-context retrieval performance",
-        "where exact attention finds the needle at all (a mean recall of "
-        f"{FOUND_RECALL:g} or more of its words), the 95 % interval of the mean difference, ACP − exact, "
-        "over pairs of trainings (over haystacks where one model is evaluated both ways) reaches 0 at every "
-        f"training length, and does not reach down to −{RECALL_POINTS:g} points; where it reaches both, or "
-        "where there is one pair of trainings, it cannot be told",
+        "at every training length the 95 % interval of the mean difference, ACP − exact, reaches 0 and stays "
+        f"above −{RECALL_POINTS:g} points. The interval is over pairs of trainings, or over haystacks where "
+        "one model is evaluated both ways. A length counts if exact attention finds the needle there: a mean "
+        f"recall of {FOUND_RECALL:g} or more of its words. Where the interval reaches both 0 and "
+        f"−{RECALL_POINTS:g} points, or where there is one pair of trainings, it cannot be told",
         ("needle",),
         retrieval_kept,
     ),

@@ -196,8 +196,8 @@ def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
 
 
 KINDS_IN_WORDS = (
-    f"local: {100 * LOCAL:g} % or more of what the grid of blocks allows is pruned; global: under "
-    f"{100 * GLOBAL:g} % of it"
+    f"A head is local if {100 * LOCAL:g} % or more of what the grid of blocks allows is pruned, and global "
+    f"if under {100 * GLOBAL:g} % of it is"
 )
 ITEMS = (
     Item(
@@ -209,14 +209,15 @@ ITEMS = (
             Claim(
                 "Heads are either local or global",
                 "Section 4.3: a clear bimodal pattern, most heads are local or global",
-                f"there are local and global heads, together more than there are between ({KINDS_IN_WORDS})",
+                "there are local and global heads, and together they are more than the heads between. "
+                f"{KINDS_IN_WORDS}",
                 ("pruned_ratio",),
                 heads_bimodal,
             ),
             Claim(
                 "Most heads are local",
                 "Section 4.3: a majority of the heads are local heads",
-                f"more than half of the heads are local ({KINDS_IN_WORDS})",
+                f"more than half of the heads are local. {KINDS_IN_WORDS}",
                 ("pruned_ratio",),
                 most_heads_local,
             ),

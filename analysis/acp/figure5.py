@@ -137,7 +137,7 @@ ITEMS = (
             Claim(
                 "In the first two layers all heads are local",
                 "Section 4.3, Figure 5",
-                f"every head of the first two layers is local ({KINDS_IN_WORDS})",
+                f"every head of the first two layers is local. {KINDS_IN_WORDS}",
                 ("pruned_ratio",),
                 first_layers_local,
             ),
@@ -148,10 +148,10 @@ ITEMS = (
 LIKE_THE_MODEL = Claim(
     "Layers are like the whole model, but for the first two",
     "Section 4.3: the distribution for each layer matches the distribution for the entire model",
-    "the 95 % upper bound of how far the kinds of heads (local, global, between) differ between the "
-    f"layers past the second is under {LAYERS_EFFECT:g} (Cohen's w; a medium effect); it fails where heads "
-    "that are shuffled among these layers differ as much in fewer than 5 % of cases; where neither is so, "
-    "there are too few heads in a layer, and it cannot be told",
+    "the kinds of heads (local, global, between) differ little between the layers past the second. The 95 % "
+    f"upper bound of the effect is under {LAYERS_EFFECT:g} (Cohen's w; a medium effect). The claim fails "
+    "where heads that are shuffled among these layers differ as much in fewer than 5 % of cases. Where "
+    "neither is so, a layer has too few heads, and it cannot be told",
     ("pruned_ratio",),
     layers_match_model,
     item="figure5",

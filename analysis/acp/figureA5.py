@@ -171,8 +171,9 @@ ITEMS = (
 SETTLES = Claim(
     "Throughput falls at the beginning of training and then stays level",
     "Section 4.1: decreases for a short period at the beginning of training and then plateaus",
-    f"with ACP the first tenth of a training is faster than the last by more than {SETTLED_PERCENT:g} %, "
-    f"and no tenth of its second half is further than {SETTLED_PERCENT:g} % from it (medians of steps)",
+    f"with ACP the first tenth of a training is faster than the last by more than {SETTLED_PERCENT:g} %. No "
+    f"tenth of its second half is further than {SETTLED_PERCENT:g} % from the last. Speeds are medians of "
+    "steps",
     ("training_log",),
     throughput_settles,
     item="figureA5",

@@ -173,8 +173,8 @@ ITEMS = (
 SHRINKS = Claim(
     "Dropping pruned keys and values saves memory while decoding",
     "Appendix F and Section 6: thus reducing memory consumption and memory accesses",
-    "at every batch and length the cache of a whole model allocates fewer bytes with ACP; "
-    "gates are drawn, two heads in three local",
+    "at every batch and length the cache of a whole model allocates fewer bytes with ACP. The gates are "
+    "drawn so that two heads in three are local",
     ("decode_time",),
     cache_shrinks,
     item="figure_decode",
@@ -182,8 +182,8 @@ SHRINKS = Claim(
 SPED_UP = Claim(
     "Attention takes 50 % to 60 % less time in a decoding step",
     "=decoding.attention_time_reduction",
-    "the time of attention falls by the paper's range with prompts of at least 16k tokens for at least "
-    "16 rows; gates are drawn, two heads in three local",
+    "the time of attention falls by the paper's range, with batches of at least 16 prompts of at least 16k "
+    "tokens. The gates are drawn so that two heads in three are local",
     ("decode_time",),
     decoding_attention_sped_up,
     item="figure_decode",
@@ -191,8 +191,8 @@ SPED_UP = Claim(
 GAINS_GROW = Claim(
     "Attention in decoding gains most with long prefill and large batches",
     "Appendix F: wall-clock time improvement is most obvious there",
-    "the share of attention's time that ACP saves is larger for the longer of two prompts of one batch, "
-    "and for the larger of two batches of one prompt, within a tenth",
+    "ACP saves a larger share of attention's time for the longer of two prompts of one batch, and for the "
+    "larger of two batches of one prompt. A share that is less than a tenth smaller counts too",
     ("decode_time",),
     decoding_gains_grow,
     item="figure_decode",

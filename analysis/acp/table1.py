@@ -235,11 +235,11 @@ CLAIMS = (
     Claim(
         "ACP does not change downstream results",
         "Section 4.2: the downstream task performances of models with and without ACP are similar",
-        "in every column two one-sided tests at 5 %, with the pair of trainings as the unit, show a mean "
-        "difference smaller than the largest of the paper's own pairs in that column; columns of accuracy in "
-        "which no exact model is better than guessing are left out; it fails where the "
-        "opposite test shows more in a column (Holm's correction for all columns), and with one pair it "
-        "cannot be told",
+        "in every column two one-sided tests at 5 % show a mean difference smaller than the largest of the "
+        "paper's own pairs in that column. The unit of the tests is a pair of trainings. Columns of accuracy "
+        "in which no exact model is better than guessing are left out. The claim fails where the opposite "
+        "test shows more in a column, with Holm's correction for all columns. With one pair it cannot be "
+        "told",
         ("lm_eval_items",),
         tasks_match,
     ),
@@ -247,9 +247,9 @@ CLAIMS = (
 SEEDS_DIFFER = Claim(
     "Downstream results vary between seeds of one setting",
     "Section 4.2, of Madaan et al. (2024): high variance across training runs",
-    "a column differs between two seeds of one setting by more than chance: a paired test over the same "
-    f"items gives p < {paired.TASKS_P_VALUE:g} after Holm's correction for all columns and settings; where "
-    "none does, it cannot be told",
+    "a column differs between two seeds of one setting by more than chance. A paired test over the same "
+    f"items must give p < {paired.TASKS_P_VALUE:g} after Holm's correction for all columns and settings. "
+    "Where no column differs, it cannot be told",
     ("lm_eval_items",),
     seeds_differ,
     item="table1",

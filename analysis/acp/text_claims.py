@@ -40,7 +40,7 @@ CLAIMS = (
     Claim(
         "Forgetting attention can be computed in FlashAttention's blocks",
         "Sections 1 and 2: compatible with FlashAttention, as D = c 1ᵀ − 1 cᵀ",
-        "outputs and all gradients by blocks are those of the equations, up to rounding",
+        "outputs and all gradients computed by blocks equal those of the equations, up to rounding",
         test="tests/attention/test_attention.py::test_blockwise_against_reference",
     ),
     Claim(
@@ -54,14 +54,14 @@ CLAIMS = (
         "Section 3: by the bound exp(2U − $D_{ij}$)",
         "the bound as printed is below 1 for some $D_{ij}$ under −2U",
         test=f"{_SHOWN}test_the_bound_printed_in_section_3_is_never_below_one",
-        refuted="a misprint: this bound is never below 1, as no $D_{ij}$ is positive; exp(2U + $D_{ij}$), as "
-        "in Appendix A, gives what is claimed",
+        refuted="a misprint: this bound is never below 1, because no $D_{ij}$ is positive. "
+        "exp(2U + $D_{ij}$), as in Appendix A, gives what is claimed",
     ),
     Claim(
         "Pruning is safe: the pruned weights of a row sum to less than epsilon",
         "Abstract, Section 3 and Appendix A: provably safe with δ = −2U − log L + log ε",
-        "of random rows and of the worst case, by blocks of several sizes, in float32 and bfloat16, the "
-        "pruned weights sum to less than epsilon",
+        "the pruned weights of a row sum to less than epsilon, in random rows and in the worst case. Blocks "
+        "of several sizes are tested, in float32 and bfloat16",
         test="tests/attention/test_threshold.py::test_pruned_weights_of_every_row_sum_below_epsilon",
     ),
     Claim(
@@ -73,7 +73,7 @@ CLAIMS = (
     Claim(
         "With $\\epsilon = e^{-10}$ attention outputs hardly change",
         "Section 3: the impact of ACP on attention outputs is negligible",
-        "no output moves by more than 2 ε max|v|, which is what follows from Appendix A",
+        "no output moves by more than 2 ε max|v|, the bound that follows from Appendix A",
         test="tests/attention/test_attention.py::"
         "test_pruning_changes_the_output_by_no_more_than_appendix_a_proves",
     ),
@@ -110,8 +110,7 @@ CLAIMS = (
     Claim(
         "Keys and values of pruned blocks are not loaded",
         "Section 3: the kernel also skips the corresponding memory accesses",
-        "where every row prunes keys and values, these may hold NaN, and outputs and gradients stay as they "
-        "are (on a CPU)",
+        "keys and values that every row prunes may hold NaN: outputs and gradients do not change (on a CPU)",
         test=f"{_SHOWN}test_keys_and_values_of_pruned_blocks_are_not_read",
     ),
     Claim(
@@ -120,12 +119,12 @@ CLAIMS = (
         "the algorithm as printed gives the first block of each row that is not pruned",
         test=f"{_SHOWN}test_algorithm_1_as_printed_passes_over_boundary_blocks",
         refuted="a misprint: `l` is raised before $n_m = l$ is set, so rows begin after their boundary "
-        "block; set first, the algorithm is right",
+        "block. In the other order the algorithm is right",
     ),
     Claim(
         "The boundary search takes linear time",
         "Section 3 and Appendix D: $O(\\max(L / B_q, L / B_k))$",
-        "Algorithm 1, set right, looks at no more blocks than there are rows and columns of blocks",
+        "Algorithm 1 without its misprint looks at no more blocks than there are rows and columns of blocks",
         test=f"{_SHOWN}test_algorithm_1_looks_at_no_more_blocks_than_rows_and_columns",
     ),
     figureA5.SETTLES,
@@ -161,15 +160,15 @@ CLAIMS = (
     Claim(
         "While decoding, the boundary never moves back, so pruned keys and values can be dropped",
         "Appendix F: j never decreases",
-        "with one delta for all steps, and a step a row, no row begins left of the row above it",
+        "with one delta for all steps, and each step a row, no row begins left of the row above it",
         test=_SEARCH,
     ),
     figure_decode.SHRINKS,
     Claim(
         "Decoding skips as much as training does",
         "=decoding.memory_access_reduction",
-        "under one delta each step of decoding begins at the block where training's row begins, or after it: "
-        "so it skips what the figures of training say, or more",
+        "under one delta each step of decoding begins at the block where the row of training begins, or "
+        "after it. So decoding skips at least what the figures of training say",
         test=f"{_SHOWN}test_a_step_of_decoding_begins_no_earlier_than_the_row_of_training",
     ),
     figure_decode.SPED_UP,

@@ -82,9 +82,9 @@ CLAIMS = (
     Claim(
         "The model drops tokens and still learns to reconstruct",
         "Section Results, training dynamics: the model balances compression and accuracy during training",
-        "over the last tenth of training the main run keeps less than at the first look, and its accuracy "
-        f"with tokens removed is higher, or {SMALL_ACCURACY:g} at least where training began from a model "
-        "that could reconstruct",
+        "over the last tenth of training the main run keeps fewer tokens than at the first look. Its "
+        f"accuracy with tokens removed is higher. {SMALL_ACCURACY:g} is enough where training began from a "
+        "model that could reconstruct",
         ("dynamics",),
         drops_and_learns,
     ),

@@ -131,20 +131,20 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
     met = all(worst[column] < 1 for column in told)
     if len(told) == len(columns) or not met:
         return Verdict.of(met, ours)
-    return Verdict(Status.UNDECIDED, f"{ours}; time hardly grows with the tokens, and so cannot be told")
+    return Verdict(Status.UNDECIDED, f"{ours}; time hardly grows with the tokens, so it cannot be told")
 
 
 _EFFICIENT = "Section Conclusion: the model becomes more efficient"
 _TIME = (
-    "; time cannot be told where it grows less than half as fast as the tokens, from the shortest texts to "
-    "the longest, for the host then sets the pace"
+    ". From the shortest texts to the longest, time must grow at least half as fast as the tokens. Where it "
+    "does not, the host sets the pace, and time cannot be told"
 )
 CLAIMS = (
     Claim(
         "Dropping tokens saves the encoder time and memory",
         _EFFICIENT,
         f"wherever at most {FASTER_BELOW:.0%} of the tokens are kept, the encoder with removal is faster "
-        "than with masks, and holds less at its peak" + _TIME,
+        "than with masks, and needs less memory at its peak" + _TIME,
         ("removal_time",),
         encoder_saves,
     ),
@@ -152,7 +152,7 @@ CLAIMS = (
         "Dropping tokens saves the decoder time and memory",
         _EFFICIENT,
         f"wherever at most {FASTER_BELOW:.0%} of the tokens are kept, the decoder with removal is faster "
-        "than with masks, and holds less, at its peak and from token to token" + _TIME,
+        "than with masks, and needs less memory, at its peak and from token to token" + _TIME,
         ("removal_time",),
         decoder_saves,
     ),

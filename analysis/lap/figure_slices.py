@@ -104,15 +104,15 @@ def _long(attribution: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 _OF = (
-    f"; over at least {LONG_TEXTS} held-out texts of {LONG_TOKENS} tokens or more, of which at least "
-    f"{CAME_BACK:.0%} of the tokens were written at their place"
+    f". This is measured on at least {LONG_TEXTS} held-out texts of {LONG_TOKENS} tokens or more. At least "
+    f"{CAME_BACK:.0%} of the tokens of each were written at their place"
 )
 CLAIMS = (
     Claim(
         "Each kept vector attends to a slice of the text",
         "Section SHAP: each token tends to specialize, attending to a slice of the sentence",
-        "half of the positive attribution of a kept vector, EOS apart, falls on a run of tokens that covers "
-        f"at most {SLICE_OF_TEXT:.0%} of the text, in the mean over vectors, wherever it lies" + _OF,
+        "half of the positive attribution of a kept vector falls on one run of tokens, anywhere in the text. "
+        f"In the mean over vectors, without EOS, it covers at most {SLICE_OF_TEXT:.0%} of the text" + _OF,
         ("attribution",),
         own_slice,
     ),
@@ -120,7 +120,7 @@ CLAIMS = (
         "EOS gathers from the whole text",
         "Section SHAP: and the final token, EOS, pulls in the big picture",
         "in the mean over texts, each third of the text has at least a sixth of the positive attribution of "
-        "EOS, half of what an even spread gives it" + _OF,
+        "EOS. A sixth is half of what an even spread gives it" + _OF,
         ("attribution",),
         eos_is_global,
     ),

@@ -149,16 +149,16 @@ CLAIMS = (
     Claim(
         "Texts are reconstructed almost completely",
         _RESULTS,
-        f"a gated run reaches {ACCURACY}, {BLEU} and {ROUGE}, teacher forced, with tokens really removed and "
-        "at most 95 % of them kept",
+        f"a gated run reaches an accuracy of {ACCURACY}, a BLEU of {BLEU} and a ROUGE of {ROUGE}. The true "
+        "tokens before are given (teacher forcing). Tokens are really removed, and at most 95 % are kept",
         ("reconstruction",),
         article_scores,
     ),
     Claim(
         "A small model keeps its accuracy with fewer tokens",
         "Section Results: preserves key information while significantly reducing sequence length",
-        f"a gated run has a teacher-forced accuracy of at least {SMALL_ACCURACY} with tokens really removed "
-        f"and at most {SMALL_KEPT:.0%} of them kept",
+        f"a gated run has a teacher-forced accuracy of at least {SMALL_ACCURACY}. Tokens are really removed, "
+        f"and at most {SMALL_KEPT:.0%} of them are kept",
         ("reconstruction",),
         small_goal,
     ),
@@ -166,7 +166,7 @@ CLAIMS = (
         "What soft masks suppress may be removed",
         _GRADUALLY,
         "in every run with soft masks, by either reading of the gate, accuracy with tokens removed is at "
-        f"most {GAP} below that with the soft mask; the reading tested is that of the article's own code, "
+        f"most {GAP} below that with the soft mask. The reading tested is that of the article's own code, "
         "which evaluates with hard masks: a token whose log gate is below -1 is gone",
         ("reconstruction",),
         soft_gap,
@@ -175,14 +175,14 @@ CLAIMS = (
         "What hard concrete gates close may be removed",
         _GRADUALLY,
         f"in every run with hard concrete gates, accuracy with tokens removed is at most {GAP} below that "
-        "with the soft mask; both are alike by construction, for a closed gate is a mask of minus infinity",
+        "with the soft mask. Both are alike by construction: a closed gate is a mask of minus infinity",
         ("reconstruction",),
         hard_concrete_gap,
     ),
     Claim(
         "Texts can be written from the compressed memory alone",
         "Section Architecture: the decoder is forced to use the compressed memory; it is scored forced",
-        "of a gated run, more than half of the held-out texts come back word for word when written freely",
+        "when a gated run writes freely, more than half of the held-out texts come back word for word",
         ("reconstruction",),
         free_running,
     ),

@@ -13,8 +13,8 @@ from .gather import Line, Section
 MEANINGS = {
     Word.PROVED: "a proof or a formula gives it, whatever the model, and a test shows it on this code",
     Word.MEASURED: "the models of the line meet the criterion: the paper's range, or what it says in words",
-    Word.ANOTHER_SIZE: "they show the effect that the paper reports, with a larger or a smaller number than "
-    "its range",
+    Word.ANOTHER_SIZE: "the models of the line show the effect that the paper reports, with a larger or a "
+    "smaller number than its range",
     Word.UNTOLD: "the records cannot show it, or there are none: the line says why",
     Word.CONTRADICTED: "the models of the line do not meet the criterion",
     Word.MISPRINT: "the paper is wrong as printed; the line says what is right",
@@ -31,7 +31,7 @@ def render(sections: Sequence[Section]) -> str:
     parts = [
         "# Reproduction: what holds of what the papers claim",
         "Each line of this page is one claim of a paper, with our number and a verdict. The first table has "
-        "the most important ones, the second counts all.",
+        "the most important claims. The second counts all of them.",
         _markdown(("Claim", "Here", "Verdict"), ([cell[0], cell[2], cell[4]] for cell in headlines)),
         _markdown(("Paper", "claims", *Word), map(_counts, sections)),
         _markdown(("verdict", "means"), MEANINGS.items()),
@@ -40,13 +40,15 @@ def render(sections: Sequence[Section]) -> str:
         "hand. Each claim and its criterion stand in the file of its figure (`analysis/PAPER/`). The reports "
         "(`figures/SUITE/report.html`) show the figures.\n"
         "- A verdict holds at the scale that stands beside it, and no further.\n"
+        "- *Exact* is attention without pruning. Brackets hold a 95 % interval. For the loss and the "
+        "downstream results of ACP it is 90 %, which belongs to two one-sided tests at 5 %.\n"
         "- Where several suites have records of a claim, one decides: the one with the most runs measured "
-        "for it, of equals the one whose models saw the most tokens. Where another suite comes to another "
-        "verdict, the line says so. A claim that two figures show counts twice.\n"
+        "for it. Of equals, it is the one whose models saw the most tokens. Where another suite comes to "
+        "another verdict, the line says so. A claim that two figures show counts twice.\n"
         "- `make claim ID=acp.figure2.1` measures a line again. It trains runs that lack weights, measures, "
         "and prints the old and the new number and verdict. With `SUITE=cpu` it takes the small models of a "
-        "laptop. The seconds are those of the trainings behind the records, and of measuring where the "
-        "records say them.",
+        "laptop. The seconds are what the trainings behind the records took. Where the records say it, they "
+        "include the measuring.",
         *(part for section in sections for part in _section(section)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -68,12 +70,12 @@ def _counts(section: Section) -> list[str]:
 
 
 def quick(section: Section) -> str:
-    """ "43 can be measured again ..., 20 of them ..."."""
+    """ "43 can be measured again .... 20 of these ..."."""
     found = [line.again for line in section.lines if line.again and line.again.quick]
     tests = sum(not again.suite for again in found)
     words = f"{len(found)} can be measured again with less than half an hour of training on one GPU"
     return (
-        f"{words}; {tests} of these are tests, each under a minute on two CPU cores."
+        f"{words}. {tests} of these are tests, which take under a minute each on two CPU cores."
         if tests
         else f"{words}."
     )

@@ -31,8 +31,8 @@ IN_WORDS = (
 # Test scores of TF-IDF and logistic regression on the same splits, of as much text as an encoder reads
 # (docs/lab-notebook.md), where an encoder here was below.
 BAG_OF_WORDS = {"cuad": 76.3, "books": 56.0}
-_NOT_PAIRED = "; of scores that are not paired, for these records hold no items"
-_ONE_TRAINING = "; of one training each: another may differ as much"
+_NOT_PAIRED = "; the scores are not paired, because these records hold no items"
+_ONE_TRAINING = "; there is one training of each, and another may differ as much"
 
 
 class Comparison(NamedTuple):

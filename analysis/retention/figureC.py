@@ -79,8 +79,8 @@ def slack_bounded(slackness: pd.DataFrame) -> Verdict:
     within = (table["weighted_slack_nats"] <= table["gap_nats"]).sum()
     return Verdict.of(
         None,
-        f"not tested: the theorem is of a minimiser of the Lagrangian, and training here ends at hard masks, "
-        f"which have another loss; lambda times the slack is under the gap at {within} of {len(table)} gates",
+        "not tested: the theorem is about a minimiser of the Lagrangian. Training here ends at hard masks, "
+        f"which have another loss. Lambda times the slack is under the gap at {within} of {len(table)} gates",
     )
 
 
@@ -88,8 +88,8 @@ CLAIMS = (
     Claim(
         "The slack is bounded by the gap over lambda",
         "Appendix C (and G): A <= (F* - E[L]) / lambda",
-        "not tested: it wants a minimiser of the Lagrangian, and none is trained here; how far lambda times "
-        "the slack lies from the gap is shown",
+        "not tested: it needs a minimiser of the Lagrangian, and none is trained here. The figure shows how "
+        "far lambda times the slack lies from the gap",
         ("slackness",),
         slack_bounded,
     ),

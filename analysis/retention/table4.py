@@ -146,7 +146,7 @@ CLAIMS = (
     Claim(
         "Throughput rises 1.8 times at 30 %",
         "Table 4: 1.80x",
-        f"at the longest length measured, at 30 %, it is {THROUGHPUT:g} times the dense model's; more is "
+        f"at the longest length measured, at 30 %, it is {THROUGHPUT:g} times the dense model's. More is "
         "beyond the paper's number",
         ("speed",),
         throughput_rises,
@@ -161,7 +161,7 @@ CLAIMS = (
     Claim(
         "Peak memory falls by 35 to 45 %",
         "Abstract: cutting peak memory by about 35-45 %",
-        "at the longest length measured, weights aside, by {} to {} %; more is beyond the paper's "
+        "at the longest length measured, without the weights, by {} to {} %. More is beyond the paper's "
         "range".format(*MEMORY_SAVED_PERCENT),
         ("speed",),
         memory_falls,

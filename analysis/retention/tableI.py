@@ -71,7 +71,7 @@ CLAIMS = (
     Claim(
         "Attention over M tokens costs M² instead of T²",
         "Appendix I: O(M² d) against O(T² d)",
-        "on every task with at least two lengths: never slower than dense, and faster the longer the text",
+        "on every task with at least two lengths, never slower than dense, and faster the longer the text",
         ("speed",),
         saves_more_when_longer,
     ),
