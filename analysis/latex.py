@@ -20,6 +20,7 @@ _ESCAPED = {
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
     "×": r"$\times$",
+    "†": r"\textdagger{}",
 }
 
 

@@ -225,7 +225,7 @@ time, forward and backward, with the boundary search. The bars name the millisec
 {", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput. The bars name the tokens a second
 with / without ACP. {THRESHOLD[architecture]} Hatched: the range that the paper prints for 125M to 760M
 parameters and 4k to 16k tokens. Its hardware is another, so compare percentages only.
-{style.provenance(*records.values())}"""
+{models.commits_in_words(*records.values())} {style.provenance(*records.values())}"""
     return draw(records, found.item.name), caption
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # which is fewer than two tokens.
 LOSS_WITHIN_NATS = 0.009
 LEFT = ("figure3", "figure11")  # the needle is on their right, see figure3_right
+PAIR = ["architecture", "size", "context_length_tokens", "seed"]
 ACP, EXACT = {"lw": 2.2, "alpha": 0.45}, {"lw": 0.9, "ls": (0, (4, 2))}
 
 
@@ -39,7 +40,7 @@ def draw(records: pd.DataFrame, heights: tuple[float, float] = (3, 1.3)) -> Figu
     from matplotlib import pyplot as plt
     from matplotlib.lines import Line2D
 
-    curves = statistics.loss_differences(records)
+    curves, unlike = statistics.loss_differences(records), models.unlike(records, PAIR)
     sizes = list(dict.fromkeys(curves["size"]))
     marked = dict(zip(records["size"], models.marked(records), strict=True))
     lengths = sorted(curves["context_length_tokens"].unique())
@@ -56,7 +57,7 @@ def draw(records: pd.DataFrame, heights: tuple[float, float] = (3, 1.3)) -> Figu
         layout="constrained",
     )
     for (top, bottom), size in zip(axes.T, sizes, strict=True):
-        _column(top, bottom, curves[curves["size"] == size], colours)
+        _column(top, bottom, curves[curves["size"] == size], colours, unlike)
         top.set_title(models.in_words([size]) + marked[size].removeprefix(size))
     widest = max(1.1 * curves["difference"].abs().max(), 1e-4)  # rounding alone is no curve
     axes[1, 0].set_ylim(-widest, widest)
@@ -68,6 +69,8 @@ def draw(records: pd.DataFrame, heights: tuple[float, float] = (3, 1.3)) -> Figu
         handles.append(Line2D([], [], color="0.3", label=label, **line))
     figure.legend(
         handles=handles,
+        title=models.notes(unlike),
+        title_fontsize=6.5,
         loc="outside lower center",
         ncols=len(handles),
         handlelength=1.5,
@@ -77,7 +80,7 @@ def draw(records: pd.DataFrame, heights: tuple[float, float] = (3, 1.3)) -> Figu
     return figure
 
 
-def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> None:
+def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict, unlike: dict) -> None:
     from matplotlib.lines import Line2D
 
     for (length, _), curve in curves.groupby(["context_length_tokens", "seed"]):
@@ -88,8 +91,14 @@ def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> Non
     style.token_axis(top.xaxis, int(curves["context_length_tokens"].max()))
     bottom.set_xlabel("token position")
     # The largest gap of each pair, in the colour of its length, over the differences.
-    gaps = statistics.largest_gaps(curves).sort_values("seed").groupby("context_length_tokens")["gap_nats"]
-    labels = {n: " / ".join(f"{gap:.4f}" if gap else "none" for gap in of_length) for n, of_length in gaps}
+    gaps = statistics.largest_gaps(curves).sort_values("seed")
+    labels = {
+        length: " / ".join(
+            (f"{row.gap_nats:.4f}" if row.gap_nats else "none") + _mark(row, unlike)
+            for row in rows.itertuples()
+        )
+        for length, rows in gaps.groupby("context_length_tokens")
+    }
     bottom.legend(
         handles=[Line2D([], [], alpha=0, label=label) for label in ("largest gap:", *labels.values())],
         labelcolor=["0.3", *(colours[length] for length in labels)],
@@ -104,25 +113,37 @@ def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict) -> Non
     )
 
 
-def gaps_in_words(differences: pd.DataFrame) -> str:
-    """The largest gap of each pair of curves of :func:`statistics.loss_differences`, and where it is."""
+def _mark(row: tuple, unlike: dict[tuple, str]) -> str:
+    """What stands behind the number of a pair; see :func:`models.unlike`."""
+    return unlike[tuple(getattr(row, key) for key in PAIR)][:1]
+
+
+def gaps_in_words(differences: pd.DataFrame, unlike: dict[tuple, str]) -> str:
+    """The largest gap of each pair of curves of :func:`statistics.loss_differences`, and where it is.
+
+    Args:
+        unlike: of :func:`models.unlike` by :data:`PAIR`.
+    """
     gaps = statistics.largest_gaps(differences)
     return "; ".join(
         f"{size}, {style.length_label(length)}: "
         + ", ".join(
             (f"{row.gap_nats:.4f} at {row.position}" if row.gap_nats else "none, they are identical")
+            + _mark(row, unlike)
             + (f" (seed {row.seed})" if len(pairs) > 1 else "")
             for row in pairs.itertuples()
         )
         for (size, length), pairs in gaps.groupby(["size", "context_length_tokens"], sort=False)
-    )
+    ) + models.notes(unlike, "; ")
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     name, records = models.ARCHITECTURES[found.runs[0].architecture], found.records["loss_curve"]
     label = found.item.label + (" (left)" if found.item.name in LEFT else "")
-    differences = statistics.loss_differences(records.assign(size=models.marked(records)))
-    numbers, gap = gaps_in_words(differences), differences["difference"].abs().max()
+    named = records.assign(size=models.marked(records))
+    differences = statistics.loss_differences(named)
+    numbers = gaps_in_words(differences, models.unlike(named, PAIR))
+    gap = differences["difference"].abs().max()
     first = (
         f"With and without ACP, losses differ by {gap:.4f} nats at most, at any position."
         if gap
@@ -146,30 +167,29 @@ def losses_match(loss: pd.DataFrame) -> Verdict:
     """Met if pairs of trainings rule out a mean difference of :data:`LOSS_WITHIN_NATS`; missed if they show
     one that is larger. Pairs of all sizes and lengths stand side by side.
     """
-    keys = ["architecture", "size", "context_length_tokens"]
+    keys = PAIR[:-1]
     method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    loss = one_each(loss.assign(method=method, size=models.marked(loss)), [*keys, "method", "seed"], "loss")
-    sides = (
-        loss[loss["method"] == side].set_index([*keys, "seed"])["loss_nats"] for side in ("acp", "exact")
-    )
+    loss = one_each(loss.assign(method=method, size=models.marked(loss)), [*PAIR, "method"], "loss")
+    sides = (loss[loss["method"] == side].set_index(PAIR)["loss_nats"] for side in ("acp", "exact"))
     difference = next(sides).sub(next(sides)).dropna()
     if difference.empty:
         return Verdict(Status.UNDECIDED, "no run is measured together with its exact pair")
+    unlike = models.unlike(loss, PAIR)
     each = "; ".join(
         f"{size}, {style.length_label(length)}: "
         + ", ".join(
-            f"{gap:+.4f}" + (f" (seed {seed})" if len(gaps) > 1 else "")
-            for seed, gap in gaps.droplevel(keys).items()
+            f"{gap:+.4f}{unlike[pair][:1]}" + (f" (seed {pair[-1]})" if len(gaps) > 1 else "")
+            for pair, gap in gaps.items()
         )
         for (size, length, _), gaps in difference.groupby([*keys[1:], keys[0]])
     )
     ours = f"ACP − exact in nats: {each}"
     if len(difference) < 2:
-        return Verdict(Status.UNDECIDED, f"{paired.ONE_PAIR}. {ours}")
+        return Verdict(Status.UNDECIDED, f"{paired.ONE_PAIR}. {ours}{models.notes(unlike, '; ')}")
     estimate = over_draws(difference)
     found = equivalence(estimate, LOSS_WITHIN_NATS)
     mean = f"mean {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
-    return Verdict.of(found.shown, f"{ours}; {mean}, margin {LOSS_WITHIN_NATS:g}")
+    return Verdict.of(found.shown, f"{ours}; {mean}, margin {LOSS_WITHIN_NATS:g}{models.notes(unlike, '; ')}")
 
 
 CLAIMS = (

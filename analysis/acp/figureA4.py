@@ -100,11 +100,12 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         f"{style.length_label(row.context_length_tokens)}: {row.gap_nats:.4f} at {row.position}"
         for row in gaps.itertuples()
     )
+    unlike = models.notes(models.unlike(records, figure3.PAIR), after=".")
     caption = f"""**Figure A4.** Past the training length of {trained} tokens (dotted) ACP and exact differ by
 {past:+.4f} nats in mean loss. The text is held-out documents, as far as they are long enough for contexts of
 two and four times that. The model is {models.ARCHITECTURES[first["architecture"]]}: {runs["acp"]} (wide,
-pale) and {pair} (dashed). Below is their difference: pale for windows of {first["window_tokens"]} positions,
-thick for means over 1/{MEAN_OF} of the longest context. All lengths read the same
+pale) and {pair} (dashed){unlike[:1]}. Below is their difference: pale for windows of {first["window_tokens"]}
+positions, thick for means over 1/{MEAN_OF} of the longest context. {unlike} All lengths read the same
 {first["measured_tokens"]:,} tokens. δ follows the length evaluated. Mean loss in nats by position, within the
 training length or past it: {numbers}. Largest absolute difference: {largest}. {style.provenance(records)}"""
     return draw(records), caption

@@ -19,6 +19,15 @@ ARCHITECTURES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)"}
 # The pruned share is highest at first: 125M at 16k prunes 93 % after 20M tokens and 88 % after 100M. The
 # paper leaves the start of training out (Section 4.1). A small model is past it after a token a weight.
 START_TOKENS = 100_000_000
+# A record is measured where and when its run was trained, so it names the software of the training too.
+RAN_ON = {
+    "commit": "commits",
+    "torch_version": "versions of torch",
+    "triton_version": "versions of triton",
+    "ptxas_version": "versions of ptxas",
+    "device": "devices",
+}
+PAIR = ("architecture", "size", "context_length_tokens", "needle_share", "evaluated_length_tokens", "seed")
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}
 
 
@@ -69,6 +78,39 @@ def marked(records: pd.DataFrame, column: str = "size") -> pd.Series:
         return records[column]
     pairs = zip(records["trained_tokens"].fillna(0), records["size"], strict=True)
     return records[column] + [start_mark(tokens, size) for tokens, size in pairs]
+
+
+def unlike(records: pd.DataFrame, keys: Sequence[str]) -> dict[tuple, str]:
+    """What the two runs of a pair differ in besides ACP, in words.
+
+    Args:
+        keys: some of :data:`PAIR`.
+
+    Returns:
+        by the values of ``keys`` "† the two trainings ran on different commits", whose first letter is the
+        mark beside a number; empty where all records of a pair name the same of each of :data:`RAN_ON`.
+    """
+    pair = [name for name in PAIR if name in records]
+    ran_on = records.reindex(columns=[*pair, *RAN_ON]).groupby(pair, dropna=False)[list(RAN_ON)]
+    found = ran_on.nunique().gt(1).groupby(level=list(keys), dropna=False).any()
+    different = (" and ".join(RAN_ON[name] for name in found.columns[row]) for row in found.to_numpy())
+    words = (f"† the two trainings ran on different {names}" if names else "" for names in different)
+    return dict(zip(found.index, words, strict=True))
+
+
+def notes(unlike: dict[tuple, str], before: str = "", after: str = "") -> str:
+    """Each of :func:`unlike` once, to stand behind the marked numbers; empty where none is marked."""
+    found = "; ".join(dict.fromkeys(filter(None, unlike.values())))
+    return f"{before}{found}{after}" if found else ""
+
+
+def commits_in_words(*tables: pd.DataFrame) -> str:
+    """Which sizes are of which commit, as a sentence; empty where all records are of one."""
+    both = pd.concat([table[["size", "commit"]] for table in tables]).dropna().drop_duplicates()
+    if both["commit"].nunique() < 2:
+        return ""
+    each = both.groupby("commit", sort=False)["size"].agg(", ".join).items()
+    return f"Sizes were not timed on one commit: {'; '.join(f'{of} ({sizes})' for of, sizes in each)}."
 
 
 def describe(suite: FoXSuite) -> str:

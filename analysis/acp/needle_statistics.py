@@ -11,6 +11,7 @@ from acp_repro.common.statistics import interval
 
 from .. import style
 from ..tables import one_each, side_by_side
+from . import models
 
 SETTING = ["architecture", "size", "context_length_tokens", "needle_share"]
 CELL = [*SETTING, "seed", "evaluated_length_tokens", "depth", "haystack_sample"]
@@ -40,9 +41,10 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         one row per setting: :data:`SETTING`, ``seeds``, ``apart`` (ACP and exact are two trainings, not one
-        model evaluated both ways), and for ``recall`` (percent) and ``gain`` (nats) the
-        mean of both methods, and ``_difference``, ``_low`` and ``_high``, its 95 % interval (Student's t):
-        over pairs of trainings where there are several seeds, else over haystacks (NaN with one).
+        model evaluated both ways), ``unlike`` (see :func:`models.unlike`), and for
+        ``recall`` (percent) and ``gain`` (nats) the mean of both methods, and ``_difference``, ``_low`` and
+        ``_high``, its 95 % interval (Student's t): over pairs of trainings where there are several seeds,
+        else over haystacks (NaN with one).
 
     Raises:
         UnfitRecords: see :func:`cells`.
@@ -50,6 +52,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
     table = _with_gain(records)
     rows: list[dict[str, Any]] = []
     runs = table.groupby("method")["run"].agg(set)
+    unlike = models.unlike(records, SETTING)
     for name, column in (("recall", "answer_recall"), ("gain", "gain_nats")):
         both = side_by_side(table, CELL, "method", column, METHODS, "needle")
         both["difference"] = both["acp"] - both["exact"]
@@ -58,6 +61,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
                 apart = not runs["acp"] & runs["exact"]
                 seeds = some["seed"].nunique()
                 rows.append(dict(zip(SETTING, setting, strict=True)) | {"seeds": seeds, "apart": apart})
+                rows[index]["unlike"] = unlike[setting]
             drawn = "seed" if some["seed"].nunique() > 1 else "haystack_sample"
             mean, low, high = interval(some.groupby(drawn)["difference"].mean())
             rows[index] |= {f"{name}_{method}": some[method].mean() for method in METHODS}
@@ -76,15 +80,16 @@ def in_words(table: pd.DataFrame) -> str:
         return f"difference {mean:{form}}{unit} [{ends[0]:{form}}, {ends[1]:{form}}]"
 
     def words(row: Any, named: list[str]) -> str:
-        seeds = f", {row.seeds} seeds" if row.seeds > 1 else ""
+        trained = ", ".join([*named, *[f"{row.seeds} seeds"] * (row.seeds > 1)]) + row.unlike[:1]
         return (
-            f"Trained at {', '.join(named)}{seeds}: over all lengths and depths {row.recall_acp:.0f} % of "
+            f"Trained at {trained}: over all lengths and depths {row.recall_acp:.0f} % of "
             f"the words with ACP, {row.recall_exact:.0f} % without, {difference(row, 'recall', '+.1f')}; the "
             f"needle gains {row.gain_acp:+.1f} and {row.gain_exact:+.1f} nats, "
             f"{difference(row, 'gain', '+.2f')}"
         )
 
-    return "; ".join(map(words, table.itertuples(name="Row"), names(table, always=True)))
+    each = map(words, table.itertuples(name="Row"), names(table, always=True))
+    return "; ".join([*each, *dict.fromkeys(filter(None, table["unlike"]))])
 
 
 def by_seed(records: pd.DataFrame) -> str:

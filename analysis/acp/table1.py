@@ -36,6 +36,7 @@ def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> d
     one_each(values, [*_VALUES[:7]], item)
     with_average = any(column.quantity for column in columns)
     several_seeds = ours["seed"].nunique() > 1
+    unlike = models.unlike(lm_eval_items, _PAIR)
     rows = []
     keys = ["row", "size", "context_length_tokens", "seed", "method"]
     for key, found in _in_order(values).groupby(keys, sort=False, dropna=False):
@@ -43,6 +44,7 @@ def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> d
         name = f"{size}, {style.length_label(int(length))}, {_METHODS[method]}"
         name += f", seed {int(seed)}" if several_seeds and kind != "paper" else ""
         name += " (paper)" if kind == "paper" else ""
+        name += unlike[size, length, seed][:1] if method == "acp - exact" else ""
         by_column = found.set_index(["task", "metric"])
         cells = {column.header: _cell(by_column, column) for column in columns}
         if with_average:
@@ -51,6 +53,7 @@ def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> d
     return drawing.Table(pd.DataFrame(rows), values)
 
 
+_PAIR = ["size", "context_length_tokens", "seed"]
 _METHODS = {"acp": "ACP", "exact": "exact", "acp - exact": "ACP − exact"}
 
 
@@ -171,6 +174,8 @@ def caption(found: drawing.Found) -> str:
             "Measured before prompts began with BOS, as text does in training and in the authors' evaluation:"
             f" {runs}. There only the perplexities of whole pages have it."
         )
+    if unlike := models.notes(models.unlike(found.records["lm_eval_items"], _PAIR)):
+        text.append(f"{unlike}.")
     if len(apart):
         text.append(
             "Differences of paired runs are tested item by item (McNemar's exact test; sign permutations for "
@@ -204,7 +209,8 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
         return Verdict(Status.UNDECIDED, why)
     within, beyond = columns["p_value"] < LEVEL, columns["adjusted_beyond_p_value"] < LEVEL
     counts = f"{within.sum()} of {len(columns)} columns"
-    ours = f"{pairs} pairs: {counts} differ by less than the paper's own pairs"
+    unlike = models.notes(models.unlike(lm_eval_items, _PAIR))
+    ours = f"{pairs} pairs{unlike[:1]}: {counts} differ by less than the paper's own pairs"
     for word, some in (("beyond", columns[beyond]), ("open", columns[~within & ~beyond])):
         each = ", ".join(
             f"{row.task} {row.metric} {row.mean:+.3f} [{row.low:+.3f}, {row.high:+.3f}], "
@@ -213,6 +219,7 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
         )
         ours += f"; {word}: {each}" if each else ""
     ours += f"; guessed: {guessed}" if guessed else ""
+    ours += f"; {unlike}" if unlike else ""
     return Verdict.of(False if beyond.any() else True if within.all() else None, ours)
 
 

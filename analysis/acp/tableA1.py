@@ -10,7 +10,7 @@ from acp_repro.chain.paper import Item
 from acp_repro.common.statistics import interval
 
 from .. import drawing, style
-from . import needle_statistics
+from . import models, needle_statistics
 
 # Pairs whose records later ones have replaced; the commit of each holds them.
 HISTORY = Path(__file__).with_name("needle_pairs.csv")
@@ -30,7 +30,7 @@ def pairs(records: pd.DataFrame) -> pd.DataFrame:
     numbers = [c for c in history if c.endswith(("_percent", "_nats"))] + ["needle_share"]
     history[numbers] = history[numbers].astype(float)
     history[["tokens", "prompts"]] = history[["tokens", "prompts"]].astype(int)
-    new = []
+    new, unlike = [], models.unlike(records, ["seed", "needle_share"])
     for (seed, share), pair in records.groupby(["seed", "needle_share"]):
         acp, exact = (pair[pair["method"] == method] for method in needle_statistics.METHODS)
         if set(acp["commit"]) & set(history["kernel_commit"]):
@@ -47,6 +47,7 @@ def pairs(records: pd.DataFrame) -> pd.DataFrame:
                 "nll_acp_nats": -acp["answer_log_likelihood_nats"].mean(),
                 "nll_exact_nats": -exact["answer_log_likelihood_nats"].mean(),
                 "losses_part_at_step": "not recorded",
+                "source": unlike[seed, share],
             }
         )
     table = pd.concat([history, pd.DataFrame(new)], ignore_index=True) if new else history
@@ -70,7 +71,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
     table = pairs(records)
     shown = pd.DataFrame(
         {
-            "records of": table["record_commit"],
+            "records of": table["record_commit"] + table["source"].str.extract("^(†)")[0].fillna(""),
             "tokens": table["tokens"].map(style.count_label),
             "text with needles (%)": (100 * table["needle_share"]).map("{:g}".format),
             "prompts": table["prompts"].map(str),
@@ -85,12 +86,13 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     table = tabulate(found.records["needle"])
+    unlike = models.unlike(found.records["needle"], ["seed"])
     caption = f"""**Table A1.** The pairs show no effect of ACP, and would not show one of less than some
 nats. {in_words(table.values)} (95 %, Student's t, the pair as the unit). One training says little: the last
 two pairs share their exact run, and their ACP runs are one program, trained twice from one seed. Listed is
 every pair of 125M models trained on text with needles, in order. The training text changed from pair to pair.
 "Nats from certain" is the mean negative log-likelihood of the right answer, 0 for a model that is sure of
-it."""
+it.{models.notes(unlike, " ", ".")}"""
     return table, caption
 
 

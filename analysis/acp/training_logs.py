@@ -97,15 +97,17 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
         if len(exact)
         else ""
     )
+    unlike = models.notes(models.unlike(records, ["size"]), after=".")
     again = (
         f"Grey lines: the end of an epoch, after which the same books come again ({epochs} in this log)."
         if epochs
         else ""
     )
+    devices = ", ".join(records["training_device"].unique())
     return f"""**Figure A5.** The pruned share is {peak["percent"]:.0f} % at most, after
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
 {style.count_label(last["tokens"])}. The paper says around 70 %, of models trained on
 {style.count_label(to_tokens)} tokens and more. Of what comes after, {further}. The curves are from the log of
-{run}{other}, trained on {", ".join(records["training_device"].unique())}. Left: each layer on the first
+{run}{other}{unlike[:1]}, trained on {devices}. Left: each layer on the first
 sequence of a batch, and the mean of all. Right: mean loss of the steps since the point before{between}.
-{again} {style.provenance(records)}"""
+{unlike} {again} {style.provenance(records)}"""

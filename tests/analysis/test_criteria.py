@@ -181,6 +181,29 @@ def test_losses_match_where_pairs_rule_out_the_papers_own_difference():
     assert figure3.losses_match(losses((3.0, 3.0))[:1]).status is UNDECIDED
 
 
+NOTE = "† the two trainings ran on different commits"
+
+
+def test_a_pair_of_two_commits_is_marked_beside_its_loss():
+    records = losses((3.001, 3.0), (3.2, 3.2), (3.099, 3.1))
+    assert "†" not in figure3.losses_match(records.assign(commit="one", device="gpu")).ours
+    commits = ["one", "two", "two", "two", None, "two"]  # what is not recorded says nothing
+    ours = figure3.losses_match(records.assign(commit=commits)).ours
+    assert "+0.0010† (seed 0), +0.0000 (seed 1), -0.0010 (seed 2)" in ours and ours.endswith(f"; {NOTE}")
+    one = figure3.losses_match(records[:2].assign(commit="one", torch_version=["2.10", "2.11"])).ours
+    assert one.endswith("512: +0.0010†; † the two trainings ran on different versions of torch")
+    assert figure3.losses_match(records[:2].assign(commit=commits[:2])).ours.endswith(f"+0.0010†; {NOTE}")
+
+
+def test_sizes_of_two_commits_are_named():
+    times = table(
+        {"size": "a", "commit": "one"}, {"size": "b", "commit": "two"}, {"size": "c", "commit": "one"}
+    )
+    assert models.commits_in_words(times[::2]) == ""
+    words = "Sizes were not timed on one commit: one (a, c); two (b)."
+    assert models.commits_in_words(times, times[:1]) == words
+
+
 def test_the_margin_of_losses_is_no_more_than_the_papers_own_pairs():
     """A word is fewer than two tokens, so half of what they differ by in nats a word."""
     largest = paired.paper_gaps()["wikitext", "word_perplexity"]

@@ -115,6 +115,11 @@ def test_tasks_match_where_pairs_rule_out_what_the_papers_own_differ_by():
     verdict = table1.tasks_match(close)
     assert verdict.status == Status.MET
     assert verdict.ours == "3 pairs: 1 of 1 columns differ by less than the paper's own pairs"
+    other = close.assign(commit=close["log_pruning_tolerance"].isna().map({True: "one", False: "two"}))
+    marked = table1.tasks_match(other).ours
+    assert marked.startswith(
+        "3 pairs†: 1 of 1 columns differ by less than the paper's own pairs; † the two tr"
+    )
     # One pair, though it were the same to the last item: nobody knows what the next would be.
     one = table1.tasks_match(pairs("winogrande", (700, 700)))
     assert one.status == Status.UNDECIDED and one.ours.startswith("one pair of trainings")
