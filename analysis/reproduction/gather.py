@@ -148,8 +148,10 @@ def of_records(
     first = strongest(found)
     others = [
         f"suite {line.suite}: {line.word}"
+        if line.status in TELLING
+        else f"suite {line.suite} cannot tell: {line.ours}"
         for line in found
-        if line.status in TELLING and line.word is not first.word
+        if line.word is not first.word
     ]
     return replace(first, ours="; ".join((first.ours, *others)))
 

@@ -12,7 +12,8 @@ from acp_repro.chain import state
 from acp_repro.chain.paper import Claim
 from acp_repro.chain.registry import find_paper, paper_names
 from acp_repro.chain.suite import load_suite, suite_names
-from analysis.acp import figure2, figure3_right, figure7, models, text_claims
+from analysis import style
+from analysis.acp import figure2, figure3, figure3_right, figure7, models, text_claims
 from analysis.report.gather import paper_words
 from analysis.reproduction.__main__ import main
 from analysis.reproduction.gather import Line, Section, gather, of_text, strongest
@@ -210,6 +211,32 @@ def test_another_suite_that_says_otherwise_is_named(mini, monkeypatch):
     line = lines_of(section, figure2.pruned_at_longest)[0]
     assert line.word is Word.MEASURED
     assert line.ours == f"{TINY}: 70 % at 512; suite other: same direction, another size"
+
+
+def test_what_another_suite_measured_and_cannot_tell_is_quoted(mini):
+    """A pair of trainings that is alone in its suite shows nothing by itself, and yet is a number."""
+    for folder in ("experiments/mini.yaml", "results/mini"):
+        source = Path(folder)
+        target = source.with_name(source.name.replace("mini", "other"))
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    shutil.rmtree("results/other/pro-tiny-512-acp")
+    (section,) = gather()
+    line = lines_of(section, figure2.savings_grow)[0]
+    assert line.word is Word.MEASURED
+    other = f"suite other cannot tell: {TINY}: 50 % at 256 (one context length only)"
+    assert line.ours == f"{TINY}: 50 % at 256, 70 % at 512; {other}"
+
+
+def test_the_loss_of_each_published_pair_stands_on_the_page(sections, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (acp,) = (section for section in sections if section.paper.name == "acp")
+    quoted = " ".join(line.ours for line in lines_of(acp, figure3.losses_match))
+    published = [suite for suite in map(load_suite, suite_names()) if suite.file.published]
+    for suite in (suite for suite in published if suite.paper.name == "acp"):
+        loss = suite.paper.quantity("loss")
+        for run in (*suite.pairs("pro"), *suite.pairs("llama")):
+            name = rf"{run.size_name}( \([^)]*\))?, {style.length_label(run.context_length)}: [+-]0\."
+            assert not loss.path(suite.name, run.name).is_file() or re.search(name, quoted), run
 
 
 def test_nothing_published_is_one_line(mini, capsys):
