@@ -42,9 +42,9 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> Figure:
 
     panels = (
         (
-            "FLOPs and memory accesses saved (%)\n",
+            "FLOPs and memory accesses saved (%)\ndotted: of what the grid allows",
             "pruned_ratio",
-            statistics.pruned_percent(records["pruned_ratio"]),
+            statistics.pruned_of_grid(records["pruned_ratio"]),
             None,
         ),
         (
@@ -125,7 +125,7 @@ def _make_room(figure: Figure) -> None:
 
 def _bars(ax: Axes, table: pd.DataFrame, unit: str | None, paper: float) -> list[list[Annotation]]:
     """Grouped bars of ``percent``; with ``unit`` each bar shows "with / without ACP" inside. A size that has
-    no bar at a length says so in its place.
+    no bar at a length says so in its place. A dotted outline on a bar goes up to ``of_grid_percent``.
 
     Args:
         paper: the end of the paper's range, for which the axis leaves room.
@@ -141,6 +141,7 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None, paper: float) -> list
     bottom = min(0, table["percent"].min())
     ax.set_ylim(bottom, 1.17 * top)
     labels: list[list[Annotation]] = []
+    outlines = []
     centred = {"textcoords": "offset points", "ha": "center"}
     for at, length in enumerate(lengths):
         rows = table[table["context_length_tokens"] == length]
@@ -151,13 +152,18 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None, paper: float) -> list
         for row in sorted(rows.itertuples(), key=lambda r: sizes.index(r.size)):
             index, x = sizes.index(row.size), places[row.size]
             ax.bar(x, row.percent, width * 0.92, **_look(style.SIZES[index], row.trained_tokens, row.size))
+            of_grid = getattr(row, "of_grid_percent", None)
+            words, size = [f"{row.percent:.0f}"], {"fontsize": 7 if len(sizes) < 3 else 6.5}
+            dark = index == 0 and not models.at_start(row.trained_tokens, row.size)
+            if of_grid is not None:
+                outlines.append((x, row.percent, of_grid, style.SIZES[index]))
+                words.append(f"{of_grid:.0f}")
+                if row.percent > 0.15 * (top - bottom):  # else both stand above
+                    inside = {"va": "top", "color": "white" if dark else "0.1"}
+                    ax.annotate(words.pop(0), (x, row.percent), (0, -2.5), **inside, **size, **centred)
             above = [
                 ax.annotate(
-                    f"{row.percent:.0f}",
-                    (x, max(row.percent, 0)),
-                    (0, 1.5),
-                    fontsize=7 if len(sizes) < 3 else 6.5,
-                    **centred,
+                    " / ".join(words), (x, max(of_grid or row.percent, 0)), (0, 1.5), **size, **centred
                 )
             ]
             labels.append(above)
@@ -165,7 +171,6 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None, paper: float) -> list
                 inside = row.percent > 0.45 * (top - bottom)
                 form = "{:,.0f}".format if unit == "ms" else style.count_label
                 both = " / ".join(map(form, (row.acp, row.exact)))
-                dark = inside and index == 0 and not models.at_start(row.trained_tokens, row.size)
                 numbers = ax.annotate(
                     both,
                     (x, 0 if inside else max(row.percent, 0)),
@@ -173,11 +178,14 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None, paper: float) -> list
                     xytext=(0, 4 if inside else 11),
                     va="bottom",
                     fontsize=6.5,
-                    color="white" if dark else "0.1",
+                    color="white" if inside and dark else "0.1",
                     **centred,
                 )
                 if not inside:
                     above.append(numbers)
+    for x, percent, of_grid, colour in outlines:
+        look = {"fc": "none", "ec": colour, "ls": ":", "lw": 0.8}
+        ax.bar(x, of_grid - percent, width * 0.92, bottom=percent, **look)
     ax.set_xticks([*range(len(lengths)), len(lengths)])
     ax.set_xticklabels([*map(style.length_label, lengths), "paper"])
     ax.tick_params(axis="x", length=0)
@@ -210,7 +218,12 @@ def _paper_bar(ax: Axes, x: float, low: float, high: float) -> None:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records, architecture = found.records, found.runs[0].architecture
     tokens = records["attention_time"]["measured_tokens"].unique()
-    pruned = statistics.pruned_percent(records["pruned_ratio"])
+    pruned = statistics.pruned_of_grid(records["pruned_ratio"])
+    grids = pruned.drop_duplicates("context_length_tokens").sort_values("context_length_tokens")
+    most_allowed = ", ".join(
+        f"{row.grid_percent:.1f} % at {style.length_label(row.context_length_tokens)}"
+        for row in grids.itertuples()
+    )
     gained = statistics.throughput_gain(records["throughput"])["percent"]
     least, most = pruned["percent"].min(), pruned["percent"].max()
     start = any(map(models.at_start, pruned["trained_tokens"], pruned["size"]))
@@ -220,7 +233,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     )
     caption = f"""**{found.item.label}.** ACP prunes {least:.0f} to {most:.0f} % of the attention of
 {models.ARCHITECTURES[architecture]} here, and training throughput gains {gained.min():+.0f} to
-{gained.max():+.0f} %. {pale if start else ""}Left: share of pruned blocks on held-out text. Middle: attention
+{gained.max():+.0f} %. {pale if start else ""}Left: share of pruned blocks on held-out text. The
+diagonal and the blocks that touch it always stay, so no head can prune more than {most_allowed}. Dotted: the
+share of these, which does not grow by itself with $L$. Middle: attention
 time, forward and backward, with the boundary search. The bars name the milliseconds with / without ACP for
 {", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput. The bars name the tokens a second
 with / without ACP. {THRESHOLD[architecture]} Hatched: the range that the paper prints for 125M to 760M

@@ -27,6 +27,26 @@ def pruned_percent(records: pd.DataFrame) -> pd.DataFrame:
     return percent.rename("percent").reset_index()
 
 
+def pruned_of_grid(records: pd.DataFrame) -> pd.DataFrame:
+    """:func:`pruned_percent`, and beside it what the run's grid of blocks lets a head prune.
+
+    Returns:
+        as there, with ``grid_percent``, the largest share of blocks that a head can prune (see
+        :func:`grid.largest_pruned_ratio`), which grows with the context whatever the model does; and
+        ``of_grid_percent``, the share of these that is pruned.
+
+    Raises:
+        UnfitRecords: a head of a run has several records, or a run several grids.
+    """
+    grids = records[[*RUN, "block_q_tokens", "block_k_tokens"]].drop_duplicates()
+    sides = one_each(grids, RUN, "pruned_ratio")[
+        ["context_length_tokens", "block_q_tokens", "block_k_tokens"]
+    ]
+    most = [100 * grid.largest_pruned_ratio(*map(int, each)) for each in sides.to_numpy()]
+    table = pruned_percent(records).assign(grid_percent=most)
+    return table.assign(of_grid_percent=100 * table["percent"] / table["grid_percent"])
+
+
 def time_reduction(records: pd.DataFrame) -> pd.DataFrame:
     """Forward + backward milliseconds by method, and the percentage that ACP takes off; one row per run.
 

@@ -1,5 +1,7 @@
 """Tables 2 and 4, the paper's numbers, and Figure 10, from records written by hand."""
 
+import dataclasses
+
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
@@ -218,6 +220,31 @@ def test_figure2_tells_the_start_of_training_and_what_is_not_measured(suite):
     for ax in figure.axes:
         assert [text.get_text() for text in ax.texts].count("not measured") == 1  # b at 256
         assert [bar.get_facecolor()[3] for bar in ax.patches[:3]] == [0.25, 0.25, 1.0]
+    plt.close(figure)
+
+
+def test_what_the_grid_lets_prune_stands_beside_what_is_pruned(suite):
+    """A longer context has more blocks off the diagonal, so that a share of all blocks grows by itself."""
+    found = drawing.find("mini", "figure2")
+    records = found.records["pruned_ratio"].assign(block_q_tokens=16, block_k_tokens=16)
+    # Blocks of 16 tokens: of 16 rows' 136, 105 lie two or more from the diagonal; of 32 rows' 528, 465.
+    table = statistics.pruned_of_grid(records)
+    assert table["grid_percent"].tolist() == pytest.approx([100 * 105 / 136, 100 * 465 / 528])
+    assert table["of_grid_percent"].tolist() == pytest.approx([50 * 136 / 105, 70 * 528 / 465])
+    lengths = records["context_length_tokens"].map({256: 4096, 512: 16_384})
+    real = records.assign(block_q_tokens=128, block_k_tokens=64, context_length_tokens=lengths)
+    assert statistics.pruned_of_grid(real)["grid_percent"].round(1).tolist() == [91.0, 97.7]
+    with pytest.raises(UnfitRecords, match="pruned_ratio: more than one record"):
+        statistics.pruned_of_grid(pd.concat([real, real.assign(layer=7, block_q_tokens=64)]))
+    figure, caption = figure2.make(
+        dataclasses.replace(found, records={**found.records, "pruned_ratio": records})
+    )
+    left, *others = figure.axes
+    ends = [bar.get_y() + bar.get_height() for bar in left.patches if bar.get_linestyle() == ":"]
+    assert ends == pytest.approx(table["of_grid_percent"].tolist())
+    assert {"50", "65", "70", "79"} <= {text.get_text() for text in left.texts}
+    assert not [bar for ax in others for bar in ax.patches if bar.get_linestyle() == ":"]
+    assert "Dotted" in caption
     plt.close(figure)
 
 
