@@ -72,6 +72,11 @@ def count_label(count: float) -> str:
     return digits.removesuffix(".0") + name
 
 
+def span(values: pd.Series, form: str = ".0f") -> str:
+    """ "77 to 93"; "89" where the least and the most read the same."""
+    return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (values.min(), values.max())))
+
+
 def token_axis(axis: Axis, tokens: int) -> None:
     """An axis of token positions, 0 to ``tokens``, with ticks at its quarters."""
     from matplotlib.ticker import FuncFormatter, MultipleLocator

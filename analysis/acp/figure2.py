@@ -225,17 +225,16 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         for row in grids.itertuples()
     )
     gained = statistics.throughput_gain(records["throughput"])["percent"]
-    least, most = pruned["percent"].min(), pruned["percent"].max()
     start = any(map(models.at_start, pruned["trained_tokens"], pruned["size"]))
     pale = (
         "Pale bars are of models at the start of training: they saw fewer tokens than they have weights, and "
         f"under {style.count_label(models.START_TOKENS)}. "
     )
-    caption = f"""**{found.item.label}.** ACP prunes {least:.0f} to {most:.0f} % of the attention of
-{models.ARCHITECTURES[architecture]} here, and training throughput gains {gained.min():+.0f} to
-{gained.max():+.0f} %. {pale if start else ""}Left: share of pruned blocks on held-out text. The
-diagonal and the blocks that touch it always stay, so no head can prune more than {most_allowed}. Dotted: the
-share of these, which does not grow by itself with $L$. Middle: attention
+    caption = f"""**{found.item.label}.** ACP prunes {style.span(pruned["percent"])} % of the attention of
+{models.ARCHITECTURES[architecture]} here, and training throughput gains {style.span(gained, "+.0f")} %.
+{pale if start else ""}Left: share of pruned blocks on held-out text. The diagonal and the blocks
+that touch it always stay, so no head can prune more than {most_allowed}. Dotted: pruned blocks
+as a share of those that may go. It does not grow by itself with $L$. Middle: attention
 time, forward and backward, with the boundary search. The bars name the milliseconds with / without ACP for
 {", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput. The bars name the tokens a second
 with / without ACP. {THRESHOLD[architecture]} Hatched: the range that the paper prints for 125M to 760M

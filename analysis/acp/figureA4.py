@@ -106,8 +106,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 two and four times that. The model is {models.ARCHITECTURES[first["architecture"]]}: {runs["acp"]} (wide,
 pale) and {pair} (dashed){unlike[:1]}. Below is their difference: pale for windows of {first["window_tokens"]}
 positions, thick for means over 1/{MEAN_OF} of the longest context. {unlike} All lengths read the same
-{first["measured_tokens"]:,} tokens. δ follows the length evaluated. Mean loss in nats by position, within the
-training length or past it: {numbers}. Largest absolute difference: {largest}. {style.provenance(records)}"""
+{first["measured_tokens"]:,} tokens. δ follows the length evaluated. Mean loss in nats, against the
+training length: {numbers}. Largest absolute difference: {largest}. {style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -81,21 +81,20 @@ def _curves(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["training_step"]
     ours, first = of_linear(records), records.iloc[0]
-    shares = ", ".join(
-        f"{100 * row.of_linear:.0f} % on {row.ranks} ({row.size} at "
-        f"{style.length_label(row.context_length_tokens)}, {MODES[row.parallel]})"
-        for row in ours[(ours["method"] == "acp") & (ours["ranks"] > 1)].itertuples()
+    several = ours[(ours["method"] == "acp") & (ours["ranks"] > 1)]
+    shares = ", and ".join(
+        f"{style.span(100 * share)} % of linear growth on {ranks} GPUs"
+        for ranks, share in several.groupby("ranks")["of_linear"]
     )
     rivals = "; ".join(
         _against(row, ours) for row in records.query("implementation == @OFFICIAL").itertuples()
     )
-    found_words = f" Of linear growth: {shares}." if shares else ""
-    if rivals:
-        found_words += f" Beside the authors' model on one GPU in the same run: {rivals}."
-    caption = f"""**Training on several GPUs.**{found_words} These are whole training steps of this project on
-random tokens. The weights are new, with gates of which two heads in three forget fast. Each process, one a
-GPU, takes as many tokens whatever their number. Times are medians of {first["repeats"]} times
-{first["steps"]} steps. {style.provenance(records)}"""
+    grows = f" With ACP, training reaches {shares}." if shares else ""
+    beside = f"Beside the authors' model on one GPU in the same run: {rivals}. " if rivals else ""
+    caption = f"""**Training on several GPUs.**{grows} These are whole training steps of this project on
+random tokens. The weights are new, and the gates are set so that two heads in three forget fast. Each GPU
+has one process, and each process takes equally many tokens. Times are medians of {first["repeats"]} times
+{first["steps"]} steps. {beside}{style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -56,7 +56,7 @@ def _batches(found: drawing.Found, records: pd.DataFrame) -> str:
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["attention_time"]
     share = statistics.search_share(records)["percent"]
-    caption = f"""**Table 4.** The boundary search takes {share.min():.1f} to {share.max():.1f} % of attention
+    caption = f"""**Table 4.** The boundary search takes {style.span(share, ".1f")} % of attention
 time in FoX (Pro). Attention time is one forward and one backward pass with ACP, at context length $L$. The
 paper's Table 4 stands beside ours. A dash: not measured. {_batches(found, records)}
 {models.commits_in_words(records)} {style.provenance(records)}"""

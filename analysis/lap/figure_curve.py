@@ -104,9 +104,10 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     with_gates = records[records["compression"].notna()]
     wide = with_gates.pivot(index="run", columns="decoding", values="token_accuracy")
     gaps = "; ".join(f"{run}: {row.soft - row.removed:+.3f}" for run, row in wide.iterrows())
-    caption = f"""**Accuracy against compression.** Left: a hollow point is the model under the soft mask, at
-{models.SOFT_RATIO}; the full point is the same weights with tokens really removed. Accuracy lost by
-removal: {gaps}. Right: the texts that it writes from what is kept alone. {style.provenance(records)}"""
+    caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. Left: a full point is a
+model with tokens really removed. A hollow point is the same weights under the soft mask. The share that it
+keeps is {models.SOFT_RATIO}. Right: texts that the model writes from what is kept alone.
+{style.provenance(records)}"""
     return draw(records), caption
 
 

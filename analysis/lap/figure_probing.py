@@ -55,10 +55,10 @@ def draw(records: pd.DataFrame) -> Figure:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records, question = found.records["probe"], found.suite.file.data.sides
     row = records.set_index("classifier").loc["kept_votes"]
-    caption = f"""**Probing.** Accuracy of small heads on frozen vectors: {question}. Lines are 95 %
-intervals of one accuracy over the held-out texts. Kept vectors are {row["vectors_per_text"]:.1f} a text.
-{int(row["train_texts"]):,} training texts, {int(row["measured_texts"]):,} held-out ones.
-{style.provenance(records)}"""
+    caption = f"""**Probing.** How well small classifiers tell {question}, from frozen vectors. Points are
+accuracies on {int(row["measured_texts"]):,} held-out texts, with 95 % intervals over these texts. The
+classifiers learn from {int(row["train_texts"]):,} texts. A text has {row["vectors_per_text"]:.1f} kept
+vectors in the mean. {style.provenance(records)}"""
     return draw(records), caption
 
 

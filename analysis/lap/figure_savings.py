@@ -57,8 +57,8 @@ def bound_by(records: pd.DataFrame) -> str:
     """Which times are the host's, in a sentence each; empty where none is."""
     grown = {name: growth(records, c) for c, name in TIMES.items() if not tells_time(records, c)}
     return "\n".join(
-        f"The time of the {name} tells nothing of removal: {tokens:.3g} times the tokens take {time:.2g} "
-        "times as long, so such batches wait for the host."
+        f"The time of the {name} says nothing about removal: {tokens:.3g} times the tokens take only "
+        f"{time:.2g} times as long, so such batches wait for the host."
         for name, (tokens, time) in grown.items()
         if tokens > 1
     )
@@ -99,13 +99,12 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     gates = found.suite.file.pruning.config("published", "soft").gated_blocks(model.num_layers)
     after = model.num_layers - 1 - gates[-1]
     where = f"The last of {len(gates)} gates has {after} of {model.num_layers} encoder blocks after it."
-    caption = f"""**What removal saves.** Time and memory with dropped tokens taken out after each gate, over
-the same model with masks, against the kept share, which the gates' bias sets. Batches of {texts} texts,
-medians of {repeats}; a batch is as long as what is left of its longest text. The decoder writes 16 tokens,
-cached. Peak memory is the most that either holds at once beside the weights, measured; *held* is what stays
-from token to token: vectors, and their keys and values. {where}
-{bound_by(records)}
-{style.provenance(records)}"""
+    caption = f"""**What removal saves.** Time and memory of the model with tokens really removed, as a share
+of the same model with masks. Under 1, removal saves. The gates' bias sets the share of tokens kept.
+{bound_by(records)} Batches have {texts} texts, and times are medians of {repeats}. A batch is as long as
+what is left of its longest text. The decoder writes 16 tokens, with a cache. Peak memory is the most that is
+held at once beside the weights. *Held* is what stays from token to token: vectors, and their keys and
+values. {where} {style.provenance(records)}"""
     return draw(records), caption
 
 

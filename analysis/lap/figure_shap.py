@@ -50,7 +50,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     back = "came back word for word" if matches[chosen] == 1 else "came back best"
     kept, tokens = first["kept_position"].nunique(), int(first["text_tokens"].iloc[0])
     caption = f"""**SHAP.** What each kept vector adds to the log probability of each token that the model
-writes from memory alone, for the first of {len(matches)} held-out texts that {back}; {kept} of its
+writes from memory alone. The text is the first of {len(matches)} held-out ones that {back}. {kept} of its
 {tokens} tokens are kept. Rows are in the order of the text. {style.provenance(records)}"""
     return draw(first), caption
 

@@ -64,13 +64,17 @@ def draw(records: pd.DataFrame) -> Figure:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["attribution"]
     share = slices.behind(slices.positive(records), BEHIND)
-    behind = "no vector but EOS has any" if share is None else f"{100 * share:.0f} % of that of all but EOS"
+    behind = (
+        "No vector but EOS has a positive SHAP value."
+        if share is None
+        else f"Without EOS, {100 * share:.0f} % of the positive SHAP values fall on the vector's own token "
+        f"and the {BEHIND} before it."
+    )
     texts = records.groupby("run")["text"].nunique().sum()
     long = slices.came_back(records, LONG_TOKENS, CAME_BACK).groupby("run")["text"].nunique().sum()
-    caption = f"""**Slices.** Where the positive SHAP values of a kept vector lie: by distance from the token
-that it was, and by third of the text (dashed: spread evenly). {texts} held-out texts, {long} of them of
-{LONG_TOKENS} tokens or more that came back; of what is written, those tokens that stand at their place. On a
-vector's own token and the {BEHIND} before it: {behind}.
+    caption = f"""**Slices.** {behind} Left: by distance from the token that the vector was. Right: by third
+of the text (dashed: spread evenly). Only written tokens that stand at their place count. There are {texts}
+held-out texts; {long} of them have {LONG_TOKENS} tokens or more and came back.
 {style.provenance(records)}"""
     return draw(records), caption
 

@@ -58,9 +58,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
             f"`{ast.literal_eval(row.group).strip()}` {100 * row.share:.0f} %" for row in table.itertuples()
         )
 
-    caption = f"""**Kept tokens.** The share of held-out tokens, EOS apart, that every gate keeps; dashed: of
-all of them. Of the hundred most frequent tokens, least kept: {listed(ordered.head(6))}; most kept:
-{listed(ordered.tail(6))}. {style.provenance(records)}"""
+    caption = f"""**Kept tokens.** Of the hundred most frequent tokens, the least kept are
+{listed(ordered.head(6))}, and the most kept are {listed(ordered.tail(6))}. Shown is the share of held-out
+tokens, without EOS, that every gate keeps. Dashed: the share of all tokens. {style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -17,7 +17,7 @@ MASKS = {
     "straight_through": "removal, straight through",
     "hard_concrete": "hard concrete gates",
 }
-SOFT_RATIO = "the article's $L(S)/L$, or of hard concrete gates the share of tokens that is expected to stay"
+SOFT_RATIO = "the article's $L(S)/L$; for hard concrete gates, the share of tokens that is expected to stay"
 READINGS = {"published": "", "article": ", article's gate"}
 
 

@@ -58,11 +58,10 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["reconstruction"]
     texts = ", ".join(f"{n:,}" for n in records["measured_texts"].unique())
-    caption = f"""**Scores.** Reconstruction of {texts} held-out texts. *Kept* under the soft
-mask is {models.SOFT_RATIO}; otherwise the share of tokens really left.
-Accuracy is of tokens at their place; *whole texts* come back word for word; edits are Levenshtein's, of
-tokens. A dash: the article does not say.
-{style.provenance(records)}"""
+    caption = f"""**Scores.** How well {texts} held-out texts are reconstructed. *Kept* is the share of
+tokens really left. Under the soft mask it is {models.SOFT_RATIO}. Accuracy counts tokens at their place.
+*Whole texts* come back word for word. Edits are Levenshtein's, counted in tokens. A dash: the article does
+not say. {style.provenance(records)}"""
     return tabulate(records), caption
 
 

@@ -59,10 +59,9 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["score"]
-    caption = f"""**Figure 2.** Test score of Adaptive Retention against the relaxation's three settings,
-one moved at a time, one training run a point; a cross marks the paper's default. The stretch, gamma and
-zeta of Eq. 6, is what the paper's figure calls threshold.
-{style.provenance(records)}"""
+    caption = f"""**Figure 2.** Test score of Adaptive Retention against the relaxation's three settings. One
+setting is moved at a time, and each point is one training run. A cross marks the paper's default. What the
+paper's figure calls threshold is the stretch, gamma and zeta of Eq. 6. {style.provenance(records)}"""
     return draw(records), caption
 
 

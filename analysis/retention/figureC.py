@@ -64,11 +64,11 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["slackness"]
-    caption = f"""**Figure C.** Left: the tokens that trained gates stand for, by the paper's count (sum of
-p) and by the share of gates that are open, against the budget M, in percent of an example's tokens, a mark
-a seed. Right: slack A times lambda against the gap that bounds it (Appendices C and G), for a feasible loss
-in place of the unknown least one; under the grey line the bound holds. A model whose training ends at hard
-masks minimises another loss than the soft one, so the bound need not hold there.
+    caption = f"""**Figure C.** Left: how many tokens trained gates count as kept, in percent of an example's
+tokens, beside the budget M. One count is the paper's (sum of p), the other the share of gates that are open.
+Each mark is a seed. Right: slack A times lambda against the gap that bounds it (Appendices C and G). Under
+the grey line the bound holds. The least loss is unknown, and a feasible loss stands for it. A model whose
+training ends at hard masks minimises another loss than the soft one, so the bound need not hold there.
 {style.provenance(records)}"""
     return draw(records), caption
 

@@ -46,10 +46,11 @@ def draw(records: pd.DataFrame) -> Figure:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["estimator"]
     samples, tokens = records["samples"].max(), records["tokens"].max()
-    caption = f"""**Figure D.** The gradient through relaxed gates against the exact gradient over all masks
-of {tokens} tokens, {samples:,} samples a point: norm of the bias over the norm of the exact gradient, and
-variance over its square. Appendix D calls the estimator unbiased, proved for z that is Bernoulli, which a
-relaxed z is not. Grey: the paper's temperature. {style.provenance(records)}"""
+    caption = f"""**Figure D.** At the paper's temperature (grey) {unbiased(records).ours}. Shown is the
+gradient through relaxed gates against the exact gradient over all masks of {tokens} tokens, with {samples:,}
+samples a point. The bias is its norm over the norm of the exact gradient. The variance is over the square of
+that norm. Appendix D calls the estimator unbiased. Its proof is for z that is Bernoulli, which a relaxed z
+is not. {style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -37,9 +37,9 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["complexity"]
-    caption = f"""**Figure H.** Empirical Rademacher complexity of linear predictors of norm 1 on inputs
-with M of {records["tokens"].max()} tokens kept at random, over that with all tokens.
-{style.provenance(records)}"""
+    caption = f"""**Figure H.** The complexity of a pruned class is {complexity_bounded(records).ours}. Shown
+is the empirical Rademacher complexity of linear predictors of norm 1, over that with all tokens. The inputs
+keep M of {records["tokens"].max()} tokens, at random. {style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -62,10 +62,10 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["pruned_dense"]
-    caption = f"""**Where the gate stands.** Test scores of the dense model pruned at inference only, with
-random tokens and with those that receive most attention (H2O), by the place of the gate: before the first
-block, after it, or after the last block, where nothing is saved. The paper's text allows all three; its
-table of random pruning loses 3.7 and 8.1 points on SST-2, so its gate must stand where tokens still matter.
+    caption = f"""**Where the gate stands.** Test scores by the place of the gate: before the first block,
+after it, or after the last block, where nothing is saved. The dense model is pruned at inference only. It
+keeps random tokens, or those that receive most attention (H2O). The paper's text allows all three places. In
+its table random pruning loses 3.7 and 8.1 points on SST-2, so its gate must stand where tokens still matter.
 {style.provenance(records)}"""
     return draw(records), caption
 

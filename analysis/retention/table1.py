@@ -71,17 +71,17 @@ def _seeds(table: pd.DataFrame) -> str:
     counts = table[table["source"] == "measured"]["count"]
     if (counts == 1).all():
         return "one seed"
-    alone = "; one seed where none is" if (counts == 1).any() else ""
-    return f"mean and standard deviation over seeds (their number in brackets{alone})"
+    alone = " (none: one seed)" if (counts == 1).any() else ""
+    return f"mean and standard deviation over seeds, with their number in brackets{alone}"
 
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["score"]
     table, percent = tabulate(records, found.item.name), PERCENT[found.item.name]
-    caption = f"""**{found.item.label}.** Scores in percent on the test split at {percent} % of the tokens,
-{_seeds(table.values)}. Columns that end in "paper" and rows that
-end in "quoted" are the paper's, never run here; a dash is a gap. The paper's dense row falls with the
-budget, though dense has none; here it is one row. {style.provenance(records)}"""
+    caption = f"""**{found.item.label}.** Scores in percent on the test split at {percent} % of the tokens. A
+cell is {_seeds(table.values)}. Columns that end in "paper" and rows that end in "quoted" are the paper's and
+were never run here. A dash is a gap. The paper's dense row falls with the budget, though a dense model has
+none. Here it is one row. {style.provenance(records)}"""
     return table, caption
 
 

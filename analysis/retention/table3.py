@@ -63,11 +63,11 @@ def _column(row) -> str:
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     scores, speed = found.records["score"], found.records["speed"]
-    caption = f"""**Table 3.** The method and its ablations: test scores in percent (means over seeds),
-throughput of inference against the same encoder without gates at {speed["length_tokens"].max():,} tokens,
-peak memory of a batch, weights aside. Beside them the paper's Table 3, whose full method uses the most
-memory and is called the least. A dash: not measured, as memory is not on a CPU.
-{style.provenance(scores, speed)}"""
+    caption = f"""**Table 3.** The method and its ablations, beside the paper's Table 3. Scores are of the
+test split, in percent, as means over seeds. Throughput is of inference, against the same encoder without
+gates at {speed["length_tokens"].max():,} tokens. Memory is the peak of a batch, without the weights. The
+paper says that its full method uses the least memory, and its table gives it the most. A dash: not measured,
+as memory on a CPU. {style.provenance(scores, speed)}"""
     return tabulate(scores, speed), caption
 
 

@@ -96,11 +96,11 @@ def _batches(records: pd.DataFrame) -> str:
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["speed"]
-    caption = f"""**Table 4.** Time of inference on a batch of {_batches(records)}, the median
-of repeats; throughput against the same encoder without gates, timed in turns; the scorer's share of the
-time; peak memory saved, weights aside (a dash: not measured, as on a CPU); time and memory of a training pass
-with soft gates, forward and backward, against one of the dense model. The paper's rows are of another
-machine. {style.provenance(records)}"""
+    caption = f"""**Table 4.** What inference and training cost. Times are medians of repeats, on batches of
+{_batches(records)}. Throughput is against the same encoder without gates, timed in turns. The scorer's
+column is its share of the time. Memory saved is at the peak, without the weights. The last two columns are
+of a training pass with soft gates, forward and backward, against one of the dense model. A dash: not
+measured, as memory on a CPU. The paper's rows are of another machine. {style.provenance(records)}"""
     return tabulate(records), caption
 
 

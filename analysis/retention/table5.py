@@ -39,10 +39,10 @@ def tabulate(records: pd.DataFrame, item: str) -> drawing.Table:
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["tokens_kept"]
-    caption = f"""**{found.item.label}.** Share of all tokens of the test split that go on after each layer:
-M is floor(rho T) of the original tokens (constant) or of what reaches the layer (geometric), at least one
-token; "profile" sets the paper's own shares. The paper's columns exceed the budget that they are of, as its
-own text says. {style.provenance(records)}"""
+    caption = f"""**{found.item.label}.** The share of all tokens of the test split that go on after each
+layer. A layer keeps floor(rho T) tokens, and at least one. T counts the original tokens (constant) or those
+that reach the layer (geometric). "Profile" sets the paper's own shares. The paper's columns exceed their
+budget, as its own text says. {style.provenance(records)}"""
     return tabulate(records, found.item.name), caption
 
 

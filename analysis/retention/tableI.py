@@ -42,10 +42,10 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["speed"]
-    caption = f"""**Table I.** FLOPs of the encoder's blocks for one example, projections and feed-forward
-layers, attention and scorer, by the formula of `acp_repro.retention.cost`, and the measured time beside
-them. Appendix I gives dense attention O(T² d) of memory; its matrix is T² a head, so the bytes of that
-function have no d. {style.provenance(records)}"""
+    caption = f"""**Table I.** FLOPs of the encoder's blocks for one example, beside the measured time. The
+formula is in `acp_repro.retention.cost`. It counts projections and feed-forward layers, attention, and the
+scorer. Appendix I says that dense attention needs O(T² d) of memory. Its matrix has T² entries a head, so
+the bytes of that function have no d. {style.provenance(records)}"""
     return tabulate(records), caption
 
 

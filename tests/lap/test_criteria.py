@@ -243,7 +243,7 @@ def test_the_committed_batches_of_16_say_nothing_of_time(monkeypatch):
     records = pd.read_csv("results/lap-h200/exact-10/removal_time.csv")
     if records["measured_texts"].max() <= 16:
         assert status(figure_savings.encoder_saves, records) == "undecided"
-        assert "tells nothing of removal" in figure_savings.bound_by(records)
+        assert "says nothing about removal" in figure_savings.bound_by(records)
 
 
 def h200(quantity):
