@@ -4,8 +4,8 @@
     train = corpus.sequences("train", context_length=1024, seed=0)
     input_ids, labels = train.batch(step=0, batch_size=8)
 
-Names load on first use: ``from acp_repro.data.config import DataConfig`` imports nothing but the standard
-library. Only `TokenSequences` hands out tensors; nothing else here imports torch.
+Names load on first use: ``from acp_repro.data.config import DataConfig`` imports only the standard library.
+Only `TokenSequences` gives tensors; nothing else here imports torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prepare a corpus and print what is there: python -m acp_repro.data --help."""
+"""Prepares a corpus and prints what it holds: python -m acp_repro.data --help."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     keys = parser.add_argument_group("data settings, where no suite is named (see DataConfig)")
     keys.add_argument("--corpus", metavar="NAME", help=f"{', '.join(CORPORA)} (default: stdlib)")
     keys.add_argument("--path", nargs="+", help="files or folders of the corpus, or a dataset")
-    keys.add_argument("--text-field", metavar="NAME", help="the field that holds the text (text)")
+    keys.add_argument("--text-field", metavar="NAME", help="the field that holds the text (default: text)")
     keys.add_argument(
         "--heldout",
         nargs="+",
@@ -62,8 +62,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--tokenizer", metavar="bytes|gpt2|bpe:SIZE|file:PATH", help="how text becomes ids (default: bytes)"
     )
     keys.add_argument("--config", help="for hf: the dataset's configuration")
-    keys.add_argument("--split", help="for hf: the dataset's split (train)")
-    keys.add_argument("--max-documents", type=int, metavar="N", help="for hf: documents to fetch")
+    keys.add_argument("--split", help="for hf: the dataset's split (default: train)")
+    keys.add_argument("--max-documents", type=int, metavar="N", help="for hf: fetch this many documents")
     keys.add_argument(
         "--options", nargs="+", metavar="NAME=VALUE", help="other options of the corpus, such as least=2"
     )
@@ -94,7 +94,7 @@ def config_of(args: argparse.Namespace) -> DataConfig:
     given = {n: getattr(args, n) for n in (*names, "max_documents") if getattr(args, n) is not None}
     if args.suite is not None:
         if given:
-            raise DataError(f"--suite settles the data; leave out --{min(given).replace('_', '-')}")
+            raise DataError(f"--suite sets the data; leave out --{min(given).replace('_', '-')}")
         return _of_suite(args.suite)
     if args.options:
         pairs = (option.partition("=") for option in args.options)
@@ -112,7 +112,7 @@ def config_of(args: argparse.Namespace) -> DataConfig:
 
 
 def _of_suite(name: str) -> DataConfig:
-    # Only the section `data`: the whole file is acp_repro.suite's, which stands above this package.
+    # Only the section `data`: acp_repro.suite reads the whole file, and this package may not import it.
     path = Path(name) if name.endswith(".yaml") else Path("experiments") / f"{name}.yaml"
     try:
         return DataConfig.from_dict(yaml.safe_load(path.read_text("utf-8"))["data"])
@@ -120,7 +120,7 @@ def _of_suite(name: str) -> DataConfig:
         raise DataError(f"{path}: cannot be read ({error}); run from the project's folder") from None
     except (yaml.YAMLError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise DataError(f"{path}: no YAML file with a section `data` ({reason})") from None
+        raise DataError(f"{path}: not a YAML file with a section `data` ({reason})") from None
 
 
 def _number(text: str) -> Any:
@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _export(corpus: Any, file: Path) -> int:
     if corpus.config.tokenizer == "bytes":
-        raise DataError("tokenizer: bytes need no file")
+        raise DataError("tokenizer: bytes have no tokenizer.json to export")
     try:
         write_text(file, corpus.tokenizer.json_text)
     except OSError as error:

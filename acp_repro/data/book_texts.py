@@ -1,7 +1,7 @@
 """The plain text of a book, from its file in one of the four repositories that `books` reads.
 
-Each rule is the one by which the shards of the suites were made, to the byte: the records and the committed
-model were made from them. So a rule is not to be improved here, however plain a flaw may be.
+The rules made the suites' shards, byte by byte, and the records and the committed model come from these
+shards. So do not improve a rule, even if its flaw is plain.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from collections.abc import Callable
 
 from acp_repro.data.files import DataError
 
-_WRAPPED = 55  # columns: a paragraph whose lines are mostly this long was broken to fit a page
+_WRAPPED = 55  # characters: a paragraph whose lines are mostly this long was broken to fit a page
 
 
 def read(data: bytes, source: str) -> str:
-    """The text of a file's bytes, with one line end at its end; ``source`` is a key of `RULES`."""
+    """The text of a file's bytes, with one line end at its end; ``source`` is a key of `RULES`.
+
+    Raises:
+        DataError: the file does not have the layout of its source.
+    """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -26,20 +30,21 @@ def read(data: bytes, source: str) -> str:
 
 
 def _lines(text: str) -> str:
-    """Line ends of Unix, no blanks at the ends of lines, no byte-order marks in the text."""
+    """The text with line ends of Unix, without blanks at the ends of lines and without byte-order marks."""
     text = text.replace("\ufeff", "").replace("\r\n", "\n").replace("\r", "\n")
     return "\n".join(line.rstrip(" \t") for line in text.split("\n"))
 
 
 def _tidy(text: str) -> str:
-    """At most two blank lines together, none at the ends."""
+    """The text with at most two blank lines together, and none at its ends."""
     return re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
 
 
 def _unwrap(text: str) -> str:
-    """A paragraph that was broken into lines of a page becomes one line; verse and tables stay.
+    """Joins each paragraph that was broken into lines of a page into one line. Verse and tables stay.
 
-    A second blank line counts as the next paragraph's first line, of no length: it keeps two lines apart.
+    A second blank line counts as the first line of the next paragraph, with no length. So it keeps two lines
+    apart.
     """
     paragraphs = re.sub(r"\n{4,}", "\n\n\n", text).split("\n\n")
     for number, paragraph in enumerate(paragraphs):
@@ -74,7 +79,7 @@ _CREDIT = re.compile(r"\s*(?:Produced by|E-text prepared|Etext prepared|Transcri
 
 
 def _gutenberg(text: str) -> str:
-    """An e-text of Project Gutenberg without its licence, its header and the line that says who made it."""
+    """An e-text of Project Gutenberg without its licence, its header and the line that names its makers."""
     text = _lines(text)
     if start := _START.search(text):
         text = text[start.end() :]
@@ -90,10 +95,10 @@ def _gutenberg(text: str) -> str:
 
 
 def _tei(text: str) -> str:
-    """The text of TEI XML: what ends a paragraph, a line of verse or a division ends one here."""
+    """The text of TEI XML. A tag that ends a paragraph, a line of verse or a division ends a line here."""
     body = re.search(r"<text\b.*(?=</text>)", text, re.DOTALL)
     if body is None:
-        raise DataError("no <text> of TEI in the file; check the repository out again")
+        raise DataError("no <text> of TEI in the file; check out the repository again")
     text = body.group()
     text = re.sub(r"<note\b.*?</note>", "", text, flags=re.DOTALL)
     text = re.sub(r"<(?:pb|lb|cb|milestone|gap)\b[^>]*>", "", text)

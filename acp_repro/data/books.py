@@ -1,4 +1,4 @@
-"""Build the books of the suites `h100` and `small`: python -m acp_repro.data.books --help."""
+"""Builds the books of the suites `h100` and `small`: python -m acp_repro.data.books --help."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from acp_repro.common.files import replacing
 from acp_repro.data import book_texts
 from acp_repro.data.files import DataError, open_plain
 
-# The commit of each repository that the books are known to come from.
+# The commit of each repository from which the books are known to come.
 REPOSITORIES = {
     "classic-books-markdown": (
         "mlschmitt/classic-books-markdown",
@@ -35,7 +35,7 @@ REPOSITORIES = {
     ),
     "gender_novels": ("dhmit/gender_novels", "12345bf977d18137bbbfe9a323323b4e06a47223"),
 }
-# SHA-256 of the shards' JSON lines, decompressed: those that the committed records and model were made from.
+# SHA-256 of the decompressed JSON lines of the shards that the committed records and model were made from.
 SHARDS = {
     "00": "a634ff51657255771d6f55474a60f67aac4c4922cb8bfd31fbde2da7530951b8",
     "01": "6c1b6a4873ff6185cfc6fd90fa018cca6ca626387f4b3c4ed25ef15050c44904",
@@ -70,16 +70,18 @@ def manifest() -> list[Book]:
 
 
 def build(clones: Path, out: Path, books: list[Book] | None = None) -> tuple[list[str], Counter[str]]:
-    """Write ``books_core_00.jsonl.xz`` to 07 into ``out``; a shard that is there and as known is kept.
+    """Writes ``books_core_00.jsonl.xz`` to 07 into ``out``. A shard that is already there, with the known
+    hash, is kept.
 
     Args:
         clones: the folder with a clone of each of `REPOSITORIES`.
-        out: the folder of the shards; it is made.
+        out: the folder of the shards; it is created.
         books: the manifest, or a part of it.
 
     Returns:
-        what differs, a line each (nothing: every shard is as known); and how many books were ``equal`` to
-        the known text, ``changed``, ``missing`` from the clones, or in shards that were ``kept``.
+        The differences from the known shards, a line each; empty if there are none. And how many books were
+        ``equal`` to the known text, ``changed``, ``missing`` from the clones, or in shards that were
+        ``kept``.
 
     Raises:
         DataError: a clone is missing; the message holds the commands that make it.
@@ -133,7 +135,7 @@ def _lines(clones: Path, books: list[Book]) -> Iterator[tuple[bytes, Book, str]]
 
 
 def _content_hash(path: Path) -> str | None:
-    """SHA-256 of what an xz file holds; None where there is none, or only a part of one."""
+    """SHA-256 of the content of an xz file; None if there is no such file, or only a part of one."""
     if not path.exists():
         return None
     try:

@@ -1,8 +1,8 @@
 """A cache entry: a folder of flat files that is either whole and checked, or not there.
 
-It is built under another name, synced to disk and renamed, so a build that is killed leaves no
-half entry. ``meta.json`` records the size, the SHA-256 and the time of change of every file.
-Opening looks at sizes and times only, and hashes again a file whose time has changed.
+It is built under another name, synced to disk and renamed. So a build that is killed leaves no half entry.
+``meta.json`` records the size, the SHA-256 and the time of change of every file. Opening an entry compares
+sizes and times only, and hashes a file again if its time has changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CorruptEntry(UserError):
 
 
 class EntryWriter:
-    """What a build writes its files with: appended to, hashed on the way, synced at the end."""
+    """Writes the files of a build: they are appended to, hashed on the way, and synced at the end."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -47,7 +47,8 @@ class EntryWriter:
         self._closing = contextlib.ExitStack()
 
     def append(self, name: str, data: bytes | np.ndarray) -> None:
-        """Append bytes, or an array's elements in memory order, to the file ``name``."""
+        """Appends to the file ``name``: bytes, or the elements of an array of any shape and dtype in memory
+        order."""
         if name not in self._open:
             path = self._folder / name
             file = self._closing.enter_context(open(path, "wb"))  # noqa: SIM115  see close()
@@ -58,7 +59,7 @@ class EntryWriter:
         digest.update(data)
 
     def finish(self) -> dict[str, dict]:
-        """Sync and close every file; gives {name: {size, sha256, mtime_ns}}."""
+        """Syncs and closes every file; gives {name: {size, sha256, mtime_ns}}."""
         record = {}
         for name, (file, digest) in self._open.items():
             file.flush()
@@ -91,12 +92,16 @@ class Entry:
         self._check(everything=False)
 
     def verify(self) -> None:
-        """Hash every file again. Raises `CorruptEntry` if one differs from its record."""
+        """Hashes every file again.
+
+        Raises:
+            CorruptEntry: one differs from its record.
+        """
         self._check(everything=True)
 
     def array(self, name: str, dtype: str) -> np.ndarray:
-        """The file ``name`` as a read-only, memory-mapped vector of ``dtype``."""
-        if self.files[name]["size"] == 0:  # nothing cannot be mapped
+        """The file ``name`` as a read-only, memory-mapped vector (n,) of ``dtype``."""
+        if self.files[name]["size"] == 0:  # an empty file cannot be mapped
             return np.empty(0, dtype)
         return np.memmap(self.folder / name, dtype=dtype, mode="r")
 
@@ -115,7 +120,9 @@ class Entry:
                     record["mtime_ns"] = stat.st_mtime_ns
             except OSError as error:
                 raise CorruptEntry(f"{name} cannot be read ({error})") from error
-        if moved:  # copied from elsewhere, and sound: remember it, so as to hash it only once
+        if (
+            moved
+        ):  # copied from elsewhere and intact: the new time is recorded, so that it is hashed only once
             with contextlib.suppress(OSError):  # a read-only cache will do
                 _write_meta(self.folder, self.key, self.facts, self.files)
 
@@ -123,11 +130,11 @@ class Entry:
 def open_or_build(folder: Path, key: str, build: Callable[[EntryWriter], dict]) -> Entry:
     """The entry at ``folder``, built now if it is missing or damaged.
 
-    ``build`` writes the files and returns the entry's facts (of JSON's types). Of several
-    processes that ask at once, one builds and the others wait for it.
+    ``build`` writes the files and returns the entry's facts (of JSON's types). If several processes call at
+    once, one builds and the others wait for it.
 
     Raises:
-        DataError: the folder that ``folder`` lies in cannot be used.
+        DataError: the parent of ``folder`` cannot be used.
     """
     try:
         return _open_or_build(folder, key, build)

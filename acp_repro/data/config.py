@@ -1,4 +1,4 @@
-"""What a suite's YAML says about its data, checked key by key. Imports the standard library only."""
+"""The data settings of a suite's YAML, checked key by key. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPT2_VOCAB_SIZE = 50257
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """Which text: what the settings of every paper's data begin with; each adds ``options``, a mapping.
+    """Which text: the first settings of every paper's data. Each paper adds ``options``, a mapping.
 
     Attributes:
         corpus: the name of a function of `corpora`, or of another package.
@@ -32,7 +32,7 @@ class CorpusConfig:
     # Fields of a subclass that are options of some corpora.
     NAMED: ClassVar[tuple[str, ...]] = ()
     # For a caller that checks the fields' types with pydantic, which this module does not import. An unknown
-    # key is refused there too.
+    # key is an error there too.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     corpus: str
@@ -40,7 +40,7 @@ class CorpusConfig:
 
     @property
     def function(self) -> CorpusFunction:
-        """What gives the texts."""
+        """The function that gives the texts."""
         return find_corpus(self.corpus)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class CorpusConfig:
         return {name: value for name, value in given.items() if value is not None} | self.options
 
     def source(self, cache: Path | None = None) -> Source:
-        """The corpus; see `CorpusFunction.open`."""
+        """The corpus, not read yet; see `CorpusFunction.open`."""
         return self.function.open(self.path, self.arguments(), cache)
 
 
@@ -72,27 +72,25 @@ class DataConfig(CorpusConfig):
     """Which text, which part of it is held out, and how it becomes tokens.
 
     Attributes:
-        corpus, path: see `CorpusConfig`; for ``text`` a list of paths (kept as a tuple) is read one after the
+        corpus, path: see `CorpusConfig`. For ``text`` a list of paths (kept as a tuple) is read one after the
             other.
         text_field: the field of ``.jsonl`` files, or of the dataset, that holds the text.
-        heldout: the share of documents held out (0 to less than 1), by default 0.05; of a single
-            document its last part, cut where a paragraph ends; 0 for none, and then nothing can be
-            measured on this text (`require_heldout`);
-            for ``text`` also a path or a list of paths (kept as a tuple), which may lie under
-            ``path``: their documents are held out, and no others. None for ``longcrawl64``, which
-            comes split.
-        tokenizer: ``"bytes"`` (the default); ``{"bpe": V}`` for a byte-pair encoding of V ids in
-            all, BOS among them, trained on the training documents; ``"gpt2"`` for GPT-2's; or
-            ``{"file": PATH}`` for a ``tokenizer.json`` that exists. ``longcrawl64`` is GPT-2 ids
-            already: there it is ``"gpt2"`` or a file with GPT-2's, used to read ids as text.
+        heldout: the share of documents held out (0 to less than 1), by default 0.05. Of a single document it
+            is the last part, cut where a paragraph ends. With 0 nothing is held out, so nothing can be
+            measured on this text (`require_heldout`). For ``text`` also a path or a list of paths (kept as a
+            tuple), which may be under ``path``: exactly their documents are held out. None for
+            ``longcrawl64``, which is already split.
+        tokenizer: ``"bytes"`` (the default); ``{"bpe": V}`` for a byte-pair encoding of V ids in all, BOS
+            among them, trained on the training documents; ``"gpt2"`` for GPT-2's; or ``{"file": PATH}`` for a
+            ``tokenizer.json`` that exists. ``longcrawl64`` already holds GPT-2 ids: there it is ``"gpt2"`` or
+            a file with GPT-2's, used to turn ids into text.
         config: for ``hf``: the dataset's configuration, if it has several.
-        split: for ``hf``: the dataset's split that is read, by default ``"train"``; ours are cut
-            from it by ``heldout``.
+        split: for ``hf``: the dataset's split that is read, by default ``"train"``; ``heldout`` divides it.
         max_documents: for ``hf``: how many documents are fetched, from the first one on.
         options: other options of the corpus's function.
 
     Raises:
-        DataError: names the key, what is wrong with it, and what would be right.
+        DataError: the message names the key, what is wrong with it, and what would be right.
     """
 
     NAMED = ("text_field", "config", "split", "max_documents")
@@ -108,7 +106,11 @@ class DataConfig(CorpusConfig):
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any] | DataConfig) -> DataConfig:
-        """The config of a mapping, as YAML gives it; a `DataConfig` comes back as it is."""
+        """The config of a mapping, as YAML gives it; a `DataConfig` is returned unchanged.
+
+        Raises:
+            DataError: an unknown key, or a value that is not allowed.
+        """
         if isinstance(settings, DataConfig):
             return settings
         if not isinstance(settings, Mapping):
@@ -157,7 +159,7 @@ class DataConfig(CorpusConfig):
         elif isinstance(value, bool) or not isinstance(value, int | float):
             raise DataError(f"heldout: {value!r} is neither a share such as 0.05 nor a path")
         elif not 0 <= value < 1:
-            raise DataError(f"heldout: {value} is no share; use 0 to less than 1, such as 0.05")
+            raise DataError(f"heldout: {value} is not a share; use 0 to less than 1, such as 0.05")
 
     def _check_tokenizer(self) -> None:
         value = self.tokenizer
@@ -168,7 +170,7 @@ class DataConfig(CorpusConfig):
                 raise DataError(f"tokenizer: bpe: {size!r} is not a whole number; write {{bpe: 4096}}")
             if not SMALLEST_BPE <= size < 2**32:
                 raise DataError(
-                    f"tokenizer: bpe: {size} ids cannot be; use {SMALLEST_BPE} (the "
+                    f"tokenizer: bpe: {size} ids are too few; use {SMALLEST_BPE} (the "
                     "bytes, a merge, BOS) or more, such as 4096"
                 )
         elif kind == "file" and isinstance(value, Mapping):
@@ -188,7 +190,7 @@ class DataConfig(CorpusConfig):
         for name in ("config", "split"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
-                raise DataError(f"{name}: {value!r} is not a name; write {name}: train, say")
+                raise DataError(f"{name}: {value!r} is not a name; write for example {name}: train")
         most = self.max_documents
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise DataError(
@@ -212,13 +214,17 @@ class DataConfig(CorpusConfig):
 
     @property
     def vocab_size(self) -> int | None:
-        """The number of ids as far as the settings say it: None for ``{file: PATH}``."""
+        """The number of ids if the settings determine it; None for ``{file: PATH}``."""
         if self.corpus == "longcrawl64" or self.tokenizer == "gpt2":
             return GPT2_VOCAB_SIZE
         return self.bpe_size or (BYTES_VOCAB_SIZE if self.tokenizer == "bytes" else None)
 
     def require_heldout(self) -> None:
-        """Raise `DataError` if the settings hold out nothing; what measures asks this first of all."""
+        """Checks that some text is held out, before anything is measured.
+
+        Raises:
+            DataError: the settings hold out nothing.
+        """
         if self.heldout == 0 and self.corpus != "longcrawl64":
             raise DataError(
                 f"heldout: {self.heldout} holds out no text to measure on; set a share such as "
@@ -227,12 +233,12 @@ class DataConfig(CorpusConfig):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """What ``path`` names, as files or folders of ``text``."""
+        """The files or folders of ``text`` that ``path`` names."""
         return (self.path,) if isinstance(self.path, str) else tuple(self.path or ())
 
     @property
     def heldout_paths(self) -> tuple[str, ...]:
-        """The held-out paths; none where a share is given."""
+        """The held-out paths; empty if a share is given."""
         if isinstance(self.heldout, str):
             return (self.heldout,)
         return self.heldout if isinstance(self.heldout, tuple) else ()

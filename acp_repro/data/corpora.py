@@ -1,6 +1,7 @@
 """Our corpora, one function each, for every paper. A labelled set is a corpus whose texts have labels.
 
-To add one, write a function here that gives a `Row` for each text; see CONTRIBUTING.md.
+To add one, write a function here that gives a `Row` for each text; see CONTRIBUTING.md. The first line of a
+docstring is shown by ``python -m acp_repro.data --help``.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def hf(
 @corpus(path="the path of the folder with train.zarr and heldout.zarr")
 def longcrawl64(path: str) -> Source:
     """The ACP paper's corpus: a folder `path` with train.zarr and heldout.zarr."""
-    raise DataError("corpus: longcrawl64 is GPT-2 ids and no text; use it for ACP, and another corpus here")
+    raise DataError("corpus: longcrawl64 holds GPT-2 ids, not text; use it for ACP, and another corpus here")
 
 
 @corpus(
@@ -82,10 +83,10 @@ def longcrawl64(path: str) -> Source:
     called="sentences of the standard library's documentation",
 )
 def stdlib_sentences(shortest: int = 20, longest: int = 160) -> Iterator[Row]:
-    """Sentences of the standard library's documentation, each once; of what they document.
+    """Sentences of the standard library's documentation, each once, labelled by what they document.
 
     Args:
-        shortest, longest: characters of a sentence.
+        shortest, longest: the length of a sentence, in characters.
     """
     for sentence, of_function in sentences(shortest, longest).items():
         label = "function or method" if of_function else "class or module"
@@ -97,7 +98,8 @@ def short_sentences(shortest: int = 20, longest: int = 160) -> Iterator[Row]:
     """Sentences of the standard library's documentation and of the sample novel; no labels.
 
     Args:
-        shortest, longest: characters of a sentence; one of the novel that is longer is cut into clauses.
+        shortest, longest: the length of a sentence, in characters. A longer one of the novel is cut into
+            clauses.
     """
     for sentence in sentences(shortest, longest) | clauses(shortest, longest):
         yield Row(sentence)
@@ -107,23 +109,23 @@ def short_sentences(shortest: int = 20, longest: int = 160) -> Iterator[Row]:
 def stdlib_packages(
     classes: int = 8, characters: int = 600, most_each: int = 400, whole_modules: bool = True
 ) -> Iterator[Row]:
-    """Parts of the standard library; of which package.
+    """Parts of the standard library, labelled by package.
 
-    Line by line the package's own name is left out, so that it is not simply read.
+    The package's own name is left out of each line, so that it cannot simply be read.
 
     Args:
-        classes: how many packages, those with the most text.
-        characters: of a part.
+        classes: how many packages; those with the most text are used.
+        characters: the length of a part.
         most_each: parts of one package, spread over its modules.
-        whole_modules: a module's parts are all in one split, which asks for what modules of a package share;
-            else each part is in a split of its own, which asks for the words of known modules.
+        whole_modules: keep all parts of a module in one split, which tests what modules of a package share.
+            False puts each part in its own split, which tests the words of known modules.
     """
     parts: dict[str, list[tuple[str, str]]] = {}
     for document in StdlibSource().documents():
         package, _, module = document.name.partition("/")
         if not module or package == "help":
             continue
-        # Also within names such as xml_reader: an underscore is no end of a word to \b.
+        # Also within names such as xml_reader, because \b does not end a word at an underscore.
         alone = rf"(?<![^\W_]){re.escape(package)}(?![^\W_])"
         words = re.sub(alone, "_", document.data.decode())
         for start in range(0, len(words) - characters // 2, characters):
@@ -159,7 +161,7 @@ def imdb(path: str) -> Iterator[Row]:
 
 @corpus(path=_SET, labels="types of contract")
 def cuad(path: str, least: int = 10) -> Iterator[Row]:
-    """CUAD's contracts by type: JSON lines with `file`, `type` and `text`.
+    """CUAD's contracts, labelled by type: JSON lines with `file`, `type` and `text`.
 
     Args:
         least: types with fewer contracts are left out.
@@ -174,7 +176,7 @@ def cuad(path: str, least: int = 10) -> Iterator[Row]:
 
 @corpus(path="the path of its folder or .tar", labels="roles of a sentence")
 def csabstruct(path: str) -> Iterator[Row]:
-    """CSAbstruct: abstracts; asked for each sentence, its role."""
+    """CSAbstruct: abstracts with a question about each sentence; the label is the sentence's role."""
     splits = ("train", "dev", "test")
     for split, data in zip(splits, members(path, *(f"/{split}.jsonl" for split in splits)), strict=True):
         for where, record in json_lines(data.split(b"\n"), f"{path}, {split}.jsonl"):
@@ -192,23 +194,26 @@ def books(
     least: int = 3,
     files: Sequence[str] | None = None,
 ) -> Iterator[Row]:
-    """Excerpts of books: JSON lines with `id`, `text` and `author`; of which author.
+    """Excerpts of books, labelled by author: JSON lines with `id`, `text` and `author`.
 
-    A book is in one split.
+    All excerpts of a book are in one split.
 
     Args:
-        label: the author's field, or another.
-        characters: of an excerpt.
+        label: the field of the label; by default the author's.
+        characters: the length of an excerpt.
         most_each: excerpts of one book, spread evenly.
-        least: an author needs as many books.
-        files: names in the folder; None: all that lie there.
+        least: an author needs at least this many books.
+        files: names in the folder; None reads all files.
+
+    Raises:
+        DataError: the folder holds no JSON lines.
     """
     place = Path(path).expanduser()
     shards = sorted(place.glob("*.jsonl*")) if place.is_dir() else [place]
     if files is not None:
         shards = [place / name for name in files]
     if not shards:
-        raise DataError(f"path: {path} holds no JSON lines")
+        raise DataError(f"path: {path} holds no JSON lines (.jsonl); name the folder that does")
     found: dict[str, list[tuple[str, list[str]]]] = {}
     for where, record in (one for shard in shards for one in read_records(shard)):
         book, author = (str(field_of(record, name, where)) for name in ("id", label))
@@ -217,7 +222,7 @@ def books(
         pieces = [words[at : at + characters] for at in range(0, len(words) - characters + 1, step)]
         found.setdefault(author, []).append((book, pieces[:most_each]))
     for author, of_author in sorted(found.items()):
-        # By rank among the author's books, so that every class has books in every split.
+        # The split follows the rank among the author's books, so that every class has books in every split.
         ranked = sorted(of_author, key=lambda book: hashlib.sha256(book[0].encode()).digest())
         for rank, (book, pieces) in enumerate(ranked if len(ranked) >= least else ()):
             split = "test" if rank == 0 else "dev" if rank == 1 and len(ranked) > 3 else "train"
@@ -238,20 +243,25 @@ def facts(
     short: int = 0,
     short_characters: int = 700,
 ) -> Iterator[Row]:
-    """Short facts planted in long text (at `path`, or the standard library); asked for one of them.
+    """Short facts planted in long text (at `path`, or the standard library), with a question about one of
+    them.
 
-    "The code of Nora is amber." stands somewhere among other such facts; asked for Nora, the class is amber.
+    "The code of Nora is amber." stands somewhere among other such facts. The question is Nora, and the class
+    is amber.
 
     Args:
         examples: of all splits together.
-        facts: planted in each example, of different names and with codes at random.
+        facts: facts planted in each example, with different names and random codes.
         classes: how many codes there are.
-        short: so many further examples, of `short_characters`, are for training alone: where texts are long,
-            an encoder learns there what is asked. Dev and test have long texts.
+        short: this many further examples, of `short_characters`, are for training alone. Where texts are
+            long, an encoder learns from them what the question means. Dev and test have long texts.
+
+    Raises:
+        DataError: facts, classes or the text are too few or too many.
     """
     names, codes = _NAMES.split(), _CODES.split()[:classes]
     if not 1 <= facts <= len(names) or not 2 <= classes <= len(codes):
-        raise DataError(f"options.facts: 1 to {len(names)} of them, and 2 to 12 classes")
+        raise DataError(f"options: use facts from 1 to {len(names)}, and classes from 2 to 12")
     source = StdlibSource() if path is None else TextSource([path])
     pool = "\n".join(document.data.decode() for document in source.documents())
     if len(pool) < 10 * characters:
@@ -276,7 +286,7 @@ def facts(
 
 
 class _Draw:
-    """Numbers from a name, the same in every version of Python."""
+    """Random numbers from a name, the same in every version of Python."""
 
     def __init__(self, name: str):
         self._name, self._count = name, 0
@@ -293,10 +303,10 @@ class _Draw:
 
 @corpus(path="the path of its JSON lines or of a .tar with them")
 def qasper(path: str) -> Iterator[Row]:
-    """Questions to papers whose answer stands in the text word for word (LEval's sample of QASPER).
+    """Questions about papers whose answer is in the text word for word (LEval's sample of QASPER).
 
-    JSON lines with ``input``, ``instructions`` and ``outputs``. The sample shows that questions run; it is
-    too small to measure anything.
+    JSON lines with ``input``, ``instructions`` and ``outputs``. The sample is too small to measure anything;
+    it shows that questions run.
     """
     packed = is_tar(Path(path))
     lines = json_lines(members(path, ".jsonl")[0].split(b"\n"), path) if packed else read_records(path)

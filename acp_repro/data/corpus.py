@@ -1,4 +1,4 @@
-"""`prepare` a corpus once, then open it in no time: text -> tokens in a cache -> sequences."""
+"""Prepares a corpus once, so that it opens fast later: text -> tokens in a cache -> sequences."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from acp_repro.data.tokenizer import (
 )
 
 _log = logging.getLogger(__name__)
-FORMAT = 1  # raise it when the same text would give other files
+FORMAT = 1  # raise it if the same text would give other files
 
 
 class Corpus:
     """A prepared corpus: its tokens on disk, its tokeniser, and sequences of any length.
 
     Attributes:
-        config: the `DataConfig` that it was made of.
+        config: the `DataConfig` that it was made from.
         folder: where it is cached.
-        tokenizer: encodes and decodes; ``vocab_size`` and ``bos_id`` are its own.
+        tokenizer: encodes and decodes, and has ``vocab_size`` and ``bos_id``.
     """
 
     def __init__(self, config: DataConfig, entry: Entry):
@@ -72,7 +72,7 @@ class Corpus:
         """The split's sequences of ``context_length`` tokens; see `TokenSequences`.
 
         Raises:
-            DataError: none is that long, or ``split`` is heldout and ``heldout: 0`` holds out nothing.
+            DataError: no document is that long, or ``split`` is heldout and ``heldout: 0`` holds out nothing.
         """
         if _known(split) == "heldout":
             self.config.require_heldout()
@@ -87,11 +87,14 @@ class Corpus:
         )
 
     def describe(self, context_length: int | None = None) -> dict[str, Any]:
-        """What there is, for provenance, in JSON's types.
+        """Facts for provenance, in JSON's types.
 
-        ``hash`` stands for text, split and tokeniser together; a split's ``sha256`` is that of
-        its tokens. A ``context_length`` adds, to each split, the number of its sequences and the
-        share (0 to 1) of tokens that falls in them.
+        ``hash`` stands for text, split and tokeniser together. A split's ``sha256`` is that of its tokens. A
+        ``context_length`` adds, to each split, the number of its sequences and the share (0 to 1) of tokens
+        in them.
+
+        Raises:
+            DataError: ``context_length`` is below 1.
         """
         if context_length is not None and context_length < 1:
             raise DataError(f"context_length: {context_length} is no length; use 1 or more")
@@ -113,19 +116,25 @@ class Corpus:
             for name, split in facts["splits"].items():
                 used = np.diff(self.offsets(name)) // context_length
                 split["sequences"] = int(used.sum())
-                # an empty split has no share, and nothing of it is used
+                # an empty split has no share, and none of it is used
                 split["share_used"] = split["sequences"] * context_length / (split["tokens"] or 1)
         return facts
 
     def verify(self) -> None:
-        """Hash every cached file again; raises `CorruptEntry` if one has changed."""
+        """Hashes every cached file again.
+
+        Raises:
+            CorruptEntry: one has changed.
+        """
         self._entry.verify()
 
     def save_tokenizer(self, folder: str | Path) -> Path | None:
-        """Write ``tokenizer.json`` into ``folder``, for a model that leaves this machine.
+        """Writes ``tokenizer.json`` into ``folder``, for a model that leaves this machine.
 
-        Gives its path, or None for bytes, which need no file. ``tokenizer: {file: PATH}`` and
-        ``python -m acp_repro.inspect`` read it.
+        ``tokenizer: {file: PATH}`` and ``python -m acp_repro.inspect`` read it.
+
+        Returns:
+            Its path, or None for bytes, which need no file.
         """
         if isinstance(self.tokenizer, ByteTokenizer):
             return None
@@ -135,13 +144,15 @@ class Corpus:
 def prepare(
     config: DataConfig | Mapping[str, Any], cache_dir: str | Path | None = None, workers: int | None = None
 ) -> Corpus | LongCrawl64:
-    """The corpus of ``config``, tokenised now unless the cache has it.
+    """The corpus of ``config``. It is tokenised now unless the cache has it.
 
-    ``config`` is a `DataConfig` or a mapping with its keys. ``cache_dir`` defaults to the
-    environment's ``ACP_REPRO_CACHE``, else to ``cache/`` in the project folder. ``workers`` is the
-    number of threads that tokenise, by default one a core; it changes no byte. The entry's key
-    is a hash of the text, so a changed file makes a new entry. Of several processes that call at
+    The entry's key is a hash of the text, so a changed file makes a new entry. If several processes call at
     once (torchrun), one builds while the others wait.
+
+    Args:
+        config: a `DataConfig` or a mapping with its keys.
+        cache_dir: by default the environment's ``ACP_REPRO_CACHE``, else ``cache/`` in the project folder.
+        workers: the number of threads that tokenise, by default one a core. It changes no byte.
 
     Raises:
         DataError: the settings, the text or the tokeniser cannot be used.
@@ -169,7 +180,7 @@ def prepare(
 
 
 def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
-    """A name for the folder, and what the cache's key says: all that decides the ids, but the text."""
+    """A name for the folder, and for the cache's key all that decides the ids, except the text."""
     if config.bpe_size:
         return f"bpe{config.bpe_size}", config.bpe_size
     if config.tokenizer_file:
@@ -179,7 +190,7 @@ def _tokenizer_facts(config: DataConfig) -> tuple[str, Any]:
 
 
 def _build(config: DataConfig, reader: Reader, workers: int | None, writer: EntryWriter) -> dict[str, Any]:
-    """Write tokens, offsets, names and tokeniser; gives the entry's facts."""
+    """Writes tokens, offsets, names and tokeniser; gives the entry's facts."""
     tokenizer: Tokenizer = ByteTokenizer()
     if config.tokenizer != "bytes":
         tokenizer = BPETokenizer(_tokenizer_json(config, reader))
@@ -219,7 +230,8 @@ def _tokenizer_json(config: DataConfig, reader: Reader) -> str:
 
 
 def _training_documents(config: DataConfig, reader: Reader) -> Iterator[Document]:
-    """What a tokeniser learns from; where that is nothing, the error is of the text and not of its ids."""
+    """The documents that a tokeniser learns from. If there are none, the error names the text, not the
+    ids."""
     documents = dict.fromkeys(SPLITS, 0)
     for split, document in reader.documents("learning BPE"):
         documents[split] += 1

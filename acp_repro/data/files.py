@@ -1,4 +1,4 @@
-"""Plain bytes and text out of a file that may be compressed, with errors that name the file and the line."""
+"""Reads bytes and text from a file that may be compressed; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from acp_repro.common.errors import UserError
 
 _COMPRESSED = {".xz", ".zst", ".gz"}
-# Characters that no text has more than a few of.
+# Characters that a text has only a few of.
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
@@ -25,20 +25,20 @@ class DataError(UserError, ValueError):
 
 
 def is_jsonl(path: Path) -> bool:
-    """Whether the name, less a compression suffix, ends in ``.jsonl``."""
+    """Whether the name, without a compression suffix, ends in ``.jsonl``."""
     return Path(path.stem if path.suffix in _COMPRESSED else path).suffix == ".jsonl"
 
 
 def is_tar(path: Path) -> bool:
-    """Whether the name, less a compression suffix, ends in ``.tar``."""
+    """Whether the name, without a compression suffix, ends in ``.tar``."""
     return Path(path.stem if path.suffix in _COMPRESSED else path).suffix == ".tar"
 
 
 def tar_texts(stream: BinaryIO, path: Path) -> Iterator[tuple[str, bytes]]:
-    """(name, bytes) of each file of text in an archive, in its order; hidden ones and pictures are left out.
+    """(name, bytes) of each text file in an archive, in its order. Hidden files and pictures are left out.
 
     Raises:
-        DataError: the archive is damaged, or a text in it is no UTF-8.
+        DataError: the archive is damaged, or a text in it is not UTF-8.
     """
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
@@ -55,10 +55,12 @@ def tar_texts(stream: BinaryIO, path: Path) -> Iterator[tuple[str, bytes]]:
 
 @contextlib.contextmanager
 def open_plain(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
-    """Open ``path`` and decompress while reading.
+    """Opens ``path`` and decompresses it while reading.
 
     Gives the stream and a function that says how many bytes of the file itself have been read.
-    A damaged or truncated file raises `DataError` inside the ``with``.
+
+    Raises:
+        DataError: inside the ``with``, if the file is damaged or truncated.
     """
     try:
         with open(path, "rb") as raw, contextlib.ExitStack() as stack:
@@ -79,7 +81,7 @@ def open_plain(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
 
 
 def is_binary(path: Path) -> bool:
-    """Whether the first bytes, decompressed, are of no text in any 8-bit encoding, nor UTF-16."""
+    """Whether the first bytes, decompressed, are not text, in any 8-bit encoding or UTF-16."""
     if is_jsonl(path) or is_tar(path):
         return False
     try:
@@ -91,7 +93,7 @@ def is_binary(path: Path) -> bool:
 
 
 def looks_binary(start: bytes) -> bool:
-    """Whether the beginning of a file is of no text in any 8-bit encoding, nor UTF-16."""
+    """Whether the beginning of a file is not text, in any 8-bit encoding or UTF-16."""
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16, which can be converted: said when it is read
         return False
     control = len(start) - len(start.translate(None, _CONTROL))
@@ -99,7 +101,11 @@ def looks_binary(start: bytes) -> bool:
 
 
 def checked_text(data: bytes, where: str) -> bytes:
-    """``data`` without a byte-order mark, after a check that it is text."""
+    """``data`` without a byte-order mark, after a check that it is text.
+
+    Raises:
+        DataError: it is not UTF-8, or holds a zero byte; ``where`` and the line are named.
+    """
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         data.decode()
@@ -123,7 +129,11 @@ def json_lines(lines: Iterable[bytes], where: str) -> Iterator[tuple[str, dict[s
 
 
 def json_record(line: bytes, where: str) -> dict[str, Any]:
-    """The object in one line of JSON."""
+    """The object in one line of JSON.
+
+    Raises:
+        DataError: the line is not UTF-8, not JSON, or not an object.
+    """
     try:
         record = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
     except UnicodeDecodeError as error:
@@ -144,7 +154,11 @@ def json_record(line: bytes, where: str) -> dict[str, Any]:
 
 
 def field_of(record: dict[str, Any], field: str, where: str, key: str = "") -> Any:
-    """What a field of a record holds; ``key`` is the setting that names the field, if one does."""
+    """The value of a field of a record; ``key`` is the setting that names the field, if one does.
+
+    Raises:
+        DataError: the record has no such field.
+    """
     if field not in record:
         there = f"this line has: {', '.join(record) or 'none'}"
         advice = f"set {key} to another ({there})" if key else there
@@ -153,7 +167,11 @@ def field_of(record: dict[str, Any], field: str, where: str, key: str = "") -> A
 
 
 def text_of(record: dict[str, Any], field: str, where: str, key: str = "text_field") -> str:
-    """The text in a field of a record."""
+    """The text in a field of a record.
+
+    Raises:
+        DataError: there is no such field, or it does not hold valid text.
+    """
     text = field_of(record, field, where, key)
     if not isinstance(text, str):
         raise DataError(
@@ -164,7 +182,7 @@ def text_of(record: dict[str, Any], field: str, where: str, key: str = "text_fie
         text.encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair, written as \udXXX
         raise DataError(
-            f"{where}: {error.reason} in the field {field!r}; this line's text is no "
+            f"{where}: {error.reason} in the field {field!r}; this line's text is not "
             "valid Unicode, repair or drop the line"
         ) from error
     return text
@@ -173,12 +191,12 @@ def text_of(record: dict[str, Any], field: str, where: str, key: str = "text_fie
 class _ZstdReader(io.RawIOBase):
     """Decompressed bytes of a ``.zst`` file.
 
-    The library's own reader takes a file that is cut short for a whole one, and would quietly
-    lose its last documents; this one looks whether the last frame was complete.
+    The library's own reader accepts a truncated file and silently loses its last documents. This one checks
+    that the last frame is complete.
     """
 
     def __init__(self, raw: BinaryIO):
-        import zstandard  # only those who have such files need it
+        import zstandard  # needed for such files only
 
         self._error = zstandard.ZstdError
         self._new_frame = zstandard.ZstdDecompressor().decompressobj

@@ -1,7 +1,7 @@
 """Hugging Face datasets, fetched once into files of the cache.
 
-Where a number of documents is asked for, the dataset is streamed, so no more of it is loaded. Afterwards it
-is text as any other, and needs neither the network nor the library.
+If a number of documents is given, the dataset is streamed, so no more of it is loaded. Later runs read the
+files, and need neither the network nor the library.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class HubSource(TextSource):
 
     Args:
         path, config: of ``datasets.load_dataset``; ``path`` may be a folder.
-        splits: the names of splits there, by what they are here: ``train``, ``dev``, ``test``, or None for
-            what comes without a split.
-        fields: the names of the fields that hold ``text`` and, if anything does, ``label``, ``question`` and
+        splits: the names of the dataset's splits, by their names here: ``train``, ``dev``, ``test``, or None
+            for text without a split.
+        fields: the names of the fields that hold ``text`` and, if there are any, ``label``, ``question`` and
             ``answers`` (SQuAD's ``{text, answer_start}``).
-        most: documents to fetch of each split; None: all.
+        most: documents to fetch of each split; None fetches all.
 
     Raises:
         DataError: the library is missing, or the dataset, its configuration, a split or a field.
@@ -91,7 +91,7 @@ def _fetched(
 
 
 def _state(path: str) -> list[Any]:
-    """What changes when a folder of this machine does; nothing for a dataset of the Hub."""
+    """A list that changes when a folder of this machine does; empty for a dataset of the Hub."""
     folder = Path(path)
     files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
     return [[str(p.relative_to(folder)), p.stat().st_size, p.stat().st_mtime_ns] for p in files]
@@ -129,8 +129,8 @@ def _records(
 
 
 def _row(record: dict[str, Any], fields: Mapping[str, str], names: list[str] | None) -> dict[str, Any]:
-    """The fields of a `Row`, those that there are."""
-    # Half of a surrogate pair is no character, and no file of UTF-8 can hold it.
+    """The fields of a `Row` that the record has."""
+    # Half of a surrogate pair is not a character, and no file of UTF-8 can hold it.
     row = {"text": record[fields["text"]].encode(errors="replace").decode()}
     if "question" in fields:
         row["question"] = record[fields["question"]]

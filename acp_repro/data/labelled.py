@@ -1,8 +1,8 @@
 """Labelled sets for encoders: the texts of a corpus, each with a class or with an answer in the text.
 
-A set gives the same three splits each time: ``train`` to learn from, ``dev`` to choose by, ``test`` to
-report. Where a corpus has no such split, a text goes to one by a hash of what it belongs to (its document,
-its book), so adding texts moves no other one.
+A set always gives the same three splits: ``train`` to learn from, ``dev`` to choose by, ``test`` to report. A
+corpus may have no such splits. Then a hash of a text's group (its document, its book) decides, so adding
+texts moves no other text.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class LabelledSet:
     """A set in memory.
 
     Attributes:
-        splits: texts by ``train``, ``dev``, ``test``; of each, ``number`` is that of its class.
-        classes: names of the classes in alphabetical order, that of their numbers; empty for extractive
-            questions.
-        classes_are: what they are names of, in words.
+        splits: texts by ``train``, ``dev``, ``test``; the ``number`` of each is that of its class.
+        classes: names of the classes in alphabetical order, which is the order of their numbers. Empty for
+            extractive questions.
+        classes_are: what the classes are names of, in words.
     """
 
     splits: dict[str, list[Row]]
@@ -59,7 +59,7 @@ def read_labelled(corpus: str, path: str | None = None, **options: Any) -> Label
         corpus, path, options: see `acp_repro.data.corpora`; ``label_field`` is ``label`` by default.
 
     Raises:
-        DataError: no such corpus, path or option, or no labels.
+        DataError: there is no such corpus, path or option, or there are no labels.
     """
     function = find_corpus(corpus)
     if "label_field" in function.options and not options.get("answers_field"):
@@ -87,5 +87,5 @@ def _split_of(row: Row, has_dev: bool) -> str:
     if row.split is None:
         share = int.from_bytes(digest[:8], "big") / 2**64
         return "test" if share < _TEST else "dev" if share < _TEST + _DEV else "train"
-    # A tenth of what a set gives for training, where it has nothing to choose by.
+    # A tenth of the training texts, if the set has no dev split.
     return "dev" if row.split == "train" and not has_dev and digest[0] / 256 < _DEV else row.split

@@ -1,8 +1,8 @@
 """Text to ids on every core, in the order of the documents.
 
-The library that encodes leaves Python's lock while it works, so threads are enough: only to make an array of
-the ids takes the lock, a twenty-fifth of the time. Memory is bounded: at most two groups of documents a
-thread are under way.
+Threads are enough, because the encoding library releases Python's lock while it works. Only making an array
+of the ids takes the lock, a twenty-fifth of the time. Memory is bounded: each thread has at most two groups
+of documents at a time.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ Labelled = tuple[str, Document]  # a document with the name of its split
 def tokenise(
     labelled: Iterable[Labelled], tokenizer: Tokenizer, workers: int | None = None
 ) -> Iterator[tuple[str, Document, np.ndarray]]:
-    """Give (split, document, ids) in the order of ``labelled``, the same for any ``workers``.
+    """Gives (split, document, ids) in the order of ``labelled``, the same for any ``workers``.
 
-    ``ids`` is (tokens,) of unsigned integers. ``workers`` is the number of threads, by default that of the
-    cores.
+    Args:
+        workers: the number of threads; by default the number of cores.
+
+    Yields:
+        ``ids`` is (tokens,) of unsigned integers.
 
     Raises:
-        DataError: no such number of workers; besides, what reading the documents raises.
+        DataError: ``workers`` is below 1, or the documents cannot be read.
     """
     if workers is not None and workers < 1:
         raise DataError(f"workers: {workers} must be at least 1; leave it out to use every core")

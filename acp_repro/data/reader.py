@@ -19,7 +19,7 @@ SPLITS = ("train", "heldout")
 
 
 class Reader:
-    """Reads a config's documents; what a corpus fetches goes to ``cache``.
+    """Reads a config's documents. Fetched text goes to ``cache``.
 
     Attributes:
         identity: a SHA-256 that stands for the text.
@@ -38,7 +38,7 @@ class Reader:
         self.skipped = [name for source in sources for name in source.skipped]
 
     def documents(self, doing: str) -> Iterator[tuple[str, Document]]:
-        """Give (split, document), behind a progress bar that says ``doing``."""
+        """Gives (split, document), behind a progress bar labelled ``doing``."""
         with tqdm(total=self._size, desc=doing, unit="B", unit_scale=True, leave=False, disable=None) as bar:
             yield from self._split(self._source.documents(bar.update))
             if self._heldout:
@@ -55,10 +55,11 @@ class Reader:
 
 
 def tail_of(document: Document, share: float) -> tuple[Document, Document] | None:
-    """A document without its last ``share`` (0 to 1) of bytes, and those; None if either would be blank.
+    """A document without its last ``share`` (0 to 1) of bytes, and those bytes; None if either would be
+    blank.
 
-    The cut is at the first end of a paragraph in the first half of those bytes, else at an end of a line
-    or of a word there, else between two characters.
+    The cut is in the first half of those bytes. It is at the first end of a paragraph, else of a line or a
+    word, else between two characters.
     """
     data = document.data
     start = len(data) - int(len(data) * share)

@@ -7,8 +7,8 @@
             ...
             yield Row(text, label=sentiment)
 
-The function's name is the corpus's: ``corpus: reviews``. Its parameters, but for ``path``, are what
-``options`` may name. Ours are in `corpora`. Another package adds one with an entry point: the module that
+The corpus has the function's name: ``corpus: reviews``. Its parameters, except ``path``, are the names that
+``options`` may have. Ours are in `corpora`. Another package adds one with an entry point: the module that
 registers it is imported when settings name the corpus::
 
     [project.entry-points."acp_repro.corpora"]
@@ -33,13 +33,13 @@ ENTRY_POINTS = "acp_repro.corpora"
 
 @dataclass(frozen=True)
 class CorpusFunction:
-    """A function that gives a corpus, with what is said of it.
+    """A function that gives a corpus, with facts about it.
 
     Attributes:
-        path: what its ``path`` has to be, in words; empty: it takes none. One with a default may be left out.
-        several: ``path`` may be a list.
-        labels: what labels are names of; ``{option}`` is replaced. Empty: its texts have none.
-        sides: of labels that are 1 or 0, the question that they answer, beginning with "whether".
+        path: what its ``path`` must be, in words; empty if it takes none. One with a default may be left out.
+        several: whether ``path`` may be a list.
+        labels: what labels are names of; ``{option}`` is replaced. Empty if its texts have none.
+        sides: for labels that are 1 or 0, the question that they answer, beginning with "whether".
         called: what captions call its texts; ``{path}`` is replaced. Default: "texts of PATH".
     """
 
@@ -62,16 +62,18 @@ class CorpusFunction:
 
     @functools.cached_property
     def options(self) -> dict[str, Any]:
-        """The defaults of what it takes beside its path."""
+        """The parameters besides ``path``, with their defaults."""
         return {n: p.default for n, p in self._parameters.items() if n not in ("path", "cache")}
 
     def in_words(self, path: str | None) -> str:
-        """Its texts, for a caption."""
+        """A name of its texts, for a caption."""
         return self.called.format(path=path) or (f"texts of {path}" if path else f"texts of {self.name}")
 
     def check(self, path: Any, options: Mapping[str, Any]) -> None:
-        """Raises:
-        DataError: it takes no such path or option, or needs one; begins with the key.
+        """Checks a path and options.
+
+        Raises:
+            DataError: it does not take them, or needs another; the message begins with the key.
         """
         if not self.path:
             if path is not None:
@@ -95,10 +97,10 @@ class CorpusFunction:
         """The corpus, not read yet.
 
         Args:
-            cache: the folder for what a corpus fetches, if not the usual one.
+            cache: the folder for fetched text, if not the usual one.
 
         Raises:
-            DataError: see `check`; and what the function itself finds wrong.
+            DataError: see `check`; or the function itself finds an error.
         """
         self.check(path, options or {})
         given = dict(options or {})
@@ -112,9 +114,9 @@ CORPORA: dict[str, CorpusFunction] = {}
 
 
 def corpus(path: str = "", **said: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the corpus of its name; what is ``said`` are attributes of `CorpusFunction`.
+    """Registers a function as the corpus of its name; ``said`` are attributes of `CorpusFunction`.
 
-    The first line of its docstring says what it is.
+    The first line of the function's docstring is shown in help.
     """
 
     def register(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,7 +130,7 @@ def find_corpus(name: Any) -> CorpusFunction:
     """The corpus of that name.
 
     Raises:
-        DataError: there is none; names those that there are.
+        DataError: there is none; the message lists the names.
     """
     others = importlib.metadata.entry_points(group=ENTRY_POINTS) if name not in CORPORA else ()
     for point in others:

@@ -1,4 +1,4 @@
-"""Records, one mapping of fields each, of files: JSON lines, and CSV with a header."""
+"""Records of files, one mapping of fields each: JSON lines, and CSV with a header."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def read_records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, record) of each record of a file, in its order; the place is for messages.
 
     Args:
-        path: CSV with a header where the name, less a compression suffix, ends in ``.csv``, and JSON lines
-            otherwise; as it is, or as .xz, .zst or .gz. Values of CSV are text.
+        path: CSV with a header if the name, without a compression suffix, ends in ``.csv``, and JSON lines
+            otherwise. Plain, or as .xz, .zst or .gz. Values of CSV are text.
 
     Raises:
-        DataError: there is no such file, or it is not of that layout.
+        DataError: there is no such file, or it has another layout.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -36,17 +36,20 @@ def _csv(path: Path, stream: io.BufferedIOBase) -> Iterator[tuple[str, dict[str,
         for row in lines:
             if None in row or None in row.values():
                 columns = ", ".join(lines.fieldnames or ())
-                raise DataError(f"{path}:{lines.line_num}: a row that does not have the columns {columns}")
+                raise DataError(
+                    f"{path}:{lines.line_num}: a row without the columns {columns}; add or quote its fields"
+                )
             yield f"{path}:{lines.line_num}", row
     except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}:{lines.line_num}: no CSV in UTF-8 ({error})") from None
+        raise DataError(f"{path}:{lines.line_num}: not CSV in UTF-8 ({error}); convert the file") from None
 
 
 def members(path: str | Path, *endings: str) -> list[bytes]:
-    """The texts of the files with these endings, one each, in a folder or an archive (``.tar``, also packed).
+    """The texts of the files with these endings, one each, in a folder or an archive (``.tar``, also
+    compressed).
 
     Raises:
-        DataError: there is no such folder or archive, a file is not there or there twice, or is no text.
+        DataError: there is no such folder or archive; or a file is missing, there twice, or not text.
     """
     place = Path(path).expanduser()
     if place.is_dir():

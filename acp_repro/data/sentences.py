@@ -16,11 +16,11 @@ _PROSE = re.compile(r"[A-Za-z][\w'\-]*")
 def sentences(shortest: int, longest: int) -> dict[str, bool]:
     """Sentences of docstrings, in the order of the files and of each file.
 
-    Each with whether it documents a function or method, or else a class or module; one that stands in both
-    keeps the first.
+    The value says whether the sentence documents a function or method; otherwise a class or module. For a
+    sentence that stands in both, the first one counts.
 
     Args:
-        shortest, longest: characters of a sentence.
+        shortest, longest: the length of a sentence, in characters.
     """
     found: dict[str, bool] = {}
     for document in StdlibSource().documents():
@@ -34,10 +34,10 @@ def sentences(shortest: int, longest: int) -> dict[str, bool]:
 
 
 def clauses(shortest: int, longest: int) -> dict[str, None]:
-    """Sentences of the sample novel, in its order; one that is too long is cut into its clauses.
+    """Sentences of the sample novel, in its order. A sentence that is too long is cut into its clauses.
 
     Args:
-        shortest, longest: characters of a piece.
+        shortest, longest: the length of a piece, in characters.
     """
     found: dict[str, None] = {}
     for sentence in _sentences(sample_text()):
@@ -60,7 +60,7 @@ def _docstrings(source: str) -> Iterator[tuple[str, bool]]:
 def _sentences(docstring: str) -> Iterator[str]:
     for paragraph in re.split(r"\n\s*\n", docstring):
         lines = paragraph.splitlines()
-        # What is indented or a prompt is an example, not prose.
+        # Indented lines and prompts are examples, not prose.
         if any(line.startswith((" ", ">>>", "-", "*", "+", ".")) for line in lines):
             continue
         for sentence in _SENTENCE_END.split(" ".join(" ".join(lines).split())):

@@ -1,9 +1,9 @@
-"""Documents of tokens to training and held-out sequences, by LongCrawl64's rules.
+"""Makes training and held-out sequences from documents of tokens, by LongCrawl64's rules.
 
-A sequence of L tokens is a slice of one document that starts at a multiple of L. Its labels are
-those tokens; its input is BOS and then all of them but the last. What is left of a document after
-its last whole slice is dropped. Training walks column by column: first the first slice of every
-document, then the second, and so on. Held-out text comes in a fixed order.
+A sequence of L tokens is a slice of one document that starts at a multiple of L. Its labels are those tokens;
+its input is BOS and then all of them except the last. The rest of a document after its last whole slice is
+dropped. Training goes column by column: first the first slice of every document, then the second, and so on.
+Held-out text comes in a fixed order.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from acp_repro.data.files import DataError
 if TYPE_CHECKING:
     import torch
 
-# Held-out text is read this much of every document at a time, at every context length.
-# LongCrawl64's documents have this length.
+# Held-out text is read in parts of this many tokens of every document, at every context length. LongCrawl64's
+# documents have this length.
 HELDOUT_COLUMN = 65536
 
 
 class Sequences(ABC):
     """What a trainer and a measure see of a split: sequences of ``context_length`` tokens.
 
-    A subclass says which tokens and in which order: `_training_rows`, `heldout_order`, `_labels`.
-    Ask for batches from one thread at a time.
+    A subclass defines which tokens and in which order: `_training_rows`, `heldout_order`, `_labels`. Use it
+    from one thread at a time.
 
     Attributes:
         context_length: L, tokens in a sequence.
         split: the split's name, for messages.
-        seed: of the training order; the held-out order does not use it.
+        seed: seed of the training order; the held-out order does not use it.
         bos_id: the id in front of every input.
-        tokens_used: how many of the split's tokens fall in a sequence.
-        share_used: that, as a share (0 to 1) of all tokens.
+        tokens_used: how many of the split's tokens are in a sequence.
+        share_used: the same as a share (0 to 1) of all tokens.
     """
 
     tokens_used: int
@@ -56,8 +56,11 @@ class Sequences(ABC):
     def batch(self, step: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Training batch number ``step``, counted from 0, as (input_ids, labels).
 
-        Both are int64 of shape (batch_size, L). The result depends on the seed, the step and the
-        batch size alone, so a run that resumes at a step sees what it would have seen.
+        Both are int64 of shape (batch_size, L). The result depends on the seed, the step and the batch size
+        alone. So a run that resumes at a step sees the same batches.
+
+        Raises:
+            DataError: ``step`` is below 0 or ``batch_size`` below 1.
         """
         if step < 0 or batch_size < 1:
             raise DataError(f"batch: step {step} and batch_size {batch_size} must be at least 0 and 1")
@@ -68,14 +71,19 @@ class Sequences(ABC):
     ) -> Batches:
         """Every sequence once, in a fixed order, as (input_ids, labels); ``len`` is the number of batches.
 
-        Both are int64 of shape (batch, L) with batch = ``batch_size``, or less in the last one.
+        Both are int64 of shape (batch, L) with batch = ``batch_size``, or less in the last one. The first
+        65,536 tokens of every document come first, slice after slice, then the next 65,536. So a small budget
+        covers many documents. It also covers the same text at every context length, except for the documents'
+        ends, where a shorter context loses less.
 
-        The first 65,536 tokens of every document come first, slice after slice, then the next
-        65,536. So a budget of ``max_tokens`` (as many whole sequences as fit in it; all of them
-        if there are fewer) covers many documents, and the same text at every context length but
-        for the documents' ends, where a shorter context loses less. ``same_text_as``, the longest
-        context length of a comparison, drops those ends alike: with a budget that it divides,
-        every context length that divides it then sees exactly the same tokens.
+        Args:
+            max_tokens: a budget: as many whole sequences as fit in it, or all if there are fewer.
+            same_text_as: the longest context length of a comparison. The documents' ends are then dropped
+                alike. If it divides the budget, every context length that divides it sees exactly the same
+                tokens.
+
+        Raises:
+            DataError: an argument is out of range, or no sequence fits in the budget.
         """
         if batch_size < 1:
             raise DataError(f"batch_size: {batch_size} must be at least 1")
@@ -120,7 +128,8 @@ class Sequences(ABC):
 
 
 class Batches:
-    """What `Sequences.iter_batches` gives: read anew at each iteration, its length known beforehand."""
+    """The batches of `Sequences.iter_batches`: each iteration reads them again, and their number is known
+    before."""
 
     def __init__(
         self, sequences: Sequences, order: np.ndarray, size: int, device: torch.device | str | None = None
@@ -189,16 +198,16 @@ class TokenSequences(Sequences):
     def epoch_order(self, epoch: int) -> np.ndarray:
         """The training order of an epoch: (sequences, 2) int64 of (document, slice).
 
-        The documents' permutation is new in every epoch and the same in each of its columns.
+        Each epoch has a new permutation of the documents; all of its columns use the same one.
         """
         if epoch not in self._epochs:
-            # Raw bits of a named generator: numpy promises these, and not its permutation(), to
-            # stay as they are in later versions.
+            # Raw bits of a named generator: numpy promises that these stay the same in later versions, but
+            # not its permutation().
             bits = np.random.Philox(np.random.SeedSequence([self.seed, epoch]))
             documents = np.argsort(bits.random_raw(len(self._slices)), kind="stable")
             order = _slices_of(documents, self._slices[documents])
             order = order[np.argsort(order[:, 1], kind="stable")]  # column by column
-            # A batch touches two epochs at most; older ones can be made again.
+            # A batch touches at most two epochs; older ones can be computed again.
             self._epochs = {e: o for e, o in self._epochs.items() if e == epoch - 1}
             self._epochs[epoch] = order
         return self._epochs[epoch]

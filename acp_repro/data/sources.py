@@ -1,8 +1,8 @@
 """Where the texts come from: the standard library's own text, files on disk, or a function that gives rows.
 
-A source gives them in a fixed order, as `Document` for what only reads text and as `Row` with all that is
-known of them, and an ``identity``, a SHA-256 that changes when, and only when, the text that it would give
-changes. Nothing here imports torch or numpy.
+A source gives texts in a fixed order: as `Document` for readers of text alone, and as `Row` with all that is
+known of them. Its ``identity`` is a SHA-256 that changes if, and only if, the text changes. Nothing here
+imports torch or numpy.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class Row(NamedTuple):
     Attributes:
         text: the text itself.
         label: the name of its class, if the corpus has any.
-        question: what is asked of the text; empty for none.
+        question: a question about the text; empty for none.
         answer: (start, end) of the answer's characters in ``text``, for a question without classes.
         answers: all answers in words, for their scores.
         split: ``train``, ``dev`` or ``test``, if the corpus comes split; else a hash decides.
-        group: what it belongs to (its document, its book): a group is never split. Empty: to itself.
-        number: the label as a number, where its name is none.
+        group: what it belongs to (its document, its book). A group is never split. Empty: it is its own
+            group.
+        number: the label as a number, if it has no name.
     """
 
     text: str
@@ -61,13 +62,13 @@ class Document(NamedTuple):
 
     name: str
     data: bytes
-    split_key: bytes  # what the held-out split hashes, see `is_heldout`
+    split_key: bytes  # the held-out split hashes it, see `is_heldout`
 
 
 def is_heldout(document: Document, fraction: float) -> bool:
     """Whether a document belongs to the held-out split of size ``fraction`` (0 to 1).
 
-    Each document decides alone, by its own hash, so adding documents moves no other one.
+    The document's own hash decides, so adding documents moves no other document.
     """
     digest = hashlib.sha256(document.split_key).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
@@ -78,7 +79,7 @@ def _ignore(_: int) -> None:
 
 
 class Source:
-    """What every corpus gives.
+    """The interface of every corpus.
 
     Attributes:
         identity: a SHA-256 that stands for the text.
@@ -91,17 +92,17 @@ class Source:
     skipped: Sequence[str] = ()
 
     def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
-        """Give the documents; ``advance`` is told the bytes read since it was last called."""
+        """Gives the documents; ``advance`` is called with the bytes read since its last call."""
         raise NotImplementedError
 
     def rows(self) -> Iterator[Row]:
-        """Give the texts with all that is known of them."""
+        """Gives the texts with all that is known of them."""
         for document in self.documents():
             yield Row(document.data.decode())
 
 
 class RowSource(Source):
-    """The rows that a function gives, each time that it is called the same ones."""
+    """The rows that a function gives, the same ones at each call."""
 
     def __init__(self, name: str, read: Callable[[], Iterable[Row]]):
         self._name, self._read = name, read
@@ -110,10 +111,11 @@ class RowSource(Source):
         yield from self._read()
 
     def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
-        """A text that several questions in a row are asked of is one document."""
+        """Gives the documents. Rows in sequence with the same text and different questions are one
+        document."""
         before = None
         for number, row in enumerate(self.rows(), 1):
-            # Half of a surrogate pair is no character, and UTF-8 cannot hold it.
+            # Half of a surrogate pair is not a character, and UTF-8 cannot hold it.
             data = row.text.encode(errors="replace")
             if data.strip() and data != before:
                 yield Document(f"{self._name}:{number}", data, row.group.encode() or data)
@@ -140,8 +142,8 @@ class RowSource(Source):
 
 # ---- the standard library ------------------------------------------------------------------
 
-# Test suites are mostly data and repetition, and often not installed. `encodings` is a hundred
-# near-copies of one generated character table; `pydoc_data` is read below, topic by topic.
+# Test suites are mostly data and repetition, and often not installed. `encodings` is a hundred near-copies of
+# one generated character table. `pydoc_data` is read below, topic by topic.
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 # Generated tables of code points, more digits than words.
 _SKIPPED_FILES = {"stringprep.py", "html/entities.py", "re/_casefix.py"}
@@ -150,14 +152,14 @@ _SKIPPED_FILES = {"stringprep.py", "html/entities.py", "re/_casefix.py"}
 class StdlibSource(Source):
     """The sources of the running Python's standard library and the topics of its ``help()``.
 
-    A module is one document, a help topic another. Line ends are normalised, so the bytes depend
-    on the Python version alone; a distribution that patches or splits the library (Debian does)
-    gives other bytes, and the identity says so. The order is by a hash of the name: any prefix
-    is a fair sample. Held-out documents are chosen by name, so they are the same ones in the
-    next Python version.
+    A module is one document, a help topic another. Line ends are normalised, so the bytes depend on the
+    Python version alone. A distribution that patches or splits the library (Debian does) gives other bytes
+    and another identity. The order is by a hash of the name, so any prefix is a fair sample. Held-out
+    documents are chosen by name, so they are the same ones in the next Python version.
 
-    ``root`` is the library's folder (default: the running interpreter's); ``topics`` maps a
-    topic to its text (default: ``pydoc_data.topics``).
+    Args:
+        root: the library's folder (default: the running interpreter's).
+        topics: maps a topic to its text (default: ``pydoc_data.topics``).
     """
 
     def __init__(self, root: Path | None = None, topics: dict[str, str] | None = None):
@@ -188,8 +190,8 @@ class StdlibSource(Source):
 def _stdlib_modules(root: Path) -> Iterator[tuple[str, Path]]:
     for path in root.rglob("*.py"):
         relative = path.relative_to(root)
-        # The list of module names keeps out whatever else was put in that folder: site-packages,
-        # sitecustomize.py, and the build's own settings (_sysconfigdata, config-3.x).
+        # The list of module names keeps out all else in that folder: site-packages, sitecustomize.py, and the
+        # build's own settings (_sysconfigdata, config-3.x).
         if (
             Path(relative.parts[0]).stem in sys.stdlib_module_names
             and not _SKIPPED_FOLDERS.intersection(relative.parts[:-1])
@@ -223,7 +225,7 @@ def _help_topics(topics: dict[str, str] | None) -> dict[str, str]:
 class SampleSource(Source):
     """One whole book that comes with the package: *Wuthering Heights*, 0.65 MB.
 
-    It lies in the books' held-out shard: of the suites' models only lap-english's was trained on it.
+    It is in the books' held-out shard. Of the suites' models only lap-english's was trained on it.
     """
 
     title = "Wuthering Heights (Emily Brontë, 1847)"
@@ -236,13 +238,13 @@ class SampleSource(Source):
         self.identity = hashlib.sha256(b"sample" + data).hexdigest()
 
     def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
-        """Give the one document; ``advance`` is told its bytes."""
+        """Gives the one document; ``advance`` is called with its bytes."""
         yield self._document
         advance(self.size)
 
 
 def sample_text() -> str:
-    """The text of `SampleSource`, for whoever wants to try a model on a book and names none."""
+    """The text of `SampleSource`, to try a model on a book if no other is named."""
     return next(SampleSource().documents()).data.decode()
 
 
@@ -252,18 +254,18 @@ def sample_text() -> str:
 class TextSource(Source):
     """Text from a file or a folder (recursive), in the order of the paths.
 
-    A ``.jsonl`` file holds one document a line, in the field ``text_field``; a ``.tar`` archive one a file
-    of text; any other file is one document of UTF-8 text. Each may be compressed as ``.xz``, ``.zst`` or
-    ``.gz``. Hidden files are left out, and so are every file under ``exclude`` and what is no text in a
-    folder. The held-out split hashes the text itself: a document keeps its side when files are renamed or
-    re-sharded, and copies of a document fall on one side.
+    A ``.jsonl`` file holds one document a line, in the field ``text_field``. A ``.tar`` archive holds one for
+    each text file in it. Any other file is one document of UTF-8 text. Each may be compressed as ``.xz``,
+    ``.zst`` or ``.gz``. Hidden files are left out, every file under ``exclude``, and files in a folder that
+    are not text. The held-out split hashes the text itself. So a document keeps its side when files are
+    renamed or re-sharded, and copies of a document are on one side.
 
     Attributes:
-        skipped: names of files that were left out because they hold no text (pictures, say).
+        skipped: names of files that were left out because they hold no text (pictures, for example).
 
     Raises:
         DataError: a path is missing, or holds no file of text. While documents are read: a bad line, a
-            missing field, text that is no UTF-8, a damaged file.
+            missing field, text that is not UTF-8, a damaged file.
     """
 
     def __init__(
@@ -277,7 +279,7 @@ class TextSource(Source):
         self._text_field = text_field
         paths = list(paths)
         files = [(name, path) for name, path in _expand(paths, key) if path.resolve() not in left_out]
-        named = {Path(path).expanduser() for path in paths}  # what is asked for by name is not skipped
+        named = {Path(path).expanduser() for path in paths}  # a file that is given by name is not skipped
         binary = {path for _, path in files if path not in named and is_binary(path)}
         self.skipped = [name for name, path in files if path in binary]
         self._files = [(name, path) for name, path in files if path not in binary]
@@ -292,7 +294,7 @@ class TextSource(Source):
                 "leave at least one for training"
             )
         self.size = sum(path.stat().st_size for _, path in self._files)
-        # The files' own bytes stand for the text: a compressed corpus is hashed in a moment.
+        # The files' own bytes stand for the text, because hashing a compressed corpus is fast.
         digest = hashlib.sha256(b"text")
         for _, path in self._files:
             form = f"jsonl {text_field}" if is_jsonl(path) else "tar" if is_tar(path) else "plain"
@@ -302,7 +304,7 @@ class TextSource(Source):
         self.identity = digest.hexdigest()
 
     def documents(self, advance: Callable[[int], object] = _ignore) -> Iterator[Document]:
-        """Give the documents; ``advance`` is told the bytes of file read since the last call."""
+        """Gives the documents; ``advance`` is called with the bytes of file read since its last call."""
         field = self._text_field
         for name, path in self._files:
             done = 0

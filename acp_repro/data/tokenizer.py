@@ -1,8 +1,8 @@
 """Text to token ids: bytes, byte-pair encoding trained on the corpus itself, or GPT-2's.
 
-All give every text back exactly, need no unknown token, and have a BOS that no text ever encodes
-to. Token files hold text only. Every sequence that a model is trained on begins with BOS, so whatever a
-model reads later does too: ``prompt`` puts it there.
+All decode to exactly the same text, need no unknown token, and have a BOS that no text encodes to. Token
+files hold text only. Every training sequence begins with BOS, so a model must always read it first:
+``prompt`` puts it there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from acp_repro.data.files import DataError
 from acp_repro.data.sources import Document
 
 TOKENIZER_FILE = "tokenizer.json"
-# Enough, and bounded: on books, 32,768 ids learnt from 109 MB encode other books into 0.2 % fewer tokens
-# than those learnt from 64 MiB. These take 16 s and half a gigabyte of memory.
+# Enough, and bounded: on books, 32,768 ids learnt from 109 MB encode other books into 0.2 % fewer tokens than
+# those learnt from 64 MiB. 64 MiB take 16 s and half a gigabyte of memory.
 BPE_TRAINING_BYTES = 64 << 20
 GPT2_BOS = "<|endoftext|>"
 _GPT2_NAME = "openai-community/gpt2"
@@ -40,27 +40,26 @@ class ByteTokenizer:
         return np.frombuffer(_as_bytes(text), dtype=np.uint8)
 
     def encode_many(self, texts: list[str]) -> list[np.ndarray]:
-        """`encode` of each."""
+        """`encode` of each text: a list of (tokens,) uint8."""
         return [self.encode(text) for text in texts]
 
     def prompt(self, text: str | bytes) -> list[int]:
-        """BOS and then `encode`: what a model is to read."""
+        """BOS and then `encode`: the ids that a model reads."""
         return [self.bos_id, *self.encode(text).tolist()]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``; BOS says nothing, half a character becomes U+FFFD."""
+        """The text of ``ids``; BOS gives no text, half a character becomes U+FFFD."""
         return bytes(i for i in map(int, ids) if i != self.bos_id).decode(errors="replace")
 
 
 class BPETokenizer:
-    """Byte-level BPE in GPT-2's manner, kept as the JSON text of the `tokenizers` library.
+    """Byte-level BPE as in GPT-2, kept as the JSON text of the `tokenizers` library.
 
-    BOS is ``<|endoftext|>`` where the vocabulary has it (GPT-2's last id, 50256). One made by
-    `train_bpe` has not: there BOS is one more id after the library's last, and ``vocab_size``
-    counts it.
+    BOS is ``<|endoftext|>`` if the vocabulary has it (GPT-2's last id, 50256). One made by `train_bpe` has
+    not. There BOS is one more id after the library's last, and ``vocab_size`` counts it.
 
     Raises:
-        DataError: ``json_text`` is no tokeniser of that library; ``where`` says whose it is.
+        DataError: ``json_text`` is not a tokeniser of that library; ``where`` names its file.
     """
 
     def __init__(self, json_text: str, where: str = "tokenizer.json"):
@@ -75,7 +74,7 @@ class BPETokenizer:
         self.json_text = json_text
         # "<|endoftext|>" in a text is thirteen characters of that text, and never BOS.
         self._bpe.encode_special_tokens = True
-        # Pieces are given back as they were: nothing is cut, filled up, or put around them.
+        # Encoding changes no text: nothing is truncated, padded, or put around it.
         self._bpe.no_padding()
         self._bpe.no_truncation()
         size, given = self._bpe.get_vocab_size(), self._bpe.token_to_id(GPT2_BOS)
@@ -90,23 +89,24 @@ class BPETokenizer:
     def encode(self, text: str | bytes) -> np.ndarray:
         """Ids of ``text``: shape (tokens,), dtype uint32; BOS is never among them."""
         ids = [
-            # encode_batch_fast leaves out the character offsets, half of the work
+            # encode_batch_fast skips the character offsets, which are half of the work
             np.array(self._ids(piece.decode()), dtype=np.uint32)
             for piece in _pieces(_as_bytes(text))
         ]
         return np.concatenate(ids) if ids else np.empty(0, np.uint32)
 
     def encode_many(self, texts: list[str]) -> list[np.ndarray]:
-        """`encode` of each, for many short texts: one call of the library, outside Python's lock."""
+        """`encode` of each of many short texts, (tokens,) uint32: one call of the library, outside Python's
+        lock."""
         encoded = self._bpe.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, dtype=np.uint32) for one in encoded]
 
     def prompt(self, text: str | bytes) -> list[int]:
-        """BOS and then `encode`: what a model is to read."""
+        """BOS and then `encode`: the ids that a model reads."""
         return [self.bos_id, *self.encode(text).tolist()]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``; BOS says nothing, half a character becomes U+FFFD."""
+        """The text of ``ids``; BOS gives no text, half a character becomes U+FFFD."""
         return self._bpe.decode([i for i in map(int, ids) if i != self.bos_id])
 
     def _ids(self, text: str) -> list[int]:
@@ -120,7 +120,7 @@ def gpt2_json() -> str:
     """The JSON text of GPT-2's tokeniser, from the Hub or from the Hub's cache on this machine.
 
     Raises:
-        DataError: there is neither, or what came is not GPT-2's; says what to do offline.
+        DataError: there is neither, or the file is not GPT-2's; the message says what to do offline.
     """
     try:
         json_text = _library().Tokenizer.from_pretrained(_GPT2_NAME).to_str()
@@ -141,7 +141,11 @@ def gpt2_json() -> str:
 
 
 def read_json(path: str) -> str:
-    """The text of a ``tokenizer.json``. Raises `DataError` if it is none."""
+    """The text of a ``tokenizer.json``.
+
+    Raises:
+        DataError: the file cannot be read, or is not JSON.
+    """
     try:
         json_text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -154,14 +158,14 @@ def read_json(path: str) -> str:
 
 
 def save_json(json_text: str, folder: str | Path) -> Path:
-    """Write ``tokenizer.json`` into ``folder`` and give its path; one that is there is replaced."""
+    """Writes ``tokenizer.json`` into ``folder``, over an older one, and gives its path."""
     return write_text(Path(folder) / TOKENIZER_FILE, json_text)
 
 
 def train_bpe(documents: Iterable[Document], vocab_size: int) -> str:
     """The JSON text of a BPE with ``vocab_size`` ids, BOS included, trained on ``documents``.
 
-    Of more than `BPE_TRAINING_BYTES` of text the documents with the smallest hashes are taken:
+    If there is more text than `BPE_TRAINING_BYTES`, the documents with the smallest hashes are used. They are
     a fair sample that does not depend on their order. The same documents give the same bytes.
 
     Raises:
@@ -201,8 +205,8 @@ def _small_hash(data: bytes) -> int:
 def _pieces(data: bytes) -> Iterator[bytes]:
     """``data`` in pieces of about a megabyte that end with a line.
 
-    The library keeps some hundred bytes for each token of one call, so a book goes through whole
-    and a gigabyte in one file does not. No token spans two pieces; that is all that changes.
+    The library keeps some hundred bytes for each token of one call. A book fits in one call, a file of a
+    gigabyte does not. No token spans two pieces; that is all that changes.
     """
     start = 0
     while start < len(data):

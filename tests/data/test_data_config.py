@@ -27,9 +27,9 @@ from acp_repro.data import DataConfig, DataError
         ({"corpus": "text", "path": 3}, "path: 3, but `corpus: text` needs"),
         ({"path": "x"}, "path: `corpus: stdlib` takes none; remove it, or set corpus: text"),
         ({"text_field": ""}, "text_field: '' is not the name of a field"),
-        ({"heldout": 1}, "heldout: 1 is no share; use 0 to less than 1"),
-        ({"heldout": -0.1}, "heldout: -0.1 is no share"),
-        ({"heldout": float("nan")}, "heldout: nan is no share"),
+        ({"heldout": 1}, "heldout: 1 is not a share; use 0 to less than 1"),
+        ({"heldout": -0.1}, "heldout: -0.1 is not a share"),
+        ({"heldout": float("nan")}, "heldout: nan is not a share"),
         ({"heldout": True}, "heldout: True is neither a share such as 0.05 nor a path"),
         ({"heldout": "x"}, "heldout: `corpus: stdlib` takes a share such as 0.05, not paths"),
         ({"corpus": "text", "path": []}, "path: .* is not a list of paths"),
@@ -52,7 +52,7 @@ from acp_repro.data import DataConfig, DataError
         ({"tokenizer": {"bpe": 4096, "x": 1}}, "tokenizer: .* is not known"),
         ({"tokenizer": {"bpe": "4096"}}, "tokenizer: bpe: '4096' is not a whole number"),
         ({"tokenizer": {"bpe": True}}, "tokenizer: bpe: True is not a whole number"),
-        ({"tokenizer": {"bpe": 257}}, "tokenizer: bpe: 257 ids cannot be; use 258"),
+        ({"tokenizer": {"bpe": 257}}, "tokenizer: bpe: 257 ids are too few; use 258"),
     ],
 )
 def test_settings_errors(settings, message):

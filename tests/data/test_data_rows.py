@@ -49,9 +49,9 @@ def test_json_lines(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.csv", "text,stars\nshort\n", "a.csv:2: a row that does not have the columns text, stars"),
-        ("a.csv", "text,stars\none,2,3\n", "a.csv:2: a row that does not have the columns"),
-        ("a.csv", 'text,stars\n"never closed,2\n', "a.csv:1: no CSV in UTF-8"),
+        ("a.csv", "text,stars\nshort\n", "a.csv:2: a row without the columns text, stars"),
+        ("a.csv", "text,stars\none,2,3\n", "a.csv:2: a row without the columns"),
+        ("a.csv", 'text,stars\n"never closed,2\n', "a.csv:1: not CSV in UTF-8"),
         ("a.jsonl", '{"text": "a"}\nb\n', "a.jsonl:2: not JSON"),
         ("a.jsonl", "[1]\n", "a.jsonl:1: a JSON list, not an object"),
     ],
