@@ -1,12 +1,12 @@
 """Checkpoints of a run in progress: weights and optimiser state, sharded, verified by hash.
 
-A checkpoint is a folder ``step-00000042`` of safetensors files, one a rank, that
-``torch.distributed.checkpoint`` writes and reads, so a run goes on with another number of ranks, with
-DDP, FSDP2 or neither. Nothing is unpickled: each file says in its header where its pieces belong.
+A checkpoint is a folder ``step-00000042`` of safetensors files, one a rank. ``torch.distributed.checkpoint``
+writes and reads it. So a run can continue with another number of ranks, with DDP, FSDP2 or neither. Nothing
+is unpickled: the header of each file says where its pieces belong.
 
-The folder gets its name once all of it is on the disk, ``SHA256SUMS`` included. One that does not match
-its sums is not used: the one before it is, and the loss is reported. Two are kept, so that a disk that
-fills up while the third is written leaves the last good one as it was.
+The folder gets its name once all of it is on the disk, ``SHA256SUMS`` included. A checkpoint that does not
+match its sums is skipped with a warning, and the previous one is used. Two are kept. If the disk fills up
+while the third is written, the last good one is still there.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ class CheckpointError(UserError, RuntimeError):
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The tensors that a run goes on from; all but the last share memory with what they come from.
+    """The tensors from which a run continues. All except the last share memory with the model and the
+    optimiser.
 
     Args:
         model: not wrapped; its weights may be sharded (DTensor).
-        optimizer: AdamW of the model's weights. What it has not made yet is made here, as zeros.
+        optimizer: AdamW of the model's weights. State that it does not have yet is created here, as zeros.
 
     Returns:
-        ``model.NAME``, ``optimizer.exp_avg.NAME`` and ``optimizer.exp_avg_sq.NAME`` for each weight, and
-        ``model.NAME`` for each buffer that a state dict holds; ``optimizer.step`` (1,) float32, the updates
-        done, which all weights have in common.
+        ``model.NAME``, ``optimizer.exp_avg.NAME`` and ``optimizer.exp_avg_sq.NAME`` for each weight, in its
+        shape and dtype; ``model.NAME`` for each buffer of the state dict. ``optimizer.step`` (1,) float32 is
+        the number of updates, the same for all weights.
     """
-    # A tied weight stands here once, under the first of its names.
+    # A tied weight appears once, under the first of its names.
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     state = {f"model.{n}": t.detach() for n, t in model.state_dict().items() if n not in weights}
     for name, parameter in model.named_parameters():
@@ -66,7 +67,7 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-    """Writes one checkpoint and drops all but the newest :data:`KEEP`. All ranks must call.
+    """Writes one checkpoint and deletes all but the newest :data:`KEEP`. All ranks must call.
 
     Raises:
         CheckpointError: the disk refused; the message names the last good checkpoint.
@@ -87,7 +88,7 @@ def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
         left = "there is no checkpoint yet" if last is None else f"{last.name} is intact"
         raise CheckpointError(
             f"could not write {path}: {getattr(cause, 'strerror', None) or cause}; {left}. Free some "
-            "space and run the same command again to go on from there"
+            "space and run the same command again to continue from there"
         ) from cause
     return path
 
@@ -95,25 +96,25 @@ def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, report: Callable[[str], None]
 ) -> int | None:
-    """Fills weights and optimiser from the newest checkpoint whose hashes are right.
+    """Fills weights and optimiser from the newest checkpoint whose hashes match.
 
-    All ranks must call; how many wrote the checkpoint makes no difference.
+    All ranks must call. The number of ranks that wrote the checkpoint makes no difference.
 
     Args:
-        report: called with one line for every checkpoint skipped.
+        report: called with one line for every checkpoint that is skipped.
 
     Returns:
         The steps done, or None if the folder holds no checkpoint.
 
     Raises:
-        CheckpointError: there are checkpoints and none is good, or they are of another model.
+        CheckpointError: there are checkpoints but none is good, or they are of another model.
     """
     paths = on_rank_zero(lambda: sorted(_checkpoints(folder), reverse=True))
     for path in paths:
         problem = _problem(path)
         if problem is None:
             _read(path, model, optimizer)
-            # What was skipped would count as one of those that are kept.
+            # Otherwise the skipped one would count as one of those that are kept.
             on_rank_zero(lambda good=path: _drop_newer(folder, good))
             return int(_NAME.fullmatch(path.name).group(1))
         report(f"{path}: {problem}; using an older checkpoint")
@@ -155,7 +156,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _hashes(path: Path, names: list[str]) -> dict[str, str | None]:
-    """SHA-256 of each file, None for one that cannot be read; the ranks share the work."""
+    """SHA-256 of each file, None for a file that cannot be read. The ranks share the work."""
 
     def of(name: str) -> str | None:
         try:
@@ -168,7 +169,7 @@ def _hashes(path: Path, names: list[str]) -> dict[str, str | None]:
 
 
 def _problem(path: Path) -> str | None:
-    """Why a checkpoint is not used, or None if it is good."""
+    """Why a checkpoint cannot be used, or None if it is good."""
     sums, names = on_rank_zero(lambda: (_read_sums(path), _names(path)))
     if not sums:
         return f"not written by this run (no {_SUMS})"
@@ -192,7 +193,7 @@ def _make_empty(temporary: Path) -> None:
 
 
 def _publish(temporary: Path, path: Path, sums: dict[str, str | None]) -> None:
-    """Names the checkpoint, all of which is on the disk by then, and drops the oldest."""
+    """Names the checkpoint, which is then all on the disk, and deletes the oldest."""
     if None in sums.values():
         raise OSError(f"{temporary} cannot be read back")
     sums_file = temporary / _SUMS
@@ -224,14 +225,15 @@ def _read_sums(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _alone_is_fine() -> Iterator[None]:
-    """Without torch's warning that there is no process group, which is how one rank trains."""
+    """Hides torch's warning that there is no process group: a single rank trains without one."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
 
 
 def _cause(error: BaseException) -> Exception:
-    """The first rank's own error; what is no fault of the disk, such as Ctrl-C, goes on its way."""
+    """The first rank's own error. An exception that is no fault of the disk, such as Ctrl-C, is raised
+    again."""
     if isinstance(error, CheckpointException):
         error = next(cause for cause, _ in error.failures.values())
     if not isinstance(error, Exception):

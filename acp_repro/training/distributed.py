@@ -1,6 +1,6 @@
 """Ranks: one process, or several that torchrun starts, with DDP or FSDP2 around the model.
 
-Every function also works where there is no process group, as one rank. Ranks of one run share a disk.
+Without a process group every function works too, as one rank. Ranks of one run share a disk.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def world_size() -> int:
 
 @contextlib.contextmanager
 def process_group(device: str | None = None) -> Iterator[torch.device]:
-    """Joins the ranks that torchrun started, if it did, and gives this process its device.
+    """Joins the ranks if torchrun started this process, and gives the process its device.
 
     Args:
-        device: as ``torch.device`` takes it; None is a GPU if there is one. Under torchrun ``cuda``
-            means that each rank takes the GPU of its local number.
+        device: as for ``torch.device``; None is a GPU if there is one. Under torchrun ``cuda`` means that
+            each rank uses the GPU of its local number.
 
     Raises:
-        DistributedError: the device cannot be shared out to the ranks.
+        DistributedError: the ranks cannot share the device.
     """
     chosen = choose_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -58,7 +58,7 @@ def process_group(device: str | None = None) -> Iterator[torch.device]:
         if chosen.index is not None:
             raise DistributedError(
                 f"--device {device}: under torchrun each rank takes a GPU of its own; "
-                "say --device cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"
+                "use --device cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"
             )
         if local >= gpus:
             raise DistributedError(
@@ -67,20 +67,20 @@ def process_group(device: str | None = None) -> Iterator[torch.device]:
             )
         chosen = torch.device("cuda", local)
         torch.cuda.set_device(chosen)
-        dist.init_process_group("cpu:gloo,cuda:nccl")  # small talk goes through the CPU
+        dist.init_process_group("cpu:gloo,cuda:nccl")  # small messages go through the CPU
     else:
         dist.init_process_group("gloo")
     yield chosen
-    # Not in a `finally`: after an error of one rank alone this would wait for the others, and torchrun
-    # ends them all once this process is gone. Errors that all ranks meet are handled inside.
+    # Not in a `finally`: after an error of one rank this would wait for the others. torchrun ends them all
+    # once this process has ended. Errors of all ranks are handled inside.
     dist.destroy_process_group()
 
 
 def check_ranks(run: Run, micro_batches: int) -> None:
-    """Each rank must get the same number of the ``micro_batches`` of a step.
+    """Checks that each rank gets the same number of the ``micro_batches`` of a step.
 
     Raises:
-        DistributedError: it cannot; names the numbers of ranks that can.
+        DistributedError: it does not; the message names the numbers of ranks that work.
     """
     ranks = world_size()
     if micro_batches % ranks:
@@ -96,16 +96,16 @@ def launch_ranks(ranks: int, module: str, arguments: list[str]) -> int:
     """Runs ``python -m module arguments`` as ``ranks`` processes of this machine, and waits for them.
 
     Returns:
-        0, or 1 where one of them failed; what is wrong rank 0 has said.
+        0, or 1 if one of them failed. Rank 0 has then printed what is wrong.
 
     Raises:
-        KeyboardInterrupt: a signal ended them; rank 0 has said what was saved.
+        KeyboardInterrupt: a signal ended them. Rank 0 has printed what was saved.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    # Rank 0 says what is wrong in one line; the launcher's own words would be a page.
+    # Rank 0 prints the error in one line; the launcher's own report would fill a page.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         run(parse_args(["--standalone", "--nproc-per-node", str(ranks), "-m", "--", module, *arguments]))
@@ -117,27 +117,27 @@ def launch_ranks(ranks: int, module: str, arguments: list[str]) -> int:
 
 
 def parallelize(model: nn.Module, blocks: Sequence[nn.Module], mode: str, device: torch.device) -> nn.Module:
-    """What to call instead of ``model`` so that gradients are means over ranks.
+    """Wraps ``model`` so that gradients are means over ranks; call the result instead of ``model``.
 
-    FSDP2 shards ``model`` in place, one group of weights a block. Weights stay float32 and products
-    stay under autocast, as on one rank, so that the numbers agree within rounding.
+    FSDP2 shards ``model`` in place, one group of weights a block. Weights stay float32 and products stay
+    under autocast, as on one rank, so the numbers agree within rounding.
 
     Args:
         model: with the same weights on every rank.
         blocks: the parts that are sharded one by one.
         mode: ``none``, ``ddp`` or ``fsdp``.
-        device: of the model.
+        device: the model's device.
     """
     if mode == "ddp":
-        # Blocks are compiled one by one; splitting their graphs at DDP's buckets would win nothing.
+        # Blocks are compiled one by one, so splitting their graphs at DDP's buckets would gain nothing.
         torch._dynamo.config.optimize_ddp = False
         ids = [device] if device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
     if mode == "fsdp":
-        # What forward returns may be a view; nothing writes into it.
+        # The output of forward may be a view; nothing writes into it.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* view", UserWarning)
         mesh = init_device_mesh(device.type, (world_size(),))
-        # Whole weights stay between micro-batches, so they travel once a step; see gradient_sync.
+        # Whole weights stay between micro-batches, so they are sent once a step; see gradient_sync.
         for block in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=False)
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
@@ -146,10 +146,10 @@ def parallelize(model: nn.Module, blocks: Sequence[nn.Module], mode: str, device
 
 @contextlib.contextmanager
 def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
-    """Forward and backward inside add to the gradient; ranks share it only where ``enabled``.
+    """Forward and backward inside add to the gradient. Ranks share it only if ``enabled``.
 
-    FSDP2 then also gives up the whole weights and gradients; until then each rank holds them, 8 bytes a
-    weight, and shards save the optimiser's 8 bytes.
+    FSDP2 then also frees the whole weights and gradients. Until then each rank holds them, 8 bytes a weight;
+    sharding saves the optimiser's 8 bytes.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(enabled)
@@ -162,16 +162,17 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
 
 
 def mean_over_ranks(value: Tensor) -> Tensor:
-    """The mean of each rank's ``value``, on every rank, without making the host wait on a GPU."""
+    """The mean of each rank's ``value``, any shape and dtype, on every rank. The host does not wait for a
+    GPU."""
     if world_size() == 1:
         return value
     value = value.clone()
-    dist.all_reduce(value)  # a sum: gloo knows no mean
+    dist.all_reduce(value)  # a sum, because gloo has no mean
     return value / world_size()
 
 
 def any_rank(*flags: bool) -> list[bool]:
-    """Of each flag whether it is set on any rank, on every rank. All ranks must call."""
+    """For each flag whether it is set on any rank; the same on every rank. All ranks must call."""
     if world_size() == 1:
         return list(flags)
     values = torch.tensor(flags, dtype=torch.int32)
@@ -180,14 +181,14 @@ def any_rank(*flags: bool) -> list[bool]:
 
 
 def on_rank_zero(action: Callable[[], T]) -> T:
-    """Rank 0 does it, and every rank gets its result or raises its error. All ranks must call."""
+    """Rank 0 runs ``action``. Every rank gets its result or raises its error. All ranks must call."""
     if world_size() == 1:
         return action()
     outcome: list[Any] = [None, None]
     if rank() == 0:
         try:
             outcome[0] = action()
-        except Exception as error:  # the others wait for this rank's word, whatever happened
+        except Exception as error:  # the others wait for this rank's outcome, also after an error
             outcome[1] = error
     dist.broadcast_object_list(outcome, device=torch.device("cpu"))
     if outcome[1] is not None:

@@ -1,7 +1,7 @@
 """Forward and backward of a small model as one CUDA graph for each shape of its batches.
 
-A model of a few million weights is thousands of kernels of a few microseconds a step, more than the host can
-start while the GPU works. A graph is started as a whole.
+A step of a model of a few million weights is thousands of kernels of a few microseconds each. The host cannot
+start them as fast as the GPU runs them. A graph is started as a whole.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ WARM_UPS = 2  # passes before a capture: libraries and the allocator set themsel
 class GraphedLoss:
     """Calls ``function`` through a CUDA graph for each shape of its arguments; the numbers are the same.
 
-    The gradients are those of the first output; the others come without. Nothing in ``function`` may depend
-    on values that the host would have to read, or on random numbers.
+    The first output is differentiated; the others have no gradients. ``function`` may not depend on values
+    that the host would have to read, or on random numbers.
 
-    ``torch.cuda.make_graphed_callables`` cannot do this. It has no argument for the mode of a capture, and in
-    its own a capture fails when the thread that loads the next batch pins memory. It differentiates the
-    arguments of a function and the weights of a module alone, whose ``forward`` it replaces for one shape. It
-    returns the graph's own memory for outputs and gradients, which the next shape writes over.
+    ``torch.cuda.make_graphed_callables`` cannot do this, for three reasons. It does not let the caller choose
+    the mode of a capture; in its own mode, a capture fails if another thread pins memory for the next batch.
+    It differentiates only the arguments of a function and the weights of a module, whose ``forward`` it
+    replaces for one shape. It returns the graph's own memory for outputs and gradients, which the next shape
+    overwrites.
 
     Args:
         function: tensors on one GPU -> a tuple of tensors, the first of them the loss, a scalar.
-        model: what ``function`` calls; the loss is differentiated by its weights.
+        model: the model that ``function`` calls; the loss is differentiated by its weights.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], model: nn.Module):
@@ -38,7 +39,7 @@ class GraphedLoss:
         self._pool = None
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """What ``function`` returns; the caller may keep it."""
+        """The outputs of ``function``, in the same shapes and dtypes; the caller may keep them."""
         if _without:
             return self._function(*inputs)
         key = tuple((tuple(x.shape), x.dtype) for x in inputs)
@@ -53,7 +54,7 @@ _without = 0
 
 @contextlib.contextmanager
 def without_graphs() -> Iterator[None]:
-    """Functions are called as they are, so that hooks see what goes on inside."""
+    """Inside, functions are called without graphs, so that hooks see their operations."""
     global _without
     _without += 1
     try:
@@ -63,17 +64,18 @@ def without_graphs() -> Iterator[None]:
 
 
 class _Graph:
-    """One captured pass. Graphs share a pool: no two run at once, and what they give is copied at once."""
+    """One captured pass. Graphs share a pool, because no two run at once and their outputs are copied at
+    once."""
 
     def __init__(self, function, model: nn.Module, inputs: tuple[Tensor, ...], pool):
         self.inputs = tuple(x.clone() for x in inputs)
         call = _Call(function, model)
 
         def run() -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-            # Weights that autocast has cast before are not to be taken for those of the day.
+            # Otherwise autocast could use casts of older weights from its cache.
             dtype, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
             with torch.enable_grad(), torch.autocast("cuda", dtype, enabled, cache_enabled=False):
-                # Leaves of their own: those of an eager pass that is still alive belong to another stream.
+                # Separate leaves: those of an eager pass that is still alive belong to another stream.
                 weights = {name: p.detach().requires_grad_() for name, p in call.named_parameters()}
                 outputs = torch.func.functional_call(call, weights, self.inputs)
                 gradients = torch.autograd.grad(outputs[0], list(weights.values()), allow_unused=True)
@@ -96,7 +98,7 @@ class _Graph:
 
 
 class _Call(nn.Module):
-    """``function`` as the forward of a module that holds ``model``, so that its weights can be exchanged."""
+    """``function`` as the forward of a module that holds ``model``, so that its weights can be replaced."""
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], model: nn.Module):
         super().__init__()

@@ -1,6 +1,6 @@
 """The training loop: one run of a suite, from its folder's state to its trained weights.
 
-A run folder explains itself::
+A run folder holds all that explains it::
 
     run.json        what was run: the resolved settings, the data, ranks, versions and commit
     metrics.jsonl   one line a step
@@ -9,8 +9,8 @@ A run folder explains itself::
     done.json       tokens, seconds, the last loss, peak memory, the hash of the weights
 
 Everything that decides the weights is a function of the settings and the step. A run that was killed
-goes on as if it had not been: bit for bit with the same ranks, within rounding with others. Micro-batch
-i of a step goes to rank i mod ranks, so the data do not depend on the number of ranks.
+continues as if it had not been: bit for bit with the same ranks, within rounding with others. Micro-batch i
+of a step goes to rank i mod ranks, so the data do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -58,23 +58,24 @@ def train(
 ) -> Path:
     """Trains ``run``, from its newest good checkpoint if there is one, and returns its folder.
 
-    With several ranks (``distributed.process_group``) each of them calls this; rank 0 alone reports,
-    locks and writes, and an error is raised on every rank.
+    With several ranks (``distributed.process_group``) each of them calls this. Rank 0 alone reports, locks
+    and writes. An error is raised on every rank.
 
     Args:
-        report: takes lines for the person who waits.
-        stop_after: leave after this many steps in all, with a checkpoint (for tests).
-        watch_every: steps between the task's looks at the model, such as the pruned ratio of each layer;
-            default: 100, or fewer in a short run, so that it has 25 looks.
+        report: called with lines for the user.
+        stop_after: stop after this many steps in all, with a checkpoint (for tests).
+        watch_every: steps between the task's looks at the model, such as the pruned ratio of each layer.
+            Default: 100, or fewer in a short run, so that it has 25 looks.
         tensorboard: write the metrics for TensorBoard too.
-        position: the line of the progress bar, where several runs show theirs.
+        position: the line of the progress bar, if several runs show theirs.
 
     Raises:
         TrainingError: settings changed since the folder was begun, or the loss is no longer finite.
         Locked: another process trains the same run.
         DistributedError: the ranks cannot share a step equally.
         CheckpointError: a checkpoint could not be written, or none is intact.
-        Stopped: Ctrl-C or SIGTERM came in training; it goes on from a checkpoint that was saved then.
+        Stopped: Ctrl-C or SIGTERM stopped the training; the run continues from a checkpoint that was saved
+            then.
     """
     folder = run.folder
     if rank():
@@ -82,7 +83,7 @@ def train(
     if on_rank_zero(lambda: is_done(run)):
         report(f"{run.name}: done already")
         if run.weights is None:
-            # A kill may have left them.
+            # A killed process may have left them.
             on_rank_zero(lambda: shutil.rmtree(folder / "checkpoints", ignore_errors=True))
         return folder
     if run.weights is not None:
@@ -121,7 +122,7 @@ def train(
             weights = _full_weights(model)
 
             def finish() -> None:
-                # Weights get their name last: Make takes them as the sign that all is there.
+                # Weights get their name last, because Make takes them as the sign that the run is complete.
                 unnamed = folder / ".model"
                 unnamed.mkdir(exist_ok=True)
                 task.save(model, unnamed, weights)
@@ -137,7 +138,7 @@ def train(
 
 
 def _full_weights(model: nn.Module) -> dict[str, Tensor] | None:
-    """All weights on the CPU of rank 0, where they are sharded; None where they are whole."""
+    """All weights on the CPU of rank 0 if they are sharded; None if they are not."""
     if not isinstance(next(model.parameters()), DTensor):
         return None
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

@@ -1,4 +1,5 @@
-"""Measures trained runs into records: the measure command, and the sweep that prints what it measures."""
+"""Measures trained runs into records, for the measure command and for the sweep that prints what it
+measures."""
 
 from __future__ import annotations
 
@@ -31,13 +32,13 @@ def bring_up_to_date(
     Args:
         wanted: the pairs of a run together, so that its weights are read once.
         device: see :func:`choose_device`.
-        again: measure again even if up to date; so it is where there is a ``path`` or an option, for a record
-            does not say what made it.
-        path: another file to write, of no settings that are kept.
+        again: measure again even if up to date. With a ``path`` or an option it is always measured, because a
+            record does not say how it was made.
+        path: another file to write, for which no settings are kept.
         options: for the ``measure`` of every quantity.
 
     Raises:
-        TrainingError: a run is not trained; names the command that trains it.
+        TrainingError: a run is not trained; the message names the command that trains it.
     """
     again = again or path is not None or bool(options)
     state.claim_name(suite)
@@ -72,7 +73,7 @@ def _measure(
                 path=path,
                 **made_on(device),
             )
-            if path is None:  # after each, so that what is stopped leaves no record beside settings of before
+            if path is None:  # after each one, so that an interruption leaves no record with older settings
                 seconds = {quantity.name: round(time.perf_counter() - begun, 1)}
                 state.write_settings(suite, run, [quantity], took and dataclasses.asdict(took), seconds)
             print(written)

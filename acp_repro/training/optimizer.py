@@ -1,4 +1,4 @@
-"""AdamW, and a schedule of the learning rate."""
+"""AdamW, and the learning-rate schedule (Appendix B)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..chain.run import TrainerConfig
 def make_optimizer(
     model: nn.Module, config: TrainerConfig, learning_rate: float, rates: Mapping[Tensor, float] | None = None
 ) -> torch.optim.AdamW:
-    """AdamW, fused; weight decay on matrices only, so on no norm and no bias.
+    """AdamW, fused. Weight decay applies to matrices only, not to norms and biases.
 
     Args:
-        rates: of weights whose learning rate is this multiple of the others'.
+        rates: weights whose learning rate is this multiple of the others'.
     """
     rates = rates or {}
     groups: dict[tuple[float, float], list[Tensor]] = {}
@@ -34,19 +34,20 @@ def make_optimizer(
 
 
 def set_learning_rate(optimizer: torch.optim.AdamW, learning_rate: float) -> None:
-    """Of all weights, each group times its own ``rate``."""
+    """Sets the learning rate of all weights; each group multiplies it by its own ``rate``."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["rate"]
 
 
 def stop_updates_unless_finite(optimizer: torch.optim.AdamW, *values: Tensor) -> None:
-    """From the first step whose ``values`` hold a NaN or an infinity on, ``optimizer.step`` does nothing.
+    """Once ``values`` hold a NaN or an infinity, ``optimizer.step`` does nothing, in this step and all later
+    ones.
 
-    The host learns of a NaN a step later. Until then the weights stay what they were when it arose, so
-    that it can be looked for. This is the switch by which a gradient scaler skips a step of fused AdamW.
+    The host learns of a NaN a step later. Until then the weights stay as they were when it arose, so that its
+    cause can be found. Gradient scalers use the same switch to skip a step of fused AdamW.
 
     Args:
-        values: scalars on the weights' device, the same on every rank.
+        values: float32 scalars on the weights' device, the same on every rank.
     """
     bad = torch.stack([~torch.isfinite(value) for value in values]).any().float()
     before = getattr(optimizer, "found_inf", None)
@@ -54,10 +55,10 @@ def stop_updates_unless_finite(optimizer: torch.optim.AdamW, *values: Tensor) ->
 
 
 def warmup_and_cosine(before: int, step: int, warmup: int, total: int) -> float:
-    """Share of the peak learning rate for a step, all in the same unit, such as tokens.
+    """Share of the peak learning rate for a step (Appendix B). All arguments have one unit, such as tokens.
 
     Linear from 0 over ``warmup``, then a cosine to 0 at ``total``. The step's own tokens count for the
-    warm-up, so that the first step moves.
+    warm-up, so that the first step changes the weights.
 
     Args:
         before: tokens before the step.

@@ -1,4 +1,4 @@
-"""Batches made ready ahead of their use: a thread reads, pins and copies while the GPU computes."""
+"""Prepares batches ahead of their use: a thread reads, pins and copies while the GPU computes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Batch = tuple[Tensor, ...]
 class Prefetcher:
     """An iterator over ``load(index)`` for each index, in order, on ``device``.
 
-    On a GPU a batch is copied from pinned memory on a stream of its own, so a copy hides behind
-    the step before it. The batches are those that calling ``load`` in a loop would give.
+    On a GPU a batch is copied from pinned memory on a separate stream, so a copy hides behind the step before
+    it. The batches are the same as if ``load`` were called in a loop.
 
     Args:
-        load: gives a batch of tensors on the CPU. Called in another thread, one call at a time.
-        indices: what ``load`` is called with.
-        device: where the batches are wanted.
-        depth: batches held ready at most.
+        load: gives a batch of tensors on the CPU. It is called in another thread, one call at a time.
+        indices: the arguments for ``load``.
+        device: the device of the batches.
+        depth: the most batches held ready.
 
     Attributes:
         waited_seconds: how long ``next`` has waited for batches in all.
 
     Raises:
-        ValueError: depth under 1. What ``load`` raises comes out of ``next``, at its place.
+        ValueError: depth is below 1. An error of ``load`` is raised by ``next``, at its place.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Prefetcher:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(copied)  # the GPU waits, the host does not
             for tensor in batch:
-                # Made on the copying stream: its memory must not be given away while in use here.
+                # Made on the copying stream: its memory must not be reused while it is in use here.
                 tensor.record_stream(stream)
         return batch
 
     def close(self) -> None:
-        """Stops the thread and drops what it made ready; a second call does nothing."""
+        """Stops the thread and drops the batches held ready; a second call does nothing."""
         self._closed.set()
         while self._thread.is_alive():
             try:  # the thread may be waiting for room
@@ -102,13 +102,15 @@ class Prefetcher:
                 elif self.device.type != "cpu":
                     batch = tuple(x.to(self.device) for x in batch)
                 self._ready.put((batch, copied, None))
-        except BaseException as caught:  # whatever it is, the reader must not wait for ever
+        except (
+            BaseException
+        ) as caught:  # any error must reach the reader, which would otherwise wait for ever
             error = caught
         self._ready.put((None, None, error))
 
     def _copy(self, batch: Batch, stream) -> tuple[Batch, torch.cuda.Event]:
         with torch.cuda.stream(stream):
-            # Pinned memory is not used again before a copy from it has ended: torch sees to that.
+            # torch does not reuse pinned memory before a copy from it has ended.
             batch = tuple(x.pin_memory().to(self.device, non_blocking=True) for x in batch)
             copied = torch.cuda.Event()
             copied.record(stream)

@@ -1,4 +1,4 @@
-"""The folder of a run: what it says about itself, and who may write to it. See ``loop``."""
+"""The folder of a run: what it records of the run, and which process may write to it. See ``loop``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from .distributed import world_size
 
 
 class TrainingError(UserError, RuntimeError):
-    """The run cannot go on; the message says why and what to do."""
+    """The run cannot continue; the message says why and what to do."""
 
 
 def is_done(run: Run) -> bool:
-    """Whether the folder holds the weights of these very settings, complete. Ready weights, which
-    came without settings, need only be what their ``done.json`` says."""
+    """Whether the folder holds the complete weights of exactly these settings.
+
+    Ready weights come without settings. They only need to match their ``done.json``.
+    """
     return has_weights(run) and sha256_of(run.weights_file) == done(run).get("sha256")
 
 
 def check_done(run: Run) -> None:
-    """Raises:
-    TrainingError: the weights are not there, or of other settings; names the command that makes them.
+    """Checks that the folder holds finished weights of these settings.
+
+    Raises:
+        TrainingError: it does not; the message names the command that trains them.
     """
     if not is_done(run):
         raise TrainingError(
@@ -39,9 +43,9 @@ def check_done(run: Run) -> None:
 
 
 def check_unchanged(run: Run) -> None:
-    """Refuses to go on, or to overwrite, what was begun with other settings or with nobody knows which.
+    """Refuses to continue or overwrite a run that was begun with other or unknown settings.
 
-    Nor are whole weights trained over of which ``done.json`` does not say that they are (see `is_done`).
+    It also refuses to overwrite whole weights that do not match ``done.json`` (see `is_done`).
 
     Raises:
         TrainingError: with the differences and what to do.
@@ -53,7 +57,7 @@ def check_unchanged(run: Run) -> None:
         if not begun and not finished:
             return  # nothing to lose
         raise TrainingError(
-            f"{run.folder}/run.json is missing or damaged, so nothing says what its weights are of. Copy it "
+            f"{run.folder}/run.json is missing or damaged, so the weights' settings are unknown. Copy it "
             f"back, or delete the run to train again: rm -r {run.folder}"
         )
     if other := differences(before, run):
@@ -69,29 +73,29 @@ def check_unchanged(run: Run) -> None:
 
 
 def text_hash(run: Run) -> str | None:
-    """Stands for the text and the tokeniser that the run was begun with, where its folder says."""
+    """The hash of the text and tokeniser with which the run was begun, if its folder has it."""
     return (read_json(run.folder / "run.json").get("data") or {}).get("hash")
 
 
 def check_same_text(run: Run, data: dict[str, Any]) -> None:
-    """Refuses to go on with other text, or with a tokeniser that was trained on other text.
+    """Refuses to continue with other text, or with a tokeniser that was trained on other text.
 
     Args:
-        data: of the corpus as it is now; see `Task.describe`.
+        data: facts about the present corpus; see `Task.describe`.
 
     Raises:
-        TrainingError: its hash is not the one that the run was begun with.
+        TrainingError: its hash is not the one with which the run was begun.
     """
     if text_hash(run) not in (None, data.get("hash")):
         raise TrainingError(
-            f"{run.folder} was begun with other text than what corpus {data.get('corpus', 'of it')} is "
+            f"{run.folder} was begun with other text than corpus {data.get('corpus', 'of it')} holds "
             "now (on another machine, or files came or went). Put it back, or delete the run to train "
             f"again: rm -r {run.folder}"
         )
 
 
 def write_description(run: Run, device: torch.device, facts: dict[str, Any]) -> None:
-    """``run.json``: the settings, and with what and on what they are run.
+    """Writes ``run.json``: the settings, the software and the machine of the run.
 
     Args:
         facts: from `Task.describe`.
@@ -113,7 +117,7 @@ def write_description(run: Run, device: torch.device, facts: dict[str, Any]) -> 
 
 
 def write_done(run: Run, step_tokens: int, weights: Path) -> None:
-    """``done.json``, from the lines of ``metrics.jsonl`` and the file of weights."""
+    """Writes ``done.json``, from the lines of ``metrics.jsonl`` and the file of weights."""
     lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
     seconds = [step_tokens / x["throughput_tokens_per_s"] for x in lines]
     gpus = [x.get("ranks", world_size()) for x in lines]  # a resume may have changed it
@@ -132,12 +136,12 @@ def write_done(run: Run, step_tokens: int, weights: Path) -> None:
 
 
 def compiles(run: Run, device: torch.device) -> bool:
-    """Whether blocks go through torch.compile: on a CPU it costs minutes and wins little."""
+    """Whether blocks go through torch.compile. Never on a CPU, where it costs minutes and gains little."""
     return run.training.compile and device.type == "cuda"
 
 
 def lock(folder: Path):
-    """A context that one process a run may be in; it goes with the process, however that ends.
+    """A context that one process a run may be in. It is released when the process ends, for any reason.
 
     Raises:
         Locked: another process is in it.

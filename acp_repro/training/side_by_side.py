@@ -1,7 +1,7 @@
-"""Several runs at once, each in a process of its own.
+"""Several runs at once, each in its own process.
 
-On a CPU each has one thread: a small model gains little from a second core. On GPUs they go to one after the
-other of them, and share one where there are more runs than GPUs: a small model leaves most of it idle.
+On a CPU each has one thread, because a small model gains little from a second core. On GPUs they are dealt
+out in turn. With more runs than GPUs several share one, because a small model leaves most of it idle.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def train_side_by_side(
 ) -> int:
     """Trains ``runs``, ``jobs`` at a time; returns the exit code.
 
-    A process goes on with the next run, so what a paper keeps of its data is read once for each of them. On
-    a CPU each run has one thread whatever ``jobs`` is, so its bits do not depend on what runs beside it.
+    A process trains several runs one after the other, so data that a paper keeps in memory are read once per
+    process. On a CPU each run has one thread whatever ``jobs`` is, so other runs do not change its bits.
 
     Args:
-        devices: the CPU, or GPUs that the processes take in turn.
+        devices: the CPU, or GPUs that the processes use in turn.
         jobs: default: one a core, or one a GPU.
 
     Raises:
-        UserError: the first error of any run, once the others under way have saved a checkpoint or ended.
-        Stopped: Ctrl-C or SIGTERM, once those under way have; each has said what it saved.
+        UserError: the first error of any run, after the running ones have saved a checkpoint or ended.
+        Stopped: Ctrl-C or SIGTERM, after the running ones have stopped; each has printed what it saved.
     """
     on_cpu = devices[0].type == "cpu"
     jobs = min(jobs or (usable_cores() if on_cpu else len(devices)), len(runs))
@@ -83,9 +83,10 @@ def train_side_by_side(
 
 
 def _end(processes: list) -> bool:
-    """Waits until each has saved a checkpoint, if it trains, and ended; whether one has saved some.
+    """Waits until each process has ended, after saving a checkpoint if it trains. Returns whether one saved
+    some.
 
-    Ctrl-C in the meantime ends all at once.
+    A Ctrl-C in the meantime ends all at once.
     """
     try:
         for process in processes:
@@ -117,7 +118,7 @@ def _begin(places, lock) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent is gone, killed or not: nobody would collect what it trains."""
+    """Ends this process when its parent has ended, for any reason: nothing would collect its results."""
     multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_SECONDS_TO_SAVE)
@@ -138,9 +139,9 @@ def _train(suite_file: str, run_name: str, watch_every: int | None, tensorboard:
             position=_line,
         )
     except Stopped as stop:
-        with contextlib.suppress(OSError):  # whoever would read it may be gone
+        with contextlib.suppress(OSError):  # its reader may have ended
             tqdm.write(f"{run_name}: {stop}")
             sys.stdout.flush()
         os._exit(_SAVED)  # or the pool would give this process the next run
-    except UserError as error:  # whatever it holds, only its words must travel
+    except UserError as error:  # only its message is sent to the parent
         raise UserError(str(error)) from None

@@ -25,10 +25,11 @@ def train_step(
 ) -> tuple[Tensor, Tensor]:
     """One optimiser step over ``num_batches`` micro-batches of equal size on each rank.
 
-    Where loss or gradient norm is not finite the weights stay as they were, then and from then on.
+    If the loss or the gradient norm is not finite, the weights stay as they were, in this step and all later
+    ones.
 
     Args:
-        model: what is trained, or what ``distributed.parallelize`` made of it.
+        model: the model, or its wrapper from ``distributed.parallelize``.
         optimizer: from ``make_optimizer``.
         loss_of: ``loss_of(model, *batch)``, the mean loss of a batch; see ``Task.loss``.
         batches: gives batches of tensors, this rank's share of the step.
@@ -52,7 +53,8 @@ def accumulate_gradients(
     *,
     dtype: str,
 ) -> Tensor:
-    """The first half of :func:`train_step`: gradients of the mean loss, added to what there is; the loss."""
+    """The first half of :func:`train_step`: adds gradients of the mean loss; returns that loss, a float32
+    scalar."""
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
     for index in range(num_batches):
@@ -66,7 +68,11 @@ def accumulate_gradients(
 
 
 def update(model: nn.Module, optimizer: torch.optim.AdamW, loss: Tensor, max_grad_norm: float) -> Tensor:
-    """The second half of :func:`train_step`: clips the gradients and moves the weights; the norm before."""
+    """The second half of :func:`train_step`: clips the gradients and updates the weights.
+
+    Returns:
+        The gradient's norm before clipping, a float32 scalar.
+    """
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
@@ -82,11 +88,11 @@ def autocast(device: torch.device, dtype: str):
 
 
 def compile_blocks(blocks: Sequence[nn.Module], backend: str = "inductor") -> None:
-    """Each block's forward through torch.compile, in place: one graph that all blocks share.
+    """Sends each block's forward through torch.compile, in place: one graph that all blocks share.
 
-    Names of weights stay. Only ``forward`` is compiled and not the call around it, so FSDP2's hooks and
-    gradient checkpointing stay outside the graph. What was compiled for other models is dropped: it
-    would count against the few graphs that torch.compile keeps for one function.
+    Names of weights stay. Only ``forward`` is compiled, not the call around it, so FSDP2's hooks and gradient
+    checkpointing stay outside the graph. Graphs of other models are dropped, because torch.compile keeps only
+    a few graphs for one function.
     """
     torch.compiler.reset()
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run in training ends behind its step, with a checkpoint."""
+"""Ctrl-C and SIGTERM: a run in training ends after its step, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ GOES_ON = "the same command goes on from there"
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked the run to stop, and what it goes on from is saved; the message says what."""
+    """A signal stopped the run, and a checkpoint to continue from is saved; the message says which."""
 
 
 class StopSignals:
-    """A context in which a signal to stop is noted; whoever trains looks at ``asked`` after each step.
+    """A context in which a signal to stop is noted. The training loop reads ``asked`` after each step.
 
-    A second Ctrl-C, or any signal after a first Ctrl-C, stops at once. SIGTERM may come twice, from a
-    launcher and its kin. Signals that the process ignores, as a shell's background jobs ignore Ctrl-C, stay
-    ignored. Outside of the main thread, which alone gets signals, nothing is noted.
+    A second Ctrl-C, or any signal after a first Ctrl-C, stops at once. SIGTERM may arrive twice, because
+    launchers send it too. Signals that the process ignores stay ignored, such as Ctrl-C in a shell's
+    background jobs. Only the main thread gets signals; in other threads nothing is noted.
 
     Args:
-        speak: tell whoever pressed Ctrl-C what happens now.
+        speak: after a Ctrl-C, print what happens now.
     """
 
     def __init__(self, speak: bool):
@@ -48,5 +48,5 @@ class StopSignals:
 
 
 def say_that_it_stops() -> None:
-    # Not print: a signal may come while the same stream is being written to.
+    # Not print: a signal may arrive while the same stream is being written to.
     os.write(2, b"\nstopping: a checkpoint is saved after this step; Ctrl-C again stops at once\n")

@@ -1,4 +1,4 @@
-"""What the trainer asks of a paper, and what a measure gets: the task of a run, and the trained run."""
+"""The interface between the trainer and a paper: the task of a run, and the trained run for measures."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ Batch = tuple[Tensor, ...]
 
 
 class Task(ABC):
-    """How one run is trained. A paper derives from it; only four things have no default.
+    """How one run is trained. A paper derives from it; only four methods have no default.
 
     Attributes:
         run: the run.
         steps: optimiser steps of the whole run.
         micro_batches: batches of a step, shared by the ranks.
-        step_tokens: what a step counts for in tokens (or whatever the paper counts), for the log and the
-            progress bar.
+        step_tokens: tokens of a step (or whatever the paper counts), for the log and the progress bar.
     """
 
     steps: int
@@ -46,7 +45,8 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, index: int) -> Batch:
-        """Micro-batch ``index`` of the run on the CPU; a function of the settings and ``index`` alone."""
+        """Micro-batch ``index`` of the run, tensors on the CPU; a function of the settings and ``index``
+        alone."""
 
     @abstractmethod
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
@@ -54,24 +54,24 @@ class Task(ABC):
 
     @abstractmethod
     def learning_rate(self, step: int) -> float:
-        """Of the step that comes after ``step`` others."""
+        """The learning rate of the step that follows ``step`` others."""
 
     def rates(self, model: nn.Module) -> Mapping[Tensor, float]:
-        """Weights whose learning rate is a multiple of the others', and which."""
+        """Weights whose learning rate is a multiple of the others', with that multiple."""
         return {}
 
     def before_step(self, model: nn.Module, step: int) -> None:
-        """Called on every rank before the step that comes after ``step`` others.
+        """Called on every rank before the step that follows ``step`` others.
 
-        A task whose model draws random numbers seeds them here, from the run's seed and the step: then a
+        A task whose model draws random numbers seeds them here, from the run's seed and the step. Then a
         resume gives the same bits. ``model`` is the one that was built, without wrappers.
         """
         return None
 
     def after_step(self, model: nn.Module, step: int) -> None:
-        """Called on every rank after the optimiser's step, for updates that are no gradient descent.
+        """Called on every rank after the optimiser's step, for updates that are not gradient descent.
 
-        What it changes must be in the model's state dict, or a resume would not know of it.
+        What it changes must be in the model's state dict; otherwise a resume would lose it.
         """
         return None
 
@@ -80,18 +80,18 @@ class Task(ABC):
         return []
 
     def watch(self, model: nn.Module, *batch: Tensor) -> dict[str, Any]:
-        """A look at the model every so many steps, for the log; called on every rank, without gradients.
+        """A look at the model every few steps, for the log. Called on every rank, without gradients.
 
         ``model`` takes the same arguments as the one that was built; run it eagerly.
         """
         return {}
 
     def shown(self, watched: dict[str, Any]) -> str:
-        """What of :meth:`watch` the progress bar shows."""
+        """The part of :meth:`watch` that the progress bar shows."""
         return ""
 
     def speed(self, tokens_per_s: float, device: torch.device, ranks: int, watched: dict) -> dict[str, float]:
-        """What else the log says of a rate, such as the utilisation of the GPU."""
+        """More numbers for the log that follow from the speed, such as the utilisation of the GPU."""
         return {}
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
@@ -99,10 +99,10 @@ class Task(ABC):
         return {"parameters": sum(p.numel() for p in model.parameters()), "data": {"hash": None}}
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Writes ``model.safetensors``, and what else belongs to the trained model, into ``folder``.
+        """Writes ``model.safetensors``, and other files of the trained model, into ``folder``.
 
         Args:
-            weights: whole weights on the CPU, where the model's own are sharded.
+            weights: whole weights on the CPU, if the model's own are sharded.
         """
         from safetensors.torch import save_file
 
@@ -123,7 +123,7 @@ class Task(ABC):
 
         Raises:
             TrainingError: it is not trained, or with other settings, or a file beside its weights is damaged;
-                names the command.
+                the message names the command.
         """
         run = self.run
         check_done(run)
@@ -133,7 +133,7 @@ class Task(ABC):
         except (OSError, ValueError) as error:
             mend = f"delete the run, rm -r {run.folder}, and train again with `{run.command}`"
             raise TrainingError(
-                f"{run.model_folder} cannot be loaded ({error}). Copy back what is damaged"
+                f"{run.model_folder} cannot be loaded ({error}). Copy the damaged file back"
                 + (f"; where there is no copy, {mend}" if run.weights is None else "")
             ) from error
         return Trained(suite, run, self, model, device, tokens)
@@ -162,18 +162,21 @@ class Trained:
         return device_name(self.device)
 
     def once(self, compute: Callable[[Any], T]) -> T:
-        """``compute(self)``, done once: what several quantities of one command share."""
+        """``compute(self)``, computed once and shared by several quantities of one command."""
         name = f"{compute.__module__}.{compute.__qualname__}"
         if name not in self._once:
             self._once[name] = compute(self)
         return self._once[name]
 
     def when_written(self, delete: Callable[[], object]) -> None:
-        """``delete`` is called when all records of the run are written: what a long measure keeps until then
-        is not lost if they cannot be."""
+        """Calls ``delete`` when all records of the run are written.
+
+        A long measure keeps its partial results until then, so that they are not lost if a record cannot be
+        written.
+        """
         self._kept.append(delete)
 
     def written(self) -> None:
-        """All records of the run are written."""
+        """Called when all records of the run are written."""
         while self._kept:
             self._kept.pop()()

@@ -1,4 +1,4 @@
-"""The steps of one run on one rank: launching, reading, logging, saving."""
+"""The steps of one run on one rank: it launches, reads, logs and saves."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from .watch import RunLog, eager, first_non_finite
 class Trainer:
     """The steps of one run on this rank.
 
-    On a GPU the host launches a step before it reads the loss of the one before, so the GPU never waits
-    for the host. What is still unread is read before a checkpoint, so none is written after a NaN.
+    On a GPU the host launches a step before it reads the loss of the step before, so the GPU never waits for
+    the host. All losses are read before a checkpoint, so none is written after a NaN.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class Trainer:
         self.task, self.run, self.config, self.device = task, task.run, task.run.training, device
         self.model, self.wrapped, self.optimizer = model, wrapped, optimizer
         self.watch_every, self.position = watch_every, position
-        # (record, loss and norm, when they will be ready) of the steps launched and not yet read
+        # (record, loss and norm, when they will be ready) of the steps that are launched but not yet read
         self.unread: list[tuple[dict[str, Any], Tensor, _Moment]] = []
         self.watched: dict[str, Any] = {}
         if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)  # of runs before this one
+            torch.cuda.reset_peak_memory_stats(device)  # drops those of earlier runs
 
     def run_from(self, first: int, stop_after: int | None, tensorboard: bool, signals: StopSignals) -> bool:
         """Steps from ``first`` to the end; False if ``stop_after`` came first.
 
         Raises:
-            Stopped: a signal came to one of the ranks; there is a checkpoint of what was done until then.
+            Stopped: a signal came to one of the ranks; all steps until then are in a checkpoint.
         """
         steps = self.task.steps
         last = steps if stop_after is None else min(steps, stop_after)
@@ -106,7 +106,7 @@ class Trainer:
         return iter(range(start + rank(), start + self.task.micro_batches, world_size()))
 
     def _step(self, step: int, watch: bool) -> None:
-        """Launches one step, and reads what is due."""
+        """Launches one step, and reads the losses that are due."""
         learning_rate = self.task.learning_rate(step)
         set_learning_rate(self.optimizer, learning_rate)
         self.task.before_step(self.model, step)
@@ -189,11 +189,11 @@ class Trainer:
         return path
 
     def _restart_clock(self) -> None:
-        """What is not training counts for no step's time."""
+        """Restarts the clock, so that time outside of training counts for no step."""
         self.before = _Moment(self.device)
 
     def _callable(self) -> nn.Module:
-        """What runs the model for a look at it: without DDP, whose gradients are not wanted then."""
+        """The model for a look at it: without DDP, because gradients are not needed then."""
         return getattr(self.wrapped, "module", self.wrapped)
 
     def _diagnosis(self, step: int, what: str) -> str:
@@ -206,7 +206,7 @@ class Trainer:
             lines = gather(line)
             found = [line for line in lines if not line.startswith("all is finite")]
             if found:
-                # Sharded gradients are sums over ranks: the rank where it arose has more to say.
+                # Sharded gradients are sums over ranks, so the message of the rank where it arose says more.
                 where = min(found, key=lambda line: line.startswith("the gradient of the weight"))
                 break
         last = latest_checkpoint(self.run.folder / "checkpoints")
@@ -215,7 +215,7 @@ class Trainer:
 
 
 class _Moment:
-    """When the device has done all that was launched until now."""
+    """The time at which the device has done all that was launched until now."""
 
     def __init__(self, device: torch.device):
         self.event = None
@@ -229,7 +229,7 @@ class _Moment:
             self.event.synchronize()
 
     def seconds_since(self, earlier: _Moment) -> float:
-        """On the device's own clock: when the host comes to look does not matter."""
+        """Seconds on the device's own clock, so it does not matter when the host reads it."""
         if self.event is None:
             return self.at - earlier.at
         return earlier.event.elapsed_time(self.event) / 1e3

@@ -1,4 +1,4 @@
-"""Watching a run: its log, and where a NaN comes from."""
+"""Watches a run: its log, and where a NaN comes from."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .graphs import without_graphs
 
 
 class RunLog:
-    """``FOLDER/metrics.jsonl``, one JSON object a step, and the same numbers for TensorBoard if wanted.
+    """``FOLDER/metrics.jsonl``, one JSON object a step, and the same numbers for TensorBoard if requested.
 
-    Lines of steps from ``first_step`` on will be written again, so they are dropped first, and so is
-    a last line cut short by a kill. JSON knows no NaN: a number that is not finite is written as null.
+    Lines of steps from ``first_step`` on are dropped first, because they will be written again. So is a last
+    line that a kill cut short. JSON has no NaN, so a number that is not finite is written as null.
 
     Args:
         folder: the run's folder; must exist.
-        first_step: the step that comes next.
+        first_step: the next step.
         tensorboard: also write ``FOLDER/tensorboard``; lists and mappings become ``KEY/ENTRY``.
 
     Raises:
-        RuntimeError: TensorBoard is wanted and not installed.
+        RuntimeError: TensorBoard is requested and not installed.
     """
 
     def __init__(self, folder: Path, first_step: int, *, tensorboard: bool = False):
@@ -40,7 +40,8 @@ class RunLog:
         self._file = path.open("a")
 
     def write(self, record: dict[str, Any]) -> None:
-        """One step: ``record["step"]`` is its number, the other values numbers, lists or mappings."""
+        """Writes one step: ``record["step"]`` is its number, the other values are numbers, lists or
+        mappings."""
         self._file.write(json.dumps(_finite_or_null(record), allow_nan=False) + "\n")
         self._file.flush()
         if self._board is not None:
@@ -67,9 +68,9 @@ def _summary_writer(folder: Path, first_step: int, wanted: bool):
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise RuntimeError(
-            "TensorBoard is not installed; pip install -e '.[tensorboard]', or leave it off"
+            "TensorBoard is not installed; pip install -e '.[tensorboard]', or leave out --tensorboard"
         ) from None
-    return SummaryWriter(str(folder), purge_step=first_step)  # hides what will be written again
+    return SummaryWriter(str(folder), purge_step=first_step)  # hides the steps that will be written again
 
 
 def _keep_steps_before(path: Path, step: int) -> None:
@@ -110,23 +111,23 @@ def first_non_finite(
 ) -> str:
     """Where the first NaN or infinity arises on this micro-batch, in one line.
 
-    Runs forward and backward once more, eager and watched; the gradients of ``model`` are lost. With
-    several ranks every rank must call it, and each speaks of its own micro-batch.
+    It runs forward and backward once more, eager and watched; the gradients of ``model`` are lost. With
+    several ranks every rank must call it, and each reports on its own micro-batch.
 
-    ``torch.autograd.detect_anomaly`` cannot do this: it sees NaN alone and the backward pass alone, names an
-    operator and no layer, and raises while other ranks wait.
+    ``torch.autograd.detect_anomaly`` cannot do this. It sees only NaN and only the backward pass, names an
+    operator but no layer, and raises while other ranks wait.
 
     Args:
-        model: what is trained, or a wrapper of it whose forward takes the same arguments.
+        model: the model, or a wrapper of it whose forward takes the same arguments.
         loss_of: ``loss_of(model, *batch)``; see ``Task.loss``.
-        batch: on the model's device.
+        batch: tensors on the model's device.
         dtype: ``bfloat16`` (autocast) or ``float32``.
 
     Returns:
-        E.g. ``layer 3: attn.core turns finite inputs into nan``.
+        For example ``layer 3: attn.core turns finite inputs into nan``.
     """
     for name, parameter in model.named_parameters():
-        # Whole, if it is sharded: all ranks must come to the same answer, or some would wait.
+        # Whole, if it is sharded: all ranks must find the same answer; otherwise some would wait.
         whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         if bad := _bad_value(whole):
             return f"the weight {_place(name)} holds {bad}"
@@ -142,7 +143,7 @@ def first_non_finite(
     def watch(tensors, forward: str, backward: str) -> None:
         for tensor in tree_leaves(tensors):
             note(tensor, forward)
-            # By hooks on the tensors: gradient checkpointing does not bear full backward hooks.
+            # By hooks on the tensors, because gradient checkpointing does not work with full backward hooks.
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(lambda gradient: note(gradient, backward))
 
@@ -175,7 +176,7 @@ def first_non_finite(
 
 
 def _place(name: str) -> str:
-    """``model.layers.3.attn.core`` -> ``layer 3: attn.core``, whatever wraps the model."""
+    """``model.layers.3.attn.core`` -> ``layer 3: attn.core``, without the names of wrappers."""
     parts = [p for p in name.split(".") if p not in ("module", "_orig_mod", "_checkpoint_wrapped_module")]
     parts = parts[1:] if parts[:1] == ["model"] else parts
     if parts[:1] == ["layers"] and len(parts) > 1:
@@ -187,7 +188,8 @@ def _bad_value(tensor: Any) -> str | None:
     """``nan`` or ``inf`` if it is a tensor that holds one."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         return None
-    # Detached, or looking would save tensors for the backward pass. The shard alone: no collective here.
+    # Detached; otherwise the check would save tensors for the backward pass. Only the shard: no collective
+    # here.
     tensor = tensor.detach()
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if bool(torch.isfinite(tensor).all()):
@@ -197,7 +199,7 @@ def _bad_value(tensor: Any) -> str | None:
 
 @contextlib.contextmanager
 def eager(device: torch.device, dtype: str) -> Iterator[None]:
-    """Without torch.compile and CUDA graphs, even where there are some, under the dtype's autocast."""
+    """Inside, torch.compile and CUDA graphs are off, and the dtype's autocast is on."""
     with (
         without_graphs(),
         torch.compiler.set_stance("force_eager"),
