@@ -116,7 +116,7 @@ def test_one_value_shows_nothing_and_two_that_are_equal_show_all():
 
 @pytest.mark.parametrize("margin", [0.0, -1.0, math.nan])
 def test_a_margin_is_above_0(margin):
-    with pytest.raises(ValueError, match="a margin is above 0"):
+    with pytest.raises(ValueError, match="the margin must be above 0"):
         statistics.equivalence(statistics.over_draws([0.0, 0.0]), margin)
 
 

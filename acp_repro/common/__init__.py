@@ -1,1 +1,1 @@
-"""What every part stands on: errors for people, files that are whole or not there. Standard library only."""
+"""Shared by every part: errors for users, files that are whole or not there. Standard library only."""

@@ -1,7 +1,7 @@
-"""What a setting may be, said once, beside its type: ``Annotated[float, within("[0, 1)")]`` or ``Literal``.
+"""The bounds of a setting, beside its type: ``Annotated[float, within("[0, 1)")]`` or ``Literal``.
 
-pydantic asks where a suite file is read, and puts the words into its error. The methods need torch alone, so
-their settings ask by :func:`check`. The standard library is enough to say it.
+pydantic checks them when a suite file is read, and puts their words into its error. The methods need only
+torch, so their settings use :func:`check`. This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Must:
-    """A bound of a type: a value must be ``words``, and is if it ``holds``; ``known`` are words it may be."""
+    """A bound of a type: a value must be ``words``, and is if it ``holds``. ``known`` are words that it may
+    be."""
 
     words: str
     holds: Callable[[Any], bool]
     known: tuple[str, ...] = ()
 
     def ask(self, name: str, value: Any, otherwise: str = "") -> None:
-        """Raises a ValueError that begins with ``name`` if ``value`` is no such one."""
+        """Raises ValueError, beginning with ``name``, if the bound does not hold for ``value``."""
         if not self.holds(value):
             near = did_you_mean(value, self.known)
             raise ValueError(f"{name}: must be {self.words}{otherwise}, got {value!r}{near}")
@@ -45,7 +46,7 @@ class Must:
 
 
 def number(words: str, holds: Callable[[float], bool], kind: Any = int | float) -> Must:
-    """A number, no bool, for which ``holds``."""
+    """A number, not a bool, for which ``holds``."""
     return Must(words, lambda x: isinstance(x, kind) and not isinstance(x, bool) and holds(x))
 
 
@@ -55,7 +56,7 @@ def whole(least: int) -> Must:
 
 
 def within(interval: str) -> Must:
-    """A number of an interval such as ``[0, 1)``; a square bracket takes its end in."""
+    """A number of an interval such as ``[0, 1)``; a square bracket includes its end."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = operator.ge if interval[0] == "[" else operator.gt
     below = operator.le if interval[-1] == "]" else operator.lt
@@ -85,10 +86,10 @@ _FLAG = Must("true or false", lambda x: isinstance(x, bool))
 
 
 def check(settings: Any) -> None:
-    """Asks for the bounds of each field of a dataclass.
+    """Checks the bounds of each field of a dataclass.
 
     Raises:
-        ValueError: one that does not hold; the message begins with the field's name.
+        ValueError: one does not hold; the message begins with the field's name.
     """
     for name, optional, bounds in _bounds(type(settings)):
         value = getattr(settings, name)
@@ -98,7 +99,7 @@ def check(settings: Any) -> None:
 
 @functools.cache
 def _bounds(cls: type) -> list[tuple[str, bool, list[Must]]]:
-    """Of each field its name, whether it may be None, and its bounds."""
+    """For each field its name, whether it may be None, and its bounds."""
     found = []
     for name, hint in get_type_hints(cls, include_extras=True).items():
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -8,25 +8,25 @@ from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
-    """Something that the person at the terminal can mend; the message is one line that says how.
+    """An error that the user can mend; the message is one line that says how.
 
-    A command prints it as ``error: ...`` and leaves with ``exit_code``; in Python it is an ordinary
-    exception. Subclasses also derive from ValueError or RuntimeError, so that code which knows only
-    those catches them.
+    A command prints it as ``error: ...`` and ends with ``exit_code``. In Python it is an ordinary exception.
+    Subclasses also derive from ValueError or RuntimeError, so that code which catches only those catches
+    them.
     """
 
     exit_code = 1
 
 
 class UsageError(UserError, ValueError):
-    """An option or a value that cannot be; leaves with 2, as argparse does."""
+    """An option or a value that is not allowed; the command ends with exit code 2, as with argparse."""
 
     exit_code = 2
 
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Makes what a library says of a file or value that the user named a :class:`UsageError`.
+    """Turns a library's error about a file or value that the user named into a :class:`UsageError`.
 
     Also a decorator.
     """
@@ -39,6 +39,6 @@ def usage_errors() -> Iterator[None]:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """``; did you mean X?`` where a known name is like ``name``, else nothing; for the end of an error."""
+    """``; did you mean X?`` if a known name is like ``name``, else nothing; for the end of an error."""
     near = difflib.get_close_matches(str(name), list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""

@@ -22,10 +22,10 @@ class Locked(UserError, RuntimeError):
 
 @contextlib.contextmanager
 def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside ``target`` that takes its name on success and vanishes otherwise.
+    """A temporary path beside ``target`` that gets its name on success and is deleted otherwise.
 
-    The folder of ``target`` is made if it does not exist. A reader, a full disk or a crash never meets
-    half a file.
+    The folder of ``target`` is created if it does not exist. No reader, full disk or crash leaves half a
+    file.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(name)
     try:
         yield path
-        # mkstemp makes files that only their owner may read; give the usual permissions.
+        # mkstemp makes files that only their owner may read; set the usual permissions.
         mask = os.umask(0)
         os.umask(mask)
         path.chmod(0o666 & ~mask)
@@ -71,7 +71,8 @@ def write_csv(path: str | os.PathLike[str], names: Sequence[str], rows: Iterable
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """fsync of a file's content, or of a folder's entries; a system that cannot open folders needs none."""
+    """fsync of a file's content, or of a folder's entries. A system that cannot open folders does not need
+    it."""
     if os.name != "posix" and Path(path).is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -89,14 +90,17 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
 
 @contextlib.contextmanager
 def lock(path: str | os.PathLike[str], *, refuse: str = "", shared: bool = False) -> Iterator[None]:
-    """One process inside at a time; the lock goes with the process, however it ends.
-
-    Args:
-        path: a file that is made for it, and stays.
-        refuse: raise :class:`Locked` with these words if another process is inside; empty: wait for it.
-        shared: any number of shared holders may be inside together, but no other.
+    """One process inside at a time. The lock is released when the process ends, for any reason.
 
     On Windows, which has no such lock, nothing is locked.
+
+    Args:
+        path: a file that is created for it, and stays.
+        refuse: raise :class:`Locked` with these words if another process is inside; empty waits for it.
+        shared: any number of shared holders may be inside together, but no other.
+
+    Raises:
+        Locked: another process is inside, and ``refuse`` is given.
     """
     try:
         import fcntl

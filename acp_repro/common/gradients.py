@@ -1,4 +1,4 @@
-"""``torch.no_grad()`` for modules that must not import torch: those that the registry reads."""
+"""``torch.no_grad()`` for modules that must not import torch, because the registry reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` under ``torch.no_grad()``; torch is imported when it is called."""
+    """``function`` under ``torch.no_grad()``; torch is imported at the first call."""
 
     @functools.wraps(function)
     def quiet(*arguments: Any, **keywords: Any) -> Any:

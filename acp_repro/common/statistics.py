@@ -1,12 +1,12 @@
-"""How sure a number is: intervals, paired differences, equivalence, Holm's correction. For every paper alike.
+"""The uncertainty of numbers: intervals, paired differences, equivalence, Holm's correction. For every paper.
 
-It lies here and not in ``analysis`` because ``python -m acp_repro.compare`` uses it too, and an installed
-package has no ``analysis``. It alone of this package needs numpy and scipy (the extra ``chain``), so nothing
-that a method imports may import it. scipy takes a second to import, and is where something is computed.
+This module is not in ``analysis``, because ``python -m acp_repro.compare`` uses it too, and an installed
+package has no ``analysis``. It is the only one of this package that needs numpy and scipy (the extra
+``chain``), so no method may import it. scipy takes a second to import, so functions import it.
 
-The unit of evidence is what was drawn at random, and the caller says what that was: :func:`over_draws` takes
-one number a training, or a pair of trainings; :func:`over_items` takes one a test item, and so tells two
-*models* apart, which two seeds of one method are as well.
+The unit of evidence is what was drawn at random, and the caller chooses it. :func:`over_draws` takes one
+number a training, or a pair of trainings. :func:`over_items` takes one a test item. So it tells two *models*
+apart, and two seeds of one method are two models as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEED = 0
 
 
 class Interval(NamedTuple):
-    """A mean and what it may be; NaN at both ends where a single value leaves that open."""
+    """A mean and its confidence interval; both ends are NaN for a single value."""
 
     mean: float
     low: float
@@ -31,21 +31,21 @@ class Interval(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A mean, its standard error (NaN of one value) and the degrees of freedom of that."""
+    """A mean, its standard error (NaN for one value) and the degrees of freedom of that error."""
 
     mean: float
     error: float
     freedom: float
 
     def interval(self, level: float = LEVEL) -> Interval:
-        """By Student's t."""
+        """The confidence interval by Student's t."""
         from scipy import stats
 
         half = float(stats.t.ppf(1 - level / 2, self.freedom)) * self.error if self.freedom > 0 else math.nan
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def p_above(self, bound: float) -> float:
-        """One-sided p of a test that the true mean is above ``bound``; without any spread it is settled."""
+        """One-sided p of a test that the true mean is above ``bound``; 0 or 1 if the values do not spread."""
         from scipy import stats
 
         if self.error == 0:
@@ -54,7 +54,7 @@ class Estimate(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What :func:`paired_difference` finds."""
+    """The result of :func:`paired_difference`."""
 
     mean: float
     low: float
@@ -63,10 +63,10 @@ class Difference(NamedTuple):
 
 
 class Equivalence(NamedTuple):
-    """What :func:`equivalence` finds.
+    """The result of :func:`equivalence`.
 
     Attributes:
-        low, high: the interval that lies within the margin where the two tests agree.
+        low, high: the interval that is within the margin if the two tests agree.
         p_value: the larger of the two; below :data:`LEVEL` the difference is smaller than the margin.
         beyond_p_value: of the opposite test; below :data:`LEVEL` the difference is larger than the margin.
     """
@@ -78,17 +78,18 @@ class Equivalence(NamedTuple):
 
     @property
     def shown(self) -> bool | None:
-        """None where neither test decides."""
+        """True if the difference is smaller than the margin, False if larger; None if neither test
+        decides."""
         return True if self.p_value < LEVEL else False if self.beyond_p_value < LEVEL else None
 
 
 class Homogeneity(NamedTuple):
-    """What :func:`homogeneity` finds.
+    """The result of :func:`homogeneity`.
 
     Attributes:
         p_value: of a test that shuffles items among the groups and compares chi-squared.
-        effect_high: the upper bound of Cohen's w, the root of chi-squared over the number of items as it
-            would be without chance, by the noncentral chi-squared distribution; 0.3 is a medium effect.
+        effect_high: the upper bound of Cohen's w, by the noncentral chi-squared distribution. w is the root
+            of chi-squared, as it would be without chance, over the number of items; 0.3 is a medium effect.
     """
 
     p_value: float
@@ -96,11 +97,11 @@ class Homogeneity(NamedTuple):
 
 
 def over_draws(values: Sequence[float], weights: Sequence[float] | None = None) -> Estimate:
-    """Of values that were drawn apart: seeds, pairs of trainings, texts.
+    """The mean of values that were drawn separately: seeds, pairs of trainings, texts.
 
     Args:
-        weights: how many words a text's log-likelihood is of: the mean is then the sum over their sum, and
-            its error that of a ratio, by the delta method.
+        weights: how many words each text's log-likelihood covers. The mean is then the sum over their sum,
+            and its error that of a ratio, by the delta method.
     """
     values, count = np.asarray(values, dtype=float), len(values)
     mean, residues = float(values.mean()), values
@@ -113,10 +114,10 @@ def over_draws(values: Sequence[float], weights: Sequence[float] | None = None) 
 
 
 def over_items(apart: Sequence[float], weights: Sequence[float] | None = None) -> Estimate:
-    """Of differences item by item: :func:`over_draws`, but where items are right or wrong.
+    """The mean of differences item by item: :func:`over_draws`, except for items that are right or wrong.
 
-    These take Bonett and Price's adjusted Wald method for paired shares, which adds an item up and one down:
-    without them, ten items on which two models agree would leave no doubt.
+    Those use Bonett and Price's adjusted Wald method for paired shares, which adds one item up and one down.
+    Otherwise ten items on which two models agree would leave no doubt.
     """
     apart = np.asarray(apart, dtype=float)
     if (weights is None or (np.asarray(weights) == 1).all()) and np.isin(apart, (-1.0, 0.0, 1.0)).all():
@@ -127,7 +128,7 @@ def over_items(apart: Sequence[float], weights: Sequence[float] | None = None) -
 
 
 def interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """The mean of values that were drawn apart, and its interval."""
+    """The mean of values that were drawn separately, and its interval."""
     return over_draws(values).interval(level)
 
 
@@ -142,20 +143,20 @@ def paired_difference(
 
 
 def equivalence(estimate: Estimate, margin: float, level: float = LEVEL) -> Equivalence:
-    """Two one-sided tests that a difference lies within ``margin`` on either side of 0.
+    """Two one-sided tests that a difference is within ``margin`` on either side of 0.
 
-    To find no difference is not to find that there is none: two items or two seeds never differ
-    significantly. These tests ask for enough of them to rule out a difference as large as the margin.
+    To find no difference does not show that there is none: two items or two seeds never differ significantly.
+    These tests need enough items to rule out a difference as large as the margin.
 
     Args:
         estimate: of the difference, over the right unit.
-        margin: the smallest difference that would matter, known before these data.
+        margin: the smallest difference that would matter, chosen before the data were seen.
 
     Raises:
         ValueError: the margin is not above 0.
     """
     if not margin > 0:
-        raise ValueError(f"a margin is above 0, got {margin:g}")
+        raise ValueError(f"the margin must be above 0, got {margin:g}")
     below = estimate._replace(mean=-estimate.mean)
     _, low, high = estimate.interval(2 * level)  # each of its ends is one of the tests
     return Equivalence(
@@ -188,10 +189,10 @@ def homogeneity(counts: Sequence[Sequence[int]], level: float = LEVEL) -> Homoge
 
 
 def p_value(apart: np.ndarray) -> float:
-    """Two-sided p of a paired test that ``apart``, the differences of items, are as likely up as down.
+    """Two-sided p of a paired test that the differences ``apart`` (items,) are equally likely up and down.
 
-    Where they are all of one size, as right or wrong is, it is McNemar's exact test. Else it turns signs: in
-    all ways where these are no more than 10,000, else in 10,000 random ones with a fixed seed. (scipy's
+    If they all have one size, as for right and wrong, it is McNemar's exact test. Otherwise signs are
+    flipped: in all ways if there are at most 10,000, else in 10,000 random ones with a fixed seed. (scipy's
     ``permutation_test`` does the same and takes ten times as long over 5,000 items.)
     """
     from scipy import stats
@@ -210,7 +211,7 @@ def p_value(apart: np.ndarray) -> float:
 
 
 def _signs(count: int) -> Iterator[np.ndarray]:
-    """Rows of ``count`` signs: all that there are, if these are no more than the draws."""
+    """Rows of ``count`` signs: all of them, if there are no more than the draws."""
     if 2**count <= _FLIPS:
         yield 1 - 2 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
         return
@@ -220,9 +221,10 @@ def _signs(count: int) -> Iterator[np.ndarray]:
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """p after Holm's correction: below a level, it holds at that level for all of them together.
+    """p after Holm's correction, (n,) float64. Below a level, it holds at that level for all of them
+    together.
 
-    By hand, since scipy corrects the rate of false discoveries alone.
+    Implemented here, because scipy corrects only the rate of false discoveries.
     """
     p_values = np.asarray(p_values, dtype=float)
     order = np.argsort(p_values)
@@ -234,12 +236,12 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def p_above_guessing(right: int, count: int, guess: float) -> float:
-    """One-sided p of a test that so many right answers of ``count`` are more than guessing gives."""
+    """One-sided p of a test that ``right`` answers of ``count`` are more than guessing gives."""
     from scipy import stats
 
     return float(stats.binomtest(right, count, guess, "greater").pvalue)
 
 
 def share_error(share, count):
-    """The standard error of a share of ``count`` items; of numbers, or of columns of them."""
+    """The standard error of a share of ``count`` items, for numbers or for columns of them."""
     return (share * (1 - share) / count) ** 0.5
