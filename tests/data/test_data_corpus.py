@@ -321,7 +321,10 @@ def test_command_exports_the_tokenizer_of_a_suite(folder, tmp_path, capsys, monk
 
     for args, message in [
         (["export-tokenizer", "x", "--suite", "none"], "experiments/none.yaml: cannot be read"),
-        (["export-tokenizer", "x", *where[2:], "--corpus", "text", "--path", str(folder)], "no tokenizer.json to export"),
+        (
+            ["export-tokenizer", "x", *where[2:], "--corpus", "text", "--path", str(folder)],
+            "no tokenizer.json to export",
+        ),
         ([*where, "--corpus", "text"], "--suite sets the data; leave out --corpus"),
         ([*where, "--workers", "0"], "workers: 0 must be at least 1"),
         ([*where[2:], "--tokenizer", f"file:{file}"], "cannot be read .*export-tokenizer"),
