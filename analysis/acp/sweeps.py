@@ -66,7 +66,9 @@ def mass_below(mass: pd.Series, log_epsilon: pd.Series) -> Verdict:
     margin = log_epsilon[has] - log_mass
     nearest = margin.idxmin()
     found, bound = power_in_latex(mass[nearest]), power_in_latex(math.exp(log_epsilon[nearest]))
-    return Verdict.of(bool((margin > 0).all()), f"nearest: {found} where the bound is {bound}")
+    return Verdict.of(
+        bool((margin > 0).all()), f"the row that comes nearest loses {found}; the bound is {bound}"
+    )
 
 
 def power_in_latex(value: float) -> str:
