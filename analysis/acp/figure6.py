@@ -100,9 +100,10 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**Figure 6.** {lost or "None"} of the {large:,} attention weights over 0.1 lies left of the
 orange boundary, where blocks are pruned. Top: decay matrices D, whose colours end at 1.5 times the lowest
 delta. Bottom: attention weights A, of which only entries over 0.1 are shown. The heads are of {name}, on the
-first held-out sequence, {length:,} tokens. Unless named by hand, they have the largest savings, a boundary
-that shows in the first blocks, savings nearest to halfway, and the smallest. Titles count layers and heads
-from 0 and give the savings on this one sequence. {style.provenance(*records.values())}"""
+first held-out sequence, {length:,} tokens. Unless named by hand, they are those with the largest savings,
+with a boundary that shows in the first blocks, with savings nearest to halfway, and with the smallest
+savings. Titles count layers and heads from 0 and give the savings on this one sequence.
+{style.provenance(*records.values())}"""
     return draw(records), caption
 
 

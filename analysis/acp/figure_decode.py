@@ -93,10 +93,10 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**A decoding step.** Where it takes longest, a step of the whole model takes
 {step["acp"]:.2f} ms with ACP and {step["exact"]:.2f} ms without: batch {batch}, prompts of
 {style.length_label(length)}. A step adds one token to every row after a prompt of random tokens. There are
-{first["heads"]} heads of {first["head_dim"]}, gates "{first["gates"]}" and, in the model, random weights.
-Lines: the time to read once what the step needs, which is kept keys and values, and a model's weights. Right:
-what the cache holds for each head, and, the line, what it has allocated. Axes are logarithmic.
-{style.provenance(records)}"""
+{first["heads"]} heads of {first["head_dim"]} with gates "{first["gates"]}"; in "bimodal" gates two heads in
+three are local. The model has random weights. Lines: the time to read once what the step needs, which is the
+kept keys and values, and a model's weights. Right: what the cache holds for each head. The line there is
+what it has allocated. Axes are logarithmic. {style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -110,10 +110,11 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     at = style.length_label(longest["length_tokens"].iloc[0])
     caption = f"""**Kernel times.** At {at}, our kernel takes {acp:.3g} ms with ACP and {exact:.3g} ms
 without, forward and backward. Calls have {first["heads"]} heads of {first["head_dim"]} and
-{first["measured_tokens"]:,} random tokens, with gates "{first["gates"]}". Times include the boundary search
-and are medians of {first["repeats"]}. Pruned: {share}. The limit is {fastest}'s causal attention, which has
-no gates, times the share of blocks that are kept. Right: FLOPs of the computed blocks over time. Pale: FLOPs
-of the whole triangle ("nominal"), most of which pruning does not do. {style.provenance(records)}"""
+{first["measured_tokens"]:,} random tokens, with gates "{first["gates"]}"; in "bimodal" gates two heads in
+three are local. Times include the boundary search and are medians of {first["repeats"]}. Pruned: {share}.
+The limit is {fastest}'s causal attention, which has no gates, times the share of blocks that are kept.
+Right: FLOPs of the computed blocks over time. Pale: FLOPs of the whole triangle ("nominal"), most of which
+pruning skips. {style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -82,18 +82,18 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
     run, last = pruning["run"].iloc[0], mean.iloc[-1]
     line = extrapolation(mean, to_tokens)
     further = (
-        "nothing can be said: there are too few looks"
+        "There are too few points to draw a line further."
         if line is None and last["tokens"] < to_tokens
-        else "nothing is left: training went as far as the paper's"
+        else "Training went as far as the paper's."
         if line is None
-        else f"a straight line through the second half of the looks (dashed) would reach {line[1][-1]:.0f} % "
-        f"at the paper's {style.count_label(to_tokens)}, which is an extrapolation"
+        else f"A straight line through the second half of the points (dashed) would reach {line[1][-1]:.0f} "
+        f"% at the paper's {style.count_label(to_tokens)}. This is an extrapolation."
     )
     peak = mean.loc[mean["percent"].idxmax()]
     exact = records.loc[records["log_pruning_tolerance"].isna(), "run"].unique()
     other = f", and of {exact[0]}" if len(exact) else ""
     between = (
-        ", of both runs between the same points. A mean over longer steps is shared out evenly over them"
+        ", of both runs between the same points. The mean of a longer stretch is spread evenly over it"
         if len(exact)
         else ""
     )
@@ -107,7 +107,7 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
     return f"""**Figure A5.** The pruned share is {peak["percent"]:.0f} % at most, after
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
 {style.count_label(last["tokens"])}. The paper says around 70 %, of models trained on
-{style.count_label(to_tokens)} tokens and more. Of what comes after, {further}. The curves are from the log of
+{style.count_label(to_tokens)} tokens and more. {further} The curves are from the log of
 {run}{other}{unlike[:1]}, trained on {devices}. Left: each layer on the first
 sequence of a batch, and the mean of all. Right: mean loss of the steps since the point before{between}.
 {unlike} {again} {style.provenance(records)}"""

@@ -279,7 +279,7 @@ def test_figure_a5():
     end = 100 * (1.61 - 0.04 * np.log(1e8))
     paper = 100 * (1.61 - 0.04 * np.log(2.7e9))
     assert f"and {end:.0f} % after 100M" in caption
-    assert f"would reach {paper:.0f} % at the paper's 2.7B, which is an extrapolation" in caption
+    assert f"would reach {paper:.0f} % at the paper's 2.7B. This is an extrapolation" in caption
     assert "of pro-tiny-512-acp, and of pro-tiny-512-exact, trained on a chip" in caption
     figure = figureA5.draw(records)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -319,7 +319,7 @@ def test_losses_of_logs_thinned_apart_are_compared_over_the_same_steps():
 def test_nothing_is_extrapolated_from_little_or_past_the_paper():
     few = write_logs(looks=4)
     assert training_logs.extrapolation(training_logs.mean_pruned(few), 2.7e9) is None
-    assert "too few looks" in synthetic.draw("figureA5")
+    assert "too few points" in synthetic.draw("figureA5")
     assert "extrapolated, not measured" not in str(figureA5.draw(few).axes[0].get_legend_handles_labels()[1])
     write_logs(last_tokens=3e9)
-    assert "training went as far as the paper's" in synthetic.draw("figureA5")
+    assert "Training went as far as the paper's" in synthetic.draw("figureA5")
