@@ -69,8 +69,8 @@ def start(*arguments, **environment):
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("gpu", "--device gpu: no such device; say cpu, cuda or cuda:1"),
-        ("cuda", "--device cuda: PyTorch sees no GPU here"),
+        ("gpu", "--device gpu: no such device; use cpu, cuda or cuda:1"),
+        ("cuda", "--device cuda: PyTorch finds no GPU here"),
     ],
 )
 def test_a_device_that_is_not_there(work, capsys, main, arguments, device, message):

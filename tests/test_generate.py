@@ -121,7 +121,7 @@ def test_it_stops_at_text_and_at_tokens(bpe, capsys):
         (["no-tokenizer"], "has no tokenizer.json"),
         pytest.param(
             [PRETRAINED, "--device", "cuda"],
-            "PyTorch sees no GPU here",
+            "PyTorch finds no GPU here",
             marks=pytest.mark.skipif(
                 torch.cuda.is_available(), reason="set CUDA_VISIBLE_DEVICES= to hide the GPU"
             ),

@@ -412,7 +412,7 @@ def test_names_that_cannot_be_folders_and_targets_of_make_are_refused(load, tmp_
     with pytest.raises(SuiteError, match=r"a run cannot be named 'pro-a b/c-128-acp'; use letters"):
         load(YAML.replace("  tiny:", "  a b/c:").replace("[tiny]", "[a b/c]"))
     write_suite(tmp_path, name="my suite")
-    with pytest.raises(SuiteError, match="my suite.yaml: a suite's name has letters"):
+    with pytest.raises(SuiteError, match="my suite.yaml: a suite's name may have only letters"):
         load_suite("my suite")
 
 

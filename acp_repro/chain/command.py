@@ -1,4 +1,4 @@
-"""How every command ends: with its code, with one line, never with a traceback for what a user did."""
+"""How every command ends: with an exit code, and for a user's mistake with one line and no traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from ..common.errors import UsageError, UserError
 
 Main = Callable[..., int | None]
-# What the extras of pyproject.toml bring, by the name that is imported.
+# The libraries of the extras of pyproject.toml, by the name that is imported.
 _EXTRAS = {
     **dict.fromkeys(("numpy", "pandas", "pydantic", "scipy", "yaml", "tqdm", "zstandard"), "chain"),
     **dict.fromkeys(("matplotlib", "seaborn", "jinja2", "markdown_it"), "figures"),
@@ -27,7 +27,7 @@ _EXTRAS = {
 }
 # Threads that wait by spinning make small operators many times slower on a machine that is shared.
 _PASSIVE = {"OMP_WAIT_POLICY": "passive"}
-# What a path to write to may be wrong for; a file where a folder should be is the second line.
+# The errors of a wrong output path; the second line is a file where a folder should be.
 _NOT_WRITABLE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG),
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
@@ -35,14 +35,15 @@ _NOT_WRITABLE = (
 
 
 def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
-    """Makes a ``main`` that returns an exit code and raises nothing for what a user did.
+    """Makes a ``main`` that returns an exit code and turns a user's mistakes into one line.
 
-    :class:`UserError` becomes ``error: ...``; so do a full disk and a path that cannot be written to.
-    Ctrl-C says ``stopped`` and gives 130.
+    :class:`UserError` becomes ``error: ...``. So do a full disk and a path that cannot be written to. Ctrl-C
+    prints ``stopped`` and gives 130.
 
     Args:
-        resume: what the same command does next time, said after Ctrl-C; an interrupt's own words come first.
-        extra: brings all that the command needs; named where a library is missing.
+        resume: what the same command does next time, printed after Ctrl-C. An interrupt's own message
+            replaces it.
+        extra: the extra that installs all that the command needs, named if a library is missing.
     """
 
     def decorate(main: Main) -> Main:
@@ -60,7 +61,7 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
             except KeyboardInterrupt as interrupt:
                 print("; ".join(filter(None, ["\nstopped", str(interrupt) or resume])), file=sys.stderr)
                 return 130
-            except BrokenPipeError:  # `| head` has seen enough
+            except BrokenPipeError:  # `| head` stops reading
                 return _close_pipe()
             except OSError as error:
                 if error.errno not in _NOT_WRITABLE:
@@ -73,10 +74,10 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
 
 
 def run_command(main: Main) -> None:
-    """Runs a ``main`` as the process and leaves with its code.
+    """Runs a ``main`` as the process and exits with its code.
 
-    A pipe that closes early (``| head``) ends it without a word, and a character that the terminal does not
-    know is written as its escape.
+    A pipe that closes early (``| head``) ends it silently. A character that the terminal cannot show is
+    written as its escape.
     """
     sys.stdout.reconfigure(errors="backslashreplace")
     for name, value in _PASSIVE.items():  # read when torch is imported, which commands do later
@@ -90,7 +91,7 @@ def run_command(main: Main) -> None:
 
 
 def _close_pipe() -> int:
-    """Lets Python end in peace though nobody reads on: who closed the pipe has seen enough."""
+    """Lets Python end without an error although the pipe is closed: its reader has stopped."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -107,7 +108,8 @@ def described_parser(
     """The parser of ``python -m acp_repro.NAME``, described by its module's docstring.
 
     Args:
-        as_written: with its lines and all; else as one paragraph, without the command in its first line.
+        as_written: keep the docstring's lines; else join it into one paragraph, without the command in its
+            first line.
     """
     if as_written:
         more["formatter_class"] = argparse.RawDescriptionHelpFormatter
@@ -121,7 +123,7 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[s
     """Rows of cells as lines, each column of one width.
 
     Args:
-        left: the columns whose cells stand at their left; the others are numbers.
+        left: the columns that are aligned left; the others are numbers.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -137,7 +139,7 @@ def positive(text: str) -> int:
     """The type of an option that counts something.
 
     Raises:
-        argparse.ArgumentTypeError: not a whole number of at least 1, or more than a machine's word holds.
+        argparse.ArgumentTypeError: it is not a whole number of at least 1, or too large for a machine's word.
     """
     if not text.isdecimal() or not 1 <= int(text) <= sys.maxsize:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1, or is too large")
@@ -175,7 +177,7 @@ def choose_device(name: str | None):
     """The ``torch.device`` of an option ``--device``; None is a GPU if there is one.
 
     Raises:
-        UsageError: no such device here.
+        UsageError: this machine does not have the device.
     """
     import torch
 
@@ -184,13 +186,13 @@ def choose_device(name: str | None):
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"--device {name}: no such device; say cpu, cuda or cuda:1") from None
+        raise UsageError(f"--device {name}: no such device; use cpu, cuda or cuda:1") from None
     if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {name}: only cpu and cuda are supported")
+        raise UsageError(f"--device {name}: only cpu and cuda are supported; use one of them")
     if device.type == "cuda":
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not gpus:
-            raise UsageError(f"--device {name}: PyTorch sees no GPU here; leave --device out, or say cpu")
+            raise UsageError(f"--device {name}: PyTorch finds no GPU here; leave --device out, or use cpu")
         if device.index is not None and device.index >= gpus:
             raise UsageError(f"--device {name}: there are {gpus} GPUs, cuda:0 to cuda:{gpus - 1}")
     return device

@@ -17,11 +17,11 @@ _NAMES_SHOWN = 40  # the LM Evaluation Harness has 15,000 tasks
 
 
 class UnknownName(SuiteError):
-    """There is nothing of a name; the message names what is near it, or all there is."""
+    """There is nothing of that name; the message lists similar names, or all."""
 
     @classmethod
     def among(cls, what: str, name: str, known: Iterable[str]) -> Self:
-        """``what`` says what is not there; ``known`` are the names that are."""
+        """``what`` says what does not exist; ``known`` are the names that do."""
         known = list(known)
         more = len(known) - _NAMES_SHOWN
         there = ", ".join(known) if more <= 0 else f"{', '.join(known[:_NAMES_SHOWN])} and {more:,} more"
@@ -29,7 +29,7 @@ class UnknownName(SuiteError):
 
 
 class NameTaken(SuiteError):
-    """Two files of suites have one name, which their folders would bear."""
+    """Two suite files have one name, so they would share their folders."""
 
     def __init__(self, file: Path, other: Path):
         super().__init__(
@@ -38,4 +38,4 @@ class NameTaken(SuiteError):
 
 
 class RecordError(UserError, RuntimeError):
-    """Records are missing or not of the schema; the message names the command that makes them."""
+    """Records are missing or have another schema; the message names the command that makes them."""

@@ -1,8 +1,8 @@
 """What the chain knows of a paper: its runs, what is measured on them, and what is drawn from that.
 
-One :class:`Paper` object leads to it all: each figure, table and quantity stands in a file of its own, which
-is imported when it is asked for. Make's rules, the default choice of the measure command, the report,
-`make help` and the errors are made from it. None of this imports torch or what draws.
+One :class:`Paper` object leads to all of it. Each figure, table and quantity has its own file, which is
+imported when it is needed. Make's rules, the default choice of the measure command, the report, `make help`
+and the errors are made from it. None of this imports torch or a drawing library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .run import Run, WeightsConfig, file_of, option_of
 
 RESULTS = Path("results")
 FIGURES = Path("figures")
-NO_RUN = "benchmark"  # the folder of what is measured of a suite and no run
+NO_RUN = "benchmark"  # the folder of what is measured of a whole suite
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Suite:
 
     @property
     def option(self) -> str:
-        """What ``--suite`` takes; see ``run.option_of``."""
+        """The argument for ``--suite``; see ``run.option_of``."""
         return option_of(self.name)
 
     @property
@@ -63,14 +63,14 @@ class Suite:
 
     @property
     def weights(self) -> WeightsConfig | None:
-        """Where ready weights lie, for a suite that trains none."""
+        """Where ready weights are, for a suite that trains none."""
         return self.file.weights
 
     def run(self, name: str) -> Run:
         """The run called ``name``.
 
         Raises:
-            UnknownName: there is none; the message lists what there is.
+            UnknownName: there is none; the message lists the names.
         """
         for run in self.runs:
             if run.name == name:
@@ -79,25 +79,29 @@ class Suite:
         raise UnknownName.among(f"suite {self.name} has no run {name!r}", name, known)
 
     def check(self) -> None:
-        """For a paper's own class: refuses what can only be seen of the whole, with a ValueError."""
+        """For a paper's own class: checks the suite as a whole.
+
+        Raises:
+            ValueError: something is wrong that only the whole suite shows.
+        """
 
     def prerequisites(self, run: Run) -> list[Run]:
-        """For a paper's own class: runs of the suite whose weights must be there before ``run`` begins."""
+        """For a paper's own class: runs of the suite whose weights must exist before ``run`` begins."""
         return []
 
     @property
     def aside(self) -> str:
-        """For a paper's own class: which runs of the grid only some items take, for the words of an error."""
+        """For a paper's own class: in the words of an error, which runs of the grid only some items use."""
         return ""
 
     def with_all_seeds(self, runs: Iterable[Run]) -> list[Run]:
-        """``runs`` and those that differ from one of them in the seed alone."""
+        """``runs``, and the runs that differ from one of them only in the seed."""
         settings = {run.setting for run in runs}
         return [run for run in self.runs if run.setting in settings]
 
 
 def first_seeds(runs: Iterable[Run]) -> list[Run]:
-    """One run of each setting, that of the lowest seed."""
+    """One run of each setting, the one with the lowest seed."""
     lowest: dict[Any, Run] = {}
     for run in runs:
         best = lowest.setdefault(run.setting, run)
@@ -115,21 +119,21 @@ class Quantity:
 
     Attributes:
         name: of the quantity, its module and the file of its records.
-        columns: the measured columns, as words of one string or one by one. A unit ends the name; counts,
-            ratios and indices name themselves.
-        measure: ``measure(trained, **options)`` gives the rows; None where ``command`` makes them.
+        columns: the measured columns, as words of one string or one by one. A name ends with its unit;
+            counts, ratios and indices need none.
+        measure: ``measure(trained, **options)`` gives the rows; None if ``command`` makes them.
         runs: the runs of a suite that it is about.
-        group: a name that quantities share whose records one load of the weights should make.
-        timed: a time or a rate, which wants the machine for itself.
-        untrained: whether it is of a run's shape alone, so that nothing need be trained: ``measure`` gets a
-            ``Trained`` without task and model, and makes one with fresh weights.
-        large: thousands of rows that share one provenance, so written gzipped.
-        options: keywords of ``measure`` that the command can give.
-        command: what makes it, for a quantity of a suite as a whole that no run stands behind.
-        library: (name, extra) of a library that `make setup` leaves out, and the extra of the package that
-            brings it: Make installs that before the first such record.
-        later: columns that records of earlier versions lack and that nothing drawn from them needs; read as
-            missing there.
+        group: a name shared by quantities that should be measured with one load of the weights.
+        timed: whether it is a time or a rate, which needs the machine for itself.
+        untrained: whether it depends on a run's shape alone, so that no training is needed. ``measure`` then
+            gets a ``Trained`` without task and model, and makes a model with fresh weights.
+        large: whether it has thousands of rows with one provenance, so that the file is gzipped.
+        options: keywords of ``measure`` that the command can pass.
+        command: the command that makes it, for a quantity of a whole suite, without a run.
+        library: (name, extra) of a library that `make setup` leaves out, and the extra that installs it. Make
+            installs it before the first such record.
+        later: columns that records of earlier versions lack and that no drawing from them needs. They are
+            read as missing values.
     """
 
     name: str
@@ -151,7 +155,7 @@ class Quantity:
 
     @property
     def has_library(self) -> bool:
-        """Whether what it needs is installed."""
+        """Whether the library that it needs is installed."""
         return self.library is None or importlib.util.find_spec(self.library[0]) is not None
 
     def path(self, suite: str, run: str = NO_RUN) -> Path:
@@ -168,23 +172,24 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that the paper says, and when it counts as seen here.
+    """A statement of the paper, and the criterion by which it holds here.
 
     It is judged by ``check`` on records, or shown by ``test``, or ``untested``.
 
     Attributes:
-        claim: in a sentence.
-        paper: the paper's words and where they stand; or ``=QUANTITY``, the item's row of that name in
-            the table of the paper's values, or ``=ITEM.QUANTITY``.
-        holds_if: the criterion in words; these words are all that is checked.
+        claim: the statement, in a sentence.
+        paper: the paper's words and their place. Or ``=QUANTITY``, the item's row of that name in the table
+            of the paper's values, or ``=ITEM.QUANTITY``.
+        holds_if: the criterion in words; nothing else is checked.
         quantities: the records that it is judged by, in the order in which ``check`` takes them.
         check: the criterion: takes a table of records for each quantity and gives an
             ``analysis.verdict.Verdict``.
-        item: of a claim in ``Paper.claims``, the item on whose runs it is judged.
+        item: for a claim in ``Paper.claims``, the item on whose runs it is judged.
         test: ``FILE::FUNCTION``, which shows what needs no record: what is proved or follows from a formula.
-        refuted: what the test shows instead, where the paper is wrong as printed.
-        untested: why nothing here can judge it.
-        control: no claim of the paper, but whether other claims on the same records can be told.
+        refuted: what the test shows instead, if the paper is wrong as printed.
+        untested: why it cannot be judged here.
+        control: whether it is not a claim of the paper, but a check that other claims on the same records can
+            be judged.
     """
 
     claim: str
@@ -203,19 +208,19 @@ class Claim:
 class Item:
     """A figure or table: ``make NAME`` draws ``figures/SUITE/NAME.png`` (a table: ``.md``).
 
-    It stands in ``ITEMS`` of a module of the paper's analysis, beside ``make`` that draws it.
+    It is an entry of ``ITEMS`` in a module of the paper's analysis, beside ``make`` that draws it.
 
     Attributes:
         name: ``figure2``, ``table4``; the target of Make and the stem of the files.
         title: for the report and ``make help``.
-        quantities: the records that it is drawn from ...
-        runs: ... of these runs of the suite, which must all have those that are about them.
-        runs_needed: in words, which runs a suite must have.
-        claims: what the paper says of it.
-        paper_model: (size, longest context in tokens) in the paper, where scale matters.
-        ours: a measurement that the paper does not have.
-        extra: not drawn by `make figures` but by its own name.
-        missing: why it cannot be made yet; empty for what can.
+        quantities: the records that it is drawn from.
+        runs: the runs of the suite that it is drawn from. Each needs all records that are about it.
+        runs_needed: which runs a suite must have, in words.
+        claims: the paper's statements about it.
+        paper_model: (size, longest context in tokens) in the paper, if scale matters.
+        ours: whether the paper does not have this measurement.
+        extra: whether `make figures` leaves it out, so that only its own name draws it.
+        missing: why it cannot be made yet; empty if it can.
         aliases: further targets of Make, from earlier versions.
     """
 
@@ -232,8 +237,10 @@ class Item:
     aliases: tuple[str, ...] = ()
 
     def runs_with(self, suite: Suite, quantity: Quantity) -> list[Run]:
-        """Those of its runs that a quantity is about, for not every model of a table need be timed; all of
-        them where it is about none."""
+        """Those of its runs that a quantity is about, because not every model of a table need be timed.
+
+        All of its runs if the quantity is about none of them.
+        """
         runs, about = self.runs(suite), set(quantity.runs(suite))
         return [run for run in runs if run in about] or runs
 
@@ -252,7 +259,7 @@ class Item:
         return f"{kind} {number} ({part})" if part else f"{kind} {number}"
 
     def path(self, suite: str) -> Path:
-        """The file that Make takes as the sign that the item is drawn."""
+        """The file that Make takes as the sign that the item has been drawn."""
         return FIGURES / suite / f"{self.name}{'.md' if self.is_table else '.png'}"
 
 
@@ -261,10 +268,10 @@ class Page:
     """A page that one command makes from a run's weights: ``make NAME`` writes ``figures/SUITE/NAME.html``.
 
     Attributes:
-        name, title: the target of Make; for the report and ``make help``.
-        command: what ``python -m`` takes, with the ``{folder}`` of the weights and the ``{page}``.
-        module: what the page is made by.
-        run: whose weights.
+        name, title: the target of Make; the title for the report and ``make help``.
+        command: the arguments of ``python -m``, with the ``{folder}`` of the weights and the ``{page}``.
+        module: the module that makes the page.
+        run: the run whose weights are shown.
     """
 
     name: str
@@ -282,27 +289,26 @@ class Paper:
     """A paper that can be re-run.
 
     Attributes:
-        name: what a suite file says under ``paper``.
+        name: the value of ``paper`` in a suite file.
         title, url: of the paper itself.
         file: the dataclass of a suite file (see ``chain.suite.SuiteFile``), whose fields are its keys.
             Those of an entry of its ``grid`` are lists, multiplied out in this order.
-        suite: the class of a loaded suite, with what the paper asks of one.
+        suite: the class of a loaded suite, with the paper's own checks.
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
-        run_columns: columns of every record that say which run it is; keys of ``Run.columns()``.
-        measures: the package of what is measured, a module for each quantity.
+        run_columns: columns of every record that identify its run; keys of ``Run.columns()``.
+        measures: the package of its quantities, a module for each.
         measured: the names of its quantities, in the order in which they are measured.
         contents: the names of its figures and tables, in the order in which they are shown.
-        task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's; imported
-            when something is trained.
-        analysis: the package of its figures and tables: each stands in a module whose name begins with
-            ``figure`` or ``table``. Beside them may stand ``text_claims``, whose ``CLAIMS`` are what the
-            paper says besides them, and ``models``, which describes its models in the report (see
-            ``analysis.report.gather``).
+        task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's task.
+            Imported when something is trained.
+        analysis: the package of its figures and tables: each is in a module whose name begins with ``figure``
+            or ``table``. It may also have ``text_claims``, whose ``CLAIMS`` are the paper's other statements,
+            and ``models``, which describes its models in the report (see ``analysis.report.gather``).
         plan: ``MODULE`` with ``Assumptions``, ``Speeds`` and ``cost_of`` like those of
             ``acp_repro.papers.acp.plan``, for the plan command; empty for none.
-        steps: ``MODULE:NAME`` of a function that gives a run's optimiser steps, which is the plan of a paper
-            without one; empty for none.
-        pages: what is made of weights and of no record.
+        steps: ``MODULE:NAME`` of a function that gives a run's optimiser steps, used if there is no ``plan``;
+            empty for none.
+        pages: what is made from weights, without a record.
     """
 
     name: str
@@ -323,11 +329,11 @@ class Paper:
 
     @functools.cached_property
     def _placed(self) -> dict[str, tuple[Item, ModuleType]]:
-        """Each item with the module that it stands in; imports them all."""
+        """Each item with its module; imports them all."""
         package = self.part()
         if package is None:
             raise SuiteError(
-                f"paper {self.name}: its figures stand in {self.analysis}, which is not here; run from the "
+                f"paper {self.name}: the package of its figures, {self.analysis}, is not here; run from the "
                 "project's folder"
             )
         stems = [module.name for module in pkgutil.iter_modules(package.__path__)]
@@ -335,19 +341,19 @@ class Paper:
         placed = {item.name: (item, drawn) for drawn in modules for item in getattr(drawn, "ITEMS", ())}
         if other := set(placed) ^ set(self.contents):
             raise SuiteError(
-                f"paper {self.name}: {', '.join(sorted(other))}: must stand in its contents, and in ITEMS of "
+                f"paper {self.name}: {', '.join(sorted(other))}: must be in its contents, and in ITEMS of "
                 f"a module figure* or table* of {self.analysis}"
             )
         return {name: placed[name] for name in self.contents}
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """What is drawn, collected from the modules of ``analysis``."""
+        """Its figures and tables, collected from the modules of ``analysis``."""
         return tuple(item for item, _ in self._placed.values())
 
     @functools.cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """What it says besides its figures and tables, in its own order."""
+        """Its statements besides figures and tables, in its own order."""
         return getattr(self.part("text_claims"), "CLAIMS", ())
 
     def part(self, name: str = "") -> ModuleType | None:
@@ -355,13 +361,15 @@ class Paper:
         full = f"{self.analysis}.{name}" if name else self.analysis
         try:
             found = importlib.util.find_spec(full)
-        except ModuleNotFoundError:  # nor what it lies in
+        except ModuleNotFoundError:  # nor its parent package
             return None
         return importlib.import_module(full) if found else None
 
     def quantity(self, name: str) -> Quantity:
-        """Raises:
-        UnknownName: the paper measures no such thing.
+        """The quantity called ``name``.
+
+        Raises:
+            UnknownName: the paper measures no such quantity.
         """
         if name not in self.measured:
             raise UnknownName.among(f"paper {self.name} has no quantity {name!r}", name, self.measured)
@@ -369,18 +377,24 @@ class Paper:
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        """What is measured, from the modules of ``measures``."""
+        """Its quantities, from the modules of ``measures``."""
         return tuple(map(self.quantity, self.measured))
 
     def item(self, name: str) -> Item:
-        """Raises:
-        UnknownName: the paper has no such figure or table.
+        """The figure or table called ``name``.
+
+        Raises:
+            UnknownName: the paper has no such figure or table.
         """
         self.check_item(name)
         return self._placed[name][0]
 
     def check_item(self, name: str) -> None:
-        """Refuses as :meth:`item` does, and imports nothing."""
+        """Checks a name as :meth:`item` does, but imports nothing.
+
+        Raises:
+            UnknownName: the paper has no such figure or table.
+        """
         if name not in self.contents:
             raise UnknownName.among(f"paper {self.name} has no item {name!r}", name, self.contents)
 
@@ -389,28 +403,29 @@ class Paper:
         return ("suite", "run", *self.run_columns, "trained_tokens", *quantity.columns, *ORIGIN_COLUMNS)
 
     def load_task(self) -> Callable[[Run], Any]:
-        """What makes the task of a run; imports torch."""
+        """The function that makes the task of a run; imports torch."""
         return _named(self.task)
 
     def load_plan(self) -> ModuleType:
-        """The module with the formulas of what a run costs."""
+        """The module with the formulas for the cost of a run."""
         return importlib.import_module(self.plan)
 
     def load_steps(self) -> Callable[[Run], int]:
-        """What counts the steps of a run."""
+        """The function that counts the steps of a run."""
         return _named(self.steps)
 
     def module_of(self, item: Item) -> ModuleType:
-        """The module that an item stands in."""
+        """The module that defines an item."""
         return self._placed[item.name][1]
 
     def draw_command(self, item: Item) -> str:
-        """What ``python -m`` takes to draw an item: its module, and its name where that bears another's."""
+        """The arguments of ``python -m`` that draw an item: its module, and its name if the module's name
+        differs."""
         module = self.module_of(item).__name__
         return module if module.endswith(f".{item.name}") else f"{module} {item.name}"
 
 
 def _named(place: str) -> Any:
-    """What ``MODULE:NAME`` names."""
+    """The object that ``MODULE:NAME`` names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

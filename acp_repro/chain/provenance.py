@@ -28,7 +28,7 @@ def origin(device: str, dtype: str, uses_gpu: bool) -> dict[str, Any]:
 
     Args:
         device: the name of the processor or accelerator.
-        uses_gpu: also say which triton and ptxas made the kernels.
+        uses_gpu: also record which triton and ptxas made the kernels.
     """
     return {
         "origin": "measured",
@@ -44,14 +44,15 @@ def origin(device: str, dtype: str, uses_gpu: bool) -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str | None:
-    """``$ACP_REPRO_COMMIT``, or the checkout's commit, with ``-dirty`` where tracked files differ, or None.
+    """``$ACP_REPRO_COMMIT``, or the checkout's commit, with ``-dirty`` if tracked files differ, or None.
 
-    The variable comes first: a machine that gets the files without their history may have another one there.
+    The variable comes first, because a machine that got the files without their history may have another
+    commit.
     """
     if named := os.environ.get("ACP_REPRO_COMMIT"):
         return named
     root = Path(__file__).resolve().parents[2]
-    if not (root / "pyproject.toml").is_file():  # installed: what lies around it is another project
+    if not (root / "pyproject.toml").is_file():  # installed: the folder around it is another project
         return None
 
     def git(*arguments: str) -> str:
@@ -76,7 +77,7 @@ def version(package: str) -> str | None:
 
 @functools.cache
 def _ptxas_version() -> str | None:
-    """The ptxas that triton calls; two of its versions were reported to give wrong numbers."""
+    """The ptxas that triton calls; two of its versions are reported to give wrong numbers."""
     try:
         import triton
 
@@ -100,7 +101,7 @@ def processor_name() -> str:
 
 
 def made_on(device: Any) -> dict[str, Any]:
-    """What a record says of the ``torch.device`` that it was made on, as keywords of who writes it."""
+    """The columns of a record about the ``torch.device`` that it was made on, as keywords for its writer."""
     return {"device": device_name(device), "uses_gpu": device.type == "cuda"}
 
 

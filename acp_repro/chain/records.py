@@ -1,10 +1,9 @@
-"""Records: what a measure found, as tidy CSV with its whole provenance. The only reader and writer.
+"""Records: measured values as tidy CSV with their whole provenance. The only reader and writer.
 
     runs/SUITE/RUN  ->  results/SUITE/RUN/QUANTITY.csv  ->  figures/SUITE/...
 
-Every row carries where it comes from, and every measured column names its unit. A value that is
-missing stays missing; nothing is filled in. This module needs no torch, so that `analysis` can read
-records on a machine that has none.
+Every row carries its provenance, and every measured column names its unit. A missing value stays missing;
+nothing is filled in. This module needs no torch, so that `analysis` can read records without it.
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ def write_suite_records(
     uses_gpu: bool = False,
     path: Path | None = None,
 ) -> Path:
-    """Writes ``results/SUITE/benchmark/QUANTITY.csv``, of a suite and no run; else :func:`write_records`.
+    """Writes ``results/SUITE/benchmark/QUANTITY.csv``, for a whole suite; otherwise as :func:`write_records`.
 
     Args:
-        suite: its name; may be None where ``path`` is given.
+        suite: its name; may be None if ``path`` is given.
         path: another file to write.
     """
     shared = {"suite": suite, **origin(device, dtype, uses_gpu)}
@@ -83,9 +82,9 @@ def write_suite_records(
 
 
 def _write(path: Path, paper: Paper, quantity: Quantity, shared, rows) -> Path:
-    """The whole file, or none of it."""
+    """Writes the whole file, or nothing."""
     complete, expected = [], set(quantity.columns)
-    # A record of no run may say what it is like.
+    # A record without a run may fill the columns of a run.
     free = set(paper.run_columns) - set(shared)
     for row in rows:
         if set(row) - free != expected:
@@ -110,13 +109,13 @@ def read_records(
     """The records of a quantity, in the order of the suite's runs.
 
     Args:
-        runs: whose; default: those that the quantity is about. Records of runs that the suite no longer
-            has are never read.
-        partial: leave out runs that have no record instead of failing; at least one must have one.
+        runs: whose records; default: all runs that the quantity is about. Records of runs that the suite no
+            longer has are never read.
+        partial: leave out runs without a record instead of failing; at least one must have one.
 
     Raises:
-        RecordError: a run has no record, or not one of this version, or a damaged one; names the command
-            that makes it.
+        RecordError: a run has no record, or one of another version, or a damaged one; the message names the
+            command that makes it.
     """
     kind = suite.paper.quantity(quantity)
     if kind.command:
@@ -136,10 +135,10 @@ def read_records(
 
 
 def read_file(path: Path, columns: Sequence[str]) -> pandas.DataFrame:
-    """Some columns of one file of records, wherever it lies and whatever suite it is of.
+    """Some columns of one file of records, in any folder and of any suite.
 
     Raises:
-        RecordError: it is damaged, or has not these columns.
+        RecordError: it is damaged, or lacks these columns.
     """
     import pandas
 
@@ -153,7 +152,7 @@ def read_files(suite: Suite, kind: Quantity, paths: list[Path]) -> pandas.DataFr
     """The records in some files of one quantity.
 
     Raises:
-        RecordError: one is damaged, or not of this version.
+        RecordError: one is damaged, or of another version.
     """
     import pandas
 

@@ -1,6 +1,6 @@
 """Papers by name: those in ``acp_repro.papers``, and those of other packages.
 
-Another package adds a paper with an entry point, and its suites then say ``paper: NAME``::
+Another package adds a paper with an entry point. Its suites then have ``paper: NAME``::
 
     [project.entry-points."acp_repro.papers"]
     NAME = "their_package.paper:PAPER"
@@ -37,7 +37,7 @@ def find_paper(name: str) -> Paper:
     """The paper called ``name``.
 
     Raises:
-        UnknownName: there is none; the message names those there are.
+        UnknownName: there is none; the message lists the names.
     """
     if name not in paper_names():
         raise UnknownName.among(f"no paper {name!r}", name, paper_names())

@@ -1,10 +1,10 @@
 """The rules of Make for one suite, made from the paper's registry: ``python -m acp_repro.chain.rules SUITE``.
 
 Every target is explicit: one rule for each run's weights, each record and each figure or table. ``state``
-says which weights and records are up to date, and those depend on nothing; the others on a file that is newer
-than all. Figures and tables go by the dates of what they are drawn from. A recipe gets ``$(FOR)``, the items
-that are asked for, so that one call of a command can make what several targets lack: starting a process and
-loading weights takes longer than many a measure.
+decides which weights and records are up to date. Those depend on nothing; the others depend on a file that is
+newer than all. Figures and tables depend on the dates of their records. A recipe gets ``$(FOR)``, the items
+that are made, so that one call of a command can make what several targets lack. This saves time, because
+starting a process and loading weights takes longer than many measures.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def make_rules(suite: Suite) -> str:
 
 
 def can_be_drawn(suite: Suite, item: Item) -> bool:
-    """Whether the suite has the runs of an item that can be made at all."""
+    """Whether the suite has the runs of an item, and the item can be made at all."""
     return not item.missing and bool(item.runs(suite))
 
 
 def is_usual(suite: Suite, item: Item) -> bool:
-    """Whether `make all` draws an item, if it can; the others are drawn by their own names."""
+    """Whether `make all` draws an item, if it can; other items are drawn by their own names."""
     return not item.extra and item.name not in suite.file.leave_out
 
 
@@ -94,7 +94,7 @@ def _weights(suite: Suite) -> list[str]:
     for run in suite.runs:
         if suite.weights is None:
             recipe = f"$(TRAIN) --suite {suite.option} --run {run.name} $(FOR)"
-            # Its settings hold those of what it starts from, so only the order matters here.
+            # Its settings include those of the run that it starts from, so only the order matters here.
             first = [needed.weights_file for needed in suite.prerequisites(run)]
             other = run.weights_file.is_file() and not state.has_weights(run)
             lines += _rule(run.weights_file, [_stale(suite)] * other, [recipe], first)
@@ -103,7 +103,7 @@ def _weights(suite: Suite) -> list[str]:
                 f"error: $@ is missing; it comes with the project: git checkout -- {suite.weights.folder}"
             )
             lines += _rule(run.weights_file, [], [f'@echo "{message}"; exit 1'])
-    # A record is enough to draw from: weights that are gone are not made again for their own sake.
+    # A record is enough to draw from, so missing weights are not trained again if there is one.
     return [*lines, f".SECONDARY: {_paths(run.weights_file for run in suite.runs)}"]
 
 
@@ -117,18 +117,18 @@ def _record(suite: Suite, run: Run | None, quantity: Quantity) -> list[str]:
     group = [q.name for q in suite.paper.quantities if q is quantity or q.group == quantity.group != ""]
     recipe = f"$(DO) acp_repro.measure {' '.join(group)} --suite {suite.option} --run {run.name} $(FOR)"
     lines = [recipe]
-    if quantity.library:  # no prerequisite: Make would install it for records that are there
+    if quantity.library:  # no prerequisite: Make would install it even for existing records
         extra = f"$(INSTALLED)-{quantity.library[1]}"
         lines.insert(0, f"@test -f {extra} || $(MAKE) --no-print-directory {extra}")
     current = state.is_current(suite, run, quantity)
-    # A record that is up to date follows only weights that are gone and that this very call trains again.
+    # A record that is up to date depends only on missing weights that this call trains again.
     follows = not quantity.untrained(run) and not (current and run.weights_file.is_file())
     needs = [run.weights_file] * follows + [_stale(suite)] * (not current)
     return _rule(_path(suite, run, quantity), needs, lines)
 
 
 def _stale(suite: Suite) -> Path:
-    """Newer than all that was there when the rules were made."""
+    """A file that is newer than all that existed when the rules were made."""
     return state.MAKE / suite.name / "stale"
 
 
@@ -180,7 +180,7 @@ def _names(items: Iterable[Item]) -> str:
 
 
 def _report(suite: Suite, usual: list[Item]) -> list[str]:
-    """Makes what is usual and shows whatever lies there: that by names that no rule makes (``./``)."""
+    """Makes the usual items, and shows all items whose files exist by names that no rule makes (``./``)."""
     there = [f"$(wildcard figures/./{suite.name}/*.{kind})" for kind in ("png", "md")]
     there += [f"$(wildcard figures/./{suite.name}/{page.name}.html)" for page in suite.paper.pages]
     there.append(f"$(wildcard results/./{suite.name}/*/*.csv*)")
@@ -192,20 +192,23 @@ def _report(suite: Suite, usual: list[Item]) -> list[str]:
 
 
 def _reproduction() -> list[str]:
-    """The Makefile knows its recipe, and that it is made of every suite and record."""
+    """The Makefile has its recipe; here it depends on every suite and record."""
     judges = [path for name in paper_names() for path in _judges(find_paper(name))]
     return [f"REPRODUCTION.md: {_paths([*sources(REPRODUCTION_MODULE), *judges])}"]
 
 
 def _registry(paper: Paper, quantities: Iterable[str]) -> list[Path]:
-    """What says of which runs and records an item is drawn, besides its own module: of the quantities only
-    the files that say what they are, and not those that they measure with."""
+    """The files that define from which runs and records an item is drawn, besides its own module.
+
+    For a quantity these are only the files that describe it, not those that measure it.
+    """
     own = [path for name in quantities for path in sources(f"{paper.measures}.{name}", paper.measures)]
     return [*sources(paper_module(paper.name)), *own]
 
 
 def _judges(paper: Paper) -> list[Path]:
-    """What a paper claims and judges that by, in the files of its items or besides, and its models' words."""
+    """The files with a paper's claims and criteria, in its items or elsewhere, and with its models'
+    descriptions."""
     modules = [paper.module_of(item).__name__ for item in paper.items]
     modules += [f"{paper.analysis}.{name}" for name in ("text_claims", "models")]
     found = (path for module in dict.fromkeys(modules) for path in sources(module))
@@ -213,8 +216,10 @@ def _judges(paper: Paper) -> list[Path]:
 
 
 def sources(module: str, within: str = "") -> list[Path]:
-    """The files under the working folder that a module is made of: its own, those that it imports, and the
-    tables and templates beside them; none of a module that does not exist.
+    """The files under the working folder that a module is made of.
+
+    These are its own file, the files that it imports, and the tables and templates beside them. None for a
+    module that does not exist.
 
     Args:
         within: follow only imports of modules in this package.
@@ -241,7 +246,7 @@ _DATA_SUFFIXES = {".csv", ".css", ".j2", ".html", ".js"}
 
 @functools.cache
 def _module(name: str) -> tuple[Path, tuple[str, ...]] | None:
-    """The file of a module, and all that it may import, wherever in it; None if there is no such module."""
+    """The file of a module, and all that it may import, anywhere in it; None if there is no such module."""
     path = _file(name)
     if path is None:
         return None
@@ -258,7 +263,7 @@ def _module(name: str) -> tuple[Path, tuple[str, ...]] | None:
 
 
 def _file(name: str) -> Path | None:
-    """Where a module stands; `find_spec` would import the packages around it, and with one of them torch."""
+    """The file of a module. `find_spec` would import its parent packages, and with one of them torch."""
     outer, _, own = name.rpartition(".")
     if not outer:
         spec = importlib.util.find_spec(name)
@@ -271,7 +276,7 @@ def _file(name: str) -> Path | None:
 
 
 def items_in_words(suite_name: str) -> str:
-    """Every item of the suite's paper with its title, a line each; one line where nothing can read them."""
+    """Every item of the suite's paper with its title, a line each; one line if the items cannot be read."""
     try:
         paper = load_suite(suite_name).paper
         made = [*(item for item in paper.items if not item.missing), *paper.pages]
@@ -284,7 +289,9 @@ def items_in_words(suite_name: str) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m acp_repro.chain.rules", description=__doc__)
     parser.add_argument("suite", help="a name in experiments/ or a YAML file")
-    parser.add_argument("--items", action="store_true", help="list figures and tables in words instead")
+    parser.add_argument(
+        "--items", action="store_true", help="list figures and tables with their titles instead"
+    )
     options = parser.parse_args(arguments)
     if options.items:
         print(items_in_words(options.suite))

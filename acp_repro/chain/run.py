@@ -16,7 +16,7 @@ EXPERIMENTS = Path("experiments")
 
 
 class SuiteName(str):
-    """The name of a suite, which its folders bear, with the ``file`` that it was read from."""
+    """The name of a suite and of its folders, with the ``file`` that it was read from."""
 
     file: Path
 
@@ -32,13 +32,14 @@ def file_of(suite: str) -> Path:
 
 
 def option_of(suite: str) -> str:
-    """What ``--suite`` takes, in a shell: the name, or the file where that is not in ``experiments/``."""
+    """The argument for ``--suite``, quoted for a shell: the name, or the file if it is not in
+    ``experiments/``."""
     file = file_of(suite)
     return suite if file == SuiteName(suite).file else shlex.quote(file.as_posix())
 
 
 class Strict:
-    """A dataclass that derives from it may be read from YAML: unknown keys are refused."""
+    """A base for dataclasses that are read from YAML: an unknown key is an error."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -48,10 +49,10 @@ PARALLEL = ("auto", "ddp", "fsdp")  # how several processes share a run
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig(Strict):
-    """What the shared trainer reads of a run's ``training``; the defaults are those of ACP's Appendix B.
+    """The settings of the shared trainer in a run's ``training``; the defaults are those of ACP's Appendix B.
 
-    ``compile``, ``parallel`` and ``checkpoint_every_seconds`` say how to run and not what, so they may
-    change between a run's start and its resume.
+    ``compile``, ``parallel`` and ``checkpoint_every_seconds`` set how to run, not what. So they may change
+    between a run's start and its resume.
     """
 
     HOW: ClassVar = ("compile", "parallel", "checkpoint_every_seconds")
@@ -62,14 +63,14 @@ class TrainerConfig(Strict):
     max_grad_norm: PositiveOrInf = 1.0
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # by autocast over float32 weights
     gradient_checkpointing: bool = False
-    compile: bool = True  # blocks through torch.compile, on a GPU; a CPU never compiles
+    compile: bool = True  # blocks go through torch.compile on a GPU; never on a CPU
     parallel: Literal[PARALLEL] = "auto"
     checkpoint_every_seconds: Annotated[float, number("a number of at least 0", lambda x: x >= 0)] = 600.0
 
 
 @dataclass(frozen=True)
 class WeightsConfig(Strict):
-    """Ready weights instead of training: the runs of the suite lie in ``folder/RUN``.
+    """Ready weights instead of training: the runs of the suite are in ``folder/RUN``.
 
     Such a folder holds config.json, model.safetensors, tokenizer.json and done.json, without ``model/``.
     """
@@ -90,12 +91,12 @@ class Run(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Different for every run of a suite; the name of its folder."""
+        """The name of its folder, different for every run of a suite."""
 
     @property
     @abstractmethod
     def setting(self) -> tuple:
-        """What two seeds of one setting have in common."""
+        """The value that two seeds of one setting share."""
 
     @abstractmethod
     def columns(self) -> dict[str, Any]:
@@ -108,21 +109,22 @@ class Run(ABC):
         return hash((self.suite, self.name))  # settings hold dicts
 
     def parallel_mode(self, ranks: int) -> str:
-        """``none`` for one rank, else ``ddp`` or ``fsdp``; ``auto`` is ddp unless a paper knows better."""
+        """``none`` for one rank, else ``ddp`` or ``fsdp``; ``auto`` is ddp unless a paper chooses
+        otherwise."""
         if ranks == 1:
             return "none"
         return "ddp" if self.training.parallel == "auto" else self.training.parallel
 
     @property
     def folder(self) -> Path:
-        """``runs/SUITE/RUN``, or where the suite's ready weights lie."""
+        """``runs/SUITE/RUN``, or the folder of the suite's ready weights."""
         return (
             RUNS / self.suite / self.name if self.weights is None else Path(self.weights.folder) / self.name
         )
 
     @property
     def model_folder(self) -> Path:
-        """Where model.safetensors is."""
+        """The folder of model.safetensors."""
         return self.folder / "model" if self.weights is None else self.folder
 
     @property

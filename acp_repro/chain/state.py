@@ -1,9 +1,9 @@
-"""What is up to date: the one place that decides it, by content, for Make and for the commands.
+"""Decides what is up to date, by content, for Make and for the commands. No other module does.
 
 Weights are up to date if ``run.json`` beside them has the run's settings. A record is up to date if
-``results/SUITE/RUN/settings.json`` says that it is of the settings that the suite has now, and of the weights
-that are there, if any are. Dates do not matter: a checkout may give them in any order, and adding a run to
-the grid, or a comment, trains and measures nothing again.
+``results/SUITE/RUN/settings.json`` matches the suite's present settings, and the weights that exist, if any.
+Dates do not matter, because a checkout may give them in any order. A comment, or another run in the grid,
+does not cause a new training or measurement.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MAKE = Path(".make")
 
 
 def has_weights(run: Run) -> bool:
-    """Whether the weights are there, finished and of these settings, as far as small files say.
+    """Whether the weights exist, finished and with these settings, as far as small files show.
 
-    Ready weights, which came without settings, need only be there.
+    Ready weights come without settings; they only need to exist.
     """
     if run.weights is not None:
         return run.weights_file.is_file()
@@ -36,7 +36,7 @@ def has_weights(run: Run) -> bool:
 
 
 def is_current(suite: Suite, run: Run, quantity: Quantity) -> bool:
-    """Whether a record need not be measured again. Weights that are gone do not count against it.
+    """Whether a record need not be measured again. Missing weights do not count against it.
 
     Raises:
         RecordError: see :func:`recorded_settings`.
@@ -45,10 +45,10 @@ def is_current(suite: Suite, run: Run, quantity: Quantity) -> bool:
 
 
 def claim_name(suite: Suite) -> None:
-    """Keeps the folders of a suite whose file is not in ``experiments/`` for that file.
+    """Reserves the folders of a suite whose file is not in ``experiments/`` for that file.
 
     Raises:
-        NameTaken: they are another file's, which is still there.
+        NameTaken: they belong to another file, which still exists.
     """
     file, note = suite.path, MAKE / suite.name / "file"
     if file.parent == EXPERIMENTS:
@@ -60,8 +60,8 @@ def claim_name(suite: Suite) -> None:
 
 
 def is_older(suite: Suite, run: Run, quantity: Quantity) -> bool:
-    """Whether a record is known to be of other settings than the suite has now, or of other weights than lie
-    there.
+    """Whether a record is known to have other settings than the suite has now, or other weights than exist
+    now.
 
     Raises:
         RecordError: see :func:`recorded_settings`.
@@ -76,8 +76,11 @@ def is_older(suite: Suite, run: Run, quantity: Quantity) -> bool:
 
 
 def _of_other_weights(recorded: Mapping[str, Any], run: Run) -> bool:
-    """Whether other weights than those of the records are there. What their training took tells it of records
-    that came before ``settings.json`` named their weights."""
+    """Whether the present weights differ from those of the records.
+
+    Older records, whose ``settings.json`` has no hash of their weights, are compared by the time and size of
+    their training.
+    """
     of = {"sha256": recorded.get("weights"), **recorded.get("trained", {})}
     now = done(run)
     known = [key for key in ("sha256", "gpu_seconds") if of.get(key) and now.get(key)]
@@ -85,9 +88,9 @@ def _of_other_weights(recorded: Mapping[str, Any], run: Run) -> bool:
 
 
 def differences(before: Any, of: Any) -> list[str]:
-    """What differs between recorded settings and those of a run or of the measures now, a line each.
+    """The differences between recorded settings and those of a run or of the measures now, a line each.
 
-    What was made before a key existed is of the key's default, and of no other value.
+    A key that did not exist when the record was made counts as its default.
     """
     return list(_differences(before, _settings(of), of))
 
@@ -104,7 +107,7 @@ def _differences(before: Any, now: Any, of: Any, where: str = "") -> Iterator[st
 
 
 def _is_default(of: Any, name: str) -> bool:
-    """Whether a key has the value that it has where nothing names it."""
+    """Whether a key has its default value."""
     for field in dataclasses.fields(of) if dataclasses.is_dataclass(of) else ():
         if field.name == name:
             new = field.default_factory
@@ -113,7 +116,7 @@ def _is_default(of: Any, name: str) -> bool:
 
 
 def settings_path(run: Run) -> Path:
-    """``results/SUITE/RUN/settings.json``: says whether committed records are of these settings."""
+    """``results/SUITE/RUN/settings.json``: the settings of the committed records."""
     return RESULTS / run.suite / run.name / "settings.json"
 
 
@@ -124,13 +127,14 @@ def write_settings(
     trained: Mapping[str, Any] | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> None:
-    """Keeps a run's settings and its weights' hash beside its records; ``quantities`` were measured now.
+    """Writes a run's settings and its weights' hash beside its records; ``quantities`` were measured now.
 
-    ``trained`` is what the training took, kept because a plan is checked against it where the run's
-    folder is no more; ``seconds`` what measuring took, by quantity.
+    If settings or weights have changed, the run's other records are listed under ``older`` until they are
+    measured again too: under ``run`` if the training changed, else under ``measure``.
 
-    Where settings or weights are no longer those of before, the run's other records are named under
-    ``older``: ``run`` if the training is another, else ``measure``, until they too are measured again.
+    Args:
+        trained: what the training took. It is kept so that a plan can be checked without the run's folder.
+        seconds: what measuring took, by quantity.
     """
     now = {"run": _settings(run), "measure": _settings(suite.measure_settings)}
     before = recorded_settings(run) or dict(now)
@@ -144,7 +148,7 @@ def write_settings(
     measured = {quantity.name for quantity in quantities}
     older = {key: sorted(names - measured) for key, names in older.items()}
     now |= {"older": older} if any(older.values()) else {}
-    same = not differences(before["run"], run)  # else it took another training
+    same = not differences(before["run"], run)  # else it came from another training
     if trained := trained or (before.get("trained") if same else None):
         now["trained"] = dict(trained)
     if weights := done(run).get("sha256") or before.get("weights"):
@@ -155,7 +159,7 @@ def write_settings(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where the file is damaged or not there."""
+    """A JSON object; empty if the file is damaged or missing."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -164,21 +168,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def done(run: Run) -> dict[str, Any]:
-    """What ``done.json`` says of finished weights; empty if there are none."""
+    """The content of ``done.json`` of finished weights; empty if there are none."""
     return read_json(run.folder / "done.json")
 
 
 def _settings(of: Any) -> dict[str, Any]:
-    """Those of a run, or of the measures, as they come back from a JSON file."""
+    """The settings of a run, or of the measures, as a JSON file gives them back."""
     settings = of.as_dict() if isinstance(of, Run) else dataclasses.asdict(of)
     return json.loads(json.dumps(settings, default=dict))
 
 
 def recorded_settings(run: Run) -> dict[str, Any] | None:
-    """The settings that the records of a run were made with, where that is known.
+    """The settings that the records of a run were made with, if known.
 
     Raises:
-        RecordError: its file is damaged.
+        RecordError: the file is damaged.
     """
     path = settings_path(run)
     try:
@@ -191,15 +195,16 @@ def recorded_settings(run: Run) -> dict[str, Any] | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(
-            f"{path} is damaged ({error}), so nothing says of what settings the records beside it are; put "
-            "it back, or delete it to take them for records of the present ones"
+            f"{path} is damaged ({error}), so the settings of the records beside it are unknown; put "
+            "it back, or delete it to treat them as records of the present settings"
         ) from None
     return recorded
 
 
 @contextlib.contextmanager
 def measuring() -> Iterator[None]:
-    """One process measures at a time in this folder: times that contend are times of nothing."""
+    """One process measures at a time in this folder, because measures at the same time would spoil
+    timings."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(files.lock(MAKE / "measuring.lock", refuse="busy"))
@@ -211,7 +216,7 @@ def measuring() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A finished run: seconds of all its GPUs, and the most memory that one of them held."""
+    """A finished run: the seconds of all its GPUs, and the most memory that one of them held."""
 
     gpu_seconds: float
     ranks: int
@@ -220,7 +225,7 @@ class MeasuredRun:
 
 
 def measured_run(run: Run) -> MeasuredRun | None:
-    """What a finished run took, from its folder or else from beside its records; None if not known."""
+    """What a finished run took, from its folder or else from beside its records; None if unknown."""
     try:
         done = json.loads((run.folder / "done.json").read_text())
         description = json.loads((run.folder / "run.json").read_text())
@@ -238,7 +243,8 @@ def read_log(quantity: str, run: Run) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl.
 
     Raises:
-        RecordError: there is none, or it cannot be read; names the quantity and the command that trains.
+        RecordError: there is none, or it cannot be read; the message names the quantity and the command that
+            trains.
     """
     path = run.folder / "metrics.jsonl"
     try:

@@ -1,6 +1,6 @@
-"""Strict YAML: a file as frozen dataclasses, or one line that says what is wrong with it and where.
+"""Strict YAML: reads a file as frozen dataclasses, or says in one line what is wrong and where.
 
-pydantic checks keys and types; this module turns its first finding into the one line.
+pydantic checks keys and types; this module turns its first finding into the line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The content of a YAML file that holds a mapping.
 
     Raises:
-        SuiteError: not YAML, or no mapping.
+        SuiteError: it is not YAML, or not a mapping.
     """
     import yaml
 
@@ -43,7 +43,7 @@ def _loader() -> type:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Safe YAML that reads 2e-3 as a number (as YAML 1.2 does) and refuses a key given twice."""
+        """Safe YAML that reads 2e-3 as a number (as YAML 1.2 does). A key given twice is an error."""
 
         def construct_mapping(self, node, deep=False):
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -63,11 +63,11 @@ def build(cls: type[T], content: dict[str, Any], path: Path) -> T:
     """``content`` of the file at ``path`` as an instance of the dataclass ``cls``.
 
     Raises:
-        SuiteError: an unknown key, a wrong type, or a value that ``cls`` refuses.
+        SuiteError: an unknown key, a wrong type, or a value that ``cls`` does not allow.
     """
     from pydantic import TypeAdapter, ValidationError
 
-    # As JSON, where a list may be a tuple, and a key is text whatever YAML made of it.
+    # As JSON, where a list may become a tuple, and every key is text.
     text = json.dumps(content, default=str)
     try:
         return TypeAdapter(cls).validate_json(text, strict=True)
@@ -76,8 +76,11 @@ def build(cls: type[T], content: dict[str, Any], path: Path) -> T:
 
 
 def _in_words(cls: type, errors: list[dict[str, Any]]) -> str:
-    """One line of pydantic's findings: an unknown key before what is missing because of it, the deepest
-    before what else might stand there, and what is wrong with a value of a right type before other types."""
+    """One line for pydantic's findings.
+
+    An unknown key comes before what is missing because of it, and a deeper place before a shallower one. What
+    is wrong with a value of the right type comes before other types.
+    """
     placed = [(error, *_place(cls, error["loc"])) for error in errors]
     error, keys, hint = min(
         placed, key=lambda one: (one[0]["type"] not in _UNKNOWN, -len(one[1]), one[0]["type"] != "must")
@@ -111,8 +114,10 @@ def _wanted(error: dict[str, Any]) -> str:
 
 
 def _place(cls: type, loc: Sequence[str | int]) -> tuple[list[str | int], Any]:
-    """The keys of ``loc`` that stand in the file, for pydantic names the members of a union too; and the type
-    of what is there."""
+    """The keys of ``loc`` that are in the file, and the type of the value there.
+
+    pydantic also names the members of a union, which are left out.
+    """
     keys: list[str | int] = []
     hint: Any = cls
     for part in loc:

@@ -1,8 +1,8 @@
-"""A suite: one YAML file that says at what scale a paper is run (``experiments/NAME.yaml``).
+"""A suite: one YAML file that sets at what scale a paper is run (``experiments/NAME.yaml``).
 
-The file says only what differs from the paper's settings, which are the defaults. It is loaded strictly:
-an unknown key, a wrong type or an impossible value is one line with file, key and the fix. The grid is
-multiplied out here, so paired runs differ in one key. Nothing here needs torch.
+The file holds only what differs from the paper's settings, which are the defaults. Loading is strict: an
+unknown key, a wrong type or an impossible value gives one line with file, key and the fix. The grid is
+multiplied out here, so paired runs differ in one key. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteFile(Strict):
-    """The keys at the top of every suite file; a paper's own class adds ``grid`` and what else it needs.
+    """The keys at the top of every suite file; a paper's own class adds ``grid`` and its other keys.
 
     Attributes:
-        leave_out: items that `make all` does not make from this suite, for they cost more than it is for.
-        published: its records are part of the project, and speak in REPRODUCTION.md.
-        not_run: names of runs of the grid, or patterns such as ``"*-seed1"``, that nobody has trained and
-            nothing asks for: they are gaps.
+        leave_out: items that `make all` does not make from this suite, because they cost too much there.
+        published: whether its records are part of the project, and count in REPRODUCTION.md.
+        not_run: names of runs of the grid, or patterns such as ``"*-seed1"``, that are gaps: they are not
+            trained, and no item needs them.
     """
 
     description: str
@@ -66,7 +66,7 @@ def load_suite(name: str) -> Suite:
             "(run from the project's folder)"
         )
     if not _NAME.fullmatch(path.stem):
-        raise SuiteError(f"{path}: a suite's name has letters, digits and ._+- alone; rename the file")
+        raise SuiteError(f"{path}: a suite's name may have only letters, digits and ._+-; rename the file")
     own = EXPERIMENTS / path.name
     if own.is_file():
         if not own.samefile(path):

@@ -56,11 +56,11 @@ def test_the_contents_are_what_the_modules_have(paper):
     first = paper.contents[0]
     for contents, lost in ((paper.contents[1:], first), ((*paper.contents, "figure99"), "figure99")):
         other = dataclasses.replace(paper, contents=contents)
-        with pytest.raises(SuiteError, match=f"^paper {paper.name}: {lost}: must stand in its contents, and"):
+        with pytest.raises(SuiteError, match=f"^paper {paper.name}: {lost}: must be in its contents, and"):
             _ = other.items
     elsewhere = dataclasses.replace(paper, analysis="nowhere.at.all")
     assert elsewhere.claims == ()
-    with pytest.raises(SuiteError, match=r"its figures stand in nowhere\.at\.all, which is not here"):
+    with pytest.raises(SuiteError, match=r"the package of its figures, nowhere\.at\.all, is not here"):
         elsewhere.item(first)
 
 
