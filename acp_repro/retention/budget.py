@@ -16,7 +16,7 @@ _SLACK = 1e-6  # 0.29 * 100 is 28.999... in floating point, and means 29
 
 
 def floor_share(lengths: Length, share: float) -> Length:
-    """floor(share * length), at least 1 where there is a token; of an int, or of (B,) integer."""
+    """floor(share * length), at least 1 if there is a token; for an int, or for (B,) integer."""
     if isinstance(lengths, int):
         return max(math.floor(lengths * share + _SLACK), min(lengths, 1))
     kept = torch.floor(lengths.double() * share + _SLACK).long()
@@ -24,11 +24,11 @@ def floor_share(lengths: Length, share: float) -> Length:
 
 
 def token_budgets(config: RetentionConfig, lengths: Length, gates: int) -> list[Length]:
-    """M of each gate, never rising from gate to gate: an int, or (B,) integer, each.
+    """M of each gate (Eq. 2), never rising from gate to gate: an int, or (B,) integer, each.
 
     Args:
         lengths: the examples' own tokens, without padding: an int, or (B,) integer.
-        gates: how many gates there are.
+        gates: the number of gates.
     """
     if config.schedule == "profile":
         return [floor_share(lengths, share) for share in config.shares_of_profile]
@@ -40,7 +40,7 @@ def token_budgets(config: RetentionConfig, lengths: Length, gates: int) -> list[
 
 
 def active_gates(config: RetentionConfig, places: Sequence[int]) -> tuple[int, ...]:
-    """The places at which a gate can drop something: with a constant budget only the first."""
+    """The places at which a gate can drop something; with a constant budget only the first."""
     if not places:
         return ()
     if config.schedule == "constant":
@@ -52,15 +52,19 @@ def active_gates(config: RetentionConfig, places: Sequence[int]) -> tuple[int, .
 
 
 def keep_top(scores: Tensor, candidates: Tensor, protected: Tensor, budget: Tensor) -> Tensor:
-    """The top-M rule of Eq. 7: (B, T) bool, at most ``budget`` of each example's candidates.
+    """The top-M rule of Eq. 7.
 
-    Protected candidates come first, then the largest scores; of equal scores the earlier position.
+    Protected candidates come first, then the largest scores. Of equal scores the earlier position comes
+    first.
 
     Args:
         scores: (B, T) float; log-odds rather than probabilities, which saturate and tie.
         candidates: (B, T) bool: neither padding nor dropped before.
         protected: (B, T) bool.
         budget: (B,) integer.
+
+    Returns:
+        (B, T) bool: the kept tokens, at most ``budget`` of each example's candidates.
     """
     order = _best_first(scores, candidates, protected)
     best = torch.arange(order.shape[1], device=order.device) < budget[:, None]
@@ -70,15 +74,17 @@ def keep_top(scores: Tensor, candidates: Tensor, protected: Tensor, budget: Tens
 def top_indices(
     scores: Tensor, candidates: Tensor | None, protected: Tensor, budget: Tensor | None, width: int
 ) -> tuple[Tensor, Tensor | None]:
-    """What :func:`keep_top` keeps, as :func:`compact` gives it, without a mask between.
+    """What :func:`keep_top` keeps, in the form of :func:`compact`, without a mask between.
 
     Args:
-        candidates: None: all are.
-        budget: (B,) integer, at most the candidates of each example; None: ``width`` of every one.
+        scores: (B, T) float. protected: (B, T) bool.
+        candidates: (B, T) bool; None means all.
+        budget: (B,) integer, at most the candidates of each example; None means ``width`` for every one.
         width: the largest budget.
 
     Returns:
-        (B, width) integer indices in order, and (B, width) bool: which are none of filling; None: all.
+        (B, width) integer indices in order, and (B, width) bool: False for filling; None if there is no
+        filling.
     """
     best = _best_first(scores, candidates, protected)[:, :width]
     if budget is None:
@@ -90,7 +96,7 @@ def top_indices(
 
 
 def _best_first(scores: Tensor, candidates: Tensor | None, protected: Tensor) -> Tensor:
-    """(B, T): every example's places, protected candidates first and what is no candidate last."""
+    """(B, T) integer: each example's places, protected candidates first and other than candidates last."""
     limit = torch.finfo(torch.float32).max
     key = scores.detach().float().clamp(-limit, limit)
     key = key.masked_fill(protected, torch.inf)
@@ -100,8 +106,10 @@ def _best_first(scores: Tensor, candidates: Tensor | None, protected: Tensor) ->
 
 
 def check_protected(needed: Sequence[int], budgets: Sequence[int]) -> None:
-    """Raises:
-    ValueError: the protected tokens of an example are more than its budget.
+    """Checks that no example protects more tokens than its budget.
+
+    Raises:
+        ValueError: one does.
     """
     for row, (tokens, budget) in enumerate(zip(needed, budgets, strict=True)):
         if tokens > budget:
@@ -119,19 +127,21 @@ def compact(mask: Tensor, width: int) -> tuple[Tensor, Tensor]:
         width: the most true entries of a row.
 
     Returns:
-        (B, width) integer indices, and (B, width) bool: which of them are true entries and no filling.
+        (B, width) integer indices, and (B, width) bool: True for true entries, False for filling.
     """
     order = (~mask).to(torch.uint8).sort(dim=1, stable=True).indices[:, :width]
     return order, torch.arange(width, device=mask.device) < mask.sum(1, keepdim=True)
 
 
 def take(x: Tensor, indices: Tensor) -> Tensor:
-    """``x`` (B, T, ...) at ``indices`` (B, M) of its second dimension: one copy of whole rows."""
+    """``x`` (B, T, ...) at ``indices`` (B, M) integer of its second dimension: one copy of whole rows, same
+    dtype."""
     rows = flat_rows(indices, x.shape[1])
     return x.reshape(-1, *x.shape[2:]).index_select(0, rows).view(*indices.shape, *x.shape[2:])
 
 
 def flat_rows(indices: Tensor, length: int) -> Tensor:
-    """(B * M,): ``indices`` (B, M) of examples of ``length`` tokens as rows of all of them together."""
+    """(B * M,) integer: ``indices`` (B, M) of examples of ``length`` tokens as rows of all examples
+    together."""
     first = torch.arange(0, len(indices) * length, length, device=indices.device)
     return (indices + first[:, None]).view(-1)

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EncoderCost:
-    """Of one example.
+    """The cost of one example (Appendix I).
 
     Attributes:
-        linear_flop: of projections and feed-forward layers, 2 a multiplication and addition.
+        linear_flop: of projections and feed-forward layers, 2 for a multiplication and addition.
         attention_flop: of scores and weighted sums, quadratic in the tokens.
         scorer_flop: of the gates' scoring networks.
         attention_matrix_bytes: the largest matrix of attention weights of one block, all heads, if it is
-            stored (eager attention); fused attention stores none.
-        activation_bytes: the largest sum of what one block's forward pass holds besides.
+            stored (eager attention). Fused attention stores none.
+        activation_bytes: the largest sum of other values that one block's forward pass holds.
     """
 
     linear_flop: float
@@ -44,8 +44,8 @@ def encoder_cost(
     """The forward pass of all blocks of an encoder.
 
     Args:
-        tokens: what each block sees.
-        scored: the tokens that each gate scores.
+        tokens: the number of tokens in each block.
+        scored: the number of tokens that each gate scores.
         windows: keys that a query of each block sees at most, for windowed attention.
     """
     linear = sum(2 * t * (4 * hidden_size**2 + 2 * hidden_size * intermediate_size) for t in tokens)

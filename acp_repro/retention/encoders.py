@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Encoder:
-    """Where an encoder of transformers keeps what retention needs.
+    """Where an encoder of transformers keeps the modules that retention needs.
 
     Attributes:
         stack: path from the base model (without the head) to the module whose forward runs the blocks.
         layers: path from there to the list of blocks.
         query, key: paths from a block to its projections, for the attention that tokens receive.
-        windowed: attention is local, so that its cost and its window follow the tokens that are left;
-            kept tokens are moved together even where the others are only masked.
-        call: runs a block: ``call(block, hidden, mask, **kwargs)``; None: ``block(hidden, mask, **kwargs)``,
-            whose result may be a tuple.
-        output: the class of transformers that the stack's forward gives, as ``MODULE:CLASS``.
+        windowed: whether attention is local. Cost and window then follow the tokens that are left, so kept
+            tokens are moved together even if the others are only masked.
+        call: runs a block: ``call(block, hidden, mask, **kwargs)``. None means
+            ``block(hidden, mask, **kwargs)``, whose result may be a tuple.
+        output: the class of transformers that the stack's forward returns, as ``MODULE:CLASS``.
     """
 
     stack: str
@@ -43,13 +43,13 @@ class Encoder:
         return functools.reduce(getattr, self.layers.split("."), stack)
 
     def run(self, block: nn.Module, hidden: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
-        """One block's output, (B, T, D)."""
+        """One block's output, (B, T, D) in the dtype of ``hidden`` (B, T, D)."""
         out = (self.call or _call)(block, hidden, mask, **kwargs)
         return out[0] if isinstance(out, tuple) else out
 
     @property
     def output_class(self) -> type:
-        """Of what the stack's forward gives."""
+        """The class that the stack's forward returns."""
         module, _, name = self.output.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -58,7 +58,7 @@ _KNOWN: dict[str, Encoder] = {}
 
 
 def register_encoder(model_type: str, encoder: Encoder) -> None:
-    """Makes :func:`~acp_repro.retention.retain` know an encoder by its config's ``model_type``.
+    """Makes an encoder known to :func:`~acp_repro.retention.retain` by its config's ``model_type``.
 
     register_encoder("electra", Encoder("encoder", "attention.self.query", "attention.self.key"))
     """
@@ -73,7 +73,9 @@ def find_encoder(model: nn.Module) -> Encoder:
     """
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     if model_type is None:
-        raise ValueError(f"{type(model).__name__} is no encoder of transformers: it has no config.model_type")
+        raise ValueError(
+            f"{type(model).__name__} is not an encoder of transformers: it has no config.model_type"
+        )
     if model_type not in _KNOWN:
         near = difflib.get_close_matches(model_type, _KNOWN, 1)
         raise ValueError(
@@ -93,7 +95,7 @@ def find_encoder(model: nn.Module) -> Encoder:
             f"{encoder.key} ({error}); correct its register_encoder"
         ) from None
     if getattr(model.config, "is_decoder", False):
-        raise ValueError("a decoder attends to what was generated before; retention is for encoders alone")
+        raise ValueError("this model is a decoder; retention works with encoders only")
     return encoder
 
 
@@ -120,14 +122,14 @@ def attention_received(
 ) -> Tensor:
     """How much attention each token receives in a block, summed over heads and queries: (B, T) float32.
 
-    Computed anew from the block's projections, because fused attention hands out no weights; a few queries
-    at a time, so that no matrix of T x T weights is held.
+    It is computed again from the block's projections, because fused attention returns no weights. A few
+    queries are computed at a time, so that no matrix of T x T weights is held.
 
     Args:
-        hidden: (B, T, D), what goes into the block.
+        hidden: (B, T, D), the input of the block.
         valid: (B, T) bool: padding neither attends nor is attended to.
         heads: attention heads of the block.
-        global_: (B, T) bool, of a windowed encoder: tokens with global attention.
+        global_: (B, T) bool, for a windowed encoder: tokens with global attention.
     """
     query = functools.reduce(getattr, encoder.query.split("."), block)
     key = functools.reduce(getattr, encoder.key.split("."), block)
@@ -175,7 +177,8 @@ def _add_windowed(received, block, query, key, hidden, valid, heads, global_) ->
 
 
 def _call_longformer(block: nn.Module, hidden: Tensor, mask: Tensor, **kwargs: Any) -> Any:
-    """Longformer's blocks want 0 for local attention, more for global, less for none."""
+    """Calls a block of Longformer, whose mask is 0 for local attention, positive for global, negative for
+    none."""
     return block(
         hidden,
         attention_mask=mask,

@@ -1,7 +1,7 @@
 """The run through an encoder's blocks with gates between them: soft in training, shorter at inference.
 
-On a GPU the host reads values at most once, at the start, where a mask was given (transformers waits there
-too) or more than [CLS] is protected; every later size follows from those numbers.
+On a GPU the host reads values at most once, at the start. It does so if a mask was given (transformers waits
+there too) or more than [CLS] is protected. Every later size follows from those numbers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from .encoders import attention_received
 from .methods import Seen
 from .removal import Call, GateRecord, State, with_held
 
-# Before the first gate all tokens are there, so a block's inner states would set the peak of memory: at
-# inference examples go through it in groups of so many tokens, which still fill a GPU, and in so many groups.
+# Before the first gate no token is dropped, so a block's inner states would set the peak of memory. At
+# inference examples go through it in groups of this many tokens, which still fill a GPU, and in at most this
+# many groups.
 GROUP_TOKENS, MOST_GROUPS = 8192, 8
 
 
@@ -31,10 +32,10 @@ def run(
 
     Args:
         hidden: (B, T, D) embeddings.
-        mask: what the model made for its blocks.
+        mask: the mask that the model made for its blocks.
 
     Returns:
-        (B, T, D) in the original places.
+        (B, T, D) in the dtype of ``hidden``, in the original places.
     """
     state = begin(retention, hidden, mask)
     gate_at = {place: index for index, place in enumerate(retention.places)}
@@ -56,15 +57,18 @@ def run(
 def begin(retention: nn.Module, hidden: Tensor, mask: Any) -> State:
     """The state before the first block.
 
+    Args:
+        hidden: (B, T, D) embeddings, any floating dtype.
+
     Raises:
         RuntimeError: the encoder was called by itself.
         ValueError: see :func:`host_budgets`.
     """
     call, windowed = retention._call, retention.encoder.windowed
     if call is None:
-        raise RuntimeError("the encoder must be called through the model that retain returned")
+        raise RuntimeError("call the model that retain returned, not its encoder by itself")
     batch, length = hidden.shape[:2]
-    extra = length - call.valid.shape[1]  # Longformer fills up its window
+    extra = length - call.valid.shape[1]  # Longformer pads to its window
     filled = (lambda x: nn.functional.pad(x, (0, extra))) if extra else (lambda x: x)
     valid, protected = filled(call.valid), filled(call.protected)
     global_ = mask > 0 if windowed else None
@@ -81,7 +85,7 @@ def begin(retention: nn.Module, hidden: Tensor, mask: Any) -> State:
 
 
 def host_budgets(retention: nn.Module, call: Call) -> tuple[list[list[int]] | None, bool]:
-    """(M of each example for each gate, whether all tokens are valid), as far as the host may know.
+    """(M of each example for each gate, whether all tokens are valid), as far as the host may read them.
 
     Raises:
         ValueError: an example is all padding, or protects more than its budget.
@@ -115,7 +119,7 @@ def run_block(state: State, block: nn.Module, kwargs: dict, size: int) -> None:
     if size:
         state.hidden = in_groups(state, block, kwargs, size)
     else:
-        # By their own attention, but where ``mask`` is a bias on the keys.
+        # By their own attention, unless ``mask`` is a bias on the keys.
         biased = state.biased and retention.model_config._attn_implementation == "sdpa"
         with key_bias.used_by(retention.model_config) if biased else contextlib.nullcontext():
             state.hidden = retention.encoder.run(block, state.hidden, state.mask, kwargs)
@@ -133,7 +137,8 @@ def group_size(state: State, kwargs: dict) -> int:
 
 
 def in_groups(state: State, block: nn.Module, kwargs: dict, size: int) -> Tensor:
-    """The block's output, group after group of ``size`` examples: its inner states are those of one."""
+    """The block's output (B, T, D), computed for ``size`` examples at a time: inner states exist for one
+    group only."""
     out, mask = None, state.mask
     sliced = isinstance(mask, Tensor) and mask.shape[0] > 1
     for first in range(0, state.shape[0], size):
@@ -157,10 +162,12 @@ def _times(hidden: Tensor, z: Tensor) -> Tensor:
 
 
 def pass_gate(state: State, index: int, block: nn.Module, before: Tensor, valid_before: Tensor) -> None:
-    """Scores the tokens and multiplies, masks or removes them.
+    """Scores the tokens (B, T) and multiplies, masks or removes them.
 
     Args:
-        block: the one before the gate, which ``before`` went into, of the tokens ``valid_before``.
+        block: the block before the gate.
+        before: (B, T, D), the input of that block.
+        valid_before: (B, T) bool, the tokens of that input.
     """
     retention, config, phase = state.retention, state.retention.config, state.retention.phase
     gate = retention.gates[index]
@@ -176,11 +183,11 @@ def pass_gate(state: State, index: int, block: nn.Module, before: Tensor, valid_
     seen = Seen(state.hidden, state.valid, received, state.ids, state.positions, state.is_full)
     scores = gate(seen)
     by_threshold = config.selection == "threshold" and config.is_learned
-    # Whether the tokens to keep are known as indices of a known number, without a mask between.
+    # Whether the kept tokens are known as indices of a known number, without a mask between.
     by_index = phase == "hard" and _gathers(retention) and not by_threshold
     ranking = None if by_threshold else gate.ranking(scores, seen)
     if not by_index or not removal.selects_in_kernel(ranking) or ranking is not scores:
-        note_nan(state, index, scores)  # else the kernel looks for them itself
+        note_nan(state, index, scores)  # else the kernel finds them itself
     free = state.valid & ~state.protected
     counted = None
     if config.is_learned and (retention.training or retention._records is not None):
@@ -219,7 +226,8 @@ def pass_gate(state: State, index: int, block: nn.Module, before: Tensor, valid_
 
 
 def note_nan(state: State, index: int, scores: Tensor) -> None:
-    """Raises at once on a CPU; on a GPU ``Retention.during`` looks once all is launched."""
+    """Notes NaN in ``scores`` (B, T). On a CPU it raises at once; on a GPU ``Retention.during`` checks after
+    all is launched."""
     retention = state.retention
     if torch.compiler.is_compiling() or (retention.training and scores.is_cuda):
         return
@@ -237,9 +245,9 @@ def chosen(state: State, index: int, scores: Tensor, ranking: Tensor | None) -> 
 
 
 def soft(state: State, gate: nn.Module, scores: Tensor, kept: Tensor) -> Tensor:
-    """(B, T) float32: what each token is multiplied by in training; 1 for protected ones."""
+    """(B, T) float32: the factor of each token in training; 1 for protected ones."""
     phase = state.retention.phase
-    if phase == "open":  # the tie gives the scorer a gradient, of zero, at every step
+    if phase == "open":  # gives the scorer a gradient of zero at every step, so that it is never unused
         z = 1 + 0 * scores
     else:
         z = gate.sample(scores)
@@ -250,7 +258,8 @@ def soft(state: State, gate: nn.Module, scores: Tensor, kept: Tensor) -> Tensor:
 
 
 def record(state: State, index: int, scores: Tensor, kept: Tensor, z: Tensor, counted: Tensor | None) -> None:
-    """Adds what the gate did, at the places of the original sequence, to what ``recorded`` collects."""
+    """Adds the gate's scores (B, T) float32 and choices, at the original places, to the list of
+    ``recorded``."""
     retention, (batch, length) = state.retention, state.shape[:2]
 
     def spread(x: Tensor, filling: float | bool) -> Tensor:
@@ -274,7 +283,7 @@ def record(state: State, index: int, scores: Tensor, kept: Tensor, z: Tensor, co
 
 
 def count(state: State, index: int, counted: Tensor) -> None:
-    """The constraint of a gate, sum p - M, the mean of an example."""
+    """The constraint of a gate, sum p - M, as the mean of an example; ``counted`` is (B, T) float."""
     state.expected = counted if state.expected is None else state.expected * counted
     violation = state.expected.sum(1) - state.budget(index)
     if state.retention.config.unit == "share":
@@ -283,7 +292,7 @@ def count(state: State, index: int, counted: Tensor) -> None:
 
 
 def settle(state: State) -> None:
-    """The penalty of Eq. 5, and what the ascent will need."""
+    """Computes the penalty of Eq. 5, and the violations for the ascent."""
     retention, config = state.retention, state.retention.config
     if not state.violations:
         return

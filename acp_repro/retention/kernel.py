@@ -1,9 +1,9 @@
 """The scan of Eq. 3 in two Triton kernels: running summary, tanh and the product with v; two more go back.
 
-PyTorch takes some twenty kernels for it; at 512 tokens their launches alone were a sixth of a pruned batch's
-time. Every chunk of every example has a program of its own, so that few long texts fill a GPU too: first what
-each chunk adds to the summary, then the scores, for which a chunk sums what those before it have left. Sums
-have a fixed order.
+PyTorch needs about twenty kernels for it. At 512 tokens their launches alone were a sixth of a pruned batch's
+time. Every chunk of every example has its own program, so that few long texts fill a GPU too. First each
+chunk computes what it adds to the summary. Then the scores are computed, for which a chunk sums what the
+chunks before it left. Sums have a fixed order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _NEVER = -1e4  # log2 of a decay of 0: 2^(0 * that) is 1, 2^(1 * that) is 0
 
 @triton.jit
 def _tokens(kept, length, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, ALL: tl.constexpr):
-    """A program's tokens i and its w, which of both there are, and how often a token decays the summary:
-    once if it is kept."""
+    """A program's tokens i and its w, masks of which exist, and how often a token decays the summary: once if
+    kept."""
     chunk, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
     w, i = tl.arange(0, PADDED), chunk * CHUNK + tl.arange(0, CHUNK)
     inside = i < length
@@ -60,7 +60,7 @@ def _ends_kernel(
 
 @triton.jit
 def _carried(ends, totals, first, last, w, log2_decay, PADDED: tl.constexpr, AT_ONCE: tl.constexpr):
-    """The summary after chunk ``last - 1``: what each of the chunks from ``first`` on has left of its own."""
+    """The summary after chunk ``last - 1``: the sum of what each chunk from ``first`` on has left."""
     carry = tl.zeros([PADDED], dtype=tl.float32)
     for at in range(first, last, AT_ONCE):
         c = at + tl.arange(0, AT_ONCE)
@@ -75,7 +75,7 @@ def _carried(ends, totals, first, last, w, log2_decay, PADDED: tl.constexpr, AT_
 
 @triton.jit
 def _decayed(counts, log2_decay, CHUNK: tl.constexpr):
-    """(CHUNK, CHUNK): what is left of a token's share (column) when a later one (row) is scored."""
+    """(CHUNK, CHUNK): how much of a token's share (column) is left when a later token (row) is scored."""
     upto = tl.cumsum(counts, 0)
     steps = (upto - counts)[:, None] - upto[None, :]
     row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
@@ -167,7 +167,7 @@ def _inner_gradient_kernel(
     AT_ONCE: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """The gradient before tanh, and what each chunk's asks of all tokens before it."""
+    """The gradient before tanh, and the gradient that each chunk sends to all tokens before it."""
     chunk, example, i, w, inside, there, counts = _tokens(kept, length, WIDTH, PADDED, CHUNK, ALL)
     activity = _activity(
         parts, ends, totals, example, chunk, chunks, length, i, there, counts, w, log2_decay, gain,
@@ -200,9 +200,9 @@ def _outer_gradient_kernel(
     CHUNK: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """The gradient of both parts: a token's share is asked for by every later one."""
+    """The gradient of both parts: every later token adds to that of a token's share."""
     chunk, example, i, w, inside, there, counts = _tokens(kept, length, WIDTH, PADDED, CHUNK, ALL)
-    # What the chunks after this one ask for, from the last one on.
+    # The gradients from the chunks after this one, from the last one on.
     asked = tl.zeros([PADDED], dtype=tl.float32)
     for back in range(1, chunks - chunk):
         place = example * chunks + chunks - back
@@ -217,11 +217,11 @@ def _outer_gradient_kernel(
 
 
 def scan(parts: Tensor, kept: Tensor | None, decay: float, v: Tensor, bias: Tensor) -> Tensor:
-    """(B, T) float32: v' tanh(local + summary of global before t) + bias.
+    """(B, T) float32: v' tanh(local + summary of global before t) + bias (Eq. 3).
 
     Args:
         parts: (B, T, 2 W), W h_t and then U h_t, contiguous, of any floating dtype.
-        kept: (B, T) bool, what the summary runs over; None for all.
+        kept: (B, T) bool, the tokens of the summary; None means all.
         v: (W,), bias: (1,).
     """
     return _Scan.apply(parts, kept, decay, v, bias)
@@ -245,7 +245,7 @@ class _Scan(torch.autograd.Function):
             _scores_kernel[(chunks, batch)](
                 parts, kept, ends, totals, v, bias, scores, *ctx.numbers, AT_ONCE=_CHUNKS_AT_ONCE, **ctx.sizes
             )
-        # Scores themselves stand in for a mask that is not there, and must not be kept for its sake.
+        # The scores stand in for a missing mask, and must not be kept for the backward pass.
         ctx.save_for_backward(parts, None if ctx.sizes["ALL"] else kept, ends, v, bias)
         return scores
 

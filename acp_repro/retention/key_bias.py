@@ -1,9 +1,9 @@
-"""Fused attention with a bias on its keys that wants a gradient.
+"""Fused attention with a bias on its keys that needs a gradient.
 
 PyTorch's fused attention either takes no bias or stores the gradient of a whole matrix of attention. On a
-GPU, in half precision and up to some length, `key_bias_kernel` does neither. Elsewhere a bias that depends on
-the key alone is a further entry of every key, met by a 1 in every query: then no matrix is there either,
-padding needs no mask, and dropout falls on the weights as ever.
+GPU, in half precision and up to some length, `key_bias_kernel` does neither. Elsewhere a trick serves: a bias
+that depends on the key alone is one more entry of every key, and every query has a 1 there. Then there is no
+matrix either, padding needs no mask, and dropout applies to the weights as usual.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .scorer import has_kernels
 
 NAME = "retention_key_bias"
 CLOSED = -1000.0  # of a key that is padding; exp of it is 0, and float16 holds it
-_FILLING = 8  # entries of a head that are added: kernels want multiples of 8
+_FILLING = 8  # entries that are added to a head: kernels need multiples of 8
 
 
 def attention(
@@ -33,11 +33,14 @@ def attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """softmax(q k' scale + bias) v, as transformers calls it: (B, T, H, D).
+    """softmax(q k' scale + bias) v, with the signature of transformers.
 
     Args:
-        query, key, value: (B, H, T, D).
+        query, key, value: (B, H, T, D), any floating dtype.
         bias: (B, 1, 1, T) float32.
+
+    Returns:
+        (B, T, H, D) in the dtype of ``query``, and None for the weights.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if has_kernels(query, gradient=True):
@@ -45,7 +48,7 @@ def attention(
 
         if key_bias_kernel.takes(query, key, value):
             return key_bias_kernel.attend(query, key, value, bias[:, 0, 0].float(), dropout, scale), None
-    # In two parts, for bfloat16 alone would be 3 % off where the bias is -13.
+    # In two parts, because bfloat16 alone would be 3 % off at a bias of -13.
     wanted = bias.transpose(-1, -2) / scale
     high = wanted.to(key.dtype)
     low = (wanted - high.to(wanted.dtype)).to(key.dtype)
@@ -61,7 +64,7 @@ def attention(
 
 @contextlib.contextmanager
 def used_by(config: Any) -> Iterator[None]:
-    """Blocks of a model with this config take :func:`attention`, inside."""
+    """Inside, blocks of a model with this config use :func:`attention`."""
     _register()
     before = config._attn_implementation
     config._attn_implementation = NAME

@@ -1,8 +1,9 @@
 """Attention with a bias on its keys, forward and backward in Triton: nothing of the size of (T, T) is stored.
 
 One program does the whole backward pass of some keys of a head. It adds to the gradient of the queries in
-float32, tile after tile in a fixed order, so bits repeat. Where heads and examples are too few to fill a GPU
-keys are split, and the parts summed. Dropout hashes a weight's place, so that both passes drop the same.
+float32, tile after tile in a fixed order, so results repeat bit for bit. If heads and examples are too few to
+fill a GPU, keys are split, and the parts summed. Dropout hashes a weight's place, so that both passes drop
+the same weights.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ _BACKWARD = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether :func:`attend` does, and was seen to be no slower than others: half precision, heads of 16, 32
-    or 64 entries, texts that are not long, a GPU from Ampere on."""
+    """Whether :func:`attend` supports the tensors (B, H, T, D), and was measured to be no slower than others
+    there.
+
+    It supports half precision, heads of 16, 32 or 64 entries, texts that are not long, and GPUs from Ampere
+    on.
+    """
     length, width = query.shape[-2:]
     fits = width in (16, 32, 64) and query.shape == key.shape == value.shape and 0 < length <= _LONGEST
     if query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0):
@@ -34,7 +39,7 @@ def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 @triton.jit
 def _mixed(x):
-    """An integer hash of 32 bits: each bit of the result depends on all of ``x``, the highest most."""
+    """An integer hash of 32 bits. Each bit of the result depends on all of ``x``, the highest bits most."""
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15
@@ -60,14 +65,14 @@ def _column_hash(j):
 
 @triton.jit
 def _head_and_queries(length, BLOCK_M: tl.constexpr):
-    """Of a program, the blocks of a head next to each other; the heads of all examples exceed a grid's y."""
+    """A program's head and queries. Blocks of a head are neighbours; all heads would exceed the grid's y."""
     blocks = tl.cdiv(length, BLOCK_M)
     return tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
 
 
 @triton.jit
 def _tile(at, i, d, stride, length):
-    # In int64: with tokens first, as many as a large batch has lie between two of one text.
+    # In int64: with tokens first, two tokens of one text are as far apart as the batch is large.
     return tl.load(at + i.to(tl.int64)[:, None] * stride + d[None, :], mask=(i < length)[:, None], other=0.0)
 
 
@@ -110,7 +115,7 @@ def _forward_kernel(
 def _delta_kernel(
     out, grad, delta, ob, oh, ot, gb, gh, gt, heads, length, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """The sum of out times its gradient, of each query."""
+    """The sum of out times its gradient, for each query."""
     head, i = _head_and_queries(length, BLOCK_M)
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     d = tl.arange(0, WIDTH)
@@ -127,7 +132,7 @@ def _backward_kernel(
     WIDTH: tl.constexpr, DROPS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The keys from ``part`` times the program's number on, as many, against all queries.
+    """``part`` keys, from ``part`` times the program's number on, against all queries.
 
     ``partial`` (SPLITS, B, H, T, D) float32 collects the gradient of the queries. Without splits the step of
     the last keys writes it out; else the host sums. Strides o are those of the three gradients.
@@ -159,7 +164,7 @@ def _backward_kernel(
             queries, asked = _tile(q, i, d, qt, length), _tile(grad, i, d, gt, length)
             normal = tl.load(lse + i, mask=inside, other=float("inf"))
             mean = tl.load(delta + i, mask=inside, other=0.0)
-            # Both turned round, (BLOCK_N, BLOCK_M), as the two sums over queries want them.
+            # Both transposed, (BLOCK_N, BLOCK_M), as the two sums over queries need them.
             scores = tl.dot(keys, tl.trans(queries)) * scale + added[:, None]
             weights = tl.exp2(scores - normal[None, :])
             of_weights = tl.dot(values, tl.trans(asked)) * gain
@@ -187,7 +192,7 @@ def _backward_kernel(
         tl.store(grad_k + at, (sum_k * plain_scale).to(grad_k.dtype.element_ty), mask=there)
         tl.store(grad_v + at, sum_v.to(grad_v.dtype.element_ty), mask=there)
         tl.store(grad_bias + wide_head * length + j, sum_bias, mask=j < length)
-        tl.debug_barrier()  # other threads read ``partial`` next than those that wrote it
+        tl.debug_barrier()  # the threads that read ``partial`` next are not those that wrote it
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float, scale: float) -> Tensor:
@@ -196,10 +201,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: flo
     Args:
         query, key, value: (B, H, T, D) of a dtype and width that :func:`takes` names; D is contiguous.
         bias: (B, T) float32, finite.
-        dropout: share of the weights, below 1. What is dropped depends on PyTorch's generator of the CPU.
+        dropout: share of the weights, below 1. PyTorch's generator of the CPU decides which are dropped.
 
     Returns:
-        (B, T, H, D), contiguous.
+        (B, T, H, D), contiguous, in the dtype of ``query``.
     """
     return _Attend.apply(query, key, value, bias, dropout, scale)
 

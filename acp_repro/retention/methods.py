@@ -1,4 +1,4 @@
-"""The gates of each method: what scores a token, and what its weights are trained by.
+"""The gates of each method: how they score a token, and how their weights are trained.
 
 ``adaptive`` is the paper's; the others are its baselines on the same encoder.
 """
@@ -18,14 +18,14 @@ from .settings import RetentionConfig
 
 @dataclass
 class Seen:
-    """What a gate may look at.
+    """The inputs of a gate.
 
     Attributes:
-        hidden: (B, T, D), of the tokens that are there.
+        hidden: (B, T, D), states of the tokens that are left.
         valid: (B, T) bool: neither padding nor dropped.
         received: (B, T) float, attention received in the block before, for the methods that rank by it.
         ids: (B, T) integer token ids, or None; positions: (B, T) integer, in the original sequence.
-        is_full: all tokens are known to be valid.
+        is_full: whether all tokens are known to be valid.
     """
 
     hidden: Tensor
@@ -37,7 +37,7 @@ class Seen:
 
 
 class Gate(nn.Module, ABC):
-    """One gate: scores for every token, and soft z of the learned ones."""
+    """One gate: scores for every token, and soft z for learned gates."""
 
     needs_attention = False
 
@@ -47,18 +47,19 @@ class Gate(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, seen: Seen) -> Tensor:
-        """(B, T) float32: larger is kept first. Log-odds of p where gates are learned."""
+        """(B, T) float32: larger is kept first. Log-odds of p for learned gates."""
 
     def sample(self, scores: Tensor) -> Tensor:
-        """A soft z in [0, 1] for training, (B, T)."""
+        """A soft z in [0, 1] for training, (B, T) float32, from scores (B, T)."""
         return gates.sample(self.config, scores)
 
     def ranking(self, scores: Tensor, seen: Seen) -> Tensor:
-        """What top-M ranks by at inference; the scores, unless a method ranks by something else."""
+        """(B, T) float32, the values that top-M ranks by at inference: the scores, unless a method uses
+        others."""
         return scores
 
     def extra_loss(self, scores: Tensor, valid: Tensor) -> Tensor | None:
-        """What a method adds to the loss in training, beside the budget's penalty."""
+        """A float32 scalar that a method adds to the training loss besides the budget's penalty, or None."""
         return None
 
 
@@ -76,13 +77,13 @@ class AdaptiveGate(Gate):
 
 
 class RandomGate(Gate):
-    """Tokens at random: fresh ones in training, a function of example and seed at inference."""
+    """Random tokens: new ones at each training step; at inference a function of example and seed."""
 
     def forward(self, seen: Seen) -> Tensor:
         if self.training:
             return torch.rand(seen.valid.shape, device=seen.valid.device)
         ids = torch.zeros_like(seen.positions) if seen.ids is None else seen.ids
-        # The example's own fingerprint, so that its tokens do not depend on what else is in the batch.
+        # The example's own hash, so that its tokens do not depend on the rest of the batch.
         words = (ids + 1) * seen.valid
         fingerprint = (_mix(words * 0x9E3779B1 + seen.positions) * seen.valid).sum(1, keepdim=True)
         noise = _mix(_mix(fingerprint + self.config.seed * 0x85EBCA6B) + seen.positions)
@@ -101,8 +102,8 @@ class H2OGate(Gate):
 class RankGate(Gate):
     """Constraint-aware pruning (Li et al. 2023, "ToP"): learned gates on ranks by attention received.
 
-    Every bucket of relative rank has a Hard-Concrete gate, and the whole gate has one more: where it is
-    closed nothing is pruned here. At inference the tokens of the best ranks are kept, M of them.
+    Every bucket of relative rank has a Hard-Concrete gate. The place as a whole has one more: while it is
+    closed, nothing is pruned here. At inference the M tokens of the best ranks are kept.
     """
 
     needs_attention = True
@@ -154,7 +155,7 @@ class InformationGate(Gate):
         return torch.sigmoid((scores + torch.log(u) - torch.log1p(-u)) / self.config.temperature)
 
     def extra_loss(self, scores: Tensor, valid: Tensor) -> Tensor:
-        """KL(Bernoulli(p) || Bernoulli(rho)), the mean of a token."""
+        """KL(Bernoulli(p) || Bernoulli(rho)), a float32 scalar: the mean of a token of ``scores`` (B, T)."""
         rho = torch.full((), min(self.config.budget, 1 - 1e-6), dtype=scores.dtype, device=scores.device)
         log_p, log_not = nn.functional.logsigmoid(scores), nn.functional.logsigmoid(-scores)
         kl = log_p.exp() * (log_p - rho.log()) + log_not.exp() * (log_not - torch.log1p(-rho))
@@ -171,7 +172,7 @@ GATES = {
 
 
 def _ranks(x: Tensor) -> Tensor:
-    """The place of each entry among its row, the largest first: (B, T) integer."""
+    """The rank of each entry in its row, the largest first: (B, T) integer."""
     order = x.sort(dim=1, descending=True, stable=True).indices
     return torch.empty_like(order).scatter_(
         1, order, torch.arange(x.shape[1], device=x.device).expand_as(order)

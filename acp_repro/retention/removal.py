@@ -1,4 +1,4 @@
-"""Which tokens there are: gathering them into shorter tensors, and putting them back in place."""
+"""The tokens that are left: gathers them into shorter tensors, and puts them back in place."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from . import key_bias
 from .budget import compact, flat_rows, take, top_indices
 from .scorer import has_kernels
 
-LONGEST = 16_384  # tokens of a row that one program of ``select_kernel`` holds
+LONGEST = 16_384  # the most tokens of a row that one program of ``select_kernel`` holds
 
 
 @dataclass
 class Call:
-    """What one call of the model says of its tokens.
+    """The tokens of one call of the model.
 
     Attributes:
         valid, protected: (B, T) bool.
         ids: (B, T) integer, or None.
-        is_full: no mask was given, so that all tokens are valid.
-        protects_more: more may be protected than the first token.
+        is_full: whether no mask was given, so that all tokens are valid.
+        protects_more: whether more than the first token may be protected.
     """
 
     valid: Tensor
@@ -39,7 +39,7 @@ class Call:
 
     @property
     def needed(self) -> Tensor:
-        """(B,) integer: how many of them are protected."""
+        """(B,) integer: protected tokens of each example."""
         return self.protected.sum(1) if self.protects_more else self.lengths.clamp(max=1)
 
     @property
@@ -54,11 +54,11 @@ class GateRecord:
 
     Attributes:
         place: 0 is the input, l is after block l.
-        scores: (B, T) float32, NaN for what was dropped before or is padding.
-        kept: (B, T) bool: which tokens go on.
-        z: (B, T) float: what they were multiplied by.
+        scores: (B, T) float32, NaN for padding and for tokens dropped before.
+        kept: (B, T) bool: the tokens that are kept.
+        z: (B, T) float: the factor of each token.
         budget: (B,) integer M.
-        counted: (B, T) float: p, or P(z > 0), as the penalty counts it; None where nothing is learned.
+        counted: (B, T) float: p, or P(z > 0), as the penalty counts it; None if nothing is learned.
     """
 
     place: int
@@ -71,23 +71,23 @@ class GateRecord:
 
 @dataclass
 class State:
-    """Of one call, between two blocks: the tokens that are there, and what gates have made of them.
+    """One call between two blocks: the tokens that are left, and what the gates did with them.
 
     Attributes:
-        retention: the ``Retention`` whose gates stand between the blocks.
-        call: of the whole sequence, with what the encoder fills it up with.
-        budgets: of each gate, M of each example; None where the host may not look.
+        retention: the ``Retention`` whose gates are between the blocks.
+        call: of the whole sequence, with the encoder's own padding.
+        budgets: for each gate, M of each example; None if the host may not read them.
         shape: of the whole sequence, (B, T, D).
-        hidden: (B, T', D) of the T' tokens that are there.
-        valid: (B, T') bool, which are none of filling; is_full: whether all are known to be valid.
+        hidden: (B, T', D) of the T' tokens that are left.
+        valid: (B, T') bool, False for filling; is_full: whether all are known to be valid.
         protected, ids: (B, T'), of those in ``call``.
-        global_: (B, T') bool, which attend to all of a windowed encoder's tokens.
-        positions: (B, T') integer, where they stood in the original T.
-        mask: what blocks attend by; biased: whether it is a bias on the keys.
-        moved: whether tokens have left their places; slots: (B, T), where they went, if they left them once.
-        held: (B, T, D), states of what was dropped, for ``dropped="last"``.
-        c: (B, T), product of the z so far, where tokens stay in place; expected: the same of p.
-        violations, terms: what the penalty adds up, of each gate so far.
+        global_: (B, T') bool, tokens that attend to all others in a windowed encoder.
+        positions: (B, T') integer, their places in the original T.
+        mask: the attention mask of the blocks; biased: whether it is a bias on the keys.
+        moved: whether tokens have left their places; slots: (B, T), where they went, if they moved once.
+        held: (B, T, D), states of dropped tokens, for ``dropped="last"``.
+        c: (B, T), product of the z so far, if tokens stay in place; expected: the same of p.
+        violations, terms: the sums of the penalty, for each gate so far.
     """
 
     retention: nn.Module
@@ -112,7 +112,7 @@ class State:
     terms: list[Tensor] = field(default_factory=list)
 
     def budget(self, gate: int) -> Tensor:
-        """(B,) integer M of a gate, with what is protected beyond."""
+        """(B,) integer M of a gate, raised to the number of protected tokens."""
         return torch.maximum(self.retention.budgets(self.call.lengths)[gate], self.call.needed)
 
 
@@ -120,8 +120,8 @@ class Places(NamedTuple):
     """The tokens that stay.
 
     Attributes:
-        indices: (B, M); valid: (B, M) bool, which are none of filling; None: all.
-        rows, slots: where known, the same as rows of all examples together, and where tokens go.
+        indices: (B, M); valid: (B, M) bool, False for filling; None means no filling.
+        rows, slots: if known, the same as rows of all examples together, and where tokens go.
     """
 
     indices: Tensor
@@ -138,14 +138,16 @@ class Places(NamedTuple):
 
 
 def selects_in_kernel(ranking: Tensor) -> bool:
-    """Whether one Triton kernel chooses the tokens; it holds a whole row of scores."""
+    """Whether one Triton kernel chooses the tokens by ``ranking`` (B, T) float32; it holds a whole row of
+    scores."""
     return has_kernels(ranking.detach()) and ranking.shape[1] <= LONGEST
 
 
 def best(state: State, gate: int, ranking: Tensor) -> Places:
-    """The tokens of the best ranking; their number is the largest budget of the batch."""
+    """The tokens with the best ``ranking`` (B, T) float32; their number is the largest budget of the
+    batch."""
     retention, length = state.retention, state.valid.shape[1]
-    if state.budgets is None:  # nothing is read, so as if every example were as long as the batch
+    if state.budgets is None:  # no length is read; every example counts as long as the batch
         width, same = retention.budgets(state.shape[1])[gate], False
         width = length if state.call.protects_more else min(width, length)
     else:
@@ -164,15 +166,15 @@ def best(state: State, gate: int, ranking: Tensor) -> Places:
 
 
 def gather_best(state: State, places: Places) -> None:
-    """Leaves what :func:`best` chose, unless that is all there is."""
+    """Keeps the tokens that :func:`best` chose, unless these are all."""
     if places.indices.shape[1] < state.valid.shape[1] or places.valid is not None:
-        # With ``valid``, one example may keep all its tokens where others do not.
+        # With ``valid``, one example may keep all its tokens while others do not.
         state.slots = None if state.moved else places.slots
         gather(state, places)
 
 
 def gather_kept(state: State, kept: Tensor) -> None:
-    """Leaves the tokens of ``kept``, (B, T') bool, in tensors as long as the longest example needs."""
+    """Keeps the tokens of ``kept``, (B, T') bool, in tensors as long as the longest example needs."""
     retention = state.retention
     width = int(kept.sum(1).max())
     if width == state.valid.shape[1] and bool((kept == state.valid).all()):
@@ -187,7 +189,7 @@ def gather_kept(state: State, kept: Tensor) -> None:
 
 
 def gather(state: State, places: Places) -> None:
-    """Leaves the tokens at ``places``."""
+    """Keeps the tokens at ``places``."""
     indices, valid, rows, _ = places
     state.is_full = valid is None
     valid = torch.ones_like(indices, dtype=torch.bool) if valid is None else valid
@@ -198,7 +200,7 @@ def gather(state: State, places: Places) -> None:
         state.hidden = state.hidden.reshape(-1, width).index_select(0, rows).view(*indices.shape, width)
     state.positions = take(state.positions, indices) if state.moved else indices
     retention = state.retention
-    if len(retention.places) > 1 or retention.encoder.windowed:  # a later gate, or the window, will ask
+    if len(retention.places) > 1 or retention.encoder.windowed:  # a later gate, or the window, needs them
         state.protected = take(state.protected, indices) & valid
         state.ids = None if state.ids is None else take(state.ids, indices)
         state.global_ = None if state.global_ is None else take(state.global_, indices) & valid
@@ -207,7 +209,7 @@ def gather(state: State, places: Places) -> None:
 
 
 def block_mask(state: State) -> Any:
-    """The attention mask of the tokens that are there, in the form that the blocks take."""
+    """The attention mask of the tokens that are left, in the form that the blocks take."""
     hidden, valid = state.hidden, state.valid
     if state.retention.encoder.windowed:
         limits = torch.finfo(hidden.dtype)
@@ -223,13 +225,13 @@ def block_mask(state: State) -> Any:
 
 
 def biased_mask(state: State, bias: Tensor) -> Tensor:
-    """The same with ``bias``, (B, T) float, added to the attention that a token receives.
+    """The same mask with ``bias``, (B, T) float, added to the attention that a token receives.
 
     Raises:
-        ValueError: attention that takes no such bias.
+        ValueError: this attention supports no bias.
     """
     if state.retention.encoder.windowed:
-        raise ValueError("gate_keys: windowed attention takes no bias; leave it off")
+        raise ValueError("gate_keys: windowed attention supports no bias; set it to False")
     implementation = state.retention.model_config._attn_implementation
     if implementation not in ("sdpa", "eager"):
         raise ValueError(f"gate_keys: needs attn_implementation sdpa or eager, not {implementation}")
@@ -242,7 +244,7 @@ def biased_mask(state: State, bias: Tensor) -> Tensor:
 
 
 def with_held(state: State) -> Tensor:
-    """(B, T, D): the states of all tokens in their places, those that were dropped as they are held, or 0."""
+    """(B, T, D): the states of all tokens in their places; dropped ones have their held state, or 0."""
     if state.moved:
         return spread(state)
     if state.c is None or state.held is None:
@@ -251,14 +253,14 @@ def with_held(state: State) -> Tensor:
 
 
 def spread(state: State) -> Tensor:
-    """The same where tokens have left their places."""
+    """As :func:`with_held`, after tokens have left their places."""
     batch, length, width = state.shape
     if state.held is None and state.slots is not None and has_kernels(state.hidden):
         from .select_kernel import place
 
         return place(state.hidden, state.slots)
     rows = flat_rows(state.positions, length)
-    if not state.is_full:  # filling goes to a row past the end, which is cut off
+    if not state.is_full:  # filling goes to a row after the end, which is cut off
         rows = torch.where(state.valid.view(-1), rows, batch * length)
     out = state.hidden.new_zeros(batch * length + 1, width)
     if state.held is not None:

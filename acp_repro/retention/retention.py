@@ -1,4 +1,5 @@
-"""The gates of an encoder with their budget: what is learned, and what the multiplier does."""
+"""The gates of an encoder with their budget: their weights, and the updates of the multiplier (Eq. 4 and
+5)."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from .settings import RetentionConfig
 
 
 class Retention(nn.Module):
-    """The gates of one encoder with their budget; lies inside the encoder as ``retention``.
+    """The gates of one encoder with their budget; the encoder holds it as ``retention``.
 
     Attributes:
-        config: may be exchanged by :meth:`configure`.
+        config: the settings; change them with :meth:`configure`.
         places: of the gates that can drop something.
         multiplier: (gates,) float32: lambda of Eq. 4, one a gate.
-        step: of the training, for ``open_steps`` and ``hard_from_step``; whoever trains sets it.
-        penalty: the budget's share of the last training loss, a scalar; None before.
+        step: step of the training, for ``open_steps`` and ``hard_from_step``; the training loop sets it.
+        penalty: the budget's share of the last training loss, a float32 scalar; None before.
     """
 
     def __init__(self, config: RetentionConfig, encoder: Encoder, model_config: Any, num_layers: int):
@@ -54,15 +55,15 @@ class Retention(nn.Module):
         """Changes settings that need no other weights, such as ``budget``, ``selection`` or ``removal``.
 
         Raises:
-            ValueError: a value that cannot be, or gates would stand elsewhere or be others.
+            ValueError: a value is not allowed, or gates would be elsewhere or of another kind.
         """
         config = dataclasses.replace(self.config, **changes)
         places = active_gates(config, config.places(self.num_layers))
         fixed = ("method", "scorer_width", "ranks")
         if places != self.places or any(getattr(config, n) != getattr(self.config, n) for n in fixed):
-            raise ValueError(f"these gates cannot become {changes}; call retain on the dense model")
+            raise ValueError(f"these gates cannot change to {changes}; call retain on the dense model")
         self.config = config
-        self.model_config.retention = config.as_dict()  # what save_pretrained writes
+        self.model_config.retention = config.as_dict()  # save_pretrained writes it
         for gate in self.gates:
             gate.config = config
 
@@ -79,14 +80,17 @@ class Retention(nn.Module):
 
     @torch.no_grad()
     def ascend(self) -> Tensor:
-        """Projected ascent on the multiplier, lambda = max(0, lambda + eta (sum p - M)), after a step.
+        """Projected ascent on the multiplier, lambda = max(0, lambda + eta (sum p - M)), after a step (Eq.
+        4).
 
-        Returns the mean violation since the last call; see :meth:`take_violation`.
+        Returns:
+            (gates,) float32, the mean violation since the last call; see :meth:`take_violation`.
         """
         return self.ascend_by(self.take_violation())
 
     def take_violation(self) -> Tensor:
-        """(gates,): sum p - M in the config's unit, the mean of the training passes since the last call."""
+        """(gates,) float32: sum p - M in the config's unit, the mean of the training passes since the last
+        call."""
         violation = torch.zeros_like(self.multiplier)
         if self._violations:
             violation = torch.stack(self._violations).mean(0).to(self.multiplier)
@@ -95,7 +99,7 @@ class Retention(nn.Module):
 
     @torch.no_grad()
     def ascend_by(self, violation: Tensor) -> Tensor:
-        """:meth:`ascend` by a violation known from elsewhere, such as the mean over ranks."""
+        """:meth:`ascend` by a given violation (gates,) float32, such as the mean over ranks."""
         config = self.config
         if config.is_learned and self.phase != "open":
             if config.multiplier == "ascent":
@@ -105,13 +109,14 @@ class Retention(nn.Module):
         return violation
 
     def budgets(self, lengths: Length) -> list[Length]:
-        """M of each gate that can drop something, for an int or (B,) integer tokens of an example."""
+        """M of each gate that can drop something, for an example of so many tokens, an int or (B,)
+        integer."""
         of_all = token_budgets(self.config, lengths, len(self.all_places))
         return [of_all[self.all_places.index(place)] for place in self.places]
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        """The dense model inside."""
+        """Inside, the model is dense."""
         places, self.places = self.places, ()
         try:
             yield
@@ -120,10 +125,11 @@ class Retention(nn.Module):
 
     @contextlib.contextmanager
     def during(self, call: Call) -> Iterator[None]:
-        """A call of the model: what its tokens are.
+        """Sets the tokens of one call of the model.
 
         Raises:
-            ValueError: after it, scores of a gate were NaN. A GPU is waited for only now.
+            ValueError: scores of a gate were NaN. It is raised after the call, because only then a GPU is
+                waited for.
         """
         self._call, self.penalty = call, None
         self._suspects.clear()
@@ -137,8 +143,10 @@ class Retention(nn.Module):
                 self.raise_suspects()
 
     def raise_suspects(self) -> None:
-        """Raises:
-        ValueError: the scores of a gate were NaN in this call.
+        """Checks for NaN.
+
+        Raises:
+            ValueError: the scores of a gate were NaN in this call.
         """
         suspects, self._suspects = self._suspects, []
         if suspects:
@@ -146,7 +154,7 @@ class Retention(nn.Module):
             for (place, _), is_nan in zip(suspects, found, strict=True):
                 if is_nan:
                     raise ValueError(
-                        f"the scores of the gate at place {place} are NaN: its input is, or its weights are"
+                        f"the scores of the gate at place {place} are NaN: its input or weights hold NaN"
                     )
 
     @contextlib.contextmanager

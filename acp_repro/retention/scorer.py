@@ -14,16 +14,16 @@ _CHUNK = 128
 
 
 def running_summary(x: Tensor, decay: float) -> Tensor:
-    """m_t = decay m_{t-1} + (1 - decay) x_t with m_0 = 0, of all positions at once.
+    """m_t = decay m_{t-1} + (1 - decay) x_t with m_0 = 0, for all positions at once (Eq. 3).
 
-    Two small matrix products: within chunks, and from chunk to chunk. No power of the decay is divided by,
-    so nothing overflows at any length.
+    Two small matrix products: within chunks, and from chunk to chunk. Nothing is divided by a power of the
+    decay, so nothing overflows at any length.
 
     Args:
         x: (B, T, D) float.
 
     Returns:
-        (B, T, D): m_1 to m_T.
+        (B, T, D), in the dtype of x: m_1 to m_T.
     """
     batch, length, width = x.shape
     size = min(_CHUNK, length)
@@ -31,7 +31,7 @@ def running_summary(x: Tensor, decay: float) -> Tensor:
     x = nn.functional.pad(x, (0, 0, 0, chunks * size - length)).view(batch, chunks, size, width)
     inside = torch.matmul(_decay_matrix(size, decay, x), x)
     if chunks > 1:
-        # What every chunk inherits: the ends of all chunks before it, each decayed by whole chunks.
+        # The summary before each chunk: the ends of all earlier chunks, each decayed by whole chunks.
         ends = inside[:, :, -1]
         carried = torch.matmul(_decay_matrix(chunks, decay**size, x), ends)
         before = nn.functional.pad(carried[:, :-1], (0, 0, 1, 0))
@@ -41,7 +41,7 @@ def running_summary(x: Tensor, decay: float) -> Tensor:
 
 
 def running_summary_loop(x: Tensor, decay: float) -> Tensor:
-    """The recurrence of Eq. 3 as printed: the oracle of :func:`running_summary`."""
+    """The recurrence of Eq. 3 as printed, x (B, T, D) float: the oracle of :func:`running_summary`."""
     m, all_m = torch.zeros_like(x[:, 0]), []
     for t in range(x.shape[1]):
         m = decay * m + (1 - decay) * x[:, t]
@@ -60,11 +60,11 @@ def _decay_matrix(size: int, decay: float, like: Tensor) -> Tensor:
 class RetentionScorer(nn.Module):
     """s_t = v' tanh(W h_t + U m_{t-1}) + b of Eq. 3.
 
-    U is applied before the summary and not after it, which is the same (both are linear) and takes a
-    summary of ``width`` numbers instead of one of the model's width.
+    U is applied before the summary, not after it. The result is the same (both are linear), and the summary
+    has ``width`` numbers instead of the model's width.
 
     Args:
-        hidden_size: of h_t.
+        hidden_size: size of h_t.
         width: rows of W and U.
         decay: gamma of the summary.
         initial_logit: b at the start.
@@ -89,9 +89,9 @@ class RetentionScorer(nn.Module):
         """(B, T) float32 scores.
 
         Args:
-            hidden: (B, T, D).
-            kept: (B, T) bool: what the summary runs over, in order; None for all. The scores of other
-                tokens mean nothing.
+            hidden: (B, T, D), any floating dtype.
+            kept: (B, T) bool: the tokens of the summary, in order; None means all. The scores of other tokens
+                have no meaning.
         """
         parts = nn.functional.linear(hidden, torch.cat([self.w.weight, self.u.weight]))  # both in one product
         if has_kernels(parts, gradient=True):
@@ -102,7 +102,7 @@ class RetentionScorer(nn.Module):
         if kept is not None:  # to the front, and back
             indices, _ = compact(kept, kept.shape[1])
             global_part = take(global_part, indices)
-        with torch.autocast(hidden.device.type, enabled=False):  # powers of the decay want float32
+        with torch.autocast(hidden.device.type, enabled=False):  # powers of the decay need float32
             summary = running_summary(global_part, self.decay)
             before = nn.functional.pad(summary[:, :-1], (0, 0, 1, 0))
             if kept is not None:
@@ -112,8 +112,10 @@ class RetentionScorer(nn.Module):
 
 
 def has_kernels(x: Tensor, gradient: bool = False) -> bool:
-    """Whether Triton's kernels take ``x``: on a GPU, eagerly, and where no gradient is wanted that they have
-    not (``gradient``: they have one)."""
+    """Whether Triton's kernels support ``x``, any shape and dtype: on a GPU, in eager mode.
+
+    If a gradient of ``x`` is recorded, the kernel must have one (``gradient``).
+    """
     if not x.is_cuda or x.dtype == torch.float64 or torch.compiler.is_compiling():
         return False
     return (gradient or not (torch.is_grad_enabled() and x.requires_grad)) and _has_triton()
@@ -125,5 +127,5 @@ def _has_triton() -> bool:
 
 
 def wide(x: Tensor) -> Tensor:
-    """At least float32: a score decides, and bfloat16 would tie tokens that differ."""
+    """At least float32, same shape: bfloat16 scores would tie for tokens that differ."""
     return x if x.dtype == torch.float64 else x.float()

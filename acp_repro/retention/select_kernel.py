@@ -1,4 +1,4 @@
-"""Top-M and what follows from it, in one Triton kernel each: which tokens stay, and where states go back to.
+"""Top-M selection (Eq. 7) in one Triton kernel, and the return of states to their places in another.
 
 PyTorch sorts twice and then gathers with a dozen small kernels. Here no row is sorted: the M-th largest score
 is found bit by bit, and a token's new place is the number of kept ones before it. For inference on a GPU.
@@ -56,7 +56,7 @@ def _select_kernel(
     wrong = (score != score) & inside
     bits = score.to(tl.int32, bitcast=True)
     bits = tl.where(score == 0.0, 0, bits)  # -0 is 0
-    # As unsigned numbers in the order of the floats; the ends are for what has no score to compare.
+    # As unsigned numbers in the order of the floats; both ends are for tokens without a score to compare.
     key = tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True).to(tl.int64)
     key = tl.minimum(tl.maximum(key, 1), 4294967294)
     saved = (i == 0) if FIRST else (tl.load(protected + start + i, mask=inside, other=0) != 0)
@@ -67,7 +67,7 @@ def _select_kernel(
         wrong = wrong & able
     budget = width if SAME else tl.load(budgets + example).to(tl.int32)
     key = tl.where(inside, key, -1)
-    # The largest number that so many keys reach: the key of the last one that is kept.
+    # The largest number that enough keys reach: the key of the last kept token.
     limit = tl.zeros([], dtype=tl.int64)
     for step in range(0, 32):
         higher = limit + (tl.full([], 1, tl.int64) << (31 - step))
@@ -92,12 +92,12 @@ def _select_kernel(
 def select(
     scores: Tensor, candidates: Tensor | None, protected: Tensor | None, budget: Tensor | None, width: int
 ) -> Chosen:
-    """``budget.top_indices`` with what moves states along.
+    """``budget.top_indices``, with what is needed to move states.
 
     Args:
         scores: (B, T) float.
         candidates, protected: (B, T) bool; None: all are candidates, the first alone is protected.
-        budget: (B,) integer, at most the candidates of each example; None: ``width`` of every one.
+        budget: (B,) integer, at most the candidates of each example; None means ``width`` for every one.
         width: the largest budget.
     """
     batch, length = scores.shape
@@ -143,7 +143,8 @@ def _place_kernel(
 
 
 def place(states: Tensor, slots: Tensor) -> Tensor:
-    """(B, T, D): ``states`` (B, M, D) at the places that have a slot, 0 elsewhere, in one pass."""
+    """(B, T, D): ``states`` (B, M, D), same dtype, at the places that have a slot, 0 elsewhere, in one
+    pass."""
     batch, length = slots.shape
     kept, width = states.shape[1:]
     out = states.new_empty(batch, length, width)

@@ -1,4 +1,4 @@
-"""The settings of token retention. Every reading that the paper leaves open is one of them; no torch here."""
+"""The settings of token retention. Each open question of the paper is one of them; no torch here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from acp_repro.common.bounds import (
 from acp_repro.common.errors import did_you_mean
 
 LEARNED = ("adaptive", "top", "infor_coef")
-# Tables 5 and 6: the share of tokens kept after each layer. They exceed their own budgets.
+# Tables 5 and 6: the share of tokens kept after each layer. The shares exceed the tables' own budgets.
 PROFILES = {
     "table5_30": (0.452, 0.439, 0.425, 0.412, 0.399, 0.385),
     "table5_50": (0.523, 0.513, 0.502, 0.492, 0.481, 0.471),
@@ -69,31 +69,32 @@ class RetentionConfig:
         multiplier_step: eta of the ascent.
         initial_multiplier: lambda at the start.
         constraint: ``at_most`` as in Eq. 2, lambda >= 0; ``equal``: lambda may be negative, so that gates
-            which close below the budget are opened again.
-        augmentation: weight c of c/2 (sum p - M)^2 in the penalty (the method of multipliers): it damps the
-            multiplier, which else swings. The paper has none.
+            that close below the budget open again.
+        augmentation: weight c of c/2 (sum p - M)^2 in the penalty (the method of multipliers). It damps the
+            multiplier, which otherwise swings. The paper has none.
         selection: ``top_m`` (Eq. 7), or ``threshold``: the ablation that keeps p > ``threshold``.
-        gate_keys: in training, add log z to the attention that a token receives, so that a closed token is
-            not attended to, as at inference. The paper's text multiplies H alone.
-        straight_through: in training, z is inference's own choice (top-M), with the gradient of the soft z.
-        open_steps: gates stay open for so many first steps of training.
-        hard_from_step: from this step of training on, as ``straight_through``; None: never.
+        gate_keys: in training, add log z to the attention that a token receives. So a closed token gets no
+            attention, as at inference. The paper's text only multiplies H.
+        straight_through: in training, z is the choice of inference (top-M), with the gradient of the soft z.
+        open_steps: gates stay open for this many first steps of training.
+        hard_from_step: from this step of training on, z is as with ``straight_through``; None: never.
         initial_logit: b of Eq. 3 at the start: positive opens the gates.
-        dropped: what a head sees of a token that was dropped: ``zero`` (H * z, Eq. 7), or its ``last`` state.
+        dropped: the state of a dropped token that a head sees: ``zero`` (H * z, Eq. 7), or its ``last``
+            state.
         protect: tokens that are never dropped and count in M: the first one (``cls``), or all up to the first
-            separator (``question``); ``auto`` takes ``question`` for question answering.
-        sep_token_id: the separator, where the model's own config does not name it.
+            separator (``question``). ``auto`` is ``question`` for question answering, else ``cls``.
+        sep_token_id: the separator, if the model's own config does not name it.
         over_budget: what to do with an example whose protected tokens alone exceed M: ``error``, or ``keep``
             them, over the budget.
-        removal: at inference, ``gather`` the kept tokens into shorter tensors, or ``mask`` them (the slow
-            oracle of the former).
+        removal: at inference, ``gather`` the kept tokens into shorter tensors, or ``mask`` the others (the
+            slow oracle of ``gather``).
         bottleneck_weight: of Infor-Coef's KL divergence from Bernoulli(rho).
         distillation_weight: of ToP's KL divergence from the dense teacher.
         ranks: ToP's gates: buckets of relative rank.
-        seed: of the ``random`` method at inference, whose choice depends on the example and this alone.
+        seed: of the ``random`` method at inference. Its choice depends on the example and this seed alone.
 
     Raises:
-        ValueError: a value that cannot be; begins with its name.
+        ValueError: a value is not allowed; the message begins with its name.
     """
 
     budget: Budget
@@ -158,7 +159,7 @@ class RetentionConfig:
     def _check_profile(self) -> None:
         if self.schedule != "profile":
             if self.profile is not None:
-                raise ValueError(f"profile: is of the schedule profile, not of {self.schedule}")
+                raise ValueError(f"profile: is for schedule: profile, not for {self.schedule}; remove it")
             return
         if isinstance(self.profile, str) and self.profile not in PROFILES:
             raise ValueError(f"profile: must be one of {', '.join(PROFILES)} or shares, got {self.profile!r}")
@@ -184,14 +185,14 @@ class RetentionConfig:
 
     @property
     def is_dense(self) -> bool:
-        """Whether nothing is ever dropped."""
+        """Whether no token is ever dropped."""
         return self.method == "dense" or (self.budget == 1 and self.schedule != "profile")
 
     def places(self, num_layers: int) -> tuple[int, ...]:
-        """Where gates stand in an encoder of ``num_layers`` blocks: 0 is the input, l is after block l.
+        """The places of gates in an encoder of ``num_layers`` blocks: 0 is the input, l is after block l.
 
         Raises:
-            ValueError: a place that the encoder does not have, or a profile of another number of gates.
+            ValueError: the encoder has no such place, or the profile has another number of gates.
         """
         if self.is_dense:
             return ()
@@ -214,7 +215,7 @@ class RetentionConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Of :meth:`as_dict`.
+        """The inverse of :meth:`as_dict`.
 
         Raises:
             ValueError: an unknown setting.

@@ -1,7 +1,7 @@
-"""What a model with gates reads of a text: ``python -m acp_repro.retention.show MODEL --text "..."``.
+"""Shows which tokens a model with gates keeps: ``python -m acp_repro.retention.show MODEL --text "..."``.
 
 MODEL is a folder of ``save_pretrained`` with its tokeniser, or a run's folder such as runs/retention/NAME.
-Prints the text once for each gate; every character of a token that is dropped there is a dot.
+Prints the text once for each gate. Every character of a token that the gate drops is a dot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DOT = "·"
 
 
 def visible(text: str, offsets: Sequence[tuple[int, int]], kept: Sequence[bool]) -> str:
-    """``text`` with a dot for each character that no kept token stands for; line ends stay.
+    """``text`` with a dot for each character that belongs to no kept token; line ends stay.
 
     Args:
         offsets: (start, end) characters of each token.
@@ -53,7 +53,7 @@ def show(folder: Path, text: str, question: str = "", budget: float | None = Non
     """The lines that the command prints.
 
     Args:
-        question: stands before the text, in models that were trained so.
+        question: read before the text, by models that were trained so.
         budget: another share than the model's own.
 
     Raises:
@@ -109,19 +109,23 @@ def show(folder: Path, text: str, question: str = "", budget: float | None = Non
 
 
 def _check_gates(folder: Path) -> None:
-    """Raises:
-    UsageError: the config is damaged, or of a model that has none.
+    """Checks that the folder holds a model with gates.
+
+    Raises:
+        UsageError: the config is damaged, or the model has no gates.
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise UsageError(f"{folder}/config.json: cannot be read ({error}); copy it again") from None
     if not isinstance(config, dict) or "retention" not in config:
-        raise UsageError(f"{folder}: no model with gates; acp_repro.retention.retain makes one of an encoder")
+        raise UsageError(
+            f"{folder}: no model with gates; acp_repro.retention.retain makes one from an encoder"
+        )
 
 
 def _longest(model) -> int:
-    """The most tokens; RoBERTa and Longformer keep two positions for themselves."""
+    """The most tokens that the model reads; RoBERTa and Longformer reserve two positions."""
     positions = model.config.max_position_embeddings
     return positions - 2 if model.config.model_type in ("roberta", "longformer", "camembert") else positions
 
@@ -142,9 +146,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("model", type=Path, help="folder of a model with gates, or of a run")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", help="the text itself")
-    source.add_argument("--file", type=Path, help="a file that holds it")
-    parser.add_argument("--question", default="", help="what stands before the text, where a model is asked")
-    parser.add_argument("--budget", type=float, help="another share of the tokens than the model's own")
+    source.add_argument("--file", type=Path, help="a file with the text")
+    parser.add_argument(
+        "--question", default="", help="the question, for a model that answers questions about the text"
+    )
+    parser.add_argument("--budget", type=float, help="share of the tokens to keep (default: the model's own)")
     options = parser.parse_args(arguments)
     try:
         if options.file and not options.file.is_file():
@@ -152,9 +158,9 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             text = options.text if options.file is None else options.file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            raise UsageError(f"--file {options.file}: is no text in UTF-8") from None
+            raise UsageError(f"--file {options.file}: is not text in UTF-8; convert it") from None
         if not text.strip():
-            raise UsageError("the text is empty")
+            raise UsageError("the text is empty; give some with --text or --file")
         try:
             lines = show(find_model(options.model), text, options.question, options.budget)
         except ModuleNotFoundError as error:

@@ -6,7 +6,7 @@ from transformers import TrainerCallback
 
 
 class RetentionCallback(TrainerCallback):
-    """Tells the gates which step it is, and does the ascent on lambda after each optimiser step.
+    """Tells the gates the training step, and does the ascent on lambda after each optimiser step.
 
     Logs ``retention_multiplier`` and ``retention_violation`` of each gate.
     """
@@ -31,5 +31,5 @@ class RetentionCallback(TrainerCallback):
 
 
 def _retention(model):
-    """Of the model itself, or of what wraps it."""
+    """The ``retention`` of the model, or of the model inside a wrapper."""
     return getattr(model, "module", model).retention

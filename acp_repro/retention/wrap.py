@@ -1,4 +1,4 @@
-"""``retain``: an encoder of transformers that keeps a budget of its tokens and is called as before."""
+"""``retain``: gives an encoder of transformers a budget of its tokens; its call stays the same."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ _PREFIX = "Retained"
 
 
 def retain(model: nn.Module, config: RetentionConfig, teacher: nn.Module | None = None) -> nn.Module:
-    """Puts gates into an encoder of transformers, in place, and gives it back.
+    """Puts gates into an encoder of transformers, in place, and returns it.
 
-    The call stays the model's own: the same arguments (and ``protected_mask``, (B, T) bool: further tokens
-    that are never dropped), the same outputs in the original places. Where ``labels`` give a loss, it
-    includes the budget's penalty in training.
+    The call stays the same: the same arguments, and the same outputs in the original places. One argument is
+    new: ``protected_mask``, (B, T) bool, more tokens that are never dropped. If ``labels`` give a loss, it
+    includes the budget's penalty in training (Eq. 5).
 
     Args:
         model: a model of transformers, with a head or without; its weights stay.
-        teacher: the dense model that method ``top`` is distilled from, frozen.
+        config: the settings of the gates.
+        teacher: the dense model from which method ``top`` is distilled, frozen.
+
+    Returns:
+        ``model``.
 
     Raises:
         ValueError: the encoder is not known (see ``register_encoder``), has other blocks than the config
@@ -47,14 +51,14 @@ def retain(model: nn.Module, config: RetentionConfig, teacher: nn.Module | None 
 
 
 def from_pretrained(folder: str | Path, **options: Any) -> nn.Module:
-    """What ``save_pretrained`` of a retained model wrote, with its gates and their settings.
+    """Loads what ``save_pretrained`` of a retained model wrote, with its gates and their settings.
 
     Args:
-        folder: or a name on the Hub.
+        folder: a folder, or a name on the Hub.
         options: of transformers' ``from_pretrained``, such as ``dtype``.
 
     Raises:
-        ValueError: no retained model, or no such folder.
+        ValueError: there is no such folder, or no retained model in it.
     """
     import transformers
 
@@ -71,22 +75,25 @@ def from_pretrained(folder: str | Path, **options: Any) -> nn.Module:
 
 
 class RetainedModel:
-    """What a retained model has beside its own class's."""
+    """The attributes that a retained model has in addition to its own class."""
 
     @property
     def retention(self) -> Retention:
         return find_encoder(self).stack_of(self).retention
 
     def set_teacher(self, teacher: nn.Module | None) -> None:
-        """The dense model that method ``top`` is distilled from; not saved with the weights. Follows the
-        model from device to device."""
+        """Sets the dense model from which method ``top`` is distilled.
+
+        It is not saved with the weights, and follows the model from device to device.
+        """
         if teacher is not None:
             teacher.eval().requires_grad_(False)
-        object.__setattr__(self, "_teacher", teacher)  # no submodule: its weights are no weights of ours
+        object.__setattr__(self, "_teacher", teacher)  # not a submodule, because its weights are not ours
         self._move_teacher()
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``to``, ``cuda`` and the like do to a module, which reaches submodules alone."""
+        """What ``to``, ``cuda`` and the like do to a module; they reach only submodules, so the teacher is
+        added."""
         moved = super()._apply(*args, **kwargs)
         self._move_teacher()
         return moved
@@ -154,9 +161,11 @@ def _retained_stack(base: type) -> type:
 
 
 def _check_asked(model: nn.Module, given: dict[str, Any]) -> None:
-    """Raises:
-    ValueError: states or attentions of all blocks are asked for, by argument or by the model's config, and
-        tokens leave on the way. Longformer's encoder collects them itself, so not in training either.
+    """Checks that states or attentions of all blocks are not requested while tokens are dropped.
+
+    Raises:
+        ValueError: they are, by argument or by the model's config. Longformer's encoder collects them itself,
+            so not in training either.
     """
     retention = model.retention
     for name in ("output_hidden_states", "output_attentions"):
@@ -174,7 +183,8 @@ def _describe(model: nn.Module, given: dict[str, Any], protected_mask: Tensor | 
     """Which tokens there are, and which are never dropped.
 
     Raises:
-        ValueError: no text or no token, a mask that is none of tokens, a question whose end cannot be told.
+        ValueError: there is no text or no token, the mask does not fit the tokens, or the question's end is
+            unknown.
     """
     ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
     if (ids is None) == (embeds is None):
@@ -194,7 +204,7 @@ def _describe(model: nn.Module, given: dict[str, Any], protected_mask: Tensor | 
         )
     else:
         valid = mask.to(device) > 0
-        # The first token that is none of padding: [CLS], whatever side the padding is on.
+        # The first token that is not padding is [CLS], on whichever side the padding is.
         protected = valid & (valid.cumsum(1) == 1)
     config = model.retention.config
     asks = _protects_question(model, config)
@@ -230,7 +240,7 @@ def _question(model: nn.Module, config: RetentionConfig, ids: Tensor | None, val
 
 
 def _with_penalty(model: nn.Module, output: Any, given: dict[str, Any]) -> Any:
-    """The output with the penalty, and ToP's distillation, added to its loss; without one as it is."""
+    """The output with the penalty, and ToP's distillation, added to its loss; unchanged if it has no loss."""
     as_tuple = isinstance(output, tuple)
     loss = output[0] if as_tuple else getattr(output, "loss", None)
     if loss is None or loss.dim() > 0:
@@ -247,7 +257,7 @@ def _with_penalty(model: nn.Module, output: Any, given: dict[str, Any]) -> Any:
 
 
 def _distillation(output: Any, teacher: nn.Module, given: dict[str, Any]) -> Tensor:
-    """KL(teacher || model), the mean of an example, over all logits that the head gives."""
+    """KL(teacher || model), a scalar: the mean of an example, over all logits that the head gives."""
     labels = ("labels", "start_positions", "end_positions")
     with torch.no_grad():
         taught = teacher(**{name: value for name, value in given.items() if name not in labels})

@@ -237,9 +237,9 @@ def test_bad_input():
         gated(**inputs)
     with pytest.raises(ValueError, match="has gates already"):
         retain(gated, RetentionConfig(0.5))
-    with pytest.raises(ValueError, match="these gates cannot become"):
+    with pytest.raises(ValueError, match="these gates cannot change to"):
         gated.retention.configure(method="h2o")
-    with pytest.raises(ValueError, match="these gates cannot become {'budget': 0.5}"):
+    with pytest.raises(ValueError, match="these gates cannot change to {'budget': 0.5}"):
         retained(model, 1.0).retention.configure(budget=0.5)
     with pytest.raises(ValueError, match="the encoder has 3 blocks"):
         retain(build(), RetentionConfig(0.5, gates=(5,)))
@@ -285,7 +285,7 @@ def test_an_encoder_that_is_not_known_can_be_registered():
     )
     with pytest.raises(ValueError, match="no layer list is known for model type 'mpnet'; known are bert"):
         retain(transformers.MPNetForSequenceClassification(config), RetentionConfig(0.5))
-    with pytest.raises(ValueError, match="is no encoder of transformers"):
+    with pytest.raises(ValueError, match="is not an encoder of transformers"):
         retain(torch.nn.Linear(2, 2), RetentionConfig(0.5))
     register_encoder("nystromformer", Encoder("encoder", "attention.self.query", "attention.self.wrong"))
     other = transformers.NystromformerConfig(

@@ -111,7 +111,7 @@ def test_penalty_counts_what_its_setting_says():
         ({"schedule": "profile"}, "profile: shares are in (0, 1]"),
         ({"schedule": "profile", "profile": "table7"}, "profile: must be one of table5_30"),
         ({"schedule": "profile", "profile": (0.3, 0.4)}, "no share may rise"),
-        ({"profile": (0.3,)}, "profile: is of the schedule profile"),
+        ({"profile": (0.3,)}, "profile: is for schedule: profile"),
         ({"hard_from_step": -1}, "hard_from_step: must be a whole number"),
         ({"initial_multiplier": -1.0}, "initial_multiplier: must not be negative"),
         ({"scorer_width": 0}, "scorer_width: must be a whole number"),

@@ -61,10 +61,10 @@ def test_errors_are_one_line(folder, tmp_path, capsys):
     (cut / "model.safetensors").write_bytes(b"cut short")
     for arguments, words in (
         (["nowhere", "--text", "x"], "nowhere: no config.json there"),
-        ([str(folder), "--text", "  "], "the text is empty"),
+        ([str(folder), "--text", "  "], "the text is empty; give some"),
         ([str(folder), "--file", "none.txt"], "--file none.txt: no such file"),
         ([str(folder), "--text", "x", "--budget", "2"], "budget: must be a number in (0, 1], got 2"),
-        ([str(folder), "--file", str(folder / "weights.bin")], "weights.bin: is no text in UTF-8"),
+        ([str(folder), "--file", str(folder / "weights.bin")], "weights.bin: is not text in UTF-8"),
         ([str(PRO), "--text", "x"], "no model with gates; acp_repro.retention.retain makes one"),
         ([str(cut), "--text", "x"], "its weights cannot be read"),
     ):
