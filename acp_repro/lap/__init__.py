@@ -5,8 +5,8 @@
     memory = model.encode(["Return the number of items in the list."])  # kept vectors, positions and tokens
     model.decode(memory)  # free running, batched, cached
 
-Needs torch, and transformers where a T5 is made or read (``pip install -e '.[lap]'``). Names load on
-first use: ``acp_repro.lap.settings`` needs the standard library alone.
+Needs torch, and transformers to make or read a T5 (``pip install -e '.[lap]'``). Names load on first use:
+``acp_repro.lap.settings`` needs only the standard library.
 """
 
 from __future__ import annotations

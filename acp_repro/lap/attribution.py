@@ -25,8 +25,8 @@ class Attribution:
 
     Attributes:
         values: (kept vectors, written tokens) float64, in nats.
-        positions: each vector's token's place in the text.
-        written: ids of the tokens that the model wrote of it freely, EOS last.
+        positions: the place in the text of each vector's token.
+        written: ids of the tokens that the model writes from the memory, EOS last.
     """
 
     values: np.ndarray
@@ -37,15 +37,15 @@ class Attribution:
 def shap_values(
     model: PruningAutoencoder, row: Sequence[int], evaluations: int = 400, seed: int = 0
 ) -> Attribution:
-    """What each kept vector of a text adds to the log probability of each token that the model writes of it.
+    """What each kept vector of a text adds to the log probability of each token that the model writes.
 
-    A player is a kept vector; a coalition is the memory with the others masked; the value is the log
-    probability of each token of the model's own text, the tokens before it given.
+    A player is a kept vector. A coalition is the memory with the other vectors masked. Its value is the log
+    probability of each token of the model's own text, given the tokens before it.
 
     Args:
         row: token ids of the text with EOS.
-        evaluations: of the model; the permutations of the estimate are as many as that allows.
-        seed: of the permutations.
+        evaluations: evaluations of the model, which limit the permutations of the estimate.
+        seed: seed of the permutations.
 
     Raises:
         PruningError: the library shap is not installed.
@@ -68,9 +68,9 @@ def shap_values(
 def game(
     model: PruningAutoencoder, row: Sequence[int]
 ) -> tuple[Callable[[np.ndarray], np.ndarray], Memory, list[int]]:
-    """The function of coalitions that SHAP explains, the memory whose vectors play, and the written tokens.
+    """The function of coalitions that SHAP explains, the memory with the players, and the written tokens.
 
-    The function takes (coalitions, players) of 0 and 1 and gives (coalitions, tokens) in nats.
+    The function takes (coalitions, players) of 0 and 1 and gives (coalitions, tokens) float64 in nats.
     """
     memory = model.encode_ids(pad([row], model.t5.config.pad_token_id).to(model.device))
     written = model.decode_ids(memory.vectors, memory.mask, 2 * len(row))[0]
@@ -90,8 +90,8 @@ def game(
 
 
 def _log_probabilities(model: PruningAutoencoder, vectors: Tensor, mask: Tensor, target: Tensor) -> Tensor:
-    """(coalitions, tokens). Where nothing is left, all masks are alike and softmax would not see them:
-    then the memory is one vector of zeros."""
+    """(coalitions, tokens) float. If no vector is left, all masks are equal, and softmax would ignore them.
+    The memory is then one vector of zeros."""
     count, empty = len(mask), (mask <= OUT).all(1)
     memory = torch.where(empty[:, None, None], torch.zeros_like(vectors), vectors.expand(count, -1, -1))
     inputs = model.shifted(target).expand(count, -1)

@@ -1,4 +1,4 @@
-"""A T5 that writes a text into a few of its tokens' vectors, and reads it back from them."""
+"""A T5 that compresses a text into the vectors of a few of its tokens, and writes it again from them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ FLAN_T5_SMALL = {
 
 @dataclass(frozen=True)
 class Losses:
-    """What one batch gives in training.
+    """The results of one batch in training.
 
     Attributes:
-        cross_entropy: in nats a token, a scalar.
+        cross_entropy: in nats a token, a float32 scalar.
         compression: the compression loss, a scalar in 0 to 1.
-        lengths: (S + 1, B); see ``gates.soft_lengths`` and, for hard concrete gates, ``expected_lengths``.
-        kept: (S + 1, B) tokens in after each gate, by the rule of evaluation on these very gates.
-        correct: (B,) float, share of tokens whose logit is the largest.
+        lengths: (S + 1, B) float32; see ``gates.soft_lengths`` and, for hard concrete gates,
+            ``expected_lengths``.
+        kept: (S + 1, B) tokens that are left after each gate, by the rule of evaluation on these gates.
+        correct: (B,) float, share of tokens with the largest logit.
     """
 
     cross_entropy: Tensor
@@ -53,15 +54,16 @@ class Losses:
 
 
 class PruningAutoencoder(nn.Module):
-    """A ``T5ForConditionalGeneration`` with gates in its encoder and a short-sighted decoder.
+    """A ``T5ForConditionalGeneration`` with gates in its encoder and a decoder that sees only the last
+    tokens.
 
     Args:
-        t5: of transformers; its norms and GELUs become PyTorch's own, in place (``fused.fuse``).
-        pruning: how it prunes.
-        tokenizer: None for a model that sees token ids alone.
+        t5: of transformers. Its norms and GELUs are replaced by PyTorch's own, in place (``fused.fuse``).
+        pruning: the settings of pruning.
+        tokenizer: None for a model that reads token ids only.
 
     Raises:
-        PruningError: the tokeniser has more ids than the model, or other ids for ``<pad>`` and ``</s>``; or
+        PruningError: the tokeniser has more ids than the model, or other ids for ``<pad>`` and ``</s>``. Or
             the T5's config lacks one of the ids that T5 needs.
     """
 
@@ -83,7 +85,7 @@ class PruningAutoencoder(nn.Module):
         if (tokenizer.pad_id, tokenizer.eos_id) != (config.pad_token_id, config.eos_token_id):
             raise PruningError(
                 f"the tokeniser's <pad> and </s> are {tokenizer.pad_id} and {tokenizer.eos_id}, the model's "
-                f"{config.pad_token_id} and {config.eos_token_id}; take that of its training"
+                f"{config.pad_token_id} and {config.eos_token_id}; take the tokeniser of its training"
             )
 
     # --- making, saving, loading ---
@@ -92,7 +94,7 @@ class PruningAutoencoder(nn.Module):
     def from_scratch(
         cls, pruning: PruningConfig, tokenizer: TextTokenizer, **shape: Any
     ) -> PruningAutoencoder:
-        """Fresh weights, from torch's generator; the shape is Flan-T5-small's but for what is given.
+        """Fresh weights, from torch's generator. The shape is Flan-T5-small's, except for the given keys.
 
         Embeddings and head share their weights, as in T5 1.0, and dropout is 0.
 
@@ -134,7 +136,7 @@ class PruningAutoencoder(nn.Module):
         """Writes config.json, model.safetensors and tokenizer.json; also a checkpoint of plain T5.
 
         Args:
-            weights: whole weights on the CPU, named as in :meth:`state_dict`, where ours are sharded.
+            weights: whole weights on the CPU, named as in :meth:`state_dict`, if the model's own are sharded.
         """
         state = self.state_dict() if weights is None else weights
         state = {name.removeprefix("t5."): tensor for name, tensor in state.items()}
@@ -142,10 +144,10 @@ class PruningAutoencoder(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu") -> PruningAutoencoder:
-        """What :meth:`save_pretrained` wrote, in evaluation mode.
+        """Loads what :meth:`save_pretrained` wrote, in evaluation mode.
 
         Raises:
-            PruningError: no such folder, or a checkpoint of another model.
+            PruningError: there is no such folder, or it holds a checkpoint of another model.
         """
         return cls(*checkpoint.read(Path(folder))).to(device).eval()
 
@@ -158,7 +160,7 @@ class PruningAutoencoder(nn.Module):
 
     @property
     def _training_mask(self) -> str:
-        """Hard concrete gates are added as they are: those that are 0 remove."""
+        """The mask of training. Hard concrete gates are added as they are: those that are 0 remove tokens."""
         kind = self.pruning.training_mask
         return "soft" if kind == "hard_concrete" else kind
 
@@ -174,10 +176,10 @@ class PruningAutoencoder(nn.Module):
 
         Args:
             input_ids: (B, T) integer, each text with its EOS, then padding.
-            noise: (S, B, T) from ``gates.draw_noise``, for training.
-            mask: see ``encoder.encode_masked``; default: the settings' in training, ``removed`` else.
-            window: False lets the decoder see all tokens before.
-            blind: gates drop at random, as often as their bias and the noise have it.
+            noise: (S, B, T) float32 from ``gates.draw_noise``, for training.
+            mask: see ``encoder.encode_masked``. Default: that of the settings in training, else ``removed``.
+            window: False lets the decoder see all earlier tokens.
+            blind: gates drop tokens at random, as often as their bias and the noise imply.
         """
         mask = mask or (self._training_mask if self.training else "removed")
         real = input_ids != self.t5.config.pad_token_id
@@ -204,7 +206,7 @@ class PruningAutoencoder(nn.Module):
     def encode_tokens(
         self, input_ids: Tensor, mask: str, noise: Tensor | None = None, blind: bool = False
     ) -> Encoded:
-        """``encoder.encode_masked`` on (B, T) token ids."""
+        """``encoder.encode_masked`` on (B, T) integer token ids."""
         config = self.t5.config
         real = input_ids != config.pad_token_id
         return encode_masked(
@@ -215,13 +217,13 @@ class PruningAutoencoder(nn.Module):
             self.pruning,
             mask=mask,
             noise=noise,
-            # The loss is a mean over tokens, so a nat of one token is this much of it.
+            # The loss is a mean over tokens, so one nat of one token adds this much to it.
             credit_limit=self.pruning.credit_nats / real.sum(),
             blind=blind,
         )
 
     def shifted(self, input_ids: Tensor) -> Tensor:
-        """The decoder's inputs: the start token, then all but the last."""
+        """The decoder's inputs (B, T) integer: the start token, then all tokens except the last."""
         start = torch.full_like(input_ids[:, :1], self.t5.config.decoder_start_token_id)
         return torch.cat([start, input_ids[:, :-1]], 1)
 
@@ -231,7 +233,7 @@ class PruningAutoencoder(nn.Module):
         """(B, T) int64 on the model's device: each text with its EOS, padded at the end.
 
         Raises:
-            PruningError: a text is empty, too long or no text, or the model has no tokeniser.
+            PruningError: a text is empty, too long or not text, or the model has no tokeniser.
         """
         if self.tokenizer is None:
             raise PruningError("this model has no tokenizer.json; give token ids to encode_ids")
@@ -244,7 +246,7 @@ class PruningAutoencoder(nn.Module):
         most = self.pruning.max_length
         for index, row in enumerate(rows):
             if not row:
-                raise PruningError(f"text {index + 1} of {len(rows)} is empty")
+                raise PruningError(f"text {index + 1} of {len(rows)} is empty; leave it out")
             if len(row) + 1 > most:
                 raise PruningError(
                     f"text {index + 1} of {len(rows)} has {len(row) + 1} tokens with its EOS, and the "
@@ -263,15 +265,15 @@ class PruningAutoencoder(nn.Module):
 
     @torch.no_grad()
     def encode_ids(self, input_ids: Tensor) -> Memory:
-        """:meth:`encode` of (B, T) token ids with EOS and padding; dropped tokens are really removed.
+        """:meth:`encode` of (B, T) integer token ids with EOS and padding; dropped tokens are really removed.
 
         Raises:
-            PruningError: a text has no EOS; without it, all of a text may be dropped.
+            PruningError: a text has no EOS. Without it, all of a text may be dropped.
         """
         config = self.t5.config
         real, eos = input_ids != config.pad_token_id, input_ids == config.eos_token_id
         if not eos.any(1).all():
-            raise PruningError(f"a text without its EOS, id {config.eos_token_id}; each needs it at least")
+            raise PruningError(f"a text has no EOS, id {config.eos_token_id}; end each text with it")
         with evaluating(self):
             found = encode_removed(self.t5.encoder, input_ids, real, eos, self.pruning)
         tokens = []
@@ -290,25 +292,25 @@ class PruningAutoencoder(nn.Module):
         )
 
     def decode(self, memory: Memory, max_length: int | None = None) -> list[str]:
-        """The texts of a memory, written freely and greedily from the start token.
+        """The texts that the model writes from a memory, greedily from the start token.
 
         Args:
-            max_length: most tokens of a text; default: the model's maximum.
+            max_length: the most tokens of a text; default: the model's maximum.
 
         Raises:
             PruningError: the model has no tokeniser.
         """
         if self.tokenizer is None:
-            raise PruningError("this model has no tokenizer.json; take decode_ids")
+            raise PruningError("this model has no tokenizer.json; use decode_ids")
         rows = self.decode_ids(memory.vectors, memory.mask, max_length)
         return [self.tokenizer.decode(row) for row in rows]
 
     @torch.no_grad()
     def decode_ids(self, vectors: Tensor, mask: Tensor, max_length: int | None = None) -> list[list[int]]:
-        """Token ids of each text, without EOS; texts that are done take no more work.
+        """Token ids of each text, without EOS. Finished texts cost no more work.
 
         Args:
-            vectors, mask: of a :class:`Memory`: (B, M, D), and (B, M) added to the scores.
+            vectors, mask: of a :class:`Memory`: (B, M, D), and (B, M) float added to the scores.
             max_length: see :meth:`decode`.
         """
         most = self.pruning.max_length if max_length is None else max_length
@@ -317,13 +319,14 @@ class PruningAutoencoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.t5.device
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """``model`` in evaluation mode, without dropout; then each of its modules as it was before."""
+    """Inside, ``model`` is in evaluation mode, without dropout. After it, each of its modules is as
+    before."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -334,6 +337,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
-    """(B, T) int64 of rows of ids, filled up at the end."""
+    """(B, T) int64 of rows of ids, padded at the end."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows])

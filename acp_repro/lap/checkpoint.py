@@ -1,7 +1,7 @@
-"""Folders of pruning autoencoders: config.json, model.safetensors and tokenizer.json, as T5 has them.
+"""Folders of pruning autoencoders: config.json, model.safetensors and tokenizer.json, as for T5.
 
-The settings of pruning stand in config.json under a key of their own, so that plain transformers reads the
-same folder as a T5.
+The settings of pruning have their own key in config.json, so that plain transformers reads the same folder as
+a T5.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONFIG_KEY = "learnable_attention_pruning"  # in the config.json of T5
 
 
 def need_transformers() -> ModuleType:
-    """The library.
+    """The library transformers.
 
     Raises:
         PruningError: it is not installed.
@@ -58,7 +58,7 @@ def read_t5(name_or_folder: str | Path, **options: Any) -> tuple[nn.Module, Text
             f"{name_or_folder}: no T5 with model.safetensors and {TOKENIZER_FILE} ({_first_line(error)}); "
             "without network give a folder that has them, or train from scratch"
         ) from error
-    # Not the unexpected ones: a published T5 may hold weights that no T5 reads.
+    # Unexpected weights are allowed: a published T5 may hold weights that no T5 reads.
     if wrong := _names(found, "missing_keys", "mismatched_keys"):
         raise PruningError(f"{name_or_folder}: not the weights of a T5, these lack or do not fit: {wrong}")
     return t5, _read_tokenizer(path)
@@ -89,10 +89,10 @@ def write(
 
 
 def read(folder: Path) -> tuple[nn.Module, PruningConfig, TextTokenizer | None]:
-    """What :func:`write` wrote.
+    """Reads what :func:`write` wrote.
 
     Raises:
-        PruningError: no such folder, or a checkpoint of another model.
+        PruningError: there is no such folder, or it holds a checkpoint of another model.
     """
     config = _read_config(folder)
     try:
@@ -104,13 +104,13 @@ def read(folder: Path) -> tuple[nn.Module, PruningConfig, TextTokenizer | None]:
     except (OSError, ValueError) as error:
         raise PruningError(f"{folder}: {_first_line(error)}") from error
     if wrong := _names(found, "missing_keys", "unexpected_keys", "mismatched_keys"):
-        raise PruningError(f"{folder}: model.safetensors is not of this config.json: {wrong}")
+        raise PruningError(f"{folder}: model.safetensors does not fit config.json: {wrong}")
     path = folder / TOKENIZER_FILE
     return t5, pruning, _read_tokenizer(path) if path.is_file() else None
 
 
 def _load(name_or_folder: str | Path, **options: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """A T5, and which weights its file lacks, has too many, or has of another shape.
+    """A T5, and the weights that its file lacks, has too many, or has in another shape.
 
     Raises:
         OSError, ValueError: there is no such T5, or its file cannot be read.
@@ -118,7 +118,7 @@ def _load(name_or_folder: str | Path, **options: Any) -> tuple[nn.Module, dict[s
     transformers = need_transformers()
     from safetensors import SafetensorError
 
-    # transformers makes up what lacks or does not fit, and says so in a long table; here it is an error.
+    # transformers initialises weights that lack or do not fit, with a long warning; here it is an error.
     options = {"use_safetensors": True, "ignore_mismatched_sizes": True, **options}
     try:
         with _quiet(transformers):
@@ -130,9 +130,9 @@ def _load(name_or_folder: str | Path, **options: Any) -> tuple[nn.Module, dict[s
 
 
 def _names(found: Mapping[str, Any], *kinds: str) -> str:
-    """The first three weights of some kinds; empty where there is none."""
+    """The first three weights of some kinds; empty if there are none."""
     keys = (key for kind in kinds for key in found[kind])
-    # Of a weight of another shape also both shapes are told.
+    # For a weight of another shape, both shapes are shown too.
     names = sorted(key if isinstance(key, str) else key[0] for key in keys)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -168,7 +168,7 @@ def _read_tokenizer(path: Path) -> TextTokenizer:
 
 @contextlib.contextmanager
 def _quiet(transformers: ModuleType) -> Iterator[None]:
-    """Without progress bars for files that are read in a moment, and without warnings."""
+    """Without warnings, and without progress bars for files that are read fast."""
     logging = transformers.utils.logging
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

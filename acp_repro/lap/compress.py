@@ -1,8 +1,8 @@
-"""What a pruning autoencoder keeps of a text: ``python -m acp_repro.lap.compress MODEL --text "..."``.
+"""Shows which tokens a pruning autoencoder keeps: ``python -m acp_repro.lap.compress MODEL --text "..."``.
 
 MODEL is the folder of a trained model, or a run folder such as runs/lap/NAME. Prints each text with its
-dropped tokens marked (the first line says how), what each gate drops, and the text as the model writes it
-from what is kept.
+dropped tokens marked; the first line explains the marks. Then it prints what each gate drops, and the text
+that the model writes from the kept tokens.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _lines(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # a text may have other breaks of Unicode
+        lines = path.read_text(encoding="utf-8").split(
+            "\n"
+        )  # a text may contain other line breaks of Unicode
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read ({error})") from None
     if not any(map(str.strip, lines)):
-        raise UsageError(f"{path}: holds no text")
+        raise UsageError(f"{path}: holds no text; give one text a line")
     return [line for line in lines if line.strip()]
 
 
@@ -56,7 +58,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("model", metavar="MODEL", type=Path, help="a model's folder, or a run folder")
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--text", action="append", help="a text (repeatable)")
-    given.add_argument("--file", type=Path, metavar="FILE", help="a text a line")
+    given.add_argument("--file", type=Path, metavar="FILE", help="a file with one text a line")
     add("--max-length", type=positive, metavar="N", help="write no more than N tokens (default: the model's)")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     return parser.parse_args(arguments)

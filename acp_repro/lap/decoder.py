@@ -1,7 +1,7 @@
 """T5's decoder over a memory, where each layer sees the last N tokens ("Architecture").
 
-:func:`decode_teacher` runs whole texts at once; :class:`Decoding` goes token by token with a cache of N + 1
-keys a layer, and gives the same logits; :func:`write_greedily` writes texts with it.
+:func:`decode_teacher` runs whole texts at once. :class:`Decoding` goes token by token with a cache of N + 1
+keys a layer, and gives the same logits. :func:`write_greedily` writes texts with it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from .encoder import relative_bias
 
 
 def logits_of(t5: nn.Module, hidden: Tensor) -> Tensor:
-    """The head of a ``T5ForConditionalGeneration``, which scales where it is T5 1.0's."""
+    """The head of a ``T5ForConditionalGeneration``, (..., D) -> (..., V) float. It scales its input in T5
+    1.0."""
     if t5.config.scale_decoder_outputs:
         hidden = hidden * t5.config.d_model**-0.5
     return t5.lm_head(hidden)
 
 
 def window_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """(T, T) bool: which tokens a token sees, itself and the ``window`` before it."""
+    """(T, T) bool: True where a token sees another: itself and the ``window`` tokens before it."""
     position = torch.arange(length, device=device)
     distance = position[:, None] - position[None, :]
     return (distance >= 0) & (distance <= (length if window is None else window))
@@ -32,12 +33,13 @@ def window_mask(length: int, window: int | None, device: torch.device) -> Tensor
 def decode_teacher(
     t5: nn.Module, memory: Tensor, memory_mask: Tensor, inputs: Tensor, window: int | None
 ) -> Tensor:
-    """Logits (B, T, V) of each next token, given the true ones before it.
+    """Logits (B, T, V) float of each next token, given the true tokens before it.
 
     Args:
-        memory: (B, M, D).
-        memory_mask: (B, M) added to the scores of cross-attention.
+        memory: (B, M, D), any floating dtype.
+        memory_mask: (B, M) float, added to the scores of cross-attention.
         inputs: (B, T) integer, shifted right.
+        window: N; None shows all earlier tokens.
     """
     stack = t5.decoder
     hidden = stack.dropout(stack.embed_tokens(inputs))
@@ -72,7 +74,7 @@ class Decoding:
         self._past: list[tuple[Tensor, Tensor] | None] = [None] * len(self._memory)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits (B, V) after one more token of each text: (B,) integer."""
+        """Logits (B, V) float after one more token of each text: (B,) integer."""
         stack = self._t5.decoder
         hidden = stack.embed_tokens(tokens[:, None])
         bias = None
@@ -94,7 +96,7 @@ class Decoding:
         return logits_of(self._t5, stack.final_layer_norm(hidden))[:, 0]
 
     def keep(self, rows: Tensor) -> None:
-        """Goes on with these texts alone: (B,) bool or integer."""
+        """Continues with these texts alone: (B,) bool or integer."""
         self._mask = self._mask[rows]
         self._memory = [(k[rows], v[rows]) for k, v in self._memory]
         self._past = [None if past is None else (past[0][rows], past[1][rows]) for past in self._past]
@@ -111,11 +113,11 @@ class Decoding:
 def write_greedily(
     t5: nn.Module, memory: Tensor, memory_mask: Tensor, window: int | None, most: int
 ) -> list[list[int]]:
-    """Token ids of each text, without EOS, each the likeliest after those before it.
+    """Token ids of each text, without EOS; each is the most probable one after those before it.
 
     Args:
         memory, memory_mask, window: see :class:`Decoding`.
-        most: tokens of a text; one that reaches EOS before takes no more work.
+        most: the most tokens of a text. A text that reaches EOS before costs no more work.
     """
     state = Decoding(t5, memory, memory_mask, window)
     rows: list[list[int]] = [[] for _ in range(len(memory))]

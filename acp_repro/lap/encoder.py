@@ -1,7 +1,7 @@
 """T5's encoder with gates, in two forms that give the same vectors.
 
-:func:`encode_masked` keeps every token and masks; training and tests use it. :func:`encode_removed` takes
-dropped tokens out after each gate, so the blocks that follow work on what is left.
+:func:`encode_masked` keeps every token and masks; training and tests use it. :func:`encode_removed` removes
+dropped tokens after each gate, so later blocks compute only the tokens that are left.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .settings import PruningConfig
 
 @dataclass(frozen=True)
 class Encoded:
-    """What :func:`encode_masked` gives: S gates, B texts of T tokens.
+    """The result of :func:`encode_masked`: S gates, B texts of T tokens.
 
     Attributes:
-        hidden: (B, T, D) the encoder's output, of dropped tokens too.
-        memory_mask: (B, T) what is added to the scores of cross-attention; -inf for padding.
-        log_gate: (S, B, T) of each gate, 0 for EOS.
-        kept: (S, B, T) bool: in after each gate by the rule of evaluation, padding out.
+        hidden: (B, T, D) float, the encoder's output, for dropped tokens too.
+        memory_mask: (B, T) float, added to the scores of cross-attention; -inf for padding.
+        log_gate: (S, B, T) float32 of each gate, 0 for EOS.
+        kept: (S, B, T) bool: tokens that are left after each gate by the rule of evaluation, without padding.
         open_probability: (S, B, T) of hard concrete gates, 1 for EOS; None for others.
     """
 
@@ -38,11 +38,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Removed:
-    """What :func:`encode_removed` gives: at most M kept tokens a text.
+    """The result of :func:`encode_removed`: at most M kept tokens a text.
 
     Attributes:
-        hidden: (B, M, D), padded.
-        memory_mask: (B, M) added to the scores of cross-attention; -inf for padding.
+        hidden: (B, M, D) float, padded.
+        memory_mask: (B, M) float, added to the scores of cross-attention; -inf for padding.
         positions: (B, M) int64, each token's place in the text; -1 for padding.
         dropped_by: (B, T) int64: the gate that dropped a token, counted from 0; -1 for kept ones and padding.
     """
@@ -54,10 +54,10 @@ class Removed:
 
 
 def relative_bias(attention: nn.Module, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """T5's bias of any positions: (..., Q) and (..., K) integer -> (..., H, Q, K).
+    """T5's bias for any positions: (..., Q) and (..., K) integer -> (..., H, Q, K) float.
 
     Args:
-        attention: the self-attention that holds the table, that of the first block.
+        attention: the self-attention that holds the table, which is that of the first block.
     """
     buckets = attention._relative_position_bucket(
         key_positions[..., None, :] - query_positions[..., :, None],
@@ -69,7 +69,8 @@ def relative_bias(attention: nn.Module, query_positions: Tensor, key_positions: 
 
 
 def clear_signal(hidden: Tensor) -> Tensor:
-    """``hidden`` with 0 as element 0, which carries the gate's signal and nothing else."""
+    """``hidden`` (..., D), same dtype, with element 0 set to 0. That element carries only the gate's
+    signal."""
     return torch.cat([torch.zeros_like(hidden[..., :1]), hidden[..., 1:]], -1)
 
 
@@ -93,10 +94,10 @@ def encode_masked(
         real: (B, T) bool, False for padding.
         eos: (B, T) bool: never dropped.
         mask: ``soft``: log gates are added; ``straight_through``: tokens are removed, with gradients;
-            ``removed``: tokens are removed as at evaluation; ``none``: plain T5 but for element 0.
-        noise: (S, B, T) or None.
+            ``removed``: tokens are removed as at evaluation; ``none``: plain T5 except for element 0.
+        noise: (S, B, T) float32 or None.
         credit_limit: a scalar; see ``gates.straight_through``. None for no bound.
-        blind: gates do not look at their tokens, as if E[0] were 0.
+        blind: gates ignore their tokens, as if E[0] were 0.
     """
     gated = config.gated_blocks(len(stack.block))
     hidden = stack.dropout(stack.embed_tokens(input_ids))
@@ -132,10 +133,10 @@ def encode_masked(
 def _mask(
     kind: str, gate: Tensor, alive: Tensor, inside: Tensor, config: PruningConfig, credit_limit: Tensor | None
 ) -> Tensor:
-    """(B, T): what one gate adds to the scores."""
+    """(B, T): the mask that one gate adds to the scores."""
     if kind == "soft":
         return gate
-    # What is out already has no gate any more: its mask must not be added twice.
+    # A removed token has no more gates: its mask must not be added twice.
     if kind == "straight_through":
         limit = gate.new_tensor(math.inf) if credit_limit is None else credit_limit
         return torch.where(alive, straight_through(gate, inside, limit), 0.0)
@@ -143,16 +144,19 @@ def _mask(
 
 
 def _left(gate: Tensor, config: PruningConfig) -> Tensor:
-    """What the mask of a kept token is at evaluation: as it was in training."""
+    """The mask of a kept token at evaluation: the same as in training."""
     return torch.zeros_like(gate) if config.training_mask == "straight_through" else gate
 
 
 def encode_removed(
     stack: nn.Module, input_ids: Tensor, real: Tensor, eos: Tensor, config: PruningConfig
 ) -> Removed:
-    """The encoder with dropped tokens taken out after each gate; the arguments of :func:`encode_masked`.
+    """The encoder with dropped tokens removed after each gate; the arguments of :func:`encode_masked`.
 
-    A batch is as long as its longest text after each gate.
+    After each gate a batch is as long as its longest text.
+
+    Args:
+        input_ids: (B, T) integer. real, eos: (B, T) bool.
     """
     gated = config.gated_blocks(len(stack.block))
     hidden = stack.dropout(stack.embed_tokens(input_ids))
@@ -182,10 +186,11 @@ def encode_removed(
 
 
 def _scores(bias: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-    """(B, H, M, M): the bias of the positions that are left, the pairs' mask, and no padding.
+    """(B, H, M, M): the bias of the positions that are left, plus the mask of pairs; -inf for padding.
 
     Args:
-        bias: (H, T, T), of all pairs of a text's positions: to look up is less work than to compute anew.
+        bias: (H, T, T), for all pairs of a text's positions, because a look-up is less work than computing it
+            again.
     """
     padding = positions < 0
     place = positions.masked_fill(padding, 0)
@@ -205,7 +210,7 @@ def _take(
     """Kept tokens alone, in order, in tensors as long as the longest text."""
     counts = kept.sum(1)
     longest = int(counts.max())
-    # A stable sort puts what is kept in front, in the order of the text.
+    # A stable sort puts kept tokens in front, in the order of the text.
     order = torch.argsort((~kept).to(torch.uint8), dim=1, stable=True)[:, :longest]
     there = torch.arange(longest, device=kept.device) < counts[:, None]
     hidden = hidden.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1]))

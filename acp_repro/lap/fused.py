@@ -1,7 +1,7 @@
-"""T5's norm and activation by PyTorch's own kernels, in place of a handful of operators each.
+"""T5's norm and activation by PyTorch's own kernels, in place of several operators each.
 
-A training step of Flan-T5-small's shape is 5,000 operators of a few microseconds, and the host can hardly
-start them as fast as a GPU ends them; about a quarter of them were these two.
+A training step of Flan-T5-small's shape is 5,000 operators of a few microseconds. The host can hardly start
+them as fast as a GPU ends them. About a quarter of them were these two.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 
 class FusedNorm(nn.Module):
-    """``T5LayerNorm``: x / sqrt(mean(x^2) + eps) * weight, in float32, returned in the weight's dtype or
-    autocast's.
+    """``T5LayerNorm``: x / sqrt(mean(x^2) + eps) * weight.
+
+    Computed in float32, returned in the dtype of the weight or of autocast.
 
     Args:
-        norm: whose weight it takes, under the same name.
+        norm: the norm whose weight it takes, under the same name.
     """
 
     def __init__(self, norm: nn.Module):
@@ -24,17 +25,16 @@ class FusedNorm(nn.Module):
         self.weight, self.eps = norm.weight, norm.variance_epsilon
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., D) -> the same shape."""
+        """(..., D), any floating dtype -> the same shape."""
         weight, dtype = self.weight.float(), self.weight.dtype
-        if torch.is_autocast_enabled(hidden.device.type):  # cast once, not by each product that reads it
+        if torch.is_autocast_enabled(hidden.device.type):  # cast once, not in each product that reads it
             dtype = torch.get_autocast_dtype(hidden.device.type)
         with torch.autocast(hidden.device.type, enabled=False):
             return F.rms_norm(hidden.float(), weight.shape, weight, self.eps).to(dtype)
 
 
 def fuse(t5: nn.Module) -> None:
-    """Replaces the norms of ``t5``, and its GELU where it is the one of the tanh, in place; names and
-    weights stay."""
+    """Replaces the norms of ``t5``, in place, and its GELU if it is the tanh form. Names and weights stay."""
     for module in list(t5.modules()):
         for name, child in list(module.named_children()):
             if type(child).__name__ == "T5LayerNorm":

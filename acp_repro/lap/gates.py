@@ -1,7 +1,7 @@
 """Gates, their masks, and the compression loss of the article, on tensors alone.
 
 A token's gate is read from element 0 of its vector. Its logarithm is added to the attention scores of the
-token's row and column, off the diagonal, and adds up over the gates.
+token's row and column, except on the diagonal. The logarithms add up over the gates.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def log_gates(signal: Tensor, config: PruningConfig, noise: Tensor | None = None
     """The logarithm of the gates, at most 0 ("Learnable Token Selection").
 
     Args:
-        signal: (...), element 0 of the vectors.
-        noise: (...), drawn by :func:`draw_noise`; None for evaluation.
+        signal: (...), element 0 of the vectors, any floating dtype.
+        noise: (...) float32, drawn by :func:`draw_noise`; None for evaluation.
 
     Returns:
-        (...) float32; -inf where a hard concrete gate is 0. A finite number in its place is a mask that a
-        model learns to see through: scores of T5 have no scale, so they grow past it (docs/lab-notebook.md).
+        (...) float32; -inf where a hard concrete gate is 0. With a finite number instead, a model learns to
+        see through the mask: scores of T5 have no scale, so they grow past it (docs/lab-notebook.md).
     """
     signal = signal.float()
     if config.training_mask == "hard_concrete":
@@ -44,7 +44,7 @@ def log_gates(signal: Tensor, config: PruningConfig, noise: Tensor | None = None
 
 
 def open_probability(signal: Tensor, config: PruningConfig) -> Tensor:
-    """How likely a hard concrete gate is not 0 in training, (...) in 0 to 1."""
+    """The probability that a hard concrete gate is not 0 in training: (...) float32 in 0 to 1."""
     low, high = STRETCHED
     return torch.sigmoid(_limited(signal.float(), config) + config.beta - config.tau * math.log(-low / high))
 
@@ -56,7 +56,7 @@ def _limited(signal: Tensor, config: PruningConfig) -> Tensor:
 def draw_noise(
     shape: Sequence[int], config: PruningConfig, generator: torch.Generator | None = None
 ) -> Tensor | None:
-    """The noise of one training batch on the CPU, float32, or None where the settings have none."""
+    """The noise of one training batch on the CPU, float32 of ``shape``; None if the settings have none."""
     if config.noise == "none":
         return None
     uniform = torch.rand(tuple(shape), generator=generator).clamp(1e-6, 1 - 1e-6)
@@ -66,10 +66,11 @@ def draw_noise(
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Forward: 0 for kept tokens and LOG_REMOVED for others. Backward: of the mask log(alpha).
+    """Forward: 0 for kept tokens and LOG_REMOVED for others. Backward: the gradient of the mask log(alpha).
 
-    Attention weighs token k by alpha_k e^{s_k}, so the derivative with respect to alpha_k is that with
-    respect to the mask divided by alpha_k, here by the weight that forward really had: 1 or e^-60.
+    Attention weighs token k by alpha_k e^{s_k}. So the derivative with respect to alpha_k is that with
+    respect to the mask divided by alpha_k. Here it is divided by the weight that forward really had: 1 or
+    e^-60.
     """
 
     @staticmethod
@@ -81,15 +82,15 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):
         log_gate, kept, limit = ctx.saved_tensors
         credit = torch.where(kept, gradient, gradient * math.exp(-LOG_REMOVED))
-        # At alpha = 0 the slope can be far above what the token would bring, since it does not saturate.
+        # At alpha = 0 the slope can far exceed the token's true effect, because it does not saturate.
         return credit.clamp(-limit, limit) * log_gate.exp(), None, None
 
 
 def straight_through(log_gate: Tensor, kept: Tensor, limit: Tensor) -> Tensor:
-    """A mask that removes and still has the gradient of the soft one.
+    """A mask that removes tokens and still has the gradient of the soft mask.
 
     Args:
-        log_gate: (B, T).
+        log_gate: (B, T) float32.
         kept: (B, T) bool.
         limit: a scalar, the bound on the derivative of the loss with respect to a gate.
 
@@ -100,7 +101,8 @@ def straight_through(log_gate: Tensor, kept: Tensor, limit: Tensor) -> Tensor:
 
 
 def pair_mask(mask: Tensor) -> Tensor:
-    """The mask of self-attention: (B, T) -> (B, 1, T, T), entry (j, k) is m_j + m_k, the diagonal 0.
+    """The mask of self-attention: (B, T) -> (B, 1, T, T), same dtype. Entry (j, k) is m_j + m_k, the diagonal
+    is 0.
 
     The article sets g where j = i xor k = i; the sum over i of that is the same.
     """
@@ -113,15 +115,15 @@ def soft_lengths(log_gate: Tensor, real: Tensor, d_kv: int, kept: Tensor | None 
     """L(s) of the article: how many tokens still take part after each gate.
 
     Args:
-        log_gate: (S, B, T), 0 for tokens that are never dropped.
+        log_gate: (S, B, T) float32, 0 for tokens that are never dropped.
         real: (B, T) bool, False for padding.
         d_kv: dimensions of a head's key, the d of P = exp(G / sqrt(d)).
         kept: (S, B, T) bool, for a straight-through mask: count these, with the gradient of the sum of
-            exp(G). The article divides by sqrt(d) because a masked token may still be read; a removed one
-            cannot, and so price and worth of a token fall alike as its gate closes.
+            exp(G). The article divides by sqrt(d) because a masked token may still be read. A removed token
+            cannot be read, so its price and its worth fall alike as its gate closes.
 
     Returns:
-        (S + 1, B); the first row is the length without padding.
+        (S + 1, B) float32; the first row is the length without padding.
     """
     summed = log_gate.cumsum(0)
     if kept is None:
@@ -134,16 +136,16 @@ def soft_lengths(log_gate: Tensor, real: Tensor, d_kv: int, kept: Tensor | None 
 
 
 def expected_lengths(probability: Tensor, real: Tensor) -> Tensor:
-    """L(s) of hard concrete gates: how many tokens are expected to be in after each gate.
+    """L(s) of hard concrete gates: how many tokens are expected to be left after each gate.
 
     Args:
-        probability: (S, B, T), of each gate to be open; 1 for tokens that are never dropped.
+        probability: (S, B, T) float32, of each gate to be open; 1 for tokens that are never dropped.
         real: (B, T) bool, False for padding.
 
     Returns:
-        (S + 1, B); the first row is the length without padding.
+        (S + 1, B) float32; the first row is the length without padding.
     """
-    # Not cumprod: its backward pass makes the host wait, which a CUDA graph does not bear.
+    # Not cumprod: its backward pass makes the host wait, which is not allowed in a CUDA graph.
     inside = torch.stack(list(itertools.accumulate(probability.unbind(0), torch.mul)))
     lengths = (inside * real).sum(-1)
     return torch.cat([real.sum(-1, dtype=lengths.dtype)[None], lengths])
@@ -153,9 +155,9 @@ def compression_loss(lengths: Tensor) -> Tensor:
     """The mean over gates of R(s)^2, R(s) = L(s) / L(s - 1), averaged over texts.
 
     Args:
-        lengths: (S + 1, B); see :func:`soft_lengths`.
+        lengths: (S + 1, B) float32; see :func:`soft_lengths`.
 
     Returns:
-        A scalar; 1 where nothing is dropped.
+        A scalar; 1 if nothing is dropped.
     """
     return (lengths[1:] / lengths[:-1]).square().mean()

@@ -1,4 +1,4 @@
-"""What the encoder leaves of texts, and all that the decoder gets of them."""
+"""The output of the encoder, which is all that the decoder reads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Memory:
-    """What is left of B texts: at most M vectors each.
+    """The kept vectors of B texts, at most M each.
 
     Attributes:
-        vectors: (B, M, D), padded.
-        mask: (B, M) added to the scores of cross-attention; -inf for padding.
-        positions: (B, M) int64, each vector's token's place in its text; -1 for padding.
+        vectors: (B, M, D) float, padded.
+        mask: (B, M) float, added to the scores of cross-attention; -inf for padding.
+        positions: (B, M) int64, the place in its text of each vector's token; -1 for padding.
         input_ids: (B, T) int64, the whole texts, EOS included, padded.
         lengths: (B,) int64, tokens of the whole texts, EOS included.
         dropped_by: (B, T) int64, the gate that dropped a token, counted from 0; -1 for kept ones.
-        tokens: of each text, the kept tokens as words; an empty list where the model has no tokeniser.
+        tokens: for each text, the kept tokens as words; an empty list if the model has no tokeniser.
         gates: the number of gates.
     """
 

@@ -18,7 +18,7 @@ LOG_REMOVED = -60.0  # for log 0 in a straight-through mask, whose gradient a ma
 
 
 class PruningError(UsageError):
-    """A setting, a text or a checkpoint that cannot be; the message says what would be right."""
+    """A setting, a text or a checkpoint is wrong; the message says what would be right."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class PruningConfig:
         beta, tau: bias and temperature of the gate. 5 and 0.1 start saturated: logsigmoid(50) has no
             gradient.
         signal_limit: with hard concrete gates, E[0] is bounded to this by E[0] / (1 + |E[0]| / limit), whose
-            slope falls slowly; without a limit a gate that opens wide has no gradient left to shut it again.
-        gate_every: the encoder blocks 0, n, 2n ... end in a gate.
-        threshold: at evaluation a token is removed where its log gate is not above this.
+            slope falls slowly. Without a limit, a wide open gate has no gradient left to close it again.
+        gate_every: n, so that the encoder blocks 0, n, 2n ... end in a gate.
+        threshold: at evaluation a token is removed if its log gate is not above this.
         training_mask: what training adds to attention scores. ``soft``: the log gates, as in the article.
             ``straight_through``: tokens are removed as at evaluation, and the gradient is that of the
             soft mask, so what is trained is what is evaluated. ``hard_concrete``: log gates are added, of
             gates that are stretched from (0, 1) to (-0.1, 1.1) and cut, so that a gate is often exactly 0
             and removes (Louizos, Welling and Kingma, 2018); a token costs the probability that its gate is
             not 0. Wants logistic noise; tau is that paper's beta.
-        credit_nats: with ``straight_through``, a bound on the gradient of one token's gate: no token is
-            taken to be worth more than so many nats of the text's cross-entropy.
-        decoder_window: tokens before the present one that a decoder layer sees; None for all.
-        max_length: most tokens of a text, EOS included.
+        credit_nats: with ``straight_through``, a bound on the gradient of one token's gate: no token counts
+            as worth more than this many nats of the text's cross-entropy.
+        decoder_window: earlier tokens that a decoder layer sees; None for all.
+        max_length: the most tokens of a text, EOS included.
     """
 
     gate: Literal[GATES] = "published"
@@ -66,7 +66,7 @@ class PruningConfig:
         except ValueError as error:
             raise PruningError(str(error)) from None
         if self.gate == "article" and self.noise != "none":
-            raise PruningError("noise: the article's gate has none; say noise: none")
+            raise PruningError("noise: the article's gate has none; set noise: none")
         if self.training_mask == "hard_concrete" and (self.gate, self.noise) != ("published", "logistic"):
             raise PruningError("training_mask: hard_concrete needs gate: published and noise: logistic")
         if self.signal_limit is not None and self.training_mask != "hard_concrete":
@@ -74,7 +74,7 @@ class PruningConfig:
 
     @property
     def log_threshold(self) -> float:
-        """A token stays where its log gate is above this; a hard concrete gate removes where it is 0."""
+        """A token is kept if its log gate is above this; a hard concrete gate removes it if the gate is 0."""
         return -math.inf if self.training_mask == "hard_concrete" else self.threshold
 
     def gated_blocks(self, num_blocks: int) -> tuple[int, ...]:
@@ -83,10 +83,10 @@ class PruningConfig:
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> PruningConfig:
-        """From what :func:`dataclasses.asdict` gave.
+        """The settings from the result of :func:`dataclasses.asdict`.
 
         Raises:
-            PruningError: a key of another version, or a value that cannot be.
+            PruningError: a key of another version, or a value that is not allowed.
         """
         if not isinstance(settings, dict):
             raise PruningError(f"pruning settings of another version: {settings!r}")

@@ -1,4 +1,4 @@
-"""A text with its dropped tokens marked by gate, for a terminal."""
+"""Shows a text with its dropped tokens marked by gate, for a terminal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def marked(model: PruningAutoencoder, memory: Memory, row: int, colour: bool) ->
     """The tokens of one text, kept ones plain and dropped ones marked.
 
     Args:
-        colour: kept tokens bold and dropped ones grey; else a dropped token is ``[token]1``, with its gate
-            counted from 1.
+        colour: kept tokens bold and dropped ones grey. Otherwise a dropped token is ``[token]1``, with its
+            gate counted from 1.
     """
     length = int(memory.lengths[row]) - 1  # EOS is always kept
     ids = memory.input_ids[row, :length].tolist()
@@ -35,7 +35,7 @@ def marked(model: PruningAutoencoder, memory: Memory, row: int, colour: bool) ->
 
 
 def by_gate(model: PruningAutoencoder, memory: Memory, row: int) -> list[tuple[str, list[str]]]:
-    """(where, tokens): what each gate dropped, then what is kept, EOS included; in the order of the text."""
+    """(where, tokens): what each gate drops, then what is kept, EOS included; in the order of the text."""
     length = int(memory.lengths[row])
     tokens = model.tokenizer.tokens(memory.input_ids[row, :length].tolist())
     gates = memory.dropped_by[row, :length].tolist()

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by a ``tokenizer.json`` of the library `tokenizers`."""
+"""Text to token ids and back, with a ``tokenizer.json`` of the library `tokenizers`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class TextTokenizer:
 
     Args:
         json_text: the content of a ``tokenizer.json``, with the tokens ``<pad>`` and ``</s>``.
-        where: whose it is, for errors.
+        where: its file, for errors.
 
     Raises:
-        PruningError: it is none, or lacks one of them.
+        PruningError: it is not a tokeniser, or lacks one of the tokens.
     """
 
     def __init__(self, json_text: str, where: str = TOKENIZER_FILE):
@@ -60,7 +60,7 @@ class TextTokenizer:
         """Ids of each text without EOS.
 
         Raises:
-            PruningError: one of them is no text.
+            PruningError: one of them is not text.
         """
         texts = list(texts)
         try:
@@ -74,7 +74,7 @@ class TextTokenizer:
         return self._tokenizer.decode([i for i in ids if i not in (self.pad_id, self.eos_id)])
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Each id as a word for people: a space where the token begins with one."""
+        """Each id as a readable word: a space where the token begins with one."""
         return [self._shown(i) for i in ids]
 
     def _shown(self, token_id: int) -> str:

@@ -33,7 +33,7 @@ def test_bad_input_is_refused_in_words(tmp_path):
         tmp_path / "narrow"
     )
     (tmp_path / "wide/model.safetensors").write_bytes((tmp_path / "narrow/model.safetensors").read_bytes())
-    with pytest.raises(PruningError, match="model.safetensors is not of this config.json"):
+    with pytest.raises(PruningError, match="model.safetensors does not fit config.json"):
         PruningAutoencoder.from_pretrained(tmp_path / "wide")
 
 
@@ -55,7 +55,7 @@ def test_a_text_without_eos_is_refused():
     built = model(beta=-1e4)
     ids = built.token_ids(TEXTS)
     ids[1, ids[1] == built.t5.config.eos_token_id] = 5
-    with pytest.raises(PruningError, match=f"without its EOS, id {built.t5.config.eos_token_id}"):
+    with pytest.raises(PruningError, match=f"has no EOS, id {built.t5.config.eos_token_id}"):
         built.encode_ids(ids)
 
 
