@@ -1,6 +1,6 @@
 """Times whole training steps on random tokens: ``python -m acp_repro.benchmark_training --suite h100``.
 
-Shapes and settings are those of the suite's runs; weights are new, with gates of which two heads in three
+Shapes and settings are those of the suite's runs; weights are new, with drawn gates, some of which
 forget fast, so nothing need be trained. Each number of GPUs is a set of processes of its own.
 """
 
@@ -86,6 +86,7 @@ def _measure(runs: list, options: argparse.Namespace) -> int:
                 steps=options.steps,
                 official=options.official and world_size() == 1,
                 parallel=options.parallel[0],
+                gates=options.gates,
             ):
                 records.append(record)
                 on_rank_zero(lambda record=record: print(_in_words(record), flush=True))
@@ -144,6 +145,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         default=["auto"],
         help="how several GPUs share a step, each a measurement (default: as the suite's runs do)",
+    )
+    add(
+        "--gates",
+        default="bimodal",
+        choices=("bimodal", "paper"),
+        help="which heads are local: two thirds, or so many that 65 to 70 %% is pruned at every length "
+        "(default: %(default)s)",
     )
     add("--official", action="store_true", help="time the authors' model beside ours, on one GPU")
     add("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")

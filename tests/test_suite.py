@@ -19,6 +19,7 @@ from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.suite import main as suite_main
+from analysis.acp.models import at_start
 from tests.suites import YAML, with_measure, write_suite
 
 ROOT = Path(__file__).parent.parent
@@ -271,6 +272,17 @@ def test_the_h100_suite_has_the_pairs_that_its_figures_need(monkeypatch):
     assert suite.with_all_seeds(acp[:1]) == acp and first_seeds(acp) == acp[:1]
     # Figures 4 to 7 look at a model that is trained, not at the large one that is only timed.
     assert suite.heads_run.size_name == suite.sweep_run.size_name == "125M"
+
+
+def test_the_suite_of_sizes_has_what_the_papers_figures_show(monkeypatch):
+    """Past the start of training: 760M at 4k for Figures 4 to 6, three sizes for 2, pairs for 3 and 8."""
+    monkeypatch.chdir(ROOT)
+    suite = load_suite("h200-sizes")
+    assert suite.heads_run.name == "pro-760m-4k-acp"
+    assert not any(at_start(run.size.tokens, run.size_name) for run in suite.runs)
+    lengths = {(run.size_name, run.context_length) for run in suite.with_acp("pro")}
+    assert lengths >= {("760M", 4096), ("760M", 16_384)} | {("360M", n) for n in (4096, 8192, 16_384)}
+    assert {"pro-360m-4k-exact", "pro-760m-4k-exact"} <= {run.name for run in suite.pairs("pro")}
 
 
 def test_the_pretrained_suite_is_what_its_trainer_trains(monkeypatch):

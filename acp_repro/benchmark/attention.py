@@ -32,6 +32,9 @@ GATES = {
     "global": lambda heads: 0,
     "one-global": lambda heads: heads - 1,
 }
+PAPER = "paper"  # so many that PAPER_SHARE is pruned at every length and number of heads, as in the paper
+PAPER_SHARE = 0.67  # of the 65 to 70 %
+_LOCAL, _GLOBAL = -0.2, -1e-4
 _CHECKED_ROWS = 64
 # Eager attention holds about six matrices of scores at once.
 _EAGER_LIMIT_BYTES = 20e9
@@ -71,10 +74,23 @@ class Problem(NamedTuple):
         return AttentionInputs(*self.inputs, threshold)
 
 
-def mean_gates(gates: str, heads: int, **options: Any) -> Tensor:
-    """(H,), the mean log gate of each head: local ones first."""
-    mean = torch.full((heads,), -1e-4, **options)
-    mean[: GATES[gates](heads)] = -0.2
+def mean_gates(gates: str, heads: int, length: int = 0, head_dim: int = 64, **options: Any) -> Tensor:
+    """(H,), the mean log gate of each head: local ones first.
+
+    Args:
+        length, head_dim: of the attention; with :data:`PAPER` the number of local heads depends on them,
+            and one head between makes up what whole heads miss.
+    """
+    mean = torch.full((heads,), _GLOBAL, **options)
+    if gates != PAPER:
+        mean[: GATES[gates](heads)] = _LOCAL
+        return mean
+    delta, edge = float(_threshold(length, head_dim)), 192  # blocks of 128 x 64 keep so many keys more
+    of_local = max(0.0, 1 - (delta / _LOCAL + edge) / length) ** 2
+    whole, rest = divmod(PAPER_SHARE * heads, of_local) if of_local else (heads, 0.0)
+    local = min(heads, int(whole))  # short contexts may not reach the share
+    mean[:local] = _LOCAL
+    mean[local : local + 1] = delta / (length * (1 - math.sqrt(rest)) - edge)
     return mean
 
 
@@ -91,11 +107,15 @@ def make_problem(
 
     q, k = (math.sqrt(head_dim) * torch.nn.functional.normalize(draw(), dim=-1) for _ in range(2))
     q, k, v, dout = (x.to(dtype).transpose(1, 2) for x in (q, k, draw(), draw()))
-    mean = mean_gates(gates, heads, device=device)
+    mean = mean_gates(gates, heads, length, head_dim, device=device)
     steps = torch.empty(batch, heads, length, device=device).exponential_(generator=generator)
-    # A margin for the rounding of norms to the dtype.
-    threshold = pruning_threshold(math.sqrt(head_dim) * (1 + 2**-6), length).to(device)
+    threshold = _threshold(length, head_dim).to(device)
     return Problem(q, k, v, steps * mean[:, None], dout, threshold.expand(batch, heads).contiguous())
+
+
+def _threshold(length: int, head_dim: int) -> Tensor:
+    """Of rows of norm sqrt(D), with a margin for the rounding of norms to the dtype."""
+    return pruning_threshold(math.sqrt(head_dim) * (1 + 2**-6), length)
 
 
 class Error(NamedTuple):

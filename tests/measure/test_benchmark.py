@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from acp_repro.attention import choose_implementation
+from acp_repro.attention.boundary import count_blocks
 from acp_repro.benchmark import attention as benchmark
 from acp_repro.benchmark import rivals
 from acp_repro.benchmark.table import table
@@ -15,6 +16,7 @@ from acp_repro.benchmark_attention import main
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
+from acp_repro.model.capture import AttentionInputs
 from acp_repro.papers.acp.paper import PAPER
 from analysis import drawing
 from analysis.acp import figure_kernel
@@ -58,6 +60,24 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     pd.read_csv(path, dtype=str).drop(columns=["forward_ms"]).to_csv(path, index=False)
     with pytest.raises(RecordError, match="not the columns of this version"):
         read_records(load_suite("mini"), "kernel_time")
+
+
+@pytest.mark.parametrize("heads", [12, 16, 24])
+@pytest.mark.parametrize("length", [4096, 8192, 16_384, 32_768])
+def test_gates_that_prune_what_the_paper_does(length, heads):
+    """Two heads in three prune 57 % at 4k and 65 % at 32k, so that two lengths differ in the share."""
+    gates = benchmark.mean_gates("paper", heads, length, 64)
+    shape = (1, heads, length)
+    q = torch.zeros(1).expand(*shape, 64)  # the share is the gates' alone
+    delta = benchmark._threshold(length, 64).expand(1, heads)
+    inputs = AttentionInputs(q, q, q, gates[None, :, None].expand(shape), delta)
+    share = count_blocks(inputs.boundary(128, 64), length, length, 128, 64).pruned_ratio.mean()
+    assert 0.65 <= share <= 0.70
+    assert (gates == -0.2).sum() >= heads * 2 // 3
+
+
+def test_gates_that_cannot_prune_so_much_are_all_local():
+    assert benchmark.mean_gates("paper", 3, 128, 16).tolist() == pytest.approx([-0.2] * 3)
 
 
 def test_the_limit_is_the_fastest_without_gates_times_what_is_left():

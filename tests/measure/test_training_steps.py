@@ -43,6 +43,15 @@ def test_records_of_both_methods_and_weights_that_stand_still(run, monkeypatch):
     assert nats.tolist() == pytest.approx([-0.2, -1e-4], rel=1e-3)  # of two heads, one is local
 
 
+def test_gates_are_drawn_as_asked(run, monkeypatch):
+    made = []
+    real = training_steps._ours
+    monkeypatch.setattr(training_steps, "_ours", lambda *args: made.append(real(*args)) or made[-1])
+    list(training_steps.measure(run, 301, CPU, repeats=1, steps=1, official=False, gates="paper"))
+    nats = torch.nn.functional.logsigmoid(made[0].blocks[-1].attn.fgate_proj.bias)
+    assert nats.tolist() == pytest.approx([-0.2, -0.2], rel=1e-3)  # 128 tokens: all there are
+
+
 def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch, capsys):
     def ranks(number, module, arguments):
         assert module == "acp_repro.benchmark_training"

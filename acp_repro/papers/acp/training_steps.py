@@ -56,6 +56,7 @@ def measure(
     steps: int,
     official: bool,
     parallel: str = "auto",
+    gates: str = "bimodal",
 ) -> Iterator[dict[str, Any]]:
     """One record for each implementation, with ACP and exact, as they come; every rank takes them all.
 
@@ -65,6 +66,7 @@ def measure(
     Args:
         official: time the authors' model too, on one rank, without torch.compile, as their trainer runs it.
         parallel: how several ranks share a step, ``ddp`` or ``fsdp``; ``auto`` is what the run says.
+        gates: which heads are local, as in ``benchmark_attention``.
 
     Raises:
         SuiteError: the authors' code is asked for, and cannot be imported or has several ranks.
@@ -75,7 +77,9 @@ def measure(
     config = dataclasses.replace(run.model_config(vocab_size), log_pruning_tolerance=tolerance)
     for make in (_ours, _official) if official else (_ours,):
         torch.manual_seed(run.seed)  # the same weights on every rank
-        yield from _measure(make(run, config, device), run, config, device, tolerance, repeats, steps)
+        made = make(run, config, device)
+        fix_gates(made.blocks, mean_gates(gates, config.num_heads, run.context_length, config.head_dim))
+        yield from _measure(made, run, config, device, tolerance, repeats, steps)
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -89,7 +93,6 @@ def _measure(
     repeats: int,
     steps: int,
 ) -> list[dict[str, Any]]:
-    fix_gates(made.blocks)
     tokens, length = run.training.micro_batch_tokens, run.context_length
     batches = _random_batches(config.vocab_size, tokens // length, length, device)
     pruned = 0.0
@@ -149,14 +152,17 @@ def _measure(
     ]
 
 
-def fix_gates(blocks: list[nn.Module]) -> None:
-    """Gates of one value a head, as in ``benchmark_attention``: two heads in three forget fast."""
+def fix_gates(blocks: list[nn.Module], log_gates: Tensor) -> None:
+    """Gates of one value a head.
+
+    Args:
+        log_gates: (H,), of the heads of every block.
+    """
     for block in blocks:
         gate = block.attn.fgate_proj
-        nats = mean_gates("bimodal", gate.out_features, dtype=torch.float64)
         with torch.no_grad():
             gate.weight.zero_()
-            gate.bias.copy_(nats.exp().logit())
+            gate.bias.copy_(log_gates.double().exp().logit())
 
 
 def _random_batches(
