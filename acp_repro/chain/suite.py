@@ -30,7 +30,8 @@ class SuiteFile(Strict):
 
     Attributes:
         leave_out: items that `make all` does not make from this suite, because they cost too much there.
-        published: whether its records are part of the project, and count in REPRODUCTION.md.
+        published: true where its records are part of the project, and count in REPRODUCTION.md; false where
+            nobody has run it yet, and that page lists it as missing; None where each user runs it alone.
         not_run: names of runs of the grid, or patterns such as ``"*-seed1"``, that are gaps: they are not
             trained, and no item needs them.
     """
@@ -39,7 +40,7 @@ class SuiteFile(Strict):
     paper: str = DEFAULT_PAPER
     weights: WeightsConfig | None = None
     leave_out: list[str] = field(default_factory=list)
-    published: bool = False
+    published: bool | None = None
     not_run: list[str] = field(default_factory=list)
 
 

@@ -64,6 +64,7 @@ class Section:
 
     paper: Paper
     lines: tuple[Line, ...]
+    suites: tuple[Suite, ...] = ()  # all of ``experiments/`` that are of this paper
 
 
 def gather() -> tuple[Section, ...]:
@@ -72,7 +73,8 @@ def gather() -> tuple[Section, ...]:
     Raises:
         SuiteError: no suite in ``experiments/`` is published.
     """
-    suites = [suite for suite in map(load_suite, suite_names()) if suite.file.published]
+    every = [load_suite(name) for name in suite_names()]
+    suites = [suite for suite in every if suite.file.published]
     if not suites:
         raise SuiteError("no suite in experiments/ says `published: true`")
     papers = {suite.paper.name: suite.paper for suite in suites}
@@ -90,7 +92,8 @@ def gather() -> tuple[Section, ...]:
             else of_records(id, claim, item, item, own, records)
             for id, claim, item in numbered(paper)
         ]
-        sections.append(Section(paper, tuple(lines)))
+        of_paper = tuple(suite for suite in every if suite.paper.name == name)
+        sections.append(Section(paper, tuple(lines), of_paper))
     return tuple(sections)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..verdict import Word
 from .gather import Line, Section
+from .missing import gaps
 
 MEANINGS = {
     Word.PROVED: "a proof or a formula gives it, whatever the model, and a test shows it on this code",
@@ -53,6 +54,9 @@ def render(sections: Sequence[Section]) -> str:
         "laptop. The seconds are what the trainings behind the records took. Where the records say it, they "
         "include the measuring.",
         *(part for section in sections for part in _section(section)),
+        "## What is missing",
+        "Nobody has trained or measured these. The right column says what would.",
+        _markdown(("Paper", "Missing", "Made by"), (row for section in sections for row in _gaps(section))),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -96,6 +100,11 @@ def _section(section: Section) -> list[str]:
     criteria = {line.claim.claim: line.claim.holds_if for line in lines if line.claim.holds_if}
     listed = "\n".join(f"- **{claim}**: {words}." for claim, words in criteria.items())
     return [*parts, "### When a claim holds", listed]
+
+
+def _gaps(section: Section) -> Iterator[list[str]]:
+    for gap in gaps(section):
+        yield [section.paper.name, *(words.replace("|", "\\|") for words in gap)]
 
 
 def _table(lines: Iterable[Line]) -> str:

@@ -17,6 +17,7 @@ from analysis.acp import figure2, figure3, figure3_right, figure7, models, text_
 from analysis.report.gather import paper_words
 from analysis.reproduction.__main__ import main
 from analysis.reproduction.gather import Line, Section, gather, of_text, strongest
+from analysis.reproduction.missing import gaps
 from analysis.reproduction.page import render, summary
 from analysis.verdict import Status, Word
 from tests.analysis import synthetic
@@ -237,6 +238,37 @@ def test_the_loss_of_each_published_pair_stands_on_the_page(sections, monkeypatc
         for run in (*suite.pairs("pro"), *suite.pairs("llama")):
             name = rf"{run.size_name}( \([^)]*\))?, {style.length_label(run.context_length)}: [+-]0\."
             assert not loss.path(suite.name, run.name).is_file() or re.search(name, quoted), run
+
+
+def test_what_is_missing_is_one_list(sections, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "REPRODUCTION.md").read_text(encoding="utf-8")
+    listed = page.partition("## What is missing")[2]
+    for suite in map(load_suite, suite_names()):
+        assert (f"suite `{suite.name}`, " in listed) == (suite.file.published is False or bool(suite.not_run))
+        # A suite that somebody ran says so: it is published, or nobody waits for it.
+        assert suite.file.published is not False or not (ROOT / "results" / suite.name).exists(), suite.name
+    for line in (line for section in sections for line in section.lines if line.item):
+        assert (f"| {line.item.label}: {line.item.title} |" in listed) == (line.status is Status.MISSING)
+
+
+def test_gaps_of_a_suite_name_what_closes_them(mini):
+    text = mini.read_text()
+    words = "published: false\nleave_out: [figure2]\n"
+    Path("experiments/never.yaml").write_text(text.replace("published: true", words))
+    mini.write_text(f"{text}\nnot_run: [pro-tiny-256-exact]")
+    (section,) = gather()
+    suites = {gap.what.split("`")[1]: gap for gap in gaps(section) if "suite `" in gap.what}
+    assert suites["never"].what == "suite `never`, 4 runs: a test"
+    assert suites["never"].how == "`make all SUITE=never`"
+    assert suites["mini"].what == "runs of suite `mini`, 1: `pro-tiny-256-exact`"
+    assert "[its file](experiments/mini.yaml)" in suites["mini"].how
+    everything = ", ".join(item.name for item in section.paper.items if not item.extra)
+    path = Path("experiments/never.yaml")
+    path.write_text(path.read_text().replace("leave_out: [figure2]", f"leave_out: [{everything}]"))
+    (section,) = gather()
+    never = next(gap for gap in gaps(section) if "`never`" in gap.what)
+    assert never.how == "the commands in [its file](experiments/never.yaml)"
 
 
 def test_nothing_published_is_one_line(mini, capsys):

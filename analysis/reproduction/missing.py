@@ -1,0 +1,65 @@
+"""What is still missing: the one list, at the end of REPRODUCTION.md.
+
+Most of it is read from the suites and from the claims without records.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from acp_repro.chain import rules
+from acp_repro.chain.paper import Suite
+
+from ..verdict import Status
+from .gather import Section
+
+
+class Gap(NamedTuple):
+    """Something that nobody has measured, and what would close it."""
+
+    what: str
+    how: str
+
+
+# What no suite and no claim names.
+WRITTEN = {
+    "acp": (
+        Gap(
+            "SciQ in Tables 1 and 3: its file here lacks the wrong answers",
+            "the file of the Hub: a suite without `measure.lm_eval_data`",
+        ),
+        Gap(
+            'the step at which a pair parts, where Table A1 has "not recorded"',
+            "`python -m acp_repro.fork --suite h200-needle`",
+        ),
+        Gap(
+            "the pruned share after training with the paper's batch of 524,288 tokens",
+            "suite `h200-arms` with `training.batch_tokens`",
+        ),
+    )
+}
+
+
+def gaps(section: Section) -> tuple[Gap, ...]:
+    """All that is missing of one paper: whole suites, runs of a suite, figures, and what is written down."""
+    unmeasured = {
+        line.item.label: line for line in section.lines if line.item and line.status is Status.MISSING
+    }
+    return (
+        *(_of_suite(suite) for suite in section.suites if suite.file.published is False),
+        *(_of_runs(suite) for suite in section.suites if suite.not_run),
+        *(Gap(f"{label}: {line.item.title}", line.ours) for label, line in unmeasured.items()),
+        *WRITTEN.get(section.paper.name, ()),
+    )
+
+
+def _of_suite(suite: Suite) -> Gap:
+    drawn = any(rules.is_usual(suite, i) and rules.can_be_drawn(suite, i) for i in suite.paper.items)
+    how = f"`make all SUITE={suite.name}`" if drawn else f"the commands in [its file]({suite.path})"
+    return Gap(f"suite `{suite.name}`, {len(suite.runs)} runs: {suite.description}", how)
+
+
+def _of_runs(suite: Suite) -> Gap:
+    named = ", ".join(f"`{pattern}`" for pattern in suite.file.not_run)
+    how = f"take them out of `not_run` in [its file]({suite.path}); `make all SUITE={suite.name}`"
+    return Gap(f"runs of suite `{suite.name}`, {len(suite.not_run)}: {named}", how)
