@@ -55,9 +55,12 @@ def draw(records: pd.DataFrame) -> Figure:
     left.set(xlabel="tokens (% of an example)", xlim=(0, None), ylim=(len(rows) - 0.4, -0.6))
     left.legend(loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=3, columnspacing=1, handletextpad=0.2)
     right.scatter(table["gap_nats"], table["weighted_slack_nats"], s=14, color=style.SIZES[0])
-    ends = [*table["gap_nats"], *table["weighted_slack_nats"], 0]
-    right.plot([min(ends), max(ends)], [min(ends), max(ends)], color=style.PAPER)
-    right.locator_params(axis="x", nbins=5)
+    # Each axis has the points and 0; the line would stretch the one of lambda A to twenty times its points.
+    right.margins(0.08)
+    right.update_datalim([(0, 0)])
+    right.set(xlim=right.get_xlim(), ylim=right.get_ylim())
+    right.axline((0, 0), slope=1, color=style.PAPER, zorder=0)
+    right.locator_params(nbins=5)
     right.set(xlabel="loss with top-M less loss with soft gates (nats)", ylabel="$\\lambda A$ (nats)")
     return figure
 
@@ -66,9 +69,10 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["slackness"]
     caption = f"""**Figure C.** Left: how many tokens trained gates count as kept, in percent of an example's
 tokens, beside the budget M. One count is the paper's (sum of p), the other the share of gates that are open.
-Each mark is a seed. Right: slack A times lambda against the gap that bounds it (Appendices C and G). Under
-the grey line the bound holds. The least loss is unknown, and a feasible loss stands for it. A model whose
-training ends at hard masks minimises another loss than the soft one, so the bound need not hold there.
+Each mark is a seed. Right: slack A times lambda against the gap that bounds it (Appendices C and G). On the
+grey line both are equal. To its right the bound holds. The two axes have different scales. The least loss is
+unknown, and a feasible loss stands for it. A model whose training ends at hard masks minimises another loss
+than the soft one, so the bound need not hold there.
 {style.provenance(records)}"""
     return draw(records), caption
 

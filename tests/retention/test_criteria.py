@@ -204,6 +204,19 @@ def test_more_than_the_paper_saved_is_beyond():
     assert table4.memory_falls(table.assign(peak_memory_bytes=60.0)).status.value == "met"
 
 
+def test_the_axis_of_the_slack_is_that_of_its_points():
+    """The line of equality went down to the gaps' -0.08, and all points lay above -0.006."""
+    table = pd.DataFrame({"hard_loss_nats": [0.92, 1.0], "slack_tokens": [-0.03, -0.06], "seed": [0, 1]})
+    table = table.assign(dataset="imdb", gates="input", unit="share", budget=0.3, budget_tokens=0.3)
+    table = table.assign(multiplier=0.1, soft_loss_nats=1.0, counted_tokens=0.2, open_tokens=0.4)
+    right = figureC.draw(table).axes[1]
+    (low, high), points = right.get_ylim(), right.collections[0].get_offsets()[:, 1]
+    assert low < min(points) < max(points) < 0 < high
+    assert high - low < 1.3 * -min(points)
+    left, end = right.get_xlim()
+    assert left < -0.08 and end > 0
+
+
 def test_a_bound_of_minimisers_is_not_tested_on_other_models():
     table = pd.DataFrame({"run": ["a"], "unit": ["share"], "budget": [0.3], "budget_tokens": [30.0]})
     table = table.assign(slack_tokens=5.0, multiplier=0.1, hard_loss_nats=0.2, soft_loss_nats=0.3)
