@@ -89,11 +89,12 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     rivals = "; ".join(
         _against(row, ours) for row in records.query("implementation == @OFFICIAL").itertuples()
     )
+    pruned = style.span(100 * ours["pruned_ratio"].dropna())
     grows = f" With ACP, training reaches {shares}." if shares else ""
     beside = f"Beside the authors' model on one GPU in the same run: {rivals}. " if rivals else ""
     caption = f"""**Training on several GPUs.**{grows} These are whole training steps of this project on
-random tokens. The weights are new, and the gates are set so that two heads in three forget fast. Each GPU
-has one process, and each process takes equally many tokens. Times are medians of {first["repeats"]} times
+random tokens. The weights are new, and the gates are set so that ACP prunes {pruned} % of the blocks. Each
+GPU has one process, and each process takes equally many tokens. Times are medians of {first["repeats"]} times
 {first["steps"]} steps. {beside}{style.provenance(records)}"""
     return draw(records), caption
 
