@@ -229,13 +229,16 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
     if table.empty:
         return Verdict(Status.UNDECIDED, "no setting is measured with two seeds")
     other = table[table["adjusted_p_value"] < paired.TASKS_P_VALUE]
-    counts = f"{len(other)} of {len(table)} metrics differ between two seeds"
+    seeds = lm_eval_items.assign(seed=lm_eval_items["log_pruning_tolerance"].isna())  # a pair are two seeds
+    unlike = models.notes(models.unlike(seeds, _PAIR))
+    counts = f"{len(other)} of {len(table)} metrics{unlike[:1]} differ between two seeds"
     each = "; ".join(
         f"{row.size}, {style.length_label(row.context_length_tokens)}: {row.task} {row.metric} "
         f"{row.first:.4g} and {row.second:.4g}"
         for row in other.itertuples()
     )
-    return Verdict.of(True if len(other) else None, f"{counts}: {each}" if each else counts)
+    ours = "; ".join(filter(None, (f"{counts}: {each}" if each else counts, unlike)))
+    return Verdict.of(True if len(other) else None, ours)
 
 
 CLAIMS = (

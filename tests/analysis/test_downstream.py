@@ -67,6 +67,10 @@ def test_seeds_differ_where_chance_does_not_explain_it():
     told = table1.seeds_differ(other)
     assert told.status == Status.MET
     assert told.ours == "1 of 2 metrics differ between two seeds: 125M, 4k: piqa acc 0.5 and 0.54"
+    apart = table1.seeds_differ(other.assign(commit=other["seed"].map(str)))
+    assert apart.ours.startswith("1 of 2 metrics† differ") and apart.ours.endswith("ran on different commits")
+    by_method = other["log_pruning_tolerance"].map(str)
+    assert "†" not in table1.seeds_differ(other.assign(commit=by_method)).ours
     with pytest.raises(UnfitRecords, match="at two seeds: not the same items"):
         table1.seeds_differ(pd.concat([one, items("acp", right(5, 10), seed=1)]))
 
