@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from acp_repro.model import FoXCache, FoXForCausalLM
 from acp_repro.model.generation import prefill
+from acp_repro.model.layer_cache import LayerCache
 
 from .timing import orders
 
@@ -93,11 +96,13 @@ def prefill_parts(model: FoXForCausalLM, prompt: Tensor) -> Counter[str]:
     if prompt.is_cuda:
         torch.cuda.synchronize()
     marks = Marks(prompt.device)
-    for layer in cache.layers:
-        layer.attend = marks.around(layer.attend, _CACHE)
     handles = [handle for module, part in watched for handle in marks.watch(module, part)]
     try:
-        prefill(model, prompt, cache)
+        with contextlib.ExitStack() as stack:
+            for holder, name in ((LayerCache, "attend"), (FoXCache, "join")):  # of every cache that is made
+                counted = marks.around(getattr(holder, name), _CACHE)
+                stack.enter_context(mock.patch.object(holder, name, counted))
+            prefill(model, prompt, cache)
     finally:
         for handle in handles:
             handle.remove()

@@ -199,6 +199,23 @@ class BlockPool:
             self.version += 1
 
 
+def join_pools(parts: list[BlockPool]) -> BlockPool:
+    """One pool of the rows of all, whose tables have as many columns."""
+    joint = object.__new__(BlockPool)
+    joint.__dict__.update(parts[0].__dict__)
+    tables, free, before = [], [], 0
+    for part in parts:
+        tables.append(torch.where(part.table == 0, 0, part.table + before))
+        free.append(part.free + before)
+        before += len(part.k) - 1  # of block 0, which is nobody's, one is enough
+    joint.table, joint.free = torch.cat(tables), torch.cat(free)
+    joint.batch = len(joint.table)
+    for name in ("k", "v", "c"):
+        held = [getattr(part, name) for part in parts]
+        setattr(joint, name, torch.cat([held[0], *(x[1:] for x in held[1:])]))
+    return joint
+
+
 def running_sum(log_fgate: Tensor, before: Tensor) -> Tensor:
     """(B, H, T) float64: c of new tokens; ``before`` (B, H, 1) is c of the token before them."""
     if _has_kernels(log_fgate):

@@ -232,6 +232,24 @@ class FoXCache:
         copy.layers = [layer.select_rows(rows, copy) for layer in self.layers]
         return copy
 
+    def like(self) -> FoXCache:
+        """An empty cache for the same model and lengths, of any rows; see :meth:`join`."""
+        other = FoXCache(len(self.layers), self.max_length)
+        other.recording = self.recording
+        return other
+
+    def join(self, parts: list[FoXCache]) -> None:
+        """Hold the rows of ``parts``, one after the other: caches of as many tokens each, filled in the same
+        calls. This one is empty before, and they are unusable after it: their memory goes layer by layer."""
+        self._model, self.length = parts[0]._model, parts[0].length
+        self.evicted_at = max(part.evicted_at for part in parts)
+        self.latest_start = max(part.latest_start for part in parts)
+        for name in ("seq_start", "device_start", "seqlens"):
+            held = [getattr(part, name) for part in parts]
+            setattr(self, name, None if held[0] is None else torch.cat(held))
+        for layer in self.layers:
+            layer.join([part.layers.pop(0) for part in parts])
+
     def __deepcopy__(self, memo: dict) -> FoXCache:
         """A prompt is filled once and copied; the layers of the copy refer to the copy."""
         return self.select_rows(torch.arange(max(self.batch_size, 0)))

@@ -17,7 +17,8 @@ from .cache import FoXCache
 from .config import FoXConfig
 from .decode_step import CAPTURING, DecodeStep
 
-# Tokens of all rows in one chunk of a prefill: half a GiB of the 125M model's activations in bfloat16.
+# Tokens of all rows in one part of a prefill: half a GiB of the 125M model's activations in bfloat16. Whole
+# blocks of the pruning grid, so that the first row of a chunk prunes as it would without chunks.
 PREFILL_TOKENS = 2**16
 
 
@@ -152,11 +153,26 @@ def prefill(
 ) -> Tensor:
     """Fills an empty cache with a prompt; returns the logits (B, vocab) float32 of the next token.
 
-    A long prompt is fed in chunks, so that one layer's activations take less memory than the cache.
+    Many tokens are fed in parts, so that one layer's activations take less memory than the cache: some rows
+    after others, since chunks of a row would each read again what is held of it. Only a single row that is
+    longer than a part is fed in chunks.
     """
-    # Whole blocks of the pruning grid, so that the first row of a chunk prunes as it would without chunks.
-    chunk = max(PREFILL_TOKENS // input_ids.shape[0] // 128, 1) * 128
-    for part in input_ids.split(chunk, dim=1):
+    batch, length = input_ids.shape
+    rows = max(PREFILL_TOKENS // length, 1)
+    if rows >= batch:
+        return _prefill_rows(model, input_ids, cache, seq_start)
+    parts, logits = [], []
+    for first in range(0, batch, rows):
+        these = slice(first, first + rows)
+        parts.append(cache.like())
+        start = None if seq_start is None else seq_start[these]
+        logits.append(_prefill_rows(model, input_ids[these], parts[-1], start))
+    cache.join(parts)
+    return torch.cat(logits)
+
+
+def _prefill_rows(model, input_ids, cache, seq_start) -> Tensor:
+    for part in input_ids.split(max(PREFILL_TOKENS, 128), dim=1):
         hidden = model(part, cache=cache, return_hidden=True, seq_start=seq_start)
         seq_start = None  # the cache remembers it
     return model.lm_head(hidden[:, -1]).float()

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from acp_repro.attention import choose_implementation, forgetting_attention_with_kvcache
 
-from .blocks import BLOCK_SIZE, BlockPool, running_sum
+from .blocks import BLOCK_SIZE, BlockPool, join_pools, running_sum
 
 # Up to this many tokens are computed as a decoding step. Longer chunks are computed as a prefill over what is
 # held.
 DECODE_TOKENS = 8
 # Bytes of past keys and values that a prefill holds densely at once.
 _PAST_BYTES = 2**29
+# What a layer holds of each row, beside its blocks and the token shift's inputs.
+_OF_ROWS = ("threshold", "start", "held", "_longest_key")
 
 
 class WholeCache(Protocol):
@@ -255,12 +257,22 @@ class LayerCache:
         """Whether inputs of the token shift are held for ``tokens`` tokens ago."""
         return all(z.shape[1] > tokens for z in self._shift.values())
 
+    def join(self, parts: list[LayerCache]) -> None:
+        """See ``FoXCache.join``."""
+        first = parts[0]
+        self.logit_bound, self.refusal = first.logit_bound, first.refusal
+        self._shift = {name: torch.cat([part._shift[name] for part in parts]) for name in first._shift}
+        for name in _OF_ROWS:
+            held = [getattr(part, name) for part in parts]
+            setattr(self, name, None if held[0] is None else torch.cat(held))
+        self.pool = join_pools([part.pool for part in parts])
+
     def select_rows(self, rows: Tensor, parent: WholeCache) -> LayerCache:
         """A copy for ``parent`` whose row i is row ``rows[i]`` of this one; ``rows`` is (B',) int64."""
         copy = LayerCache(parent)
         copy.logit_bound, copy.refusal = self.logit_bound, self.refusal
         copy._shift = {name: z.index_select(0, rows) for name, z in self._shift.items()}
-        for name in ("threshold", "start", "held", "_longest_key"):
+        for name in _OF_ROWS:
             held = getattr(self, name)
             setattr(copy, name, None if held is None else held.index_select(0, rows))
         copy.pool = None if self.pool is None else self.pool.select_rows(rows)

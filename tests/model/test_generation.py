@@ -113,10 +113,43 @@ def test_a_stream_gives_each_token_before_the_next_is_computed(small_model, smal
     assert next(stream, None) is None and torch.is_grad_enabled()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("tolerance", [None, -10.0])
+@pytest.mark.parametrize("padded", [False, True])
+def test_many_rows_go_in_parts_and_each_counts_as_alone(
+    small_model, small_ids, monkeypatch, tolerance, padded
+):
+    """Logits of the prompt have the bits of each part by itself; those after it are the same but for products
+    of more rows, whose sums may be in another order."""
+    small_model.set_log_pruning_tolerance(tolerance)
+    prompt = torch.cat((small_ids, small_ids.flip(1), small_ids[:1].roll(7, 1)))  # five rows
+    start = torch.tensor([0, 70, 0, 3, 149]) if padded else None
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", 2 * prompt.shape[1])
+
+    def logits_of(rows):
+        cache = FoXCache(2, max_length=400)
+        begin = None if start is None else start[rows]
+        found = [generation.prefill(small_model, prompt[rows], cache, begin)]
+        for begin, end in ((0, 1), (1, 2), (2, 52), (52, 53)):  # steps, and a chunk that takes new blocks
+            found.append(small_model(prompt[rows, begin:end], cache)[:, -1])
+        return found, cache
+
+    joint, cache = logits_of(slice(0, 5))
+    alone = [logits_of(slice(first, first + 2)) for first in (0, 2, 4)]
+    apart = [torch.cat(logits) for logits in zip(*(found for found, _ in alone), strict=True)]
+    assert torch.equal(joint[0], apart[0])
+    torch.testing.assert_close(joint, apart, rtol=1e-4, atol=1e-5)
+    assert torch.equal(cache.memory().per_head, torch.cat([one.memory().per_head for _, one in alone], 1))
+    assert cache.evicted_at == max(one.evicted_at for _, one in alone)
+    some = cache.select_rows(torch.tensor([4, 1]))
+    expected = small_model(prompt[:, :1], cache)[[4, 1]]
+    torch.testing.assert_close(small_model(prompt[[4, 1], :1], some), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_long_prompt_goes_in_chunks(small_model, small_ids, monkeypatch):
     """With log epsilon -30 chunks differ from the whole by rounding alone."""
     small_model.set_log_pruning_tolerance(-30.0)
-    long = torch.cat((small_ids, small_ids), dim=1)
+    long = torch.cat((small_ids, small_ids), dim=1)[:1]
     logits, calls = [], []
     small_model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
     for tokens in (generation.PREFILL_TOKENS, 2):
