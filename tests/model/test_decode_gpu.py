@@ -8,7 +8,7 @@ import pytest
 import torch
 from model_helpers import SMALL, relative_error, with_strong_gates
 
-from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM
+from acp_repro.model import FoXCache, FoXConfig, FoXForCausalLM, generation
 from acp_repro.model.decode_step import DecodeStep
 
 pytestmark = pytest.mark.gpu
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("architecture", ["pro", "llama"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_graph_gives_the_answers_of_the_steps(architecture, dtype, padded):
+def test_a_graph_gives_the_answers_of_the_steps(monkeypatch, architecture, dtype, padded):
+    """Also after a prompt whose rows went in parts."""
     torch.manual_seed(0)
     model = with_strong_gates(FoXForCausalLM(getattr(FoXConfig, architecture)(**SMALL))).cuda().to(dtype)
     ids = torch.randint(0, SMALL["vocab_size"], (3, 600), device="cuda")
@@ -26,7 +27,8 @@ def test_a_graph_gives_the_answers_of_the_steps(architecture, dtype, padded):
     found = []
     for graph in (False, True):
         cache = FoXCache(2, max_length=700)
-        model(ids[:, :300], cache=cache, seq_start=seq_start)
+        monkeypatch.setattr(generation, "PREFILL_TOKENS", 600 if graph else 1000)
+        generation.prefill(model, ids[:, :300], cache, seq_start)
         step, logits = DecodeStep(model, cache), []
         for t in range(300, 600):
             logits.append((step(ids[:, t]) if graph else step._run(ids[:, t])).clone())
