@@ -82,21 +82,30 @@ class BlockPool:
         else:
             self.paged(seqlens).write(k, v, log_fgate)
 
-    def take(self, columns: int, start: Tensor) -> None:
-        """Gives every head blocks up to column ``columns``, except before its ``start`` (B, H) int32.
+    def take(self, columns: int, start: Tensor) -> bool:
+        """Gives every head blocks up to column ``columns``, except before its ``start`` (B, H) int32. Waits
+        for the device once.
+
+        Returns:
+            Whether a head has a new column without a block.
 
         Raises:
             torch.OutOfMemoryError: names how much was needed; what is held stays as it was.
         """
         if columns <= self.columns:
-            return
+            return False
         column = torch.arange(self.columns, columns, device=self.table.device)
         wanted = column >= start[..., None]  # (B, H, new)
-        count = int(wanted.sum())
+        # The count of blocks up to each; and not `table[wanted] = ...`, which would wait for another count.
+        nth = wanted.flatten().cumsum(0).view(wanted.shape)
+        count = int(nth[-1, -1, -1])
         self._grow(count - len(self.free), columns)
-        self.table[:, :, self.columns : columns][wanted] = self.free[:count].int()
+        if count:
+            blocks = self.free[(nth - 1).clamp_(min=0)].int()
+            self.table[:, :, self.columns : columns] = torch.where(wanted, blocks, 0)
         self.free = self.free[count:]
         self.columns = columns
+        return count < wanted.numel()
 
     def give_back(self, start: Tensor) -> None:
         """Returns each head's blocks before ``start`` (B, H) int32 to the pool."""

@@ -191,8 +191,12 @@ class LayerCache:
             pruned = pruned & (torch.arange(columns, device=c.device) >= start[..., None])
             start = torch.minimum(start + pruned.sum(-1), torch.full_like(start, columns - 1))
             start = self._not_before(start, columns - 1)
-            self._evict(start, self.length + tokens)
-        pool.take(columns, start)
+            if held:
+                self._evict(start, self.length + tokens)
+            else:
+                self._begin_at(start)
+        if pool.take(columns, start) and not held:
+            parent.evicted_at = self.length + tokens  # what never had a block
         pool.write(parent.seqlens, k, v, log_fgate, c)
         return out
 
@@ -231,6 +235,9 @@ class LayerCache:
         if bool((start > self.held).any()):
             self.pool.give_back(start)
             self.parent.evicted_at = length
+        self._begin_at(start)
+
+    def _begin_at(self, start: Tensor) -> None:
         self.held.copy_(start)
         self.start.copy_(torch.maximum(self.start, self.held))
 
