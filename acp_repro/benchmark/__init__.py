@@ -1,1 +1,1 @@
-"""Kernels against what else computes attention: checked first, then timed."""
+"""Times our kernels and other attention kernels; each is checked first."""

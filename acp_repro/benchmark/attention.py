@@ -1,8 +1,8 @@
 """The attention kernels alone, on random tokens: checked against float64 first, then timed.
 
-A pruned pass is compared with a limit: the fastest causal attention without gates, cuDNN's or
-FlashAttention-4's, times the share of blocks that are left. Pruning would take that long if it were as fast
-a block as that kernel.
+A pruned pass is compared with a limit. The limit is the time of the fastest causal attention without gates,
+cuDNN's or FlashAttention-4's, times the share of blocks that are left. A pruned kernel would reach it if its
+blocks were as fast as those of that kernel.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ class Problem(NamedTuple):
         return self.q, self.k, self.v, self.log_fgate
 
     def threshold_of(self, method: str) -> Tensor | str | None:
-        """What a rival is given as its threshold."""
+        """The threshold for a rival's call."""
         return {"exact": None, "no gates": None, "acp auto": "auto"}.get(method, self.threshold)
 
     def search(self, method: str) -> Tensor:
-        """(B, H, M): all that ours does before its kernels, as it does it on this device."""
+        """(B, H, M) int32: the running sum and boundary search that ours does before its kernels on this
+        device."""
         return self._given(method).search()
 
     def pruned_ratio(self, method: str) -> float:
@@ -75,11 +76,11 @@ class Problem(NamedTuple):
 
 
 def mean_gates(gates: str, heads: int, length: int = 0, head_dim: int = 64, **options: Any) -> Tensor:
-    """(H,), the mean log gate of each head: local ones first.
+    """(H,) float, the mean log gate of each head, local heads first.
 
     Args:
-        length, head_dim: of the attention; with :data:`PAPER` the number of local heads depends on them,
-            and one head between makes up what whole heads miss.
+        length, head_dim: of the attention. With :data:`PAPER` the number of local heads depends on them, and
+            one head between local and global makes up what whole heads miss.
     """
     mean = torch.full((heads,), _GLOBAL, **options)
     if gates != PAPER:
@@ -97,7 +98,8 @@ def mean_gates(gates: str, heads: int, length: int = 0, head_dim: int = 64, **op
 def make_problem(
     length: int, heads: int, head_dim: int, gates: str, tokens: int, device: torch.device, dtype: torch.dtype
 ) -> Problem:
-    """``max(1, tokens // length)`` sequences; log gates are exponentially distributed."""
+    """``max(1, tokens // length)`` sequences (B, H, T, D) of ``dtype``; log gates are exponentially
+    distributed."""
     generator = torch.Generator(device).manual_seed(0)
     batch = max(1, tokens // length)
 
@@ -126,8 +128,8 @@ class Error(NamedTuple):
 def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool) -> dict[str, Error]:
     """Error of the output and each gradient against the equations in float64.
 
-    On the first sequence, with an upstream gradient at its last rows only: then everything follows from
-    these rows, at the full length, and the dense equations fit into memory.
+    It is taken on the first sequence, with an upstream gradient at its last rows only. Then everything
+    follows from these rows, at the full length, and the dense equations fit into memory.
     """
     first = [x[:1] for x in problem.inputs]
     if not gated:
@@ -158,14 +160,14 @@ def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: 
 def check(
     call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool
 ) -> tuple[str | None, float | None]:
-    """Why a rival is not timed (it is wrong, or does not run) or None, and its gate gradient's error.
+    """Why a rival is not timed (it is wrong, or does not run) or None, and the error of its gate gradient.
 
-    The gate gradient is judged by its own record: kernels that leave out the row sums of dS are off by
-    some percent there (docs/lab-notebook.md), which says something of their use and not of their speed.
+    The gate gradient is only recorded. Kernels that leave out the row sums of dS are off by some percent
+    there (docs/lab-notebook.md). That limits their use, but does not change their speed.
     """
     try:
         found = errors(call, problem, threshold, gated)
-    except Exception as error:  # a rival's own, whatever it is: the others are timed all the same
+    except Exception as error:  # any error of a rival; the others are timed nevertheless
         return why_not(error), None
     gate = found.pop("dlog_fgate", Error(0.0, 0.0)).relative if gated else None
     if gate is not None and not gate < 0.5:
@@ -175,7 +177,7 @@ def check(
 
 
 def why_not(error: Exception) -> str:
-    """One line."""
+    """The error in one line."""
     what = "out of memory" if isinstance(error, torch.OutOfMemoryError) else "does not run"
     return f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
 
@@ -183,9 +185,9 @@ def why_not(error: Exception) -> str:
 def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
     """Yields one record, or one line of text on why there is none, for each method of a rival.
 
-    Its methods take turns: forward, forward + backward (the boundary search inside), and the search alone;
-    then the same by the host's clock, the forward without gradients. A method that fails, at whatever point,
-    has no record, and what it held is given back.
+    Its methods take turns: forward, forward + backward (the boundary search inside), and the search alone.
+    Then the same by the host's clock, the forward without gradients. A method that fails, at any point, has
+    no record, and its memory is freed.
     """
     batch, heads, length, head_dim = problem.q.shape
     device, gpu = problem.q.device, problem.q.device.type == "cuda"
@@ -203,7 +205,7 @@ def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
             return
         try:
             work()
-        except Exception as error:  # what passed the check may still not fit at the whole batch
+        except Exception as error:  # the whole batch may not fit, even after a passed check
             failed[method] = why_not(error)
         if method in failed:
             give_memory_back()
@@ -239,7 +241,7 @@ def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
         "forward_ms": timed(attend, device_ms),
         "forward_backward_ms": timed(both, device_ms),
         "search_ms": timed(problem.search, device_ms, searching),
-        # A CPU is host and device in one.
+        # A CPU is both host and device.
         "forward_host_ms": timed(torch.no_grad()(attend), host_ms) if gpu else {},
         "forward_backward_host_ms": timed(both, host_ms) if gpu else {},
     }
@@ -266,7 +268,7 @@ def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
 
 
 def give_memory_back() -> None:
-    """Of what failed: its error held its tensors, and the allocator holds their memory."""
+    """Frees the memory of a failed call: its error held its tensors, and the allocator holds their memory."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Where the time of a prefill goes: one clock that always counts for the innermost part that runs."""
+"""Where the time of a prefill goes: one clock that counts for the innermost running part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from acp_repro.model.layer_cache import LayerCache
 
 from .timing import orders
 
-# In the order of the table. Attention: with its search and the running sum of the gates.
+# In the order of the table. Attention includes its search and the running sum of the gates.
 PARTS = (
     "attention",
     "cache: write, read back, evict",
@@ -34,7 +34,7 @@ _ATTENTION, _CACHE, _PROJECTIONS, _AROUND, _MLP, _NORMS, _REST, _LOGITS = PARTS
 
 
 class Marks:
-    """When which part began, on the device's own clock."""
+    """When each part began, on the device's own clock."""
 
     def __init__(self, device: torch.device):
         self.gpu = device.type == "cuda"
@@ -43,7 +43,7 @@ class Marks:
         self.note()
 
     def note(self) -> None:
-        """From here on the innermost part counts."""
+        """Marks that from here on the innermost part counts."""
         now: Any = time.perf_counter()
         if self.gpu:
             now = torch.cuda.Event(enable_timing=True)
@@ -59,7 +59,7 @@ class Marks:
         self.note()
 
     def watch(self, module: nn.Module, part: str) -> list:
-        """Handles of hooks that count all of ``module`` for ``part``, but for the parts inside it."""
+        """Handles of hooks that count all of ``module`` for ``part``, except the parts inside it."""
         return [
             module.register_forward_pre_hook(lambda *_: self.begin(part)),
             module.register_forward_hook(lambda *_: self.end()),
@@ -75,7 +75,7 @@ class Marks:
         return counted
 
     def milliseconds(self) -> Counter[str]:
-        """By part; the last mark ends the clock."""
+        """Milliseconds by part; the last mark ends the clock."""
         if self.gpu:
             torch.cuda.synchronize()
         found: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class Marks:
 
 @torch.no_grad()
 def prefill_parts(model: FoXForCausalLM, prompt: Tensor) -> Counter[str]:
-    """Milliseconds of one prefill of ``prompt`` (B, T) by part; together they are all of it."""
+    """Milliseconds of one prefill of ``prompt`` (B, T) int64 by part; their sum is the whole prefill."""
     cache = FoXCache(model.config.num_hidden_layers, max_length=prompt.shape[1])
     watched = [(model.lm_head, _LOGITS), (model.model.norm, _NORMS)]
     for block in model.model.layers:

@@ -1,4 +1,4 @@
-"""One decoding step, of attention and of a whole model: against reading what it needs once."""
+"""One decoding step, of attention and of a whole model, compared with one read of the data that it needs."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from .rivals import Call as Rival
 from .timing import ORDER, Call, Clock, device_ms, interleaved, orders, peak_memory
 
 _BLOCK = 64
-# More than the level-2 cache of any GPU: written between two calls, so that keys come from memory.
+# More bytes than the level-2 cache of any GPU: written between two calls, so that keys come from memory.
 _FLUSH_BYTES = 256 << 20
 
 
 class DecodeProblem(NamedTuple):
     q: Tensor  # (B, H, 1, D), rows of norm sqrt(D), as QK-norm gives them
     cache: PagedKVCache
-    start: Tensor  # (B, H) int32: what a stream has come to
+    start: Tensor  # (B, H) int32: the boundary of a long stream
     threshold: Tensor  # (B, H): U = sqrt(D), log epsilon = -10
     log_fgate: Tensor  # (B, H, T) float32
 
     def kept_bytes(self, method: str) -> int:
-        """Of keys and values that a step reads."""
+        """Bytes of keys and values that a step reads."""
         blocks = -(-self.cache.seqlens[:, None] // _BLOCK) - self.start * (method == "acp")
         return int(blocks.sum()) * _BLOCK * 2 * self.q.shape[-1] * self.q.element_size()
 
     def step(self, method: str, implementation: str = "auto") -> Tensor:
-        """(B, H, 1, D); in the steady state: the boundary has come to where it stays."""
+        """(B, H, 1, D), in the steady state: the boundary is where it stays."""
         start = self.start if method == "acp" else self.start * 0
         return forgetting_attention_with_kvcache(
             self.q,
@@ -58,7 +58,7 @@ class DecodeProblem(NamedTuple):
         )
 
     def dense(self) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, T, D), as a function without a block table takes them."""
+        """Keys and values (B, H, T, D), for functions that take no block table."""
         length = int(self.cache.seqlens[0])
         blocks = self.cache.block_table.long()
         return tuple(x[blocks].flatten(2, 3)[:, :, :length] for x in (self.cache.k, self.cache.v))
@@ -67,7 +67,7 @@ class DecodeProblem(NamedTuple):
 def make_decode_problem(
     batch: int, length: int, heads: int, head_dim: int, gates: str, device: torch.device, dtype: torch.dtype
 ) -> DecodeProblem:
-    """Random tokens in blocks that lie in random order; log gates are exponentially distributed."""
+    """Random tokens in blocks in random order; log gates are exponentially distributed."""
     generator = torch.Generator(device).manual_seed(0)
     columns = -(-length // _BLOCK)
     total = batch * heads * columns
@@ -78,7 +78,7 @@ def make_decode_problem(
 
     k = torch.empty(total, _BLOCK, head_dim, device=device, dtype=dtype)
     v = torch.empty_like(k)
-    for part in range(0, total, 1 << 14):  # the norms' float32 would not fit beside the rest
+    for part in range(0, total, 1 << 14):  # the norms in float32 would not fit into memory as well
         k[part : part + (1 << 14)] = rows(*k[part : part + (1 << 14)].shape[:2])
         v[part : part + (1 << 14)].normal_(generator=generator)
     table = torch.randperm(total, generator=generator, device=device).view(batch, heads, columns).int()
@@ -125,7 +125,7 @@ def _graphed(call: Call, device: torch.device) -> Call:
 
 
 def _clock(device: torch.device) -> Clock:
-    """The device's time, on a GPU with the level-2 cache emptied before."""
+    """The device's time; on a GPU the level-2 cache is emptied before."""
     if device.type != "cuda":
         return device_ms
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
@@ -150,7 +150,7 @@ def measure_attention(
     """A record for each implementation with and without ACP.
 
     Raises:
-        ArithmeticError: ours is wrong, so its time means nothing.
+        ArithmeticError: our result is wrong, so its time would mean nothing.
     """
     device, (batch, heads, _, head_dim) = problem.q.device, problem.q.shape
     shared = {
@@ -178,7 +178,7 @@ def measure_attention(
     for name, call in rivals.items():
         k, v = problem.dense()
         for method, threshold in (("acp", problem.threshold), ("exact", None)):
-            # Not in a graph, which others may not bear; the GPU's own time, without the launches.
+            # Not in a graph, which rivals may not support; the GPU's own time, without the launches.
             step = functools.partial(call, problem.q, k, v, problem.log_fgate, threshold)
             calls[name, method] = torch.no_grad()(step)
             records.append({**shared, "implementation": name, "method": method})
@@ -194,7 +194,7 @@ def measure_attention(
 def make_model(
     config: FoXConfig, gates: str, batch: int, length: int, device: torch.device
 ) -> tuple[FoXForCausalLM, Tensor, dict[str, float | None]]:
-    """A model of random weights, a prompt (B, T), and log epsilon of each method."""
+    """A model of random weights, a prompt (B, T) int64, and log epsilon of each method."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(0)
     model = FoXForCausalLM(config).to(device, dtype).requires_grad_(False)
@@ -218,7 +218,7 @@ def measure_model(
 
     peaks: dict[str, int | None] = dict.fromkeys(methods)
     for method in methods:  # compiles
-        if device.type == "cuda":  # weights, cache, and what a prefill computes with
+        if device.type == "cuda":  # weights, cache, and the activations of a prefill
             there = torch.cuda.memory_allocated(device)
             peaks[method] = there + peak_memory(functools.partial(once, method), device)
         else:
@@ -254,7 +254,7 @@ def measure_model(
 
 @torch.no_grad()
 def _decode_once(model: FoXForCausalLM, prompt: Tensor, repeats: int) -> tuple[float, float, MemoryUse]:
-    """Milliseconds of the prefill and of a step, and what the cache holds at the end."""
+    """Milliseconds of the prefill and of a step, and the memory of the cache at the end."""
     cache = FoXCache(model.config.num_hidden_layers, max_length=prompt.shape[1] + repeats + 3)
     step = DecodeStep(model, cache)
     prefill_ms = device_ms(lambda: prefill(model, prompt, cache), prompt.device)

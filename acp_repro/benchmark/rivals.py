@@ -1,7 +1,7 @@
-"""What else computes attention, each behind one signature: ``call(q, k, v, log_fgate, threshold)``.
+"""Other attention kernels, each behind one signature: ``call(q, k, v, log_fgate, threshold)``.
 
-Tensors are (B, H, T, D), log_fgate (B, H, T) float32, threshold (B, H), "auto", or None for exact
-attention. A rival that is not installed, or cannot run here, says why and is left out.
+Tensors are (B, H, T, D), log_fgate (B, H, T) float32, threshold (B, H), "auto", or None for exact attention.
+A rival that is not installed, or cannot run here, is left out with the reason.
 """
 
 from __future__ import annotations
@@ -82,10 +82,11 @@ def _fla() -> Call:
 
 
 def _fa4() -> Call:
-    """FlashAttention-4's kernels in CuTe, without gates; gradients as by default, in no fixed order."""
+    """FlashAttention-4's kernels in CuTe, without gates; gradients as by default, summed in no fixed
+    order."""
     try:
         call = importlib.import_module("flash_attn.cute").flash_attn_func
-    except ImportError as error:  # of its package, or of what that needs, such as `cutlass`
+    except ImportError as error:  # of its package, or of one that it needs, such as `cutlass`
         raise ImportError(f"{error}: pip install flash-attn-4") from error
 
     def attend(q, k, v, log_fgate, threshold):
@@ -98,8 +99,8 @@ def _fa4() -> Call:
 def _flex() -> Call:
     """FlexAttention on blocks of 128, which is also the grid that it prunes on.
 
-    Used as its documentation says: compiled, and given which blocks to compute, here from where each row
-    begins (``BlockMask.from_kv_blocks``), so that no matrix of length x length is ever held.
+    It is used as its documentation says: compiled, with the list of blocks to compute. The list comes from
+    where each row begins (``BlockMask.from_kv_blocks``), so that no matrix of length x length is ever held.
     """
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -137,16 +138,17 @@ def _flex() -> Call:
     return attend
 
 
-# One for every length and batch, with gradients and without: a user has one or two of these, a table dozens.
+# One for every length and batch, with gradients and without: a user needs one or two of these, a table
+# dozens.
 _COMPILED_VARIANTS = 256
 
 
 @functools.cache
 def _compiled(function, **options):
-    """``function`` compiled for each shape anew, or an error.
+    """``function`` compiled separately for each shape, or an error.
 
-    PyTorch stops compiling at eight variants and runs the next as they are, which for FlexAttention holds
-    all scores at once: another algorithm, whose times would pass for those of the kernel.
+    PyTorch stops compiling at eight variants and runs further ones uncompiled. For FlexAttention that holds
+    all scores at once: another algorithm, whose times would be recorded as the kernel's.
     """
     from torch._dynamo import config
 

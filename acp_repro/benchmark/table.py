@@ -11,7 +11,7 @@ the host has a call behind it, the GPU still at work; f without gradients."""
 
 
 def table(records: list[dict]) -> str:
-    """One line a record; the limit where a rival without gates was timed."""
+    """One line a record, with the limit if a rival without gates was timed."""
     columns = "{:<10} {:<20}{:>9}{:>10}{:>8}{:>10}{:>10}{:>8}{:>11}{:>9}{:>8}{:>8}{:>10}"
     lines = [
         columns.format(
@@ -60,7 +60,7 @@ def table(records: list[dict]) -> str:
 
 
 def _how_skipping_pays(r: dict, records: list[dict]) -> list[str]:
-    """A line on a pruned record beside its exact pair."""
+    """A line that compares a pruned record with its exact pair."""
     exact = [x for x in records if x["method"] == "exact" and x["implementation"] == r["implementation"]]
     if not (r["method"].startswith("acp") and exact):
         return []

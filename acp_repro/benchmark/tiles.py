@@ -1,4 +1,4 @@
-"""Which tiles are fastest on this GPU: each candidate checked against the present one, then timed.
+"""Which tiles are fastest on this GPU: each candidate is checked against the present tile, then timed.
 
 The table in ``attention/triton/tiles.py`` comes from here. Nothing is tuned when a kernel is called.
 """
@@ -26,13 +26,13 @@ from .attention import Problem, make_problem
 from .timing import interleaved
 
 KERNELS = ("forward", "query_side", "key_side")
-# Rounding differs between tiles, because sums are taken in another order; more than this is wrong.
+# Rounding differs between tiles, because the order of sums differs; a larger difference is an error.
 _LARGEST_DIFFERENCE = 5e-3
 
 
 class Timing(NamedTuple):
     tile: Tile
-    milliseconds: float | None  # None: it does not run, or is wrong
+    milliseconds: float | None  # None if it does not run, or is wrong
     why_not: str = ""
 
 
@@ -71,7 +71,7 @@ class Bench:
         self.truth = [x.clone() for x in (self.out, self.lse, *self.grads)]
 
     def run(self, kernel: str, tile: Tile) -> None:
-        """One pass with ``tile`` in the place of ``kernel`` and the present tiles elsewhere."""
+        """One pass with ``tile`` for ``kernel`` and the present tiles elsewhere."""
         p, scale = self.problem, self.problem.q.shape[-1] ** -0.5
         if kernel == "forward":
             launch_forward(
@@ -98,7 +98,7 @@ class Bench:
     def time(self, kernel: str, tiles: list[Tile], repeats: int) -> list[Timing]:
         """Milliseconds of the forward, or of the whole backward with each tile in one of its places.
 
-        Tiles take turns; one that is wrong or does not run is not timed.
+        Tiles take turns. A tile that is wrong or does not run is not timed.
         """
         results = [self.out, self.lse] if kernel == "forward" else self.grads
         truth = self.truth[:2] if kernel == "forward" else self.truth[2:]
@@ -130,7 +130,7 @@ def tune(head_dim: int, length: int, repeats: int, jobs: int | None) -> Iterator
         for kernel in KERNELS
     }
     work = [(head_dim, kernel, tile) for kernel in KERNELS for tile in every[kernel]]
-    # Compiling takes seconds each and lands in Triton's cache on disk, so other processes do it.
+    # Compiling takes seconds each and is cached on disk by Triton, so other processes do it.
     with ProcessPoolExecutor(jobs or min(16, os.cpu_count() or 1), get_context("spawn")) as pool:
         list(pool.map(_compile, work, chunksize=4))
     for kernel, tiles in every.items():

@@ -1,7 +1,7 @@
-"""One timer for all that is compared, and the most memory that a piece of work holds at once.
+"""One timer for all comparisons, and the most memory that a piece of work holds at once.
 
-What runs first, or after heavier work, meets another machine: colder, busier, at another clock. So calls take
-turns, and no call keeps one place in the order.
+A call that runs first, or after heavier work, finds another machine: colder, busier, at another clock rate.
+So calls take turns, and no call keeps one place in the order.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Call = Callable[[], Any]
 Clock = Callable[[Call, torch.device], float]  # milliseconds of one call
 Name = TypeVar("Name", bound=Hashable)
 
-# Of a record whose calls took turns by `orders`. Older records, whose order was fixed, have none.
+# In records whose calls took turns by `orders`. Older records, whose order was fixed, have none.
 ORDER = "balanced"
-# About 6 ms: the host queues a call while the GPU is busy, so the GPU's clock sees no waiting for it.
+# About 6 ms: the host queues a call while the GPU is busy, so the GPU's clock counts no wait for the host.
 _HEAD_START_CYCLES = 12_000_000
 _CPU_IN_TRACE = 0  # "Device Type" in a profiler's trace
 
 
 def device_ms(call: Call, device: torch.device) -> float:
-    """The device's own time: of a GPU without what it waits for the host."""
+    """Milliseconds on the device; on a GPU without the time that it waits for the host."""
     if device.type != "cuda":
         return wall_ms(call, device)
     torch.cuda._sleep(_HEAD_START_CYCLES)
@@ -43,23 +43,23 @@ def device_ms(call: Call, device: torch.device) -> float:
 
 
 def wall_ms(call: Call, device: torch.device) -> float:
-    """The time on the wall from an idle device until it has done the call."""
+    """Milliseconds from an idle device until it has finished the call."""
     return host_ms(lambda: (call(), _wait(device)), device)
 
 
 def host_ms(call: Call, device: torch.device) -> float:
-    """The host's time from an idle device until the host has the call behind it."""
-    _wait(device)  # so that no full queue of launches holds the host up
+    """Milliseconds from an idle device until the host has launched the call."""
+    _wait(device)  # so that the host does not wait for a full queue of launches
     begin = time.perf_counter()
     call()
     return (time.perf_counter() - begin) * 1e3
 
 
 def orders(names: Iterable[Name], repeats: int) -> Iterator[list[Name]]:
-    """The order of each turn, so that a name has each place, and each other name before it, equally often.
+    """The order of each turn. A name has each place, and each other name before it, equally often.
 
-    A Williams design: a zigzag over the names that shifts by one, each order beside its reverse. Turns are
-    ``repeats``, rounded up to an even number where there are several names.
+    A Williams design: a zigzag over the names that shifts by one, each order beside its reverse. There are
+    ``repeats`` turns, rounded up to an even number if there are several names.
     """
     names = list(names)
     zigzag = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(len(names))]  # 0 1 -1 2 -2 ...
@@ -77,11 +77,11 @@ def interleaved(
     warm_ups: int = 1,
     title: str | None = None,
 ) -> dict[Name, list[float]]:
-    """Milliseconds of each call in each turn, the calls in the order of :func:`orders`.
+    """Milliseconds of each call in each turn; the calls go in the order of :func:`orders`.
 
     Args:
         warm_ups: turns before these, which do not count.
-        title: of a progress bar; None shows none.
+        title: title of a progress bar; None shows none.
     """
     times: dict[Name, list[float]] = {name: [] for name in calls}
     turns = [list(calls)] * warm_ups + list(orders(calls, repeats))
@@ -96,9 +96,9 @@ def interleaved(
 
 
 def peak_memory(work: Call, device: torch.device) -> int:
-    """The largest sum of bytes of tensors that are alive at once in ``work``, above what was there before.
+    """The largest sum of bytes of tensors that are alive at once in ``work``, in addition to those before it.
 
-    On a GPU PyTorch's allocator counts; on a CPU its profiler does, which notes every allocation.
+    On a GPU PyTorch's allocator counts; on a CPU its profiler, which records every allocation.
     """
     if device.type == "cuda":
         _wait(device)
@@ -106,7 +106,7 @@ def peak_memory(work: Call, device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would say when it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print when it starts and stops
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     with tempfile.TemporaryDirectory() as folder:
