@@ -1,8 +1,8 @@
 """Times forgetting attention and its rivals: ``python -m acp_repro.benchmark_attention [--lengths N ...]``.
 
-Random tokens, random gates. Everything is checked against the equations in float64 before it is timed,
-and what is wrong, or does not fit into memory, is a line and no record. Records are written after every
-length. On a GPU in bfloat16; on a CPU in float32 and at small sizes.
+Tokens and gates are random. Each kernel is first checked against the equations in float64. One that is wrong,
+or does not fit into memory, gets a line with the reason and no record. Records are written after every
+length. It runs in bfloat16 on a GPU, and in float32 and at small sizes on a CPU.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
                     continue
                 for one in measure(problem, options.gates, name, call, options.repeats):
                     print(f"  {one}") if isinstance(one, str) else found.append(one)
-        finally:  # whatever ends a long table, what it has is kept
+        finally:  # if a long table ends early, its records are kept
             records += found
             if records:
                 write()
@@ -97,7 +97,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="which heads are local: two thirds, so many that 65 to 70 %% is pruned at every length, all, "
         "none, all but one (default: %(default)s)",
     )
-    add("--tokens", type=positive, metavar="N", help="tokens a batch (default: 65536; on a CPU one sequence)")
+    add(
+        "--tokens",
+        type=positive,
+        metavar="N",
+        help="tokens in a batch (default: 65536; on a CPU one sequence)",
+    )
     add(
         "--rivals",
         nargs="*",

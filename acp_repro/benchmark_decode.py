@@ -1,10 +1,10 @@
 """Times a decoding step: ``python -m acp_repro.benchmark_decode [--shapes 16x65536 ...] [--suite NAME]``.
 
-Attention alone: one query token against a cache of random tokens, with and without ACP, checked against the
-equations in float64 before it is timed. Then a whole model of random weights: prefill and step, and what its
-cache holds. Both beside the time of reading once what they need: the kept keys and values, and a model's
-weights. On a GPU in bfloat16, as CUDA graphs, with the level-2 cache emptied before each call of the
-attention; on a CPU in float32 and at small sizes.
+First attention alone: one query token over a cache of random tokens, with and without ACP. It is checked
+against the equations in float64 before it is timed. Then a whole model of random weights: prefill, step, and
+the memory of its cache. Beside each time stands the time to read once the data that it needs: the kept keys
+and values, and a model's weights. On a GPU it runs in bfloat16, as CUDA graphs, and empties the level-2 cache
+before each call of the attention. On a CPU it runs in float32 and at small sizes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
                     print(_line(one))
                 if options.breakdown:
                     print(breakdown(*make_model(config, options.gates, batch, length, device)))
-        finally:  # whatever ends a long table, what it has is kept
+        finally:  # if a long table ends early, its records are kept
             if options.suite and records:
                 write()
     if options.suite:
@@ -144,7 +144,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     if options.breakdown and "model" not in options.scopes:
-        parser.error("--breakdown is of a model: add it to --scopes")
+        parser.error("--breakdown needs a model: add it to --scopes")
     return options
 
 

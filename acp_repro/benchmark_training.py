@@ -1,7 +1,7 @@
 """Times whole training steps on random tokens: ``python -m acp_repro.benchmark_training --suite h100``.
 
-Shapes and settings are those of the suite's runs; weights are new, with drawn gates, some of which
-forget fast, so nothing need be trained. Each number of GPUs is a set of processes of its own.
+Shapes and settings are those of the suite's runs. No training is needed: weights are new, with drawn gates,
+some of which forget fast. Each number of GPUs runs in its own set of processes.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--run",
         action="append",
         metavar="NAME",
-        help="this run's shape (repeatable; default: one of the suite's)",
+        help="the run whose shape is timed (repeatable; default: one of the suite's)",
     )
     add(
         "--vocab-size",
@@ -129,7 +129,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[50_257],
         metavar="N",
-        help="words, each a measurement (default: GPT-2's 50257)",
+        help="vocabulary sizes, each a measurement (default: GPT-2's 50257)",
     )
     add(
         "--nproc",

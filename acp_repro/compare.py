@@ -1,9 +1,9 @@
 """Do two models differ on downstream tasks? ``python -m acp_repro.compare A B``.
 
-A and B are evaluations of the LM Evaluation Harness: folders or files with samples_*.jsonl, as lm-eval writes
-with --log_samples --output_path in any project; what `python -m acp_repro.evaluate` keeps
-(runs/evaluations/NAME); or the records of a run (results/SUITE/RUN). Items that both have are compared one by
-one. The harness itself is not needed.
+A and B are evaluations of the LM Evaluation Harness, each in one of three forms: folders or files with
+samples_*.jsonl, as lm-eval writes with --log_samples --output_path in any project; results that `python -m
+acp_repro.evaluate` keeps (runs/evaluations/NAME); or the records of a run (results/SUITE/RUN). Items that
+both have are compared one by one. The harness itself is not needed.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=_margin,
         default=MARGIN,
         metavar="X",
-        help="the smallest difference that would matter, in the metric's units, of perplexities of their "
-        "logarithms (default: %(default)s: a point of accuracy, a hundredth of a perplexity)",
+        help="the smallest difference that matters, in the metric's units; for perplexities in logarithms "
+        "(default: %(default)s, a point of accuracy or 1 %% of a perplexity)",
     )
-    add("--csv", type=output_file, metavar="FILE", help="also write the table there")
+    add("--csv", type=output_file, metavar="FILE", help="also write the table to this file")
     return parser.parse_args(arguments)
 
 

@@ -1,8 +1,9 @@
-"""Checkpoints for transformers and back: ``python -m acp_repro.convert SOURCE TARGET --to transformers``.
+"""Converts checkpoints for transformers, and back:
+``python -m acp_repro.convert SOURCE TARGET --to transformers``.
 
-SOURCE is a FoX checkpoint folder, the authors' or one of this project, a run folder such as
-runs/cpu/NAME, or with ``--to official`` a folder that transformers wrote. Tensors keep every bit. After
-``import acp_repro.hf`` transformers loads TARGET with ``AutoModelForCausalLM`` and ``AutoTokenizer``.
+SOURCE is a FoX checkpoint folder of the authors or of this project, or a run folder such as runs/cpu/NAME.
+With ``--to official`` it is a folder that transformers wrote. Tensors keep every bit. After ``import
+acp_repro.hf`` transformers loads TARGET with ``AutoModelForCausalLM`` and ``AutoTokenizer``.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ def main(arguments: list[str] | None = None) -> None:
     if options.target.resolve() == options.source.resolve():
         raise UsageError("SOURCE and TARGET are the same folder; give another TARGET")
     if options.target.exists() and (options.target.is_file() or any(options.target.iterdir())):
-        raise UsageError(f"TARGET {options.target} is there and not empty; give a new folder, or delete it")
+        raise UsageError(f"TARGET {options.target} exists and is not empty; give a new folder, or delete it")
     try:
         from .hf import conversion
-    except ImportError as error:  # also of a version that is too old
+    except ImportError as error:  # also if its version is too old
         raise UsageError(str(error)) from error
     with usage_errors():
         if options.to == "official":

@@ -1,8 +1,8 @@
-"""Downstream tasks of a model: ``python -m acp_repro.evaluate PATH --tasks piqa,lambada_openai``.
+"""Runs downstream tasks on a model: ``python -m acp_repro.evaluate PATH --tasks piqa,lambada_openai``.
 
-PATH is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. The tasks are
-those of the LM Evaluation Harness, by its own numbers; a finished task is kept, so that the same command
-goes on where it was stopped.
+PATH is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. The tasks and
+their scores are those of the LM Evaluation Harness. The result of each finished task is kept, so the same
+command continues after a stop.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _tokenizer(checkpoint, path: str | None):
 
 
 def _context_length(trained: int | None, asked: int | None, notes: list[str]) -> int:
-    """The context to evaluate at; adds what should be known of it to ``notes``."""
+    """The context to evaluate at; adds remarks for the user to ``notes``."""
     length = asked or trained or DEFAULT_CONTEXT_LENGTH
     if asked is None and trained is None:
         notes.append(
@@ -81,7 +81,7 @@ def _context_length(trained: int | None, asked: int | None, notes: list[str]) ->
 
 
 def _model(checkpoint, tokenizer, options: argparse.Namespace, device, length: int):
-    """The model for the harness, and what its kept results are recognised by."""
+    """The model for the harness, and the key by which its kept results are found again."""
     from .papers.acp.evaluation.harness import FoXLM
     from .papers.acp.unfinished import identity
 
@@ -108,8 +108,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"default: the paper's, {','.join(PAPER_TASKS)}; also {' and '.join(BOOK_TASKS)}, which need no "
         "data, and from the Hub any other of the harness",
     )
-    add("--data-dir", metavar="FOLDER", help="the tasks' files (default: from the Hub)")
-    add("--items", type=positive, metavar="N", help="only the first N items of each task")
+    add("--data-dir", metavar="FOLDER", help="folder with the tasks' files (default: from the Hub)")
+    add("--items", type=positive, metavar="N", help="evaluate only the first N items of each task")
     add("--tokenizer", metavar="FILE", help="tokenizer.json of the model (default: the checkpoint's)")
     add(
         "--context-length",
@@ -117,13 +117,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help=f"tokens (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
     )
-    add("--exact", action="store_true", help="the same weights without pruning")
+    add("--exact", action="store_true", help="evaluate the same weights without pruning")
     add("--batch-tokens", type=positive, metavar="N", help="tokens of a batch (default: by device)")
     add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
-    add("--again", action="store_true", help="forget what is kept of these tasks, and start again")
+    add("--again", action="store_true", help="delete the kept results of these tasks, and start again")
     options = parser.parse_args(arguments)
     if not options.tasks:
-        parser.error("--tasks: name a task")
+        parser.error("--tasks: name at least one task")
     return options
 
 

@@ -1,9 +1,9 @@
-"""When does a training with ACP part from its exact pair? ``python -m acp_repro.fork --suite h200-needle``.
+"""When do a training with ACP and its exact pair separate? ``python -m acp_repro.fork --suite h200-needle``.
 
-Trains one run of the suite exactly, with ACP at several tolerances, and exactly with one weight moved by
-one unit of bfloat16, all side by side and step by step. Prints the first step at which the gradients
-differ in a bit, and writes what differs at each step to results/SUITE/benchmark/fork.csv.gz. No run folder
-is touched.
+Trains one run of the suite several times, side by side and step by step: exactly, with ACP at several
+tolerances, and exactly with one weight changed by one unit of bfloat16. Prints the first step at which a bit
+of the gradients differs. Writes the differences of each step to results/SUITE/benchmark/fork.csv.gz. No run
+folder is changed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def main(arguments: list[str] | None = None) -> int:
     exact = [run for run in suite.runs if run.log_pruning_tolerance is None]
     run = suite.run(options.run) if options.run else (exact or list(suite.runs))[0]
     if bad := [t for t in options.log_pruning_tolerance if not t < 0]:
-        raise UsageError(f"--log-pruning-tolerance {bad[0]:g}: is log(epsilon), negative, such as -10")
+        raise UsageError(f"--log-pruning-tolerance {bad[0]:g}: must be log(epsilon), below 0, such as -10")
     device = choose_device(options.device)
     from .papers.acp.fork import measure
 
     print(f"{run.name}: {run.steps:,} steps in all, {min(options.steps, run.steps):,} taken")
     rows: list[dict] = []
-    named = {**run.columns(), "log_pruning_tolerance": None}  # each training has its own
+    named = {**run.columns(), "log_pruning_tolerance": None}  # each training has its own one
     write = functools.partial(
         write_suite_records,
         suite.name,
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         for row in step:
             if row["parts_here"]:
                 print(f"\n{_in_words(row)}", flush=True)
-        if step[0]["step"] % options.look_every == 0:  # what is stopped keeps what it found
+        if step[0]["step"] % options.look_every == 0:  # a stopped command keeps its records
             write()
     for training in dict.fromkeys(row["training"] for row in rows):
         last = [row for row in rows if row["training"] == training][-1]
@@ -79,7 +79,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = described_parser("fork", __doc__, as_written=True)
     add = parser.add_argument
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
-    add("--run", metavar="NAME", help="whose seed, shape and text (default: the suite's first exact run)")
+    add(
+        "--run",
+        metavar="NAME",
+        help="the run whose seed, shape and text are used (default: the suite's first exact run)",
+    )
     add(
         "--log-pruning-tolerance",
         type=float,

@@ -1,8 +1,9 @@
-"""Continues a text, printed as it comes: ``python -m acp_repro.generate CHECKPOINT --prompt "It was"``.
+"""Continues a text, and prints it as it is made:
+``python -m acp_repro.generate CHECKPOINT --prompt "It was"``.
 
-CHECKPOINT is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or
-a run folder such as runs/cpu/NAME. The model reads BOS and the prompt, as every sequence began in its
-training. The same seed gives the same text on the same machine.
+CHECKPOINT is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or a
+run folder such as runs/cpu/NAME. The model reads BOS and then the prompt, because every training sequence
+began with BOS. The same seed gives the same text on the same machine.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ DEFAULT_PROMPT = "It was a dark and stormy night; the rain fell in torrents, and
 
 
 def stream_text(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
-    """Pieces of text that the ids give one after the other; what is not a whole character yet waits.
+    """Pieces of text for the ids, one after the other; an incomplete character is held back.
 
-    A token of byte-level BPE may end inside a character, whose bytes decode to one U+FFFD until the rest has
-    come; one before that is of bytes that are broken for good. A token's text can depend on the one before
-    it, so the last few are decoded together.
+    A token of byte-level BPE may end inside a character. Its bytes then decode to one U+FFFD until the rest
+    arrives. An earlier U+FFFD comes from bytes that are truly broken. A token's text can depend on the token
+    before it, so the last few are decoded together.
 
     Args:
-        tokenizer: with ``decode(ids) -> str``, U+FFFD for half a character.
+        tokenizer: with ``decode(ids) -> str``, which gives U+FFFD for half a character.
         ids: token ids, without those of the prompt.
 
     Yields:
         Text, never empty. The pieces joined are ``tokenizer.decode`` of all ids.
     """
     held: list[int] = []
-    given = 0  # characters of the held tokens' text that were yielded
+    given = 0  # characters of the held tokens' text that have been yielded
     for token in ids:
         held.append(token)
         text = tokenizer.decode(held)
         waiting = int(text.endswith("\N{REPLACEMENT CHARACTER}"))
         if len(text) - waiting > given:
             yield text[given : len(text) - waiting]
-        # A character that is not whole has three bytes at most.
+        # An incomplete character has at most three bytes.
         held = held[-4:] if waiting else held[-1:]
         given = len(tokenizer.decode(held)) - waiting
     if held and len(text := tokenizer.decode(held)) > given:
@@ -49,7 +50,7 @@ def stream_text(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
 
 
 class StopText:
-    """Passes text on up to the first place where one of ``stops`` stands; holds back what may begin one."""
+    """Passes text on up to the first of ``stops``; holds back text that may be the beginning of one."""
 
     def __init__(self, stops: Iterable[str]):
         self.stops = [stop for stop in stops if stop]
@@ -57,7 +58,7 @@ class StopText:
         self.found = False
 
     def feed(self, text: str) -> str:
-        """What can be printed of the text so far; sets ``found`` when a stop has come."""
+        """The text that can be printed so far; sets ``found`` once a stop has appeared."""
         self.held += text
         places = [at for at in map(self.held.find, self.stops) if at >= 0]
         if places:
@@ -69,7 +70,7 @@ class StopText:
         return ready
 
     def _beginning(self, stop: str) -> int:
-        """Characters at the end of what is held that ``stop`` begins with."""
+        """Characters at the end of the held text with which ``stop`` begins."""
         return max((n for n in range(1, len(stop)) if self.held.endswith(stop[:n])), default=0)
 
 
@@ -93,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
         if max(prompt) >= model.config.vocab_size:
             raise UsageError(
                 f"the tokeniser has ids up to {max(prompt)}, and the model {model.config.vocab_size} of "
-                "them; take the tokeniser that it was trained with"
+                "them; take the tokeniser that the model was trained with"
             )
         stop_ids, stop_texts = _stops(options.stop, model.config.vocab_size)
         tokens = stream_tokens(
@@ -121,7 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _stops(given: list[str], vocab_size: int) -> tuple[list[int], list[str]]:
-    """``--stop``: whole numbers are token ids, everything else is text with its escapes read."""
+    """``--stop``: whole numbers are token ids; everything else is text, in which escapes are read."""
     ids, texts = [], []
     for one in given:
         if one.isdecimal():
@@ -150,9 +151,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=number(0),
         default=0.8,
         metavar="X",
-        help="0 takes the likeliest token every time (default: %(default)s)",
+        help="0 takes the most probable token every time (default: %(default)s)",
     )
-    add("--top-k", type=positive, metavar="N", help="draw from the N likeliest tokens (default: all)")
+    add("--top-k", type=positive, metavar="N", help="draw from the N most probable tokens (default: all)")
     add(
         "--top-p",
         type=number(0, 1),
@@ -166,11 +167,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="TOKEN|TEXT",
         help="end there, without it: a token id, or text (\\n is a line end); may be given again",
     )
-    add("--seed", type=_seed, metavar="N", help="default: another one each time, which is printed")
+    add("--seed", type=_seed, metavar="N", help="default: a new one each time, which is printed")
     add(
         "--dtype",
         choices=("float32", "bfloat16"),
-        help="of weights and cache (default: bfloat16 on a GPU, float32 on a CPU)",
+        help="dtype of weights and cache (default: bfloat16 on a GPU, float32 on a CPU)",
     )
     options = parser.parse_args(arguments)
     if options.top_p == 0:
@@ -178,9 +179,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     try:
         if options.prompt == "-":
             options.prompt = sys.stdin.read()
-        options.prompt.encode()  # where Python took bytes that are no text, it fails here
+        options.prompt.encode()  # bytes that are not text, which Python accepted, fail here
     except UnicodeError as error:
-        parser.error(f"argument --prompt: the text is no UTF-8 ({error})")
+        parser.error(f"argument --prompt: the text is not UTF-8 ({error})")
     return options
 
 

@@ -1,8 +1,8 @@
-"""Which heads of a model are local: ``python -m acp_repro.inspect PATH [--text FILE] [--html PAGE]``.
+"""Shows which heads of a model are local: ``python -m acp_repro.inspect PATH [--text FILE] [--html PAGE]``.
 
-PATH is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. Prints
-every head with its share of pruned blocks, its window and its gates, and a summary of the layers. With
---html it writes a page to look at every head and at what each token looks at; see docs/heads.md.
+PATH is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. Prints every
+head with its share of pruned blocks, its window and its gates, and a summary of the layers. With --html it
+also writes a page that shows every head, and which tokens each token attends to; see docs/heads.md.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     source = checkpoint.source(options.text, options.token_ids)
     if options.html:
-        facts = [source.partition(" (--")[0]]  # a reader of the page has no command line
+        facts = [source.partition(" (--")[0]]  # a reader of the page does not see the command line
         seen = [Seen(c.name, seen_by(look, c), facts) for c in (checkpoint, *others)]
         tokenizer = None
-        with contextlib.suppress(CheckpointNotUsable):  # tokens that were given as numbers are shown so
+        with contextlib.suppress(CheckpointNotUsable):  # tokens given as numbers are shown as numbers
             tokenizer = checkpoint.tokenizer
         page = Explorer(*seen, tokenizer=tokenizer)
         heads = seen[0].heads.table.loc[:, :"log_pruning_tolerance"]  # what `inspect_heads` gives
@@ -84,7 +84,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=positive,
         metavar="N",
         default=DEFAULT_TOKENS,
-        help="look at no more than this many tokens (default: %(default)s)",
+        help="read at most this many tokens (default: %(default)s)",
     )
     add(
         "--log-pruning-tolerance",
@@ -93,12 +93,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="log epsilon (default: the model's own, or -10 if it is exact)",
     )
     add("--sort", choices=("pruned", "layer"), default="pruned", help="order of the heads")
-    add("--csv", type=output_file, metavar="FILE", help="also write every column there")
+    add("--csv", type=output_file, metavar="FILE", help="also write all columns to this file")
     add(
         "--html",
         type=output_file,
         metavar="PAGE",
-        help="also write a page there to look at every head, of the first sequence; it loads nothing",
+        help="also write a page that shows every head on the first sequence; it needs no other file",
     )
     add("--compare", metavar="OTHER", help="show a second model of the same shape on that page")
     options = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
 """Measures trained runs: ``python -m acp_repro.measure QUANTITY... --suite cpu [--run NAME]``.
 
-Writes results/SUITE/RUN/QUANTITY.csv. A record that is of the present weights and settings is kept,
-unless ``--again``. What depends on a run's shape alone needs no training, and is measured first. One process
-measures at a time in a folder; another one waits.
+Writes results/SUITE/RUN/QUANTITY.csv. A record that matches the present weights and settings is kept, unless
+``--again``. Quantities that depend on a run's shape alone need no training, and are measured first. One
+process measures at a time in a folder; another one waits.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
     for name, quantity in itertools.product(keywords, {q for _, q in wanted}):
         if name not in quantity.options:
             able = [q.name for q in suite.paper.quantities if name in q.options]
-            raise SuiteError(f"--{name}: {quantity.name} has no such choice; {', '.join(able)} have")
+            raise SuiteError(f"--{name}: {quantity.name} has no such option; {', '.join(able)} have")
     bring_up_to_date(suite, wanted, options.device, again=options.again, **keywords)
     return 0
 
 
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quantity]]:
-    """(run, quantity) pairs, a run's together, so that its weights are read once.
+    """(run, quantity) pairs, those of a run together, so that its weights are read once.
 
     Raises:
         UnknownName, SuiteError: there is no such run, quantity or item, or the suite cannot have it.
@@ -43,7 +43,7 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
     asked = [suite.paper.quantity(name) for name in options.quantity]
     for quantity in asked:
         if quantity.command:
-            raise SuiteError(f"{quantity.name} has a command of its own: {quantity.command_for(suite.name)}")
+            raise SuiteError(f"{quantity.name} has its own command; run {quantity.command_for(suite.name)}")
     named = [suite.run(name) for name in options.run or ()]
     pairs = {(run, quantity) for quantity in asked for run in named or quantity.runs(suite)}
     if asked and not pairs:
@@ -60,18 +60,18 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
             raise SuiteError(why_not(suite, item))
     also = {pair for pair in records_of(suite, items) if pair[0] is not None} - pairs
     if asked and also:
-        # Make asks for one record and says what else it will want, of runs that it may not have trained yet.
+        # Make needs one record and names others that it will need, of runs that may not be trained yet.
         from .training.run_folder import is_done
 
         ready = {run for run in suite.runs if is_done(run)}
-        # Nor installed what some need: their own rules do.
+        # Libraries for some may not be installed yet: their own rules install them.
         also = {(r, q) for r, q in also if q.has_library and (r in ready or q.untrained(r))}
     pairs |= also
     of_shape = {pair for pair in pairs if pair[1].untrained(pair[0])}
     order = [q for q in suite.paper.quantities if any(q is quantity for _, quantity in pairs)]
     return [
         (run, quantity)
-        for chosen in (of_shape, pairs - of_shape)  # so that a run that is not trained keeps no other from it
+        for chosen in (of_shape, pairs - of_shape)  # so that an untrained run does not stop the others
         for run in suite.runs
         for quantity in order
         if (run, quantity) in chosen
@@ -87,15 +87,20 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "measure", __doc__, as_written=True, epilog=f"quantities, by paper:\n{quantities}"
     )
     add = parser.add_argument
-    add("quantity", nargs="*", help="what to measure")
+    add("quantity", nargs="*", help="what to measure; the list is below")
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
-    add("--run", action="append", metavar="NAME", help="only this run (repeatable; default: all it is about)")
+    add(
+        "--run",
+        action="append",
+        metavar="NAME",
+        help="only this run (repeatable; default: all runs of the quantity)",
+    )
     add(
         "--for",
         dest="items",
         nargs="+",
         metavar="ITEM",
-        help="all that these figures or tables need; beside a QUANTITY, as far as they are trained",
+        help="all quantities of these figures or tables; with a QUANTITY, only those of trained runs",
     )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add("--again", action="store_true", help="measure again even if up to date")
@@ -104,8 +109,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         type=_layer_and_head,
         metavar="LAYER.HEAD",
-        help="for decay and attention_weights: these heads, counted from 0 (default: by savings, the most "
-        "local, one halfway, the most global, and one whose boundary shows in the first blocks)",
+        help="heads for decay and attention_weights, counted from 0 (default: by savings, the most local, "
+        "one halfway and the most global, and one pruned in the first blocks)",
     )
     options = parser.parse_args(arguments)
     if not options.quantity and not options.items:

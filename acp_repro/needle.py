@@ -1,9 +1,10 @@
-"""Needle in a haystack with any FoX checkpoint: ``python -m acp_repro.needle CHECKPOINT``.
+"""Hides a needle in a haystack, for any FoX checkpoint: ``python -m acp_repro.needle CHECKPOINT``.
 
 CHECKPOINT is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or a
-run folder such as runs/cpu/NAME. A sentence is hidden at several depths of texts of several lengths, and
-asked for at the end. Prints the share of its words that the answers have, by length and depth, and how much
-likelier the right answer is with the needle than without. With --csv a stopped test goes on where it was.
+run folder such as runs/cpu/NAME. A sentence is hidden at several depths of texts of several lengths, and the
+model is asked for it at the end. Prints, by length and depth, the share of its words that the answers have,
+and how much more probable the right answer is with the needle than without. With --csv a stopped test can
+continue.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     haystacks = checkpoint_haystacks(checkpoint, options.haystack, max(lengths), options.samples)
     model = checkpoint.load(device, **({"log_pruning_tolerance": None} if options.exact else {}))
     if options.exact and checkpoint.config.log_pruning_tolerance is None:
-        raise UsageError(f"--exact: {checkpoint.folder} prunes nothing; leave it out")
+        raise UsageError(f"--exact: {checkpoint.folder} prunes nothing; leave the option out")
     depths = list(dict.fromkeys(options.depths or ())) or [0, 0.25, 0.5, 0.75, 1]
     key = identity(model, checkpoint.weights_sha256) | {
         "wording": options.mode,
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         "haystacks": fingerprints(haystacks),
         "device": str(device),
     }
-    # Known by what is measured, so that a test may go on under another name.
+    # Named by what is measured, so that a test may continue under another name.
     path = options.csv and options.csv.with_name(f".needle-{digest(key)}.unfinished")
     unfinished = Unfinished(path, key)
     one_thread_if_small(model)
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     table = pd.DataFrame(rows)
     print(report.in_words(table))
     if options.csv:
-        _check_new(options.csv)  # another process may have been faster
+        _check_new(options.csv)  # another process may have created it first
         table = table.assign(
             checkpoint=str(checkpoint.folder.resolve()),
             method="exact" if model.config.log_pruning_tolerance is None else "acp",
@@ -85,13 +86,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check_new(path: Path | None) -> None:
-    """Raises:
-    UsageError: there is such a file: no result is written over another.
+    """Checks that ``path`` does not exist, because no result is overwritten.
+
+    Raises:
+        UsageError: it does.
     """
     if path and path.exists():
         raise UsageError(
-            f"--csv: {path} is there already; give another name in that folder, or delete it "
-            "(what is done of this test, if anything, is kept)"
+            f"--csv: {path} exists already; give another name in that folder, or delete it "
+            "(finished parts of this test are kept)"
         )
 
 
@@ -103,25 +106,43 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=positive,
         nargs="+",
         metavar="TOKENS",
-        help=f"of the whole context (default: 5, up to the run's, else up to {DEFAULT_CONTEXT_LENGTH})",
+        help=f"context lengths (default: 5, up to the run's, else up to {DEFAULT_CONTEXT_LENGTH})",
     )
-    add("--depths", type=number(0, 1), nargs="+", metavar="X", help="0 to 1 (default: 0 0.25 0.5 0.75 1)")
-    add("--samples", type=positive, default=3, metavar="N", help="haystacks (default: %(default)s)")
+    add(
+        "--depths",
+        type=number(0, 1),
+        nargs="+",
+        metavar="X",
+        help="where the needle is, 0 to 1 (default: 0 0.25 0.5 0.75 1)",
+    )
+    add(
+        "--samples",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="haystacks of each length (default: %(default)s)",
+    )
     add(
         "--haystack",
         metavar="FILE|FOLDER",
-        help="text (default: the run's held-out text, else a book that comes with the project)",
+        help="text to hide it in (default: the run's held-out text, else a book that comes with the project)",
     )
     add(
         "--mode",
         choices=("easy", "standard", "facts"),
         default="easy",
-        help="easy: the needle holds the question too, and the prompt begins the answer; standard: it is a "
-        "statement; facts: as easy, with 24 different facts, each in one haystack (default: %(default)s)",
+        help="easy: needle with question, prompt begins the answer; standard: needle is a statement; facts: "
+        "as easy, with 24 different facts (default: %(default)s)",
     )
-    add("--exact", action="store_true", help="compute without pruning")
-    add("--batch-tokens", type=positive, default=8192, metavar="N", help="at once (default: %(default)s)")
-    add("--csv", type=output_file, metavar="FILE", help="also write every answer there, to a new file")
+    add("--exact", action="store_true", help="evaluate the same weights without pruning")
+    add(
+        "--batch-tokens",
+        type=positive,
+        default=8192,
+        metavar="N",
+        help="tokens in a batch (default: %(default)s)",
+    )
+    add("--csv", type=output_file, metavar="FILE", help="also write every answer to this new file")
     return parser.parse_args(arguments)
 
 

@@ -1,7 +1,7 @@
-"""What a suite will cost: ``python -m acp_repro.plan --suite paper --gpu h100``.
+"""Estimates the cost of a suite: ``python -m acp_repro.plan --suite paper --gpu h100``.
 
-Parameters, tokens, FLOPs, memory and GPU-hours of every run, from formulas: no model is built and torch
-is not imported. `--check` holds the predictions against the runs that are finished.
+Parameters, tokens, FLOPs, memory and GPU-hours of every run, from formulas: no model is built and torch is
+not imported. `--check` compares predictions with finished runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PRUNED_RATIO = 0.7  # "around 70 %" (abstract), at all lengths and sizes
 MFU = 0.3  # an assumption, of executed FLOPs: small models reach less, large ones more
 
-_GPUS = "a100, h100, h200, l40s, b200, 4090"  # names that model.flops.peak_flops knows
+_GPUS = "a100, h100, h200, l40s, b200, 4090"  # names in the table of model.flops.peak_flops
 
 
 @command()
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _print_steps(suite: Suite, options: argparse.Namespace) -> int:
-    """Runs and steps of a paper that has no formula for what they cost."""
+    """Prints runs and steps of a paper that has no formula for their cost."""
     if options.check:
         raise SuiteError(f"--check: paper {suite.paper.name} has no predictions to check")
     steps_of = suite.paper.load_steps()
@@ -86,7 +86,8 @@ def _print_steps(suite: Suite, options: argparse.Namespace) -> int:
 
 
 def _row(cost: Cost) -> dict[str, str]:
-    """One line of the table, what matters most first: a narrow terminal shows the left of it."""
+    """One line of the table, the most important values first, because a narrow terminal shows only the
+    left."""
     memory = cost.memory
     return {
         "run": cost.run.name,
@@ -136,12 +137,12 @@ def _checked(
 
 
 def _digits(value: float) -> str:
-    """Two digits at least, so that a small suite is not all zeros."""
+    """At least two digits, so that a small suite is not all zeros."""
     return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" if value >= 10 else f"{value:.2g}"
 
 
 def _shown(value: float, form: str) -> str:
-    """A number, or a dash for what is not known: a CPU's peak, memory that was not recorded."""
+    """A number, or a dash if it is not known: a CPU's peak, memory that was not recorded."""
     return format(value, form) if math.isfinite(value) else "-"
 
 
@@ -164,7 +165,7 @@ def _print_totals(costs: list[Cost], assumptions: Assumptions) -> None:
 
 
 def _print(title: str, rows: list[dict[str, str]]) -> None:
-    """A table as wide as the terminal; in a pipe nothing is left out."""
+    """A table as wide as the terminal; in a pipe all columns are printed."""
     print(title)
     shown = list(rows[0])
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in shown}
@@ -194,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="RUN=NUMBER",
-        help="speed of a run on one GPU (repeatable)",
+        help="tokens per second of a run on one GPU (repeatable)",
     )
     add(
         "--mfu",
@@ -208,9 +209,14 @@ def _parser() -> argparse.ArgumentParser:
         default=PRUNED_RATIO,
         help="share of the attention that ACP runs prune (default: %(default)s)",
     )
-    add("--vocab-size", type=int, metavar="V", help="where the tokenizer is a file that is not here yet")
+    add(
+        "--vocab-size",
+        type=int,
+        metavar="V",
+        help="size of the vocabulary, if the tokenizer is a file that is not here yet",
+    )
     add("--check", action="store_true", help="compare predictions with finished runs")
-    add("--csv", type=output_file, metavar="FILE", help="write the table there too")
+    add("--csv", type=output_file, metavar="FILE", help="also write the table to this file")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The runs of a suite, one a line: ``python -m acp_repro.suite NAME``."""
+"""Lists the runs of a suite, one a line: ``python -m acp_repro.suite NAME``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .chain.suite import load_suite
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m acp_repro.suite", description=__doc__)
     parser.add_argument("suite", nargs="?", default="cpu", help="a name in experiments/ or a YAML file")
-    parser.add_argument("--names", action="store_true", help="names of the runs and nothing else")
+    parser.add_argument("--names", action="store_true", help="print only the names of the runs")
     options = parser.parse_args(arguments)
     suite = load_suite(options.suite)
     if options.names:

@@ -1,7 +1,9 @@
-"""Savings and loss against epsilon: ``python -m acp_repro.sweep_epsilon [--suite S | --checkpoint FOLDER]``.
+"""Sweeps epsilon, for savings and loss:
+``python -m acp_repro.sweep_epsilon [--suite S | --checkpoint FOLDER]``.
 
-Of a suite's run, whose records it writes, or of any FoX checkpoint: the share of attention pruned by blocks
-and entry by entry, the loss, and the most weight that a row loses, beside epsilon, its bound (Appendix A).
+Works on a suite's run, whose records it writes, or on any FoX checkpoint. For each epsilon it prints the
+share of attention pruned by blocks and entry by entry, the loss, and the most weight that a row loses.
+Epsilon bounds that weight (Appendix A).
 """
 
 from __future__ import annotations
@@ -41,11 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _of_suite(options: argparse.Namespace) -> list[dict]:
-    """The suite's own sweep is the record that Figure 7 draws; one at other values is a record of its own."""
+    """The suite's own sweep is the record that Figure 7 draws; a sweep at other values is a separate
+    record."""
     suite = load_suite(options.suite or "cpu")
     if not isinstance(suite, FoXSuite):
         raise SuiteError(
-            f"suite {suite.name} is of paper {suite.paper.name}, which has no epsilon; name one of acp"
+            f"suite {suite.name} is of paper {suite.paper.name}, which has no epsilon; name a suite of acp"
         )
     run = suite.run(options.run) if options.run else suite.sweep_run
     quantity, usual = suite.paper.quantity(QUANTITY), suite.measure_settings.sweep_log_pruning_tolerances
@@ -90,7 +93,7 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """Records of ``epsilon_sweep`` as aligned text; the mass is ``-`` where nothing was pruned."""
+    """Records of ``epsilon_sweep`` as aligned text; the mass is ``-`` if nothing was pruned."""
     lines = [_HEADER]
     for row in rows:
         value, mass = row["swept_log_pruning_tolerance"], row["largest_pruned_mass"]
@@ -130,15 +133,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--tokens",
         type=positive,
         metavar="N",
-        help=f"at most (default: {GPU_TOKENS} on a GPU; {CPU_TOKENS} on a CPU, for half a minute of waiting)",
+        help=f"tokens at most (default: {GPU_TOKENS} on a GPU; {CPU_TOKENS} on a CPU, about half a minute)",
     )
-    add("--csv", type=output_file, metavar="FILE", help="also write the result there")
+    add("--csv", type=output_file, metavar="FILE", help="also write the result to this file")
     options = parser.parse_args(arguments)
     of_text = (options.text, options.token_ids, options.context_length, options.tokens)
     if not options.checkpoint and (any(of_text) or options.csv):
         parser.error("--text, --token-ids, --context-length, --tokens and --csv need --checkpoint")
     if options.checkpoint and (options.suite or options.run or options.again):
-        parser.error("--checkpoint is of no suite; leave out --suite, --run and --again")
+        parser.error("--checkpoint belongs to no suite; leave out --suite, --run and --again")
     return options
 
 

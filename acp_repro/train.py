@@ -1,10 +1,12 @@
 """Trains the runs of a suite: ``python -m acp_repro.train --suite cpu [--run NAME]``.
 
-Ctrl-C or SIGTERM saves a checkpoint after the step under way, from which the same command goes on; a second
-Ctrl-C stops at once. What is done is not done again.
-On several GPUs of one machine: ``--nproc N``; on several machines: ``torchrun ... -m -- acp_repro.train
---suite S --run NAME`` (without ``--`` torchrun takes ``--run`` for an option of its own). On a CPU each run
-takes one core, and several runs go side by side; on GPUs ``--jobs N`` does that, one run a GPU or several.
+Finished runs are skipped. Ctrl-C or SIGTERM saves a checkpoint after the present step, and the same command
+continues from there. A second Ctrl-C stops at once.
+
+On a CPU each run takes one core, and several runs go side by side. On GPUs ``--jobs N`` does that: one run a
+GPU, or several. For one run on several GPUs of a machine use ``--nproc N``. On several machines use
+``torchrun ... -m -- acp_repro.train --suite S --run NAME`` (without ``--`` torchrun takes ``--run`` for its
+own option).
 """
 
 from __future__ import annotations
@@ -31,14 +33,16 @@ def main(arguments: list[str] | None = None) -> int:
     if suite.weights is not None:
         raise SuiteError(
             f"the weights of suite {suite.name} are ready, in {suite.weights.folder}/; train such weights "
-            f"anew with `{runs[0].command}`"
+            f"again with `{runs[0].command}`"
         )
     state.claim_name(suite)
 
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if options.nproc is not None and ranks == 1:
         if options.jobs is not None:
-            raise UsageError("--nproc shares each run among GPUs, --jobs puts runs side by side: one of them")
+            raise UsageError(
+                "--nproc shares each run among GPUs, --jobs puts runs side by side; give only one of them"
+            )
         return _launch(options, sys.argv[1:] if arguments is None else arguments)
 
     from .training.side_by_side import train_side_by_side
@@ -54,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _in_turn(device) -> list:
-    """The ``torch.device``, or every GPU of this machine where no one of them was named."""
+    """The ``torch.device``, or every GPU of this machine if no single GPU was named."""
     import torch
 
     if device.type != "cuda" or device.index is not None:
@@ -72,7 +76,7 @@ def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
     if options.device != "cpu" and 0 < gpus < options.nproc:
         raise UsageError(f"--nproc {options.nproc}: this machine has {gpus} GPUs (make: NPROC={gpus})")
     if not gpus and options.device is None:
-        raise UsageError(f"--nproc {options.nproc}: no GPU here; leave it out, or say --device cpu too")
+        raise UsageError(f"--nproc {options.nproc}: no GPU here; leave it out, or add --device cpu")
     return launch_ranks(options.nproc, "acp_repro.train", arguments)
 
 
@@ -93,7 +97,7 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
                     tensorboard=options.tensorboard,
                 )
         except UserError as error:
-            # All ranks meet these, so all leave, and the process group is left in order.
+            # All ranks raise these, so all exit, and the process group is closed properly.
             if rank() == 0:
                 print(f"error: {error}", file=sys.stderr)
             return error.exit_code
@@ -105,10 +109,10 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
 
 
 def in_order(suite: Suite, runs: list[Run]) -> list[list[Run]]:
-    """``runs`` in groups: each group needs the weights of groups before it alone.
+    """``runs`` in groups: each group needs only the weights of groups before it.
 
     Raises:
-        SuiteError: some need each other's, so that none can be the first.
+        SuiteError: some need each other's weights, so that none can be the first.
     """
     waiting, groups = list(runs), []
     while waiting:
@@ -140,7 +144,7 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[Run]:
 
 
 def _with_needs(suite: Suite, chosen: set[Run]) -> set[Run]:
-    """``chosen``, and what must be trained before them and is not."""
+    """``chosen``, and all untrained runs that must be trained before them."""
     if not any(suite.prerequisites(run) for run in chosen):
         return chosen
     from .training.run_folder import is_done
@@ -160,9 +164,9 @@ def _parser() -> argparse.ArgumentParser:
         __doc__,
         as_written=True,
         epilog="Run folders are runs/SUITE/NAME; `python -m acp_repro.suite SUITE` lists the names.\n"
-        "Each holds run.json (what is run), metrics.jsonl (one line a step) and, when done, model/.\n"
-        "How to run, and not what, stands in the suite's file under training: compile,\n"
-        "parallel (auto, ddp, fsdp) and checkpoint_every_seconds can change at any time.",
+        "Each holds run.json (settings), metrics.jsonl (one line a step) and, when done, model/.\n"
+        "Three settings under training in the suite's file can change at any time: compile,\n"
+        "parallel (auto, ddp, fsdp) and checkpoint_every_seconds.",
     )
     add = parser.add_argument
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
@@ -174,19 +178,19 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs",
         type=positive,
         metavar="N",
-        help="runs side by side (default: on a CPU one a core, on a GPU one after the other); several on one "
-        "GPU are faster where models are small, and their timings are then not comparable",
+        help="runs side by side (default: one a core on a CPU, one on a GPU); several small models on a GPU "
+        "train faster, but their timings are not comparable",
     )
     add(
         "--watch-every",
         type=positive,
         metavar="STEPS",
-        help="steps between looks at the pruned ratio of each layer (default: 100, fewer in a short run)",
+        help="steps between measurements of each layer's pruned ratio (default: 100, fewer in a short run)",
     )
     add(
         "--tensorboard",
         action="store_true",
-        help="write the metrics to RUN/tensorboard too (pip install -e '.[tensorboard]')",
+        help="also write the metrics to RUN/tensorboard (needs: pip install -e '.[tensorboard]')",
     )
     return parser
 

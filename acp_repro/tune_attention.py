@@ -1,7 +1,7 @@
 """Finds the fastest tiles of the kernels on this GPU: ``python -m acp_repro.tune_attention``.
 
-Every candidate is checked against the present tiles before it is timed. The last lines are the table of
-``acp_repro/attention/triton/tiles.py`` as this GPU would have it; a difference of a few percent is noise.
+Every candidate is checked against the present tiles before it is timed. The last lines printed are the table
+for ``acp_repro/attention/triton/tiles.py`` on this GPU. A difference of a few percent is noise.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def main(arguments: list[str] | None = None) -> int:
     add("--head-dims", type=positive, nargs="+", default=[64, 128], metavar="N", help="default: 64 128")
     add("--length", type=positive, default=16384, metavar="N", help="tokens a sequence (default: 16384)")
     add("--repeats", type=positive, default=10, metavar="N", help="default: %(default)s")
-    add("--jobs", type=positive, metavar="N", help="processes that compile (default: one a core, to 16)")
+    add("--jobs", type=positive, metavar="N", help="processes that compile (default: one a core, at most 16)")
     add("--csv", type=output_file, metavar="FILE", help="write every timing there")
     options = parser.parse_args(arguments)
 
     import torch
 
     if not torch.cuda.is_available():
-        raise UsageError("tiles are tuned on a GPU, and PyTorch sees none")
+        raise UsageError("tiles can be tuned only on a GPU, and PyTorch finds none")
 
     from tqdm import tqdm
 

@@ -140,7 +140,7 @@ def test_a_folder_of_another_layout_says_what_is_missing(tmp_path, capsys, remov
     assert main([str(tmp_path), str(tmp_path), "--to", "official"]) == 2
     before = sorted(tmp_path.rglob("*"))
     assert main([str(tmp_path / "source"), str(tmp_path), "--to", "official"]) == 2
-    assert "is there and not empty" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before
+    assert "exists and is not empty" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])

@@ -281,7 +281,7 @@ def test_tuning_says_what_it_needs(capsys):
 
     if not torch.cuda.is_available():
         assert tune([]) == 2
-        assert "PyTorch sees none" in capsys.readouterr().err
+        assert "PyTorch finds none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kernel", ["forward", "query_side", "key_side"])

@@ -57,7 +57,7 @@ def test_a_breakdown_says_where_the_prefill_spends_its_time(capsys):
         assert sum(line[column] for line in times[:-1]) == pytest.approx(times[-1][column], abs=0.05)
     with pytest.raises(SystemExit):
         main([*small, "--scopes", "attention", "--breakdown"])
-    assert "--breakdown is of a model: add it to --scopes" in capsys.readouterr().err
+    assert "--breakdown needs a model: add it to --scopes" in capsys.readouterr().err
 
 
 def test_a_breakdown_counts_each_moment_once_and_leaves_no_trace():

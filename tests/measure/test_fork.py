@@ -47,7 +47,7 @@ def test_a_tolerance_that_is_no_logarithm_is_refused(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     assert main(["--suite", "mini", "--log-pruning-tolerance", "10"]) == 2
-    assert "is log(epsilon), negative" in capsys.readouterr().err
+    assert "must be log(epsilon), below 0" in capsys.readouterr().err
 
 
 def test_its_steps_are_those_of_train(tmp_path, monkeypatch):

@@ -177,7 +177,7 @@ def test_heads_can_be_named(capsys):
         measure(["decay", "--heads", "1"])
     assert "'1' is not LAYER.HEAD" in capsys.readouterr().err
     assert measure(["loss", "--suite", "mini", "--heads", "0.0"]) == 2
-    assert "--heads: loss has no such choice; decay, attention_weights have" in capsys.readouterr().err
+    assert "--heads: loss has no such option; decay, attention_weights have" in capsys.readouterr().err
 
 
 def test_an_exact_run_has_no_savings_to_choose_by(capsys):

@@ -50,7 +50,7 @@ def test_command(checkpoint, capsys):
     assert csv.read_text().splitlines()[1].endswith(f"{checkpoint}/fox,acp,standard,{checkpoint}/text.txt")
     before = csv.read_text()
     assert command([*arguments, "--csv", str(csv)]) == 2 and csv.read_text() == before
-    assert "is there already; give another name" in capsys.readouterr().err
+    assert "exists already; give another name" in capsys.readouterr().err
     # What is asked twice is tried once.
     twice = [*arguments, "600", "--depths", "1", "1", "--samples", "1"]
     assert command(twice) == 0
