@@ -169,7 +169,7 @@ def test_what_our_own_command_and_records_keep_can_be_compared(two):
         (["a", "strangers"], "piqa acc: a and strangers have no item in common"),
         (["a", "twice"], "hold piqa both; give one of them"),
         (["a", "broken/samples_piqa.jsonl"], "samples_piqa.jsonl, line 2: no sample of lm-eval"),
-        (["a", "again/samples_piqa.jsonl"], "again/samples_piqa.jsonl: item 0 of piqa acc stands twice"),
+        (["a", "again/samples_piqa.jsonl"], "again/samples_piqa.jsonl: item 0 of piqa acc appears twice"),
         (["a", "longer"], "wikitext word_perplexity: a and longer count other words or bytes in an item"),
         (["a", "notes.txt"], "notes.txt is neither samples_*.jsonl"),
         (["a", "b", "--margin", "0"], "--margin: 0 is not above 0"),

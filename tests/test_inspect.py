@@ -330,7 +330,7 @@ def test_what_a_page_cannot_show_is_one_line(folder, capsys, monkeypatch):
             ["official", *page, "--compare", "wide"],
             "official has 2 layers of 2 heads, wide has 2 layers of 4",
         ),
-        (["official", *page, "--compare", "other"], "official and other have tokenizers of their own"),
+        (["official", *page, "--compare", "other"], "official and other have different tokenizers"),
         (["official", *page, "--compare", "nowhere"], "nowhere: no such folder"),
     ):
         assert inspect(arguments) == 2

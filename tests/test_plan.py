@@ -200,7 +200,7 @@ def test_a_vocabulary_from_a_tokenizer_file(mini, tmp_path, capsys):
     text = YAML.replace("{corpus: text,", "{tokenizer: {file: t.json}, corpus: text,")
     write_suite(tmp_path, text)
     assert plan.main(["--suite", "mini"]) == 2
-    assert "t.json: no vocabulary to count; give --vocab-size" in capsys.readouterr().err
+    assert "t.json: holds no vocabulary; give its size with --vocab-size" in capsys.readouterr().err
     assert plan.main(["--suite", "mini", "--vocab-size", "300"]) == 0
     (tmp_path / "t.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
     run = load_suite("mini").runs[0]

@@ -123,7 +123,7 @@ def test_local_files_become_the_columns_of_the_hub(data):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{\n", "piqa.jsonl: line 1 is no JSON"),
+        ("{\n", "piqa.jsonl: line 1 is not JSON"),
         ("", "piqa.jsonl: holds no item of piqa"),
         ('{"query": "Q"}\n', r"piqa.jsonl: line 1 is not an item of this task \(KeyError: 'choices'\)"),
         ('{"query": "Question: a\\n", "choices": ["a", "b"], "gold": 2}\n', "right answer is number 2 of 2"),

@@ -355,12 +355,12 @@ def test_command_refuses_what_cannot_be_and_options_that_it_would_not_use(capsys
         (["--checkpoint", "x", "--text", "a", "--token-ids", "b"], "--token-ids: not allowed with"),
         (
             ["--checkpoint", "x", "--log-pruning-tolerance", "-1", "1"],
-            "1 is no log(epsilon), a finite number",
+            "1 is not log(epsilon), a finite number",
         ),
         (["--csv", "out.csv"], "need --checkpoint"),
         (["--tokens", "4096"], "need --checkpoint"),
         (["--context-length", "512"], "need --checkpoint"),
-        (["--checkpoint", "x", "--run", "y"], "--checkpoint is of no suite; leave out --suite, --run"),
+        (["--checkpoint", "x", "--run", "y"], "--checkpoint belongs to no suite; leave out --suite, --run"),
     ):
         with pytest.raises(SystemExit, match="2"):
             sweep_epsilon.main(arguments)

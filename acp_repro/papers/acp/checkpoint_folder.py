@@ -1,7 +1,7 @@
-"""Any FoX checkpoint folder with any text, for commands that look at models from elsewhere.
+"""Any FoX checkpoint folder with any text, for commands that read models from elsewhere.
 
 A checkpoint is a folder in the authors' format (``config.json``, ``model.safetensors``) or a run folder
-``runs/SUITE/RUN``, whose weights lie in ``model/`` and whose ``run.json`` knows text and tokeniser.
+``runs/SUITE/RUN``. A run folder has its weights in ``model/``, and its ``run.json`` names text and tokeniser.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from acp_repro.model import FoXConfig, FoXForCausalLM, load_config, load_pretrai
 from acp_repro.model.pretrained import CONFIG_FILE, WEIGHTS_FILE
 
 RUN_FILE, TOKENIZER_FILE = "run.json", "tokenizer.json"
-# What tokenisers of other projects call the token in front of a document; GPT-2's comes first.
+# Names, in other projects' tokenisers, of the token in front of a document; GPT-2's comes first.
 _BOS_NAMES = ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
-# One token of a model with fewer weights is too little work to share: threads would only wait for each
-# other (on two busy cores, 47 tokens/s of a model with 4.5 million by one thread, and 4 by two).
+# One token of a model with fewer weights is too little work to share: threads would only wait for each other.
+# On two busy cores a model with 4.5 million weights made 47 tokens/s with one thread, and 4 with two.
 _FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
 
 
 class CheckpointNotUsable(UsageError):
-    """The folder or its text cannot be used; one line that names what to do."""
+    """The folder or its text cannot be used; one line that says what to do."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where the weights lie, their config, and our own run's settings if they are a run's."""
+    """A checkpoint's folder and config, and the settings of our own run if it is one."""
 
     folder: Path
     config: FoXConfig
@@ -49,8 +49,8 @@ class Checkpoint:
         """The checkpoint at a folder in the authors' format, a run folder, or its ``model/``.
 
         Raises:
-            CheckpointNotUsable: there is none, or not one of a Forgetting Transformer, or the weights are
-                not those that the run ended with.
+            CheckpointNotUsable: there is none, or it is not of a Forgetting Transformer, or the weights are
+                not those with which the run ended.
         """
         path = Path(path)
         if not path.is_dir():
@@ -61,7 +61,8 @@ class Checkpoint:
         run, folder = _run(path), path / "model"
         if run is None:
             folder = path
-            # Only a folder of this name can be a run's weights; elsewhere run.json is of someone else.
+            # Only a folder of this name can be a run's weights; elsewhere run.json belongs to another
+            # program.
             run = _run(path.resolve().parent) if path.resolve().name == "model" else None
         if not (folder / CONFIG_FILE).is_file():
             raise CheckpointNotUsable(_no_config(path, folder, run))
@@ -75,22 +76,23 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """That of the run, or of the folder."""
+        """The name of the run, or of the folder."""
         folder = self.folder.resolve()
         return folder.parent.name if folder.name == "model" else folder.name
 
     @property
     def context_length(self) -> int | None:
-        """Tokens the run was trained at; the authors' format does not say."""
+        """Tokens of the run's training sequences; None if not known, because the authors' format does not
+        have it."""
         return None if self.run is None else self.run["settings"]["context_length"]
 
     @property
     def dtype(self) -> str | None:
-        """``float32`` or ``bfloat16``, as the run was trained; the authors' format does not say."""
+        """``float32`` or ``bfloat16``, as the run was trained; None if not known."""
         return None if self.run is None else self.run["settings"]["training"]["dtype"]
 
     def autocast_dtype(self, device: torch.device) -> str:
-        """What the model computes in: as the run was trained, else bfloat16 on a GPU."""
+        """The dtype in which the model computes: as the run was trained, else bfloat16 on a GPU."""
         return self.dtype or ("bfloat16" if device.type == "cuda" else "float32")
 
     @property
@@ -107,7 +109,7 @@ class Checkpoint:
         return load_pretrained(self.folder, device=device, **options)
 
     def source(self, text: str | Path | None = None, token_ids: str | Path | None = None) -> str:
-        """What :meth:`input_ids` reads, in words."""
+        """The text that :meth:`input_ids` reads, in words."""
         if token_ids or text:
             return str(token_ids or text)
         if self.run is not None:
@@ -116,7 +118,8 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> BPETokenizer | ByteTokenizer | None:
-        """What reads the model's ids: the run's, or a ``tokenizer.json`` of ours beside the weights."""
+        """The tokeniser of the model: the run's, or a ``tokenizer.json`` of ours beside the weights; else
+        None."""
         if self.run is not None:
             return self.corpus().tokenizer
         path = self.folder / TOKENIZER_FILE
@@ -126,30 +129,30 @@ class Checkpoint:
                 return BPETokenizer(path.read_text(encoding="utf-8"))
             except (DataError, ValueError) as error:
                 if isinstance(error.__cause__, ImportError):
-                    raise  # the library is not installed, which says nothing of the file
+                    raise  # the library is not installed, so the file cannot be judged
                 return None  # of another project
         return ByteTokenizer() if self.config.vocab_size == ByteTokenizer.vocab_size else None
 
     def check_reads_like(self, other: Checkpoint) -> None:
-        """Refuses a model that would read a text as other tokens than this one.
+        """Checks that another model reads a text as the same tokens.
 
         Raises:
-            CheckpointNotUsable: it would.
+            CheckpointNotUsable: it does not.
         """
         first, second = (
             (c.config.vocab_size, getattr(c.tokenizer, "json_text", None)) for c in (self, other)
         )
         if first != second:
             raise CheckpointNotUsable(
-                f"{self.name} and {other.name} have tokenizers of their own; compare models that read the "
+                f"{self.name} and {other.name} have different tokenizers; compare models that read the "
                 "same tokens"
             )
 
     def own_tokenizer(self, fix: str = "put the model's there") -> BPETokenizer | ByteTokenizer:
-        """:attr:`tokenizer`, which must be there.
+        """:attr:`tokenizer`, which must exist.
 
         Raises:
-            CheckpointNotUsable: it is not; ends with ``fix``.
+            CheckpointNotUsable: it does not; the message ends with ``fix``.
         """
         if (tokenizer := self.tokenizer) is None:
             raise CheckpointNotUsable(f"{self.folder} has no tokenizer.json of this project's form; {fix}")
@@ -167,8 +170,8 @@ class Checkpoint:
         """(sequences, context_length) int64: as many whole sequences as ``tokens`` allows, at least one.
 
         Args:
-            text: a file or folder of text; default: the run's own held-out text, else the book that
-                comes with the project, which no model of it was trained on.
+            text: a file or folder of text. Default: the run's own held-out text, else the book that comes
+                with the project, on which no FoX model of the project was trained.
             token_ids: a ``.npy`` file of integers, (tokens,) or (documents, tokens), instead of text.
 
         Raises:
@@ -196,12 +199,12 @@ class Checkpoint:
         return inputs
 
     def corpus(self) -> Corpus:
-        """What the run was trained on."""
+        """The corpus on which the run was trained."""
         corpus = prepare(self.run["settings"]["data"])
-        # Bytes are bytes, but merges learnt from another text are another language.
+        # Bytes always match, but merges learnt from another text give other tokens.
         if self.run["data"]["hash"] != corpus.describe()["hash"] and corpus.config.bpe_size:
             raise CheckpointNotUsable(
-                f"{self.folder.parent} was trained on other text than what {corpus.config.corpus} is "
+                f"{self.folder.parent} was trained on other text than {corpus.config.corpus} holds "
                 "here, with another tokeniser; bring its cache entry, or give --token-ids FILE.npy"
             )
         return corpus
@@ -225,7 +228,7 @@ class Checkpoint:
         return np.concatenate([*encoded, np.empty(0, np.int64)]), offsets, bos_id
 
     def _encoder(self) -> tuple[Callable[[bytes], np.ndarray], int]:
-        """What encodes text for this model, and the id in front of each sequence."""
+        """The function that encodes text for this model, and the id in front of each sequence."""
         path = self.folder / TOKENIZER_FILE
         if self.run is None and path.is_file():
             return _read_tokenizer(path, self.config.vocab_size)
@@ -241,7 +244,7 @@ class Checkpoint:
             ids = np.load(path, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError:
             raise CheckpointNotUsable(f"{path} does not exist; write it with numpy.save") from None
-        except (OSError, ValueError, EOFError):  # numpy's words would offer to unpickle it
+        except (OSError, ValueError, EOFError):  # numpy's own message would suggest unpickling it
             ids = None
         if not isinstance(ids, np.ndarray):
             raise CheckpointNotUsable(f"{path}: not an array of numpy; write one with numpy.save")
@@ -269,15 +272,18 @@ class Checkpoint:
 
 
 def one_thread_if_small(model: FoXForCausalLM) -> None:
-    """For commands that go token by token."""
+    """Uses one thread for a small model; for commands that go token by token."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     if on_cpu and model.config.num_parameters() < _FEWEST_WEIGHTS_FOR_THREADS:
         torch.set_num_threads(1)
 
 
 def _read_json(path: Path) -> Any:
-    """Raises:
-    CheckpointNotUsable: the file holds no JSON."""
+    """The content of a JSON file.
+
+    Raises:
+        CheckpointNotUsable: the file is not JSON.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -285,7 +291,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _run(folder: Path) -> dict[str, Any] | None:
-    """What a run's ``run.json`` says; None if there is none, or another program's."""
+    """The content of a run's ``run.json``; None if there is none, or it is another program's."""
     path = folder / RUN_FILE
     run = _read_json(path) if path.is_file() else None
     return run if isinstance(run, dict) and {"command", "data", "settings"} <= run.keys() else None
@@ -294,7 +300,7 @@ def _run(folder: Path) -> dict[str, Any] | None:
 def _read_tokenizer(path: Path, vocab_size: int) -> tuple[Callable[[bytes], np.ndarray], int]:
     text = path.read_text(encoding="utf-8")
     try:
-        ours = BPETokenizer(text)  # which keeps BOS outside of the file, as the model's last id
+        ours = BPETokenizer(text)  # its BOS is not in the file: it is the model's last id
         if ours.vocab_size == vocab_size:
             return ours.encode, ours.bos_id
         import tokenizers
@@ -309,7 +315,7 @@ def _read_tokenizer(path: Path, vocab_size: int) -> tuple[Callable[[bytes], np.n
     bos_id = next((i for i in map(theirs.token_to_id, _BOS_NAMES) if i is not None), None)
     if bos_id is None:
         raise CheckpointNotUsable(
-            f"{path}: knows none of {', '.join(_BOS_NAMES)} to put in front of a sequence; "
+            f"{path}: has none of {', '.join(_BOS_NAMES)} to put in front of a sequence; "
             "give tokens: --token-ids FILE.npy"
         )
 
@@ -321,7 +327,7 @@ def _read_tokenizer(path: Path, vocab_size: int) -> tuple[Callable[[bytes], np.n
 
 
 def _check_sum(folder: Path) -> None:
-    """Where our own ``done.json`` knows the weights' checksum, a changed byte is no model to look at."""
+    """Checks the weights against the checksum in our own ``done.json``, if there is one."""
     real = folder.resolve()
     of_run = real.name == "model" and (real.parent / RUN_FILE).is_file()
     done = (real.parent if of_run else real) / "done.json"

@@ -1,4 +1,4 @@
-"""What commands that open a checkpoint take: the folder, a text, log epsilon, a device. Needs no torch."""
+"""Options of commands that open a checkpoint: the folder, a text, log epsilon, a device. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def checkpoint_parser(name: str, doc: str, metavar: str = "CHECKPOINT") -> argpa
 
 
 def add_text_options(parser: argparse._ActionsContainer) -> None:
-    """What :meth:`acp_repro.papers.acp.checkpoint_folder.Checkpoint.input_ids` takes."""
+    """Adds the options for :meth:`acp_repro.papers.acp.checkpoint_folder.Checkpoint.input_ids`."""
     text = parser.add_mutually_exclusive_group()
     text.add_argument(
         "--text",
@@ -28,7 +28,7 @@ def add_text_options(parser: argparse._ActionsContainer) -> None:
         help="a text file, .jsonl or folder (default: the run's held-out text, else the book that comes with "
         "the project)",
     )
-    text.add_argument("--token-ids", metavar="FILE.npy", help="integers instead of text, fed as they are")
+    text.add_argument("--token-ids", metavar="FILE.npy", help="a file of token ids, instead of text")
     parser.add_argument(
         "--context-length",
         type=positive,
@@ -41,7 +41,7 @@ def log_epsilon(text: str) -> float:
     """The type of ``--log-pruning-tolerance``.
 
     Raises:
-        argparse.ArgumentTypeError: no finite number below 0.
+        argparse.ArgumentTypeError: it is not a finite number below 0.
     """
     try:
         value = float(text)
@@ -49,6 +49,6 @@ def log_epsilon(text: str) -> float:
         value = math.nan
     if not -math.inf < value < 0:
         raise argparse.ArgumentTypeError(
-            f"{text} is no log(epsilon), a finite number below 0; the paper uses -10"
+            f"{text} is not log(epsilon), a finite number below 0; the paper uses -10"
         )
     return value

@@ -1,4 +1,4 @@
-"""A checkpoint folder with a text as a suite of one run, so that what measures runs measures it too."""
+"""A checkpoint folder with a text as a suite of one run, so that the measures of runs can measure it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class CheckpointRun:
-    """What measures ask of a run, and no more: how a checkpoint from elsewhere was trained nobody knows."""
+    """The part of a run that measures need. How a checkpoint from elsewhere was trained is not known."""
 
     name: str
     context_length: int
@@ -36,11 +36,11 @@ class CheckpointSuite:
 
 
 class TrainedCheckpoint(TrainedFoX):
-    """What ``measure`` of a quantity takes that needs a model and its held-out text alone.
+    """The input of ``measure`` for quantities that need only a model and its held-out text.
 
     Args:
         input_ids: see :meth:`Checkpoint.input_ids`.
-        measure: how much is measured, and of what; its ``..._tokens`` take no more than ``input_ids`` has.
+        measure: how much is measured, and of what; its ``..._tokens`` are at most those of ``input_ids``.
 
     Raises:
         UsageError: the weights are missing or damaged.
@@ -69,7 +69,7 @@ class TrainedCheckpoint(TrainedFoX):
         """(input_ids, labels) of the checkpoint's text, which has one length."""
         length = self.run.context_length
         ids, rows = self.input_ids[: max(1, tokens // length)], rows or max(1, BATCH_TOKENS // length)
-        # The token after a sequence's last is not among input_ids, so that position has no loss.
+        # The token after a sequence's last one is not in input_ids, so that position has no loss.
         labels = ids.roll(-1, 1)
         labels[:, -1] = IGNORED_LABEL
         return [

@@ -1,4 +1,4 @@
-"""What must fit to evaluate a model: its tokeniser, and a sequence into memory."""
+"""Checks before a model is evaluated: its tokeniser, and memory for a sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from acp_repro.common.errors import UserError
 
-PADDED_IDS = 256  # a model may have so many more ids than its tokeniser, to round their number up
+PADDED_IDS = 256  # a model may have this many more ids than its tokeniser, to round their number up
 
 
 class OtherTokenizer(UserError, ValueError):
@@ -21,18 +21,20 @@ class TooLong(UserError, ValueError):
 
 
 def check_tokenizer(tokenizer_ids: int, model_ids: int, whose: str) -> None:
-    """Raises:
-    OtherTokenizer: the tokeniser has more ids than the model, or fewer than rounding up explains.
+    """Checks that a tokeniser can be the model's.
+
+    Raises:
+        OtherTokenizer: it has more ids than the model, or fewer than rounding up explains.
     """
     if not 0 <= model_ids - tokenizer_ids < PADDED_IDS:
         raise OtherTokenizer(
             f"{whose}: the model has {model_ids} token ids and the tokeniser {tokenizer_ids}, so it "
-            "is not the model's; give the tokenizer.json that it was trained with"
+            "is not the model's; give the tokenizer.json that the model was trained with"
         )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory; a CPU's allocator raises no class of its own."""
+    """Whether memory ran out; a CPU's allocator raises no class of its own."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return type(error) is RuntimeError and "allocate memory" in str(error)
@@ -40,8 +42,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def enough_memory(length: int) -> Iterator[None]:
-    """Raises:
-    TooLong: what is inside asked for more memory than there is.
+    """Turns running out of memory into one line.
+
+    Raises:
+        TooLong: the code inside needed more memory than there is.
     """
     try:
         yield
@@ -49,5 +53,5 @@ def enough_memory(length: int) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise TooLong(
-            f"a context of {length} tokens does not fit in this machine's memory; ask for shorter ones"
+            f"a context of {length} tokens does not fit in this machine's memory; use a shorter one"
         ) from None

@@ -1,8 +1,8 @@
-"""When does a training with ACP part from its exact pair, and is it pruning that parts them?
+"""When do a training with ACP and its exact pair separate, and does pruning separate them?
 
-Several trainings of one run go side by side, step by step: exact, with ACP at several tolerances, and exact
-with one weight moved by one unit of bfloat16. All start from the same weights and read the same
-batches, so until a step's gradients differ in a bit they are one training.
+Several trainings of one run go side by side, step by step. One is exact, some have ACP at several tolerances,
+and one is exact with one weight changed by one unit of bfloat16. All start from the same weights and read the
+same batches. So they are one training until a step's gradients differ in a bit.
 """
 
 from __future__ import annotations
@@ -47,17 +47,19 @@ class Way:
 def measure(
     run: FoXRun, device: torch.device, *, tolerances: Sequence[float], steps: int, look_every: int
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows of one step after another, one for each training but the first, which is exact.
+    """The rows of one step after another, one for each training except the first, which is exact.
 
     The trainings are of ``run`` in all but their tolerance: its seed, batches, schedule and compiled blocks.
-    Columns compare with the exact training at the same step, before the weights move: the mean loss, the
-    gradients (before clipping) and the weights. ``largest_pruned_mass`` is the largest attention weight that
-    a row loses to pruning (``pruned_mass``), on all sequences of the step that parts the trainings, and on
-    one sequence each ``look_every`` steps; missing at others, as ``pruned_ratio`` is.
+    Columns compare with the exact training at the same step, before the weights change: the mean loss, the
+    gradients (before clipping) and the weights.
+
+    ``largest_pruned_mass`` is the largest attention weight that a row loses to pruning (``pruned_mass``). It
+    is taken on all sequences of the step that separates the trainings, and on one sequence every
+    ``look_every`` steps. At other steps it is missing, and so is ``pruned_ratio``.
 
     Args:
         tolerances: log epsilon of the trainings with ACP.
-        steps: how many are taken, of the run's own number at most.
+        steps: how many steps are taken, at most the run's own number.
     """
     task = FoXTask(run)
     ways = [_start(task, device, EXACT, None)]
@@ -110,8 +112,11 @@ def measure(
 
 
 def _no_autotuning() -> contextlib.AbstractContextManager:
-    """Inductor picks a reduction's tile by timing it, each graph for itself, so exact and ACP may sum in two
-    orders. They parted at the first step once, on a GPU that did other work too: the likely reason."""
+    """Turns off Inductor's choice of a reduction's tile by timing, which it makes for each graph separately.
+
+    With it, exact and ACP may sum in two orders. They once separated at the first step, on a GPU that did
+    other work too; this is the likely reason.
+    """
     from torch._inductor import config
 
     known = hasattr(config, "deterministic")  # not before torch 2.10
@@ -149,7 +154,7 @@ def _norm(tensors: list[Tensor]) -> Tensor:
 
 
 def _look(way: Way, batches: list, whole: bool, dtype: str) -> dict[str, float]:
-    """The pruned share of the blocks, and the largest pruned mass of a row, of a training with ACP."""
+    """The pruned share of the blocks, and the largest pruned mass of a row, for a training with ACP."""
     if way.log_pruning_tolerance is None:
         return {}
     ratios, masses = [], []

@@ -1,4 +1,4 @@
-"""What a grid of blocks lets a head save, and which heads are local (Section 4.3). Needs nothing."""
+"""How much a grid of blocks lets a head save, and which heads are local (Section 4.3). No imports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KINDS = ("local", "between", "global")
 def largest_pruned_ratio(seqlen: int, block_q: int, block_k: int) -> float:
     """The most that a grid can prune: the ratio of a head that keeps two keys a query.
 
-    Those are the query's own (D_ii = 0) and the one before, which is a single gate away, and no gate of a
+    Those are the query's own key (D_ii = 0) and the one before, which is a single gate away. No gate of a
     trained model comes near delta. So the diagonal blocks stay, and those that touch them.
 
     Args:
@@ -24,11 +24,12 @@ def largest_pruned_ratio(seqlen: int, block_q: int, block_k: int) -> float:
 
 
 def head_kind(pruned_ratio: float, largest: float) -> str | None:
-    """``local``, ``global`` or ``between`` (Section 4.3), by the outer bins of Figure 4.
+    """``local``, ``global`` or ``between`` (Section 4.3), by the outer bins of Figure 4; None if nothing can
+    be pruned.
 
-    Counted are the blocks that can be pruned: a head is local if it prunes at least 95 % of them, and
-    global under 5 %. At long contexts these are nearly all blocks; at short ones the diagonal and its
-    neighbour alone are more than 5 %, and no head could be local. None where nothing can be pruned.
+    Only the blocks that can be pruned count. A head is local if it prunes at least 95 % of them, and global
+    under 5 %. At long contexts these are nearly all blocks. At short ones the diagonal and its neighbour
+    alone are more than 5 %, so without this rule no head could be local.
 
     Args:
         largest: from :func:`largest_pruned_ratio`.

@@ -43,9 +43,9 @@ def inspect_heads(
         - ``median_window_tokens``, ``q90_window_tokens``: keys j with ``D_ij >= delta`` of a query i,
           its own included; the smallest number that is enough for half, and for 90 %, of the queries;
         - ``mean_forget_gate``: mean of f over tokens, between 0 and 1;
-        - ``logit_bound``: U, and ``threshold_nats``: delta. Where they differ between sequences
-          (without QK-norm), the largest U and the lowest delta;
-        - ``context_length_tokens``, ``measured_tokens``, ``block_q_tokens``, ``block_k_tokens``,
+        - ``logit_bound``: U, and ``threshold_nats``: delta. If they differ between sequences (without
+        QK-norm), the largest U and the lowest delta; - ``context_length_tokens``, ``measured_tokens``,
+        ``block_q_tokens``, ``block_k_tokens``,
           ``log_pruning_tolerance``: what it was measured with.
 
     Raises:
@@ -138,7 +138,7 @@ class _Tally:
                 "median_window_tokens": _quantile(self.windows[head], 0.5),
                 "q90_window_tokens": _quantile(self.windows[head], 0.9),
                 "mean_forget_gate": float(self.gates[head]) / queries,
-                # U as the model used it, whichever way it was found: delta is linear in U.
+                # U as the model used it, however it was computed: delta is linear in U.
                 "logit_bound": (zero - delta) / 2,
                 "threshold_nats": delta,
                 "context_length_tokens": length,
@@ -150,6 +150,6 @@ class _Tally:
 
 
 def _quantile(histogram: Tensor, share: float) -> int:
-    """The smallest value that at least ``share`` of the counted ones do not exceed."""
+    """The smallest value that at least ``share`` of the counted values do not exceed."""
     cumulative = histogram.cumsum(0)
     return int((cumulative < share * cumulative[-1]).sum())

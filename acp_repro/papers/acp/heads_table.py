@@ -18,7 +18,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
     A table drops columns from its right until it fits the terminal (80 columns in a pipe).
 
     Args:
-        title: what was looked at.
+        title: the model and the text.
         sort: ``"pruned"``, the most local head first, or ``"layer"``.
     """
     console, facts = Console(highlight=False), heads.iloc[0]
@@ -31,7 +31,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
         f"{facts['log_pruning_tolerance']:g}, blocks of {block_q} x {block_k}\n"
     )
     if sort == "pruned":
-        # Many local heads prune all that the grid allows; tokens tell them apart.
+        # Many local heads prune all that the grid allows; windows in tokens distinguish them.
         heads = heads.sort_values("token_pruned_ratio", ascending=False, kind="stable")
     _print_table(
         console,

@@ -27,11 +27,12 @@ class SizeConfig(Strict):
     tokens: Count
     learning_rate: Positive
     head_dim: Count = 64
-    # What fits a GPU depends on the size; null takes what stands under training.
+    # What fits a GPU depends on the size; null uses the value under training.
     micro_batch_tokens: Count | None = None
     gradient_checkpointing: bool | None = None
-    # Two of the paper's choices that suites on less text make otherwise: QK-norm weights that all heads of a
-    # layer share, and the number of words (a byte-pair encoding of so many ids; null takes data.tokenizer).
+    # Two choices of the paper that differ in suites on less text. The first: all heads of a layer share
+    # QK-norm weights. The second: the vocabulary, a byte-pair encoding of this many ids (null uses
+    # data.tokenizer).
     qk_norm_share_param_across_head: bool = False
     vocab_size: Count | None = None
 
@@ -53,7 +54,7 @@ class SizeConfig(Strict):
 
     @property
     def non_embedding(self) -> int:
-        """About the number of weights of the blocks, to order sizes by."""
+        """About the number of weights of the blocks, to sort sizes."""
         return 12 * self.num_hidden_layers * self.hidden_size**2
 
 
@@ -87,7 +88,7 @@ class MeasureConfig(Strict):
     )
     long_context_lengths: Distinct[Count] = field(default_factory=list)  # past the training length
     # The needle test: the contexts, or how many of them from short to the training length; places of the
-    # needle from 0, the beginning, to 1; and how many haystacks each is tried in.
+    # needle from 0, the beginning, to 1; and the number of haystacks for each.
     needle_lengths: Count | Axis[Count] = 11
     needle_depths: Axis[Share] = field(default_factory=lambda: [i / 10 for i in range(11)])
     needle_samples: Count = 5
@@ -116,9 +117,9 @@ class GridConfig(Strict):
     context_length: Axis[Count]
     log_pruning_tolerance: Axis[LogEpsilon | None] = field(default_factory=lambda: [-10.0, None])
     seed: Axis[int] = field(default_factory=lambda: [0])
-    # Of the training sequences, how many hold needles of their own; see needle/documents.py.
+    # The share of training sequences that hold needles; see needle/documents.py.
     needle_share: Axis[Share] = field(default_factory=lambda: [0.0])
-    # True begins with one weight moved by one unit of bfloat16: what chance does to a training of this seed.
+    # True begins with one weight changed by one unit of bfloat16, to show the effect of chance on this seed.
     nudged: Axis[bool] = field(default_factory=lambda: [False])
 
 

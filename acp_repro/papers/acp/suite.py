@@ -16,7 +16,7 @@ from acp_repro.model.config import FoXConfig
 
 from .settings import SIZE_OVERRIDES, File, SizeConfig, TrainingConfig
 
-# Below this many weights in the blocks each rank keeps them all (DDP); above, each keeps a share (FSDP2).
+# Below this many weights in the blocks each rank keeps them all (DDP); above it, each keeps a share (FSDP2).
 FSDP_FROM = 300_000_000
 PAPER_TOLERANCE = -10.0  # log epsilon, Section 3
 
@@ -37,9 +37,9 @@ class FoXRun(Run):
 
     @property
     def name(self) -> str:
-        """E.g. ``pro-760m-16k-acp``; its exact pair ends in ``exact``, a further seed in ``-seed1``.
+        """For example ``pro-760m-16k-acp``; its exact pair ends in ``exact``, a further seed in ``-seed1``.
 
-        ``-needles10`` are those that train with needles in 10 % of their sequences.
+        ``-needles10`` are runs that train with needles in 10 % of their sequences.
         """
         length = self.context_length
         tokens = f"{length // 1024}k" if length % 1024 == 0 else str(length)
@@ -54,7 +54,7 @@ class FoXRun(Run):
 
     @property
     def setting(self) -> tuple:
-        """What two seeds of one setting have in common."""
+        """The value that two seeds of one setting share."""
         return (
             self.architecture,
             self.size_name,
@@ -66,7 +66,7 @@ class FoXRun(Run):
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of the whole run; the last one may go past its tokens."""
+        """Optimiser steps of the whole run; the last one may go beyond its tokens."""
         return -(-self.size.tokens // self.training.batch_tokens)
 
     def columns(self) -> dict[str, Any]:
@@ -79,7 +79,8 @@ class FoXRun(Run):
         }
 
     def parallel_mode(self, ranks: int) -> str:
-        """``none`` for one rank, else ``ddp`` or ``fsdp``: the settings' choice, or by size for ``auto``."""
+        """``none`` for one rank, else ``ddp`` or ``fsdp``: the choice of the settings, or by size for
+        ``auto``."""
         if ranks > 1 and self.training.parallel == "auto" and self.size.non_embedding >= FSDP_FROM:
             return "fsdp"
         return super().parallel_mode(ranks)
@@ -107,7 +108,7 @@ def make_run(file: File, suite: str, where: str, *, size: str, context_length: i
     """A point of the grid as a run.
 
     Raises:
-        ValueError: the point cannot be; begins with the key.
+        ValueError: the point is not allowed; the message begins with the key.
     """
     if size not in file.sizes:
         raise ValueError(f"{where}.size: no size {size!r} under sizes, which has {', '.join(file.sizes)}")
@@ -159,7 +160,7 @@ class FoXSuite(Suite):
 
     @property
     def heads_run(self) -> FoXRun:
-        """The run whose heads are looked at (Figures 1, 4, 5, 6)."""
+        """The run whose heads are shown (Figures 1, 4, 5, 6)."""
         if self.measure_settings.heads_run is not None:
             return self.run(self.measure_settings.heads_run)
         runs = self.select(architecture="pro", acp=True) or list(self.runs)
@@ -172,9 +173,9 @@ class FoXSuite(Suite):
         return self.heads_run if name is None else self.run(name)
 
     def select(self, *, acp: bool | None = None, **wanted: Any) -> list[FoXRun]:
-        """Runs whose attributes equal ``wanted``, e.g. ``architecture="pro"``; ``acp=True`` for ACP.
+        """Runs whose attributes equal ``wanted``, such as ``architecture="pro"``; ``acp=True`` for ACP.
 
-        Those that train with needles, or from a nudged weight, are left out, unless that is asked for.
+        Runs that train with needles, or from a changed weight, are left out unless ``wanted`` names that.
         """
         wanted = {"needle_share": 0.0, "nudged": False} | wanted
         return [
@@ -190,8 +191,10 @@ class FoXSuite(Suite):
         return [run for run in self.runs if run in chosen]
 
     def with_acp(self, architecture: str) -> list[FoXRun]:
-        """One run with ACP of each size and context length: the lowest seed, at the paper's epsilon if
-        the grid has it, else at the smallest."""
+        """One run with ACP of each size and context length: the lowest seed, at the paper's epsilon.
+
+        If the grid does not have that epsilon, the smallest one.
+        """
         runs = first_seeds(self.select(architecture=architecture, acp=True))
         best: dict[tuple, FoXRun] = {}
         for run in sorted(
@@ -201,11 +204,11 @@ class FoXSuite(Suite):
         return [run for run in runs if run in best.values()]
 
     def pairs(self, architecture: str, largest: bool | None = None) -> list[FoXRun]:
-        """Runs that exist both with ACP (log epsilon = -10) and exact, all else equal (Figure 3), and
-        their further seeds.
+        """Runs that exist both with ACP (log epsilon = -10) and exact, otherwise equal (Figure 3), with
+        further seeds.
 
         Args:
-            largest: of the largest size alone, of all others (False), or of all (None).
+            largest: only the largest size (True), all other sizes (False), or all sizes (None).
         """
         paired = _paired(self.select(architecture=architecture))
         top = _largest(paired)
@@ -220,10 +223,10 @@ class FoXSuite(Suite):
         return run in _paired(self.runs)
 
     def needle_runs(self, architecture: str, longest: bool) -> list[FoXRun]:
-        """Runs that look for the needle: of the largest size that has pairs, or else runs with ACP, alone.
+        """Runs of the needle test: of the largest size that has pairs; without pairs, runs with ACP.
 
         Args:
-            longest: at the longest context of that size (Figures 3 and 11), else at the shorter ones, of
+            longest: at the longest context of that size (Figures 3 and 11). False: at the shorter ones, of
                 the largest size that has such (Figure 9).
         """
         runs = first_seeds(self.pairs(architecture)) or self.with_acp(architecture)
@@ -239,8 +242,11 @@ class FoXSuite(Suite):
 
     @property
     def arms(self) -> list[FoXRun]:
-        """Trainings with ACP that differ from the first in one thing that could move the pruned share, or in
-        the seed: none where all are alike in their learning rate, words, text and QK-norm."""
+        """Trainings with ACP that differ from the first in one thing that could change the pruned share, or
+        in the seed.
+
+        Empty if all are alike in their learning rate, words, text and QK-norm.
+        """
         runs = [run for run in self.runs if run.log_pruning_tolerance == PAPER_TOLERANCE]
         runs = [run for run in runs if _shape(run) == _shape(runs[0])]
         return runs if len({_suspects(run) for run in runs}) > 2 else []
@@ -252,8 +258,10 @@ class FoXSuite(Suite):
 
     @property
     def longest_trained(self) -> list[FoXRun]:
-        """The run of FoX (Pro) with ACP, of those with a pair if any, that saw the most tokens, at the
-        longest context; and its exact pair."""
+        """The run of FoX (Pro) with ACP that saw the most tokens, at the longest context, and its exact pair.
+
+        If some such runs have a pair, only those count.
+        """
         runs = self.with_acp("pro")
         runs = [run for run in runs if self.has_exact_pair(run)] or runs
         if not runs or self.weights is not None:  # ready weights have no log
@@ -265,21 +273,22 @@ class FoXSuite(Suite):
 
 
 def _shape(run: FoXRun) -> tuple:
-    """What the trainings of one comparison have in common."""
+    """The settings that the trainings of one comparison share."""
     size = run.size
     shape = (size.num_hidden_layers, size.hidden_size, size.head_dim, size.tokens)
     return (run.architecture, run.context_length, *shape)
 
 
 def _suspects(run: FoXRun) -> tuple:
-    """What of a training could move its pruned share."""
+    """The settings of a training that could change its pruned share."""
     size = run.size
     own = (size.learning_rate, size.qk_norm_share_param_across_head, size.vocab_size)
     return (run.needle_share, *own)
 
 
 def _paired(runs: Iterable[FoXRun]) -> list[FoXRun]:
-    """Those of ``runs`` that are among them both with ACP (log epsilon = -10) and exact, all else equal."""
+    """Those of ``runs`` that exist among them both with ACP (log epsilon = -10) and exact, otherwise
+    equal."""
     runs = [r for r in runs if r.log_pruning_tolerance in (PAPER_TOLERANCE, None) and not r.nudged]
     keys = [(run.architecture, run.size_name, run.context_length, run.needle_share, run.seed) for run in runs]
     return [run for run, key in zip(runs, keys, strict=True) if keys.count(key) == 2]

@@ -42,7 +42,7 @@ class FoXTask(Task):
         self._config = run.model_config(self.corpus.vocab_size)
 
     def build(self) -> FoXForCausalLM:
-        if self.run.data.heldout != 0:  # where its documents are too short, say so before hours of training
+        if self.run.data.heldout != 0:  # if its documents are too short, fail before hours of training
             try:
                 self.corpus.sequences("heldout", self.run.context_length)
             except DataError as error:
@@ -81,8 +81,10 @@ class FoXTask(Task):
         return f"pruned {sum(ratios) / len(ratios):.0%}" if ratios else ""
 
     def speed(self, tokens_per_s: float, device: torch.device, ranks: int, watched: dict) -> dict[str, float]:
-        """``mfu_nominal`` and ``mfu_executed``: shares of the GPU's peak, of all FLOPs and of those that
-        pruning leaves."""
+        """``mfu_nominal`` and ``mfu_executed``: shares of the GPU's peak.
+
+        The first counts all FLOPs, the second those that pruning leaves.
+        """
         peak = peak_flops(device_name(device), self.run.training.dtype)
         if peak is None:
             return {}
@@ -114,22 +116,24 @@ class FoXTask(Task):
         return TrainedFoX(suite, self.run, self, found.model, device, found.trained_tokens)
 
     def _check_text(self) -> None:
-        """Refuses a tokeniser that was trained on other text than the model's: its ids mean other words."""
+        """Refuses a tokeniser that was trained on other text than the model's, because its ids mean other
+        words."""
         run = self.run
         if run.weights is not None or not run.data.bpe_size:
             return
         if text_hash(run) not in (None, self.corpus.describe()["hash"]):
             raise TrainingError(
-                f"{run.folder} was trained on other text than what corpus {run.data.corpus} is now, so with "
+                f"{run.folder} was trained on other text than corpus {run.data.corpus} holds now, so with "
                 "another tokeniser. Put the text back, or delete the run and train again with "
                 f"`{run.command}`"
             )
 
 
 def nudge(model: FoXForCausalLM) -> None:
-    """Moves one weight, the first of the first query projection, to the next number of bfloat16.
+    """Changes one weight, the first of the first query projection, to the next number of bfloat16.
 
-    The smallest push that the products feel: a unit of float32 is lost where weights are rounded to bfloat16.
+    This is the smallest change that the products see: a unit of float32 is lost when weights are rounded to
+    bfloat16.
     """
     weight = model.model.layers[0].attn.q_proj.weight
     with torch.no_grad():
@@ -147,7 +151,7 @@ def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor) -> list[float]:
         input_ids: (B, T) integer, on the model's device.
 
     Returns:
-        One number in 0 to 1 a layer; an empty list for a model that computes exactly.
+        One number in 0 to 1 a layer; an empty list for an exact model.
     """
     ratios: dict[int, Tensor] = {}
 

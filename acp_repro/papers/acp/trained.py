@@ -27,12 +27,15 @@ class TrainedFoX(Trained):
 
     @property
     def longest_heldout_document(self) -> int:
-        """Its tokens; 0 where no text is held out."""
+        """Tokens of the longest held-out document; 0 if no text is held out."""
         return int(np.diff(prepare(self.run.data).offsets("heldout")).max(initial=0))
 
     def methods(self, both: bool = False) -> Iterator[str]:
-        """``acp`` or ``exact``, the run's own; then ``exact`` too, with the same weights, for a run with ACP
-        whose exact pair the suite lacks, or for ``both``. While that is at hand the model prunes nothing."""
+        """Yields ``acp`` or ``exact``, the run's own method, and sets the model to it.
+
+        Then yields ``exact`` with the same weights, if the run has ACP and no exact pair in the suite, or
+        with ``both``. Meanwhile the model prunes nothing.
+        """
         own = self.run.log_pruning_tolerance
         yield "exact" if own is None else "acp"
         if own is not None and (both or not self.suite.has_exact_pair(self.run)):
@@ -50,12 +53,13 @@ class TrainedFoX(Trained):
         length: int | None = None,
         same_text_as: int | None = None,
     ) -> Batches:
-        """(input_ids, labels) of held-out sequences, ``tokens`` tokens at most, but one sequence at least.
+        """(input_ids, labels) of held-out sequences: ``tokens`` tokens at most, but at least one sequence.
 
         Args:
             rows: sequences in a batch; default: as many tokens as a micro-batch of training has.
-            length: of a sequence; default: the run's context.
-            same_text_as: a length that others divide, which then all see the same text: whole pieces of it.
+            length: tokens of a sequence; default: the run's context.
+            same_text_as: a length that others divide, which then all read the same text: whole pieces of that
+                length.
         """
         length = length or self.run.context_length
         piece = same_text_as or length
@@ -78,7 +82,7 @@ class TrainedFoX(Trained):
     def one_pass(
         self, see: Callable[[int, AttentionInputs], None], what: str, batches: Batches | None = None
     ) -> tuple[float, int]:
-        """Runs the model over held-out text as it would run without being watched.
+        """Runs the model over held-out text, as it would run without being watched.
 
         Args:
             see: called as ``see(layer, inputs)`` before every attention of every batch.

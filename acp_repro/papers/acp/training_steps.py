@@ -1,8 +1,8 @@
-"""Whole training steps on random tokens: a run's shape at any vocabulary and on any number of ranks.
+"""Whole training steps on random tokens: a run's shape with any vocabulary and on any number of ranks.
 
-Weights start as training starts them, but for the gates: they are fixed, two heads in three local, so that
-a step costs what it costs in a model that has learnt to forget, and needs no training first. The learning
-rate is 0. Steps are timed as a run takes them: compiled blocks, optimiser, and sums over ranks inside.
+Weights start as in training, except the gates. These are fixed, two heads in three local. So a step costs as
+much as in a trained model, without training. The learning rate is 0. Steps are timed as in a run: compiled
+blocks, optimiser, and sums over ranks inside.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from acp_repro.training.step import autocast, compiled_blocks, train_step
 from .suite import FoXRun
 from .task import pruned_ratio_per_layer
 
-LOG_PRUNING_TOLERANCE = -10.0  # where the run itself is exact
+LOG_PRUNING_TOLERANCE = -10.0  # used if the run itself is exact
 
 
 class Steps(NamedTuple):
@@ -58,18 +58,19 @@ def measure(
     parallel: str = "auto",
     gates: str = "bimodal",
 ) -> Iterator[dict[str, Any]]:
-    """One record for each implementation, with ACP and exact, as they come; every rank takes them all.
+    """One record for each implementation, with ACP and exact, as they are measured; every rank yields them
+    all.
 
-    Each rank takes ``micro_batch_tokens`` a step, whatever the number of ranks. ``repeats`` medians of
-    ``steps`` steps, the methods in turn. Memory is the peak of a rank, weights and optimiser included.
+    Each rank takes ``micro_batch_tokens`` a step, for any number of ranks. ``repeats`` medians of ``steps``
+    steps, the methods in turn. Memory is the peak of a rank, weights and optimiser included.
 
     Args:
-        official: time the authors' model too, on one rank, without torch.compile, as their trainer runs it.
-        parallel: how several ranks share a step, ``ddp`` or ``fsdp``; ``auto`` is what the run says.
+        official: also time the authors' model, on one rank, without torch.compile, as their trainer runs it.
+        parallel: how several ranks share a step, ``ddp`` or ``fsdp``; ``auto`` uses the run's setting.
         gates: which heads are local, as in ``benchmark_attention``.
 
     Raises:
-        SuiteError: the authors' code is asked for, and cannot be imported or has several ranks.
+        SuiteError: the authors' code is requested, and cannot be imported or has several ranks.
     """
     if parallel != "auto":
         run = dataclasses.replace(run, training=dataclasses.replace(run.training, parallel=parallel))
@@ -192,7 +193,7 @@ def _ours(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
 def _official(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
     module = "forgetting_transformer.model.forgetting_transformer"
     if world_size() > 1:
-        raise SuiteError("the authors' model is compared on one rank; leave --official out, or say --nproc 1")
+        raise SuiteError("the authors' model is compared on one rank; leave --official out, or use --nproc 1")
     try:
         theirs = importlib.import_module(module)
     except ImportError as error:

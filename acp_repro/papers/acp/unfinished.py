@@ -1,4 +1,4 @@
-"""What a long measurement has found so far, so that it can be stopped and go on."""
+"""Partial results of a long measurement, so that it can be stopped and continued."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from acp_repro.common import files
 
 
 def identity(model: Any, weights_sha256: str | None) -> dict[str, Any]:
-    """Which model it is, for results that are kept: the same weights under another config are another."""
+    """The key of a model, for results that are kept: the same weights with another config are another
+    model."""
     return {"weights": weights_sha256, "config": dataclasses.asdict(model.config)}
 
 
@@ -23,13 +24,13 @@ def digest(key: Any) -> str:
 
 
 class Unfinished:
-    """Rows by name in a file of JSON lines, the first of which says what they are of.
+    """Rows by name in a file of JSON lines. The first line is the key of the rows.
 
-    A file that is of something else, or is no text, is started again; a last line cut short by a
-    kill is left out.
+    A file with another key, or that is not text, is started again. A last line that a kill cut short is left
+    out.
 
     Args:
-        path: the file; its folder is made. None keeps everything in memory.
+        path: the file; its folder is created. None keeps everything in memory.
         key: of JSON's types: all that decides the rows.
     """
 
@@ -64,7 +65,7 @@ class Unfinished:
                 file.writelines(json.dumps([name, rows]) + "\n" for name, rows in found.items())
 
     def finish(self) -> None:
-        """Deletes the file: all is done."""
+        """Deletes the file when all is done."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """Two tasks from the book that comes with the project, for machines without data and without a network.
 
-They are not the paper's: ``book_perplexity`` is made as WikiText is, ``book_last_word`` as LAMBADA is (the
-last word of a passage, which occurred in the passage before), both without a human check.
+They are not the paper's. ``book_perplexity`` is made like WikiText. ``book_last_word`` is made like LAMBADA:
+the last word of a passage, which occurred in the passage before. Neither has a human check.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def book_perplexity() -> list[dict[str, Any]]:
 
 
 def book_last_word() -> list[dict[str, Any]]:
-    """Passages of 60 words or more that end in a word that an earlier sentence of theirs has: ``text``."""
+    """Passages of 60 words or more whose last word also stands in an earlier sentence of the passage:
+    ``text``."""
     passages: list[dict[str, Any]] = []
     sentences: list[str] = []
     for sentence in _sentences():

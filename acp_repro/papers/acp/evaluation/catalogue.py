@@ -15,9 +15,9 @@ class Column:
     Attributes:
         task, metric: as the harness names them.
         header: as the paper prints it.
-        quantity: of the column in ``paper_values.csv``; empty for what the paper does not have.
-        guess: the accuracy of who knows nothing: one answer of so many, or the commoner one of yes and no, or
-            a random word of the passage (Paperno et al., 2016, of LAMBADA).
+        quantity: of the column in ``paper_values.csv``; empty if the paper does not have it.
+        guess: the accuracy of guessing. This is one answer of so many, or the more frequent one of yes and
+            no, or a random word of the passage (Paperno et al., 2016, of LAMBADA).
     """
 
     task: str
@@ -28,7 +28,7 @@ class Column:
 
     @property
     def is_accuracy(self) -> bool:
-        """A share of items, printed in percent; otherwise a perplexity."""
+        """Whether it is a share of items, printed in percent; otherwise it is a perplexity."""
         return self.metric in ("acc", "acc_norm")
 
 
@@ -55,8 +55,10 @@ TASKS = (*PAPER_TASKS, *BOOK_TASKS)
 
 
 def check_names(names: Iterable[str], known: Iterable[str] = TASKS) -> None:
-    """Raises:
-    UnknownName: some of ``names`` are no tasks; names what is near each.
+    """Checks names of tasks.
+
+    Raises:
+        UnknownName: some of ``names`` are not tasks; the message gives similar names.
     """
     known = tuple(known)
     unknown = [name for name in dict.fromkeys(names) if name not in known]

@@ -1,4 +1,4 @@
-"""Two evaluations of the harness beside each other, item by item; whoever made them, without the harness."""
+"""Compares two evaluations of the harness item by item, from any project, without the harness."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Items:
     """The items of one metric of one task.
 
     Attributes:
-        values: by number (value, weight): a score with weight 1, or a log-likelihood in nats with the number
-            of words or bytes that it is of.
-        documents: by number a hash of the item's document, where the evaluation has one.
+        values: by number (value, weight): a score with weight 1, or a log-likelihood in nats with its number
+            of words or bytes.
+        documents: by number a hash of the item's document, if the evaluation has one.
     """
 
     values: dict[int, tuple[float, float]] = field(default_factory=dict)
     documents: dict[int, str] = field(default_factory=dict)
 
     def common(self, other: Items) -> list[int]:
-        """The numbers of items that both have, and that are not known to be of different documents."""
+        """The numbers of items that both have, without those known to be of different documents."""
         hashes = {number: {side.documents.get(number) for side in (self, other)} for number in self.values}
         return [n for n in self.values if n in other.values and len(hashes[n] - {None}) < 2]
 
@@ -55,8 +55,11 @@ Evaluation = dict[tuple[str, str], Items]  # by (task, metric)
 
 
 def shown(mean: float, metric: str) -> float:
-    """A metric from the mean of its items: exp of less the log-likelihood of a word, or that in bits, or the
-    mean itself."""
+    """A metric from the mean of its items.
+
+    For a perplexity this is exp of minus the log-likelihood of a word, or that in bits. Otherwise it is the
+    mean itself.
+    """
     if is_perplexity(metric):
         return math.exp(-mean)
     return mean * _sign(metric)
@@ -67,7 +70,8 @@ def is_perplexity(metric: str) -> bool:
 
 
 def _sign(metric: str) -> float:
-    """What turns a difference of means into one of the metric, or of the logarithms of perplexities."""
+    """The factor that turns a difference of means into one of the metric, or of the logarithms of
+    perplexities."""
     if metric.partition("@")[0] == "bits_per_byte":
         return -1 / math.log(2)
     return -1.0 if is_perplexity(metric) else 1.0
@@ -78,10 +82,10 @@ def read(path: Path) -> Evaluation:
 
     Args:
         path: ``samples_TASK_DATE.jsonl`` of the harness, a file that ``python -m acp_repro.evaluate`` keeps,
-            a record ``lm_eval_items.csv.gz``; or a folder that holds such, at any depth.
+            a record ``lm_eval_items.csv.gz``; or a folder that holds such files, at any depth.
 
     Raises:
-        UsageError: there is no such thing, it is damaged, or a folder holds two evaluations of a task.
+        UsageError: the path does not exist, a file is damaged, or a folder holds two evaluations of a task.
     """
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
@@ -121,7 +125,7 @@ def _of_file(path: Path) -> Evaluation:
     for task, metric, number, value, document in reader(path):
         items = found.setdefault((task, metric), Items())
         if number in items.values:
-            raise UsageError(f"{path}: item {number} of {task} {metric} stands twice; evaluate it again")
+            raise UsageError(f"{path}: item {number} of {task} {metric} appears twice; evaluate it again")
         items.values[number] = value
         if document:
             items.documents[number] = document
@@ -154,12 +158,12 @@ def _of_samples(path: Path) -> Iterator[tuple]:
 
 
 def _numbers(sample: Mapping) -> list[str]:
-    """Metrics of a sample of lm-eval before 0.4.8, which does not name them."""
+    """Metrics in a sample of lm-eval before 0.4.8, which does not name them."""
     return [name for name, value in sample.items() if name != "doc_id" and _value(name, value) is not None]
 
 
 def _value(name: str, value) -> tuple[float, float] | None:
-    """(value, weight) of what the harness logs; None for what no mean over items is made of."""
+    """(value, weight) of what the harness logs; None if it is not averaged over items."""
     if isinstance(value, int | float):
         return float(value), 1.0
     by_words = is_perplexity(name) or name == "bits_per_byte"
@@ -189,11 +193,11 @@ def _of_records(path: Path) -> Iterator[tuple]:
 def choose(
     a: Evaluation, b: Evaluation, names: tuple[str, str], tasks: Collection[str], metrics: Collection[str]
 ) -> list[tuple[str, str]]:
-    """The (task, metric) that both have, of those asked for; all if none is.
+    """The requested (task, metric) that both have; all if none is requested.
 
     Raises:
-        UnknownName: what is asked for is not in both.
-        UsageError: nothing is.
+        UnknownName: a requested name is not in both.
+        UsageError: they have nothing in common.
     """
     both = sorted(set(a) & set(b))
     if not both:
@@ -211,7 +215,7 @@ def choose(
 def compare(
     a: Evaluation, b: Evaluation, names: tuple[str, str], keys: list[tuple[str, str]], margin: float
 ) -> tuple[list[dict], list[str]]:
-    """A less B of each metric, and notes of what was left out.
+    """A minus B for each metric, and notes of what was left out.
 
     Returns:
         a row of :data:`COLUMNS` each; ``difference`` and ``margin`` are in the metric's units, or of the

@@ -1,4 +1,4 @@
-"""Evaluates tasks one by one, keeps each when it is finished, and says how sure its numbers are."""
+"""Evaluates tasks one by one, keeps the result of each finished one, and estimates standard errors."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Metric:
 
     Attributes:
         value: as the harness gives it: a share, a perplexity.
-        standard_error: of sampling the items, in the units of ``value``; None where none is known.
-        items: of each item (number, weight): correct or not with weight 1, or the log-likelihood in nats
-            with the number of words or bytes that it is spread over.
+        standard_error: of sampling the items, in the units of ``value``; None if unknown.
+        items: for each item (number, weight): correct or not with weight 1, or the log-likelihood in nats
+            with its number of words or bytes.
     """
 
     value: float
@@ -45,12 +45,12 @@ class Metric:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What the evaluation of one task found.
+    """The result of one task.
 
     Attributes:
         source: where the items came from, see ``LoadedTask``.
-        metrics: by the harness's names; one of another filter than the first has it behind an ``@``.
-        truncated: requests that lost their beginning, being longer than the context.
+        metrics: by the harness's names; a metric of another filter than the first has it after an ``@``.
+        truncated: requests that lost their beginning because they are longer than the context.
     """
 
     task: str
@@ -74,14 +74,14 @@ def evaluate(
     """The results of ``tasks``, in their order.
 
     Args:
-        items: only the first so many of each task, as the harness's ``--limit``.
-        kept: a folder of one file a task, written when it is finished; one that is there, of the same model,
-            items and settings, is not evaluated again. Those of other settings stay beside it. Until then the
-            scores so far lie beside it, and a task that was stopped goes on with the others.
+        items: only the first so many of each task, as with the harness's ``--limit``.
+        kept: a folder of one file a task, written when the task is finished. A file of the same model, items
+            and settings is used instead of a new evaluation; files of other settings stay beside it. Scores
+            of an unfinished task are there too, and a stopped task continues from them.
         identity: stands for the model and its weights; must change with them.
-        again: forget what is kept of these tasks, finished or not, before anything else: a call without it
-            then goes on where this one was stopped.
-        say: is told what is done, a line a task.
+        again: first delete the kept results of these tasks, finished or not. A later call without it
+            continues where this one was stopped.
+        say: called with one line for each finished task.
     """
     keys = [_key(lm, task, items, identity or {}) for task in tasks]
     paths = [
@@ -104,7 +104,7 @@ def evaluate(
             if path:
                 files.write_json(path, {"key": key, "result": dataclasses.asdict(result)})
             lm.unfinished.finish()
-            lm.unfinished = None  # the model may change before it is used for something else
+            lm.unfinished = None  # the model may change before its next use
         else:
             say(f"{where}: finished before")
         results.append(result)
@@ -140,7 +140,7 @@ def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:
 
 def _evaluate(lm: FoXLM, loaded: LoadedTask, items: int | None) -> TaskResult:
     start, truncated = time.perf_counter(), lm.scorer.truncated
-    # Standard errors are ours, below: the harness draws 100,000 bootstrap samples for a perplexity's.
+    # Standard errors are computed below: for a perplexity the harness would draw 100,000 bootstrap samples.
     found = lm_eval.evaluator.evaluate(lm, {loaded.name: loaded.task}, limit=items, bootstrap_iters=0)
     aggregation = loaded.task.aggregation()
     metrics = {}
@@ -163,11 +163,11 @@ def _evaluate(lm: FoXLM, loaded: LoadedTask, items: int | None) -> TaskResult:
 
 
 def _metric(value: float, numbers: list[Any], aggregation: Callable) -> Metric:
-    """Standard errors from what the harness averages.
+    """A metric with its standard error, from the numbers that the harness averages.
 
-    A mean's is that of the harness (``mean_stderr``). A perplexity is exp of a mean, or of a ratio of sums
-    whose terms are drawn together: items are articles there, not words, since words of one article are not
-    independent.
+    For a mean it is that of the harness (``mean_stderr``). A perplexity is exp of a mean, or of a ratio of
+    sums whose terms are drawn together. Its items are articles, not words, because words of one article are
+    not independent.
     """
     pairs = [(float(n[0]), float(n[1])) if isinstance(n, tuple) else (_number(n), 1.0) for n in numbers]
     error = None
@@ -180,7 +180,7 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-# |d value / d mean| of the harness's aggregations; its mean of squares of deviations has n - 1 below, too.
+# |d value / d mean| of the harness's aggregations; its mean of squared deviations also divides by n - 1.
 _SLOPES: dict[Callable, Callable[[float], float]] = {
     mean: lambda value: 1.0,
     perplexity: lambda value: value,

@@ -29,7 +29,8 @@ from ..fits import check_tokenizer
 from ..unfinished import Unfinished
 from .scoring import Request, Score, Scorer
 
-# Tokens of a batch: enough to keep an H100 busy with 125M parameters; what is in a CPU's caches is faster.
+# Tokens of a batch: enough to keep an H100 busy with 125M parameters. On a CPU batches that fit its caches
+# are faster.
 BATCH_TOKENS = {"cuda": 65_536, "cpu": 2048}
 DEFAULT_NEW_TOKENS = 256  # the harness's own
 
@@ -37,16 +38,16 @@ DEFAULT_NEW_TOKENS = 256  # the harness's own
 class FoXLM(TemplateLM):
     """A model with its tokeniser, for the harness.
 
-    Every prompt begins with BOS, as every sequence did in training; so it is in the authors' evaluation. What
-    is longer than ``max_length`` loses its beginning, BOS with it.
+    Every prompt begins with BOS, as every training sequence did; the authors' evaluation does the same. A
+    prompt longer than ``max_length`` loses its beginning, with BOS.
 
     Args:
-        scorer: holds the model and how it is run.
+        scorer: holds the model and its settings.
         tokenizer: the model's own.
         progress: show a bar for each kind of request.
 
     Attributes:
-        unfinished: keeps every score as soon as it is known, and gives those that it has, if it is set.
+        unfinished: if set, keeps every score as soon as it is known, and returns the scores that it has.
     """
 
     unfinished: Unfinished | None = None
@@ -56,7 +57,7 @@ class FoXLM(TemplateLM):
         self.scorer = scorer
         self.tokenizer = tokenizer
         self.progress = progress
-        # A question stands in front of every one of its answers.
+        # A question is the beginning of each of its answers.
         self._encode = functools.lru_cache(4096)(lambda text: tuple(map(int, tokenizer.encode(text))))
 
     @classmethod
@@ -71,12 +72,12 @@ class FoXLM(TemplateLM):
         share_contexts: bool | None = None,
         progress: bool = True,
     ) -> FoXLM:
-        """Of a ``FoXForCausalLM``, run where its weights are.
+        """The harness's view of a ``FoXForCausalLM``, which runs where its weights are.
 
         Args:
             max_length: tokens of context.
             dtype: default: ``bfloat16`` on a GPU, ``float32`` on a CPU.
-            batch_tokens, share_contexts: see ``Scorer``; by default what is fast on the device.
+            batch_tokens, share_contexts: see ``Scorer``; by default the fastest for the device.
 
         Raises:
             OtherTokenizer: the tokeniser is not the model's.
@@ -123,7 +124,8 @@ class FoXLM(TemplateLM):
         return self._score([Request(context, continuation) for _, context, continuation in requests])
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts, in windows of ``max_length`` that share no token but the one before each."""
+        """Log-likelihoods of whole texts, in windows of ``max_length`` that share only the token before
+        each."""
         windows: list[Request] = []
         counts = []
         for (text,) in (request.args for request in requests):
@@ -161,7 +163,7 @@ class FoXLM(TemplateLM):
         return [Score(*kept[name]) for name in names]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continuations, cut before the first string that ends them; prompts of one length together."""
+        """Continuations, cut before the first stop string; prompts of one length go together."""
         groups: dict[tuple, list[tuple[int, list[int]]]] = defaultdict(list)
         for index, (prompt, options) in enumerate(request.args for request in requests):
             wanted = _Generation.of(options)
@@ -204,7 +206,7 @@ def _name(request: Request) -> str:
 
 
 class _Generation(NamedTuple):
-    """How a request of ``generate_until`` wants to be continued."""
+    """The settings of one request of ``generate_until``."""
 
     stops: tuple[str, ...]
     new_tokens: int

@@ -1,8 +1,8 @@
-"""The paper's tasks from files in a folder, for machines that reach no hub. Standard library only.
+"""The paper's tasks from files in a folder, for machines that cannot reach the Hub. Standard library only.
 
-The files hold the sets in the forms in which other projects keep them: prompts of llm-foundry, the six lines
-an item of llama.cpp's HellaSwag, WikiText as it was published. Each is taken back to the columns that the
-set has on the Hub, so that the harness's own definition of the task makes the prompts.
+The files hold the sets in the forms of other projects. These are prompts of llm-foundry, the six lines an
+item of llama.cpp's HellaSwag, and WikiText as it was published. Each is converted back to the columns that
+the set has on the Hub. So the harness's own definition of the task makes the prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Document = dict[str, Any]
 
 
 class TaskData(UserError, ValueError):
-    """A file of a task is missing or is not what it should be."""
+    """A file of a task is missing or has the wrong content."""
 
 
 class NoDistractors(TaskData):
@@ -29,13 +29,13 @@ class NoDistractors(TaskData):
 
 @dataclass(frozen=True)
 class LocalFile:
-    """Where a task's items lie under the data folder, and how they become the Hub's columns.
+    """Where a task's items are in the data folder, and how they become the Hub's columns.
 
     Attributes:
         path: under the data folder.
-        split: of the harness's definition, the one that is evaluated.
+        split: the split of the harness's definition that is evaluated.
         items: how many the whole set has, as on the Hub.
-        read: makes documents of the file's text; raises KeyError or ValueError where it cannot.
+        read: makes documents from the file's text; raises KeyError or ValueError if it cannot.
         note: how its prompts differ from those of the Hub's files; empty if they do not.
     """
 
@@ -47,8 +47,10 @@ class LocalFile:
 
 
 def check_files(tasks: Iterable[str], folder: str | Path) -> None:
-    """Raises:
-    TaskData: the folder or the files of some tasks are missing; names all of them.
+    """Checks that the files of some tasks exist.
+
+    Raises:
+        TaskData: the folder or some files are missing; the message names all of them.
     """
     folder = Path(folder)
     missing = {task: FILES[task].path for task in tasks if not (folder / FILES[task].path).is_file()}
@@ -86,7 +88,7 @@ def read_documents(task: str, folder: str | Path) -> list[Document]:
 
 
 def _json_lines(make: Callable[[Document], Document]) -> Callable[[str], Iterator[Document]]:
-    """Reads JSON lines, of each of which ``make`` makes a document."""
+    """Reads JSON lines; ``make`` turns each into a document."""
 
     def read(text: str) -> Iterator[Document]:
         for number, line in enumerate(text.split("\n"), 1):
@@ -95,7 +97,7 @@ def _json_lines(make: Callable[[Document], Document]) -> Callable[[str], Iterato
             try:
                 item = json.loads(line)
             except ValueError:
-                raise TaskData(f"line {number} is no JSON") from None
+                raise TaskData(f"line {number} is not JSON") from None
             try:
                 yield make(item)
             except TaskData:
@@ -163,8 +165,8 @@ def _piqa(item: Document) -> Document:
 def _hellaswag(text: str) -> Iterator[Document]:
     """Six lines an item: "activity: context", the right ending, four endings.
 
-    The context ends in the beginning of the next sentence, ``ctx_b``, if it does not end a sentence. The
-    harness writes that beginning with a capital letter, which these lines lack.
+    If the context does not end a sentence, its end is the beginning of the next one, ``ctx_b``. The harness
+    writes that beginning with a capital letter, which these lines lack.
     """
     lines = text.rstrip("\n").split("\n")
     if len(lines) % 6:
@@ -184,7 +186,7 @@ def _hellaswag(text: str) -> Iterator[Document]:
 
 
 def _winogrande(item: Document) -> Document:
-    """Two contexts that end in the two names, and what follows both."""
+    """Two contexts that end in the two names, and the text that follows both."""
     first, second = _texts(item, "context_options")
     return {
         "sentence": f"_ {_text(item, 'continuation')}",
@@ -209,7 +211,7 @@ def _choices(item: Document) -> Document:
 
 
 def _copa(item: Document) -> Document:
-    """ "Premise, because" or "Premise, therefore"; the harness wants no comma."""
+    """ "Premise, because" or "Premise, therefore"; the harness expects no comma."""
     query = _text(item, "query")
     premise, comma, connector = query.rpartition(", ")
     if not comma:

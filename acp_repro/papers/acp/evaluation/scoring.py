@@ -1,8 +1,8 @@
-"""Log-likelihoods of many short continuations: what the tasks cost, and all that touches the model.
+"""Log-likelihoods of many short continuations. All code of the tasks that touches the model is here.
 
-Requests are sorted by length, so that little is padded; those with the same input share one forward pass
-("yes" and "no" after one question); and continuations of one context can share the pass over that context
-through a ``FoXCache``. Logits exist only where a continuation is scored.
+Requests are sorted by length, so that there is little padding. Requests with the same input share one forward
+pass ("yes" and "no" after one question). Continuations of one context can share the pass over that context
+through a ``FoXCache``. Logits are computed only where a continuation is scored.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from acp_repro.training.step import autocast
 from ..fits import TooLong, is_out_of_memory
 
 _LOGIT_ROWS = 4096  # rows of float32 logits held at once; 0.8 GB with GPT-2's vocabulary
-# A shared context is worth a second pass if it saves this share of the tokens, and if contexts of its length
-# (a cache holds rows of one length) fill this share of a batch. For four continuations with the 3M model on
-# one core 51 % fewer tokens take 26 % less time, 72 % half the time; in small batches all is lost again.
+# A shared context is worth a second pass if it saves this share of the tokens. Contexts of its length must
+# also fill this share of a batch, because a cache holds rows of one length. For four continuations with the
+# 3M model on one core, 51 % fewer tokens take 26 % less time, and 72 % fewer half the time. Small batches
+# gain nothing.
 _MIN_SAVED, _MIN_BATCH = 0.4, 0.5
 
 
@@ -36,7 +37,7 @@ class Request(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Sum of the continuation's log-probabilities in nats; whether greedy decoding would give it."""
+    """The sum of the continuation's log-probabilities in nats, and whether greedy decoding would give it."""
 
     log_likelihood: float
     is_greedy: bool
@@ -50,10 +51,10 @@ class Scorer:
         model: gives (B, T, hidden) for ``model(input_ids, cache=..., return_hidden=True)`` and has an
             ``lm_head``; see ``FoXForCausalLM``.
         max_length: tokens of context; longer requests lose their beginning, as in the harness.
-        batch_tokens: tokens of a batch, padding included; halved where memory does not suffice.
+        batch_tokens: tokens of a batch, padding included; halved if memory is too small.
         dtype: ``bfloat16`` (autocast over the weights) or ``float32``.
-        share_contexts: one pass over each context that several continuations follow. It saves tokens and
-            makes batches smaller: faster on a CPU, no faster on a GPU. The model must take a ``FoXCache``.
+        share_contexts: one pass over each context with several continuations. It saves tokens but makes
+            batches smaller: faster on a CPU, not on a GPU. The model must support a ``FoXCache``.
         truncated: requests so far that lost their beginning.
         tokens: tokens that went through the model so far, padding included.
     """
@@ -132,7 +133,8 @@ class Scorer:
     def _run(
         self, units: list[_Plain] | list[_Shared], score: Callable
     ) -> Iterator[tuple[list[int], list[Score]]]:
-        """Scores units in batches of equal work, the longest first: what does not fit fails at once."""
+        """Scores units in batches of equal work, the longest first, so that one that does not fit fails at
+        once."""
         waiting = sorted(units, key=lambda unit: (unit.key, unit.asked[0][0]), reverse=True)
         while waiting:
             batch, tokens = [], 0
@@ -176,7 +178,7 @@ class Scorer:
             last = self._hidden([unit.context for unit in batch], cache)[:, -1:]
             owners = torch.arange(len(batch), device=self.device).repeat_interleave(copies)
             first = last.index_select(0, owners)
-            # The last token of a continuation is only answered, never read.
+            # The last token of a continuation is only predicted, never read.
             if max(map(len, asked)) == 1:
                 return self._log_likelihoods(list(first), asked)
             rest = self._hidden([targets[:-1] for targets in asked], cache.select_rows(owners))
@@ -187,7 +189,7 @@ class Scorer:
             return self._log_likelihoods(rows, asked)
 
     def _hidden(self, rows: Sequence[Sequence[int]], cache: FoXCache | None = None) -> Tensor:
-        """(B, T, hidden) of rows that are filled up on the right, where nothing before can see it."""
+        """(B, T, hidden) of rows that are padded on the right, where no earlier token can see it."""
         longest = max(1, *map(len, rows))  # a continuation of one token leaves nothing to read
         padded = torch.zeros((len(rows), longest), dtype=torch.int64)
         for row, ids in enumerate(rows):
@@ -225,7 +227,7 @@ class _Plain:
         return (len(self.input_ids),)
 
     def tokens(self, longest: _Plain) -> int:
-        """What it adds to a batch that is as long as ``longest``."""
+        """Tokens that it adds to a batch as long as ``longest``."""
         return len(longest.input_ids)
 
     def fits(self, longest: _Plain) -> bool:
@@ -262,5 +264,5 @@ class _Shared:
         return self._both_passes
 
     def fits(self, longest: _Shared) -> bool:
-        """A cache holds rows of one length."""
+        """Whether it goes with ``longest``: a cache holds rows of one length."""
         return len(self.context) == len(longest.context)

@@ -1,4 +1,4 @@
-"""The harness's tasks: its own definitions, over the Hub's files, over local ones, or over a book."""
+"""The harness's tasks: its own definitions, with items from the Hub, from local files, or from a book."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .catalogue import BOOK_TASKS, PAPER_TASKS, TASKS, check_names
 from .local_files import FILES, NoDistractors, check_files, read_documents
 
 _HARNESS = Path(lm_eval.tasks.__file__).parent
-# Where the harness defines the paper's tasks: reading all of its 14,000 definitions takes seven seconds.
+# Where the harness defines the paper's tasks, because reading all its 14,000 definitions takes seven seconds.
 _DEFINITIONS = {
     "wikitext": "wikitext/wikitext.yaml",
     "lambada_openai": "lambada/lambada_openai.yaml",
@@ -52,7 +52,7 @@ _BOOK_PERPLEXITY = {
 
 
 class TaskUnavailable(UserError, RuntimeError):
-    """The items of a task cannot be had here; one line that says what to do."""
+    """The items of a task are not available here; one line that says what to do."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class LoadedTask:
 
     Attributes:
         source: where the items come from: ``hub``, a path under the data folder, or ``shipped book``.
-        fingerprint: changes with items and prompts, as far as they are known here.
+        fingerprint: changes with items and prompts, as far as they are known.
     """
 
     name: str
@@ -71,9 +71,9 @@ class LoadedTask:
 
 
 def known_tasks(names: Sequence[str], data_dir: str | Path | None) -> tuple[str, ...]:
-    """The tasks that there are, for :func:`check_names`: all of the harness where some are not the paper's.
+    """The known tasks, for :func:`check_names`; all of the harness if some are not the paper's.
 
-    Only a machine that takes its items from the Hub can have more than ours.
+    Only a machine that gets its items from the Hub can have more than ours.
     """
     if data_dir is not None or set(names) <= set(TASKS):
         return TASKS
@@ -87,7 +87,7 @@ def load_tasks(
 
     Args:
         names: of the paper's tasks, of ours over the shipped book, or, from the Hub, any of the harness's.
-        data_dir: a folder laid out as ``local_files.FILES`` says; None takes the Hub.
+        data_dir: a folder with the layout of ``local_files.FILES``; None uses the Hub.
 
     Raises:
         UnknownName: there is no such task.
@@ -122,7 +122,7 @@ def _load(name: str, data_dir: str | Path | None) -> list[LoadedTask]:
 
 
 def _incomplete(tasks: list[LoadedTask]) -> list[str]:
-    """Notes for local files that were cut, or are of another split or version of the set."""
+    """Notes for local files that are truncated, or of another split or version of the set."""
     there = [(task, len(task.task.eval_docs), FILES[task.name]) for task in tasks if task.name in FILES]
     return [
         f"{task.name}: {file.path} holds {items:,} items, the whole set has {file.items:,}"
@@ -132,7 +132,7 @@ def _incomplete(tasks: list[LoadedTask]) -> list[str]:
 
 
 def _local(name: str, documents: list[dict[str, Any]], split: str, source: str) -> LoadedTask:
-    """The harness's definition over documents of ours, as its guide has it for local data sets."""
+    """The harness's definition over documents of ours, as its guide describes for local data sets."""
     lines = "".join(json.dumps(document) + "\n" for document in documents)
     with tempfile.TemporaryDirectory() as folder:
         items = Path(folder) / "items.jsonl"

@@ -24,9 +24,9 @@ METHODS = ("acp", "exact")
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a method (``acp``, ``exact``): milliseconds for all layers on the measured text.
 
-    One forward and one backward pass (Appendix B). Both methods get the same inputs and take turns, so
-    a busy machine slows both; a number is the sum over layers and batches of the median over repeats. The
-    forward time holds the boundary search, which is also timed by itself.
+    One forward and one backward pass (Appendix B). Both methods get the same inputs and take turns, so a busy
+    machine slows both. A number is the sum over layers and batches of the median over repeats. The forward
+    time includes the boundary search, which is also timed by itself.
     """
     from acp_repro.attention import choose_implementation
     from acp_repro.benchmark.timing import ORDER
@@ -75,7 +75,7 @@ def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[
     def backward(method: str) -> None:
         torch.autograd.grad(outs[method], leaves, dout, retain_graph=True)
 
-    # Parts apart, so that a method has none but the other one before it.
+    # Parts are separate, so that only the other method runs before a method.
     parts = {"forward": forward, "backward": backward}
     times = {
         (name, method): values

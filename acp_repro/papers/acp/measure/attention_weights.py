@@ -21,8 +21,8 @@ LARGE_WEIGHT = 0.1  # Figure 6: A is very sparse, so only entries over this are 
 def measure(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None) -> list[dict]:
     """One record for each entry of A over 0.1, rows in order, of the heads of :mod:`.decay`.
 
-    A is exact (Equation 2), from the numbers that the model multiplies, in float64 by the reference.
-    What ACP prunes of it is under epsilon, far under the 0.1 that an entry needs to be recorded.
+    A is exact (Equation 2), computed in float64 by the reference from the numbers that the model multiplies.
+    ACP prunes less than epsilon of it, far below the 0.1 of a recorded entry.
 
     Args:
         heads: (layer, head) pairs; None chooses by savings, as ``decay`` does.

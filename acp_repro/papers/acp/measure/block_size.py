@@ -1,4 +1,4 @@
-"""What the block size costs: pruned ratio on grids from single entries to blocks of 256."""
+"""The cost of the block size: pruned ratio on grids from single entries to blocks of 256."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BLOCKS = (1, 16, 32, 64, 128, 256)
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a block size: pruned over causal blocks of B x B tokens, over all heads.
 
-    The same text and the same activations for all: only the grid on which Section 3's test is made
-    changes. Blocks of one token prune all entries that any grid could; the rest is what a block
-    costs by being kept whole for one entry.
+    Text and activations are the same for all. Only the grid changes on which Section 3's test is made. Blocks
+    of one token prune all entries that any grid could prune. A larger block is kept whole for one entry; the
+    difference is its cost.
 
     Raises:
         RecordError: the run has no ACP.

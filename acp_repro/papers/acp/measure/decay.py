@@ -30,16 +30,16 @@ class Head(NamedTuple):
 def measure(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None) -> list[dict]:
     """One record a position and head, on the first held-out sequence of the run's context length.
 
-    ``first_kept_key_position`` is the first token of key block n_m, m being the position's query
-    block; ``pruned_ratio`` is of this head on this sequence; ``threshold_nats`` is delta, missing for
-    exact attention.
+    ``first_kept_key_position`` is the first token of key block n_m, where m is the position's query block.
+    ``pruned_ratio`` is of this head on this sequence. ``threshold_nats`` is delta, missing for exact
+    attention.
 
     Args:
         heads: (layer, head) pairs, recorded in this order; None chooses by savings, most local
             first (:func:`choose_heads`).
 
     Raises:
-        RecordError: a head that the model does not have, or none to choose by.
+        RecordError: the model does not have a head, or prunes nothing to choose heads by.
     """
     from acp_repro.attention.decay import cumulative_log_fgate
 
@@ -72,10 +72,10 @@ def measure(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None)
 def choose_heads(savings: dict[Head, float], start: dict[Head, float]) -> list[Head]:
     """The most local head, one whose boundary shows at the start, one halfway, and the most global one.
 
-    At long contexts the head halfway prunes nothing in the first blocks and a local one all that it can,
-    so neither shows there (Figure 1) what pruning is: that takes a window of some hundred tokens.
-    Halfway is the mean of the largest and the smallest saving: in a bimodal distribution the median
-    head would be one more local head. The first in order of layers wins a tie.
+    Pruning with a window of some hundred tokens shows in the first blocks (Figure 1). At long contexts the
+    head halfway prunes nothing there, and a local head all that it can. Halfway is the mean of the largest
+    and the smallest saving, because in a bimodal distribution the median head would be one more local head.
+    In a tie the first head in order of layers is taken.
 
     Args:
         savings: each head's pruned ratio.
@@ -101,7 +101,7 @@ def choose_heads(savings: dict[Head, float], start: dict[Head, float]) -> list[H
 def inputs_of_heads(
     trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None
 ) -> list[tuple[Head, AttentionInputs]]:
-    """Each head with what its attention was given on the first sequence: batch and heads of 1.
+    """Each head with the inputs of its attention on the first sequence: batch and heads of 1.
 
     Raises:
         RecordError: see :func:`measure`.

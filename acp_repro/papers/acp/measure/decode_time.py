@@ -1,5 +1,7 @@
-"""One decoding step of attention alone or of a whole model (`scope`); what it keeps for each head, and what a
-block table shared by a layer's heads would keep."""
+"""One decoding step of attention alone or of a whole model (`scope`), and the memory of its cache.
+
+The cache is measured as it is, for each head, and as one block table for all heads of a layer would hold it.
+"""
 
 from __future__ import annotations
 

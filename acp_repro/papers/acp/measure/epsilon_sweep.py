@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def measure(trained: TrainedFoX, log_pruning_tolerances: list[float] | None = None) -> list[dict[str, Any]]:
     """One record for each epsilon, from a pass of the model that prunes with it.
 
-    Ratios are over all heads and layers: ``block_pruned_ratio`` on the code's own grid,
-    ``token_pruned_ratio`` what pruning entry by entry would save. ``largest_pruned_mass`` is the most
+    Ratios are over all heads and layers. ``block_pruned_ratio`` is on the code's own grid;
+    ``token_pruned_ratio`` is what pruning entry by entry would save. ``largest_pruned_mass`` is the most
     attention weight that any row of any head loses to pruned blocks; missing if nothing is pruned.
 
     Args:
@@ -29,7 +29,7 @@ def measure(trained: TrainedFoX, log_pruning_tolerances: list[float] | None = No
             ``measure.sweep_log_pruning_tolerances``.
 
     Raises:
-        ValueError: an epsilon that the model refuses, or no text.
+        ValueError: the model does not allow an epsilon, or there is no text.
     """
     config, before = trained.model.config, trained.model.config.log_pruning_tolerance
     values = log_pruning_tolerances or trained.measure_settings.sweep_log_pruning_tolerances
@@ -53,7 +53,7 @@ def _at(trained: TrainedFoX, value: float) -> dict[str, Any]:
     def see(layer: int, inputs: AttentionInputs) -> None:
         blocks.append(inputs.count().pruned_ratio.flatten())
         tokens.append(inputs.count(1, 1).pruned_ratio.flatten())
-        # -1 stands for a missing mass until the end: a maximum must not be NaN.
+        # -1 stands for a missing mass until the end, because a maximum must not be NaN.
         masses.append(pruned_row_mass(inputs, *inputs.grid()).nan_to_num(nan=-1.0).max())
 
     loss, measured = trained.one_pass(see, f"log epsilon {value:g}")

@@ -1,4 +1,4 @@
-"""Speed of the kernels and of their rivals, of a suite and no run; nominal is of the whole causal grid."""
+"""Speed of the kernels and of their rivals, for a whole suite; nominal counts the whole causal grid."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a task and metric, with the standard error of sampling its items.
 
-    ``value`` and ``standard_error`` are shares for accuracies, and perplexities or bits per byte for those.
-    ``begins_with_bos`` is missing in records of prompts that did not.
+    ``value`` and ``standard_error`` are shares for accuracies, and otherwise perplexities or bits per byte.
+    ``begins_with_bos`` is missing in records whose prompts did not begin with BOS.
     """
     from ..evaluation.evaluation import HARNESS_VERSION
 
@@ -53,8 +53,8 @@ class NoHarness(UserError, RuntimeError):
 def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
     """The results of ``measure.lm_eval_tasks`` with the run's own tokeniser, context length and dtype.
 
-    Finished tasks are kept in ``.make/SUITE/lm_eval/RUN`` until all records are written, so that a long
-    evaluation that is stopped goes on where it was.
+    Finished tasks are kept in ``.make/SUITE/lm_eval/RUN`` until all records are written, so that a stopped
+    evaluation can continue.
 
     Raises:
         NoHarness, TaskData, TaskUnavailable: see ``load_tasks``.

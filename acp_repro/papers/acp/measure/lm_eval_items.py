@@ -18,8 +18,8 @@ _SHOWN = {(column.task, column.metric) for column in COLUMNS}
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record an item and metric of the columns of Tables 1 and 3.
 
-    ``value`` is 1 or 0, right or wrong; of a perplexity the log-likelihood in nats, with the number of words
-    that it is of in ``weight``, 1 where it is of one target.
+    ``value`` is 1 or 0 for right or wrong. For a perplexity it is the log-likelihood in nats, and ``weight``
+    is its number of words, 1 for a single target.
     """
     return [
         {"task": result.task, "metric": name, "item": number, "value": value, "weight": weight}

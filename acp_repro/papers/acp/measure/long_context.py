@@ -1,4 +1,4 @@
-"""One model far past the context length that it was trained with: savings and loss by length."""
+"""One model far beyond the context length of its training: savings and loss by length."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ MULTIPLES = (1, 2, 4, 8)
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a length: pruned over causal blocks of all heads, and the mean loss of all tokens.
 
-    Lengths are the training length (where it divides the longest) and the suite's
-    ``measure.long_context_lengths``; where it gives none, 1, 2, 4 and 8 times the training length as far
-    as a held-out document is long enough. Every length reads the very same tokens, those of documents
-    that hold the longest one, so that only the context differs. delta follows the length evaluated (its
-    log L).
+    Lengths are the training length (if it divides the longest) and the suite's
+    ``measure.long_context_lengths``. Without the latter they are 1, 2, 4 and 8 times the training length, as
+    far as a held-out document is long enough. Every length reads exactly the same tokens, those of documents
+    that hold the longest one, so that only the context differs. delta follows the evaluated length (its log
+    L).
 
     Raises:
-        DataError: no held-out document is as long as a length that the suite asks for, or a length
-            does not divide the longest.
+        DataError: no held-out document is as long as a length of the suite, or a length does not divide the
+            longest.
     """
     own = trained.run.context_length
     longest_document = trained.longest_heldout_document
@@ -34,7 +34,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
     own = [own] if max(asked) % own == 0 else []  # or it cannot read the same tokens
     lengths = sorted({*own, *asked})
-    # The longest first: it is the one for which the text may be too short.
+    # The longest first, because the text may be too short for it.
     records = [_at(trained, length, lengths[-1]) for length in lengths[::-1]]
     return records[::-1]
 

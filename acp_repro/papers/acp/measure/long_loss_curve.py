@@ -19,13 +19,13 @@ MULTIPLES = (2, 4)
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each method, length and position; positions and windows as in ``loss_curve``.
 
-    The method is the run's own; a run with ACP whose exact pair the suite lacks is also measured without
+    The method is the run's own. A run with ACP whose exact pair is not in the suite is also measured without
     pruning. Lengths are twice and four times that of training, as far as a held-out document is that long.
-    All read the same tokens. delta follows the length evaluated (its log L).
+    All read the same tokens. delta follows the evaluated length (its log L).
 
     Raises:
-        RecordError: no held-out document is twice as long as the training length, or that is shorter than
-            the window.
+        RecordError: no held-out document is twice as long as the training length, or that is shorter than the
+            window.
         TooLong: a length does not fit in memory.
     """
     from ..fits import enough_memory

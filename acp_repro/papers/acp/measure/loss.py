@@ -22,14 +22,14 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
     """Loss at every position of the context, averaged over sequences (Figure 3; Appendix B).
 
-    Every context length of the suite sees the same text, whole pieces of the longest: the documents'
-    ends that do not fill one are left out.
+    Every context length of the suite reads the same text, whole pieces of the longest length. Ends of
+    documents that do not fill one are left out.
 
     Returns:
         (L,) float64 on the CPU in nats, entry i for the token that follows i others (counted from 0);
         and the number of tokens measured.
     """
-    # The longest, where the shorter ones divide it.
+    # The longest, if the shorter ones divide it.
     unit = math.lcm(*(run.context_length for run in trained.suite.runs))
     return mean_by_position(trained, "loss", trained.run.context_length, unit)
 

@@ -21,8 +21,8 @@ MOST_POSITIONS = 1024  # a curve in print shows no more
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a position: the mean loss of the window of 101 positions centred there.
 
-    Only positions whose window lies wholly in the context have a value, so the first is 50 (counted
-    from 0) and the last L - 51. At most 1024 are kept, every s-th with the smallest s that suffices.
+    Only positions whose window is wholly inside the context have a value, so the first is 50 (counted from 0)
+    and the last L - 51. At most 1024 are kept: every s-th, with the smallest s that suffices.
 
     Raises:
         RecordError: the context is shorter than the window.

@@ -19,12 +19,12 @@ _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothi
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each method, context length, haystack and depth of the needle.
 
-    The method is the run's own; a run with ACP whose exact pair the suite lacks is also tried without
-    pruning. The haystack is the run's held-out text, or ``measure.needle_haystack``. What is done is kept
-    until the record is written, so the same command goes on where it was stopped.
+    The method is the run's own. A run with ACP whose exact pair is not in the suite is also tested without
+    pruning. The haystack is the run's held-out text, or ``measure.needle_haystack``. Results are kept until
+    the record is written, so the same command continues where it was stopped.
 
     Raises:
-        UsageError, DataError: the text is too short, or a context holds no haystack.
+        UsageError, DataError: the text is too short, or a context has no room for a haystack.
         TooLong: a context does not fit in memory.
     """
     return try_mode(trained, "easy", trained.methods())
@@ -34,7 +34,7 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
     """The records of :func:`measure` for one of ``prompt.WORDINGS``.
 
     Args:
-        methods: names, at each of which the model computes so; see :meth:`TrainedFoX.methods`.
+        methods: names of methods; before each, the model is set to it, see :meth:`TrainedFoX.methods`.
     """
     from acp_repro.data import prepare
 
@@ -91,7 +91,7 @@ COLUMNS = (
 
 
 def _runs(suite: FoXSuite) -> list[FoXRun]:
-    """Of Figures 3, 9 and 11 and of Figure A6."""
+    """The runs of Figures 3, 9 and 11 and of Figure A6."""
     longest, shorter = (suite.needle_runs("pro", longest=longest) for longest in (True, False))
     llama = suite.needle_runs("llama", longest=True)
     return suite.in_order(longest, shorter, llama, suite.trained_with_needles)

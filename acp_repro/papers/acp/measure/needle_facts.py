@@ -1,4 +1,4 @@
-"""The needle test with two dozen questions instead of one; ACP's weights are tried without pruning, too."""
+"""The needle test with two dozen questions instead of one; ACP's weights are also tested without pruning."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each method, context length, fact and depth; see ``needle.measure``.
 
-    Fact i is hidden in haystack i modulo ``measure.needle_samples``. A run with ACP is tried as it was
-    trained, and with pruning off: what differs between the two is the evaluation's doing.
+    Fact i is hidden in haystack i modulo ``measure.needle_samples``. A run with ACP is tested as it was
+    trained, and with pruning off. A difference between the two comes from the evaluation, not from training.
     """
     return try_mode(trained, "facts", trained.methods(both=True))
 

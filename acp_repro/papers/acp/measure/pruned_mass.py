@@ -1,7 +1,7 @@
 """The attention weight that pruning really discards, row by row, beside the bound of Appendix A.
 
-Appendix A proves that no row loses epsilon or more. Here the loss itself is computed, in float64 and
-without pruning, and how far the threshold could be raised on this text before the bound is reached.
+Appendix A proves that no row loses epsilon or more. Here the loss itself is computed, in float64 and without
+pruning. Also computed is how far the threshold could be raised on this text before the bound is reached.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Rows(NamedTuple):
 def row_chunks(inputs: AttentionInputs, block_q: int = 1) -> Iterator[_Rows]:
     """All rows in chunks of whole query blocks, so that the dense reference fits in memory.
 
-    The reference takes queries as the last positions of the keys, so keys end with the chunk.
+    In the reference, queries are the last positions of the keys, so the keys end with the chunk.
     """
     batch, heads, length, head_dim = inputs.q.shape
     budget = _CHUNK_NUMBERS_CPU if inputs.q.device.type == "cpu" else _CHUNK_NUMBERS_GPU
@@ -82,11 +82,11 @@ def threshold_slack(
 ) -> Tensor:
     """How far delta could be raised on this text before a row loses epsilon.
 
-    Per sequence and head, the largest s in [0, -delta] such that pruning under delta + s, by blocks
-    of the grid, leaves the pruned mass of every row under epsilon. No search is needed: block l of
-    query block m is kept if and only if its largest decay is at least the threshold, so delta + s is
-    the smallest, over m, of the largest decay of the first block that m cannot spare (0 where every
-    block before the diagonal can go).
+    Per sequence and head, this is the largest s in [0, -delta] that keeps the bound. Pruning under delta + s,
+    by blocks of the grid, then leaves the pruned mass of every row under epsilon. It needs no search. Block l
+    of query block m is kept if and only if its largest decay is at least the threshold. Each m has a first
+    block that it cannot lose, and that block has a largest decay. It is 0 if every block before the diagonal
+    can go. So delta + s is the smallest of these decays over m.
 
     Returns:
         (B, H) float64, nats.
@@ -119,10 +119,10 @@ def threshold_slack(
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a head, over all rows of the text, at the run's own epsilon and the code's grid.
 
-    The maximum and the quantiles are over the rows that have a pruned block, and missing where there
-    is none. ``threshold_nats`` is delta, its mean where it differs between sequences (FoX without
-    QK-norm); ``threshold_slack_nats`` is the smallest :func:`threshold_slack` of the sequences.
-    Takes 8 bytes of memory a row and head.
+    The maximum and the quantiles are over the rows that have a pruned block, and missing if there is none.
+    ``threshold_nats`` is delta, its mean if it differs between sequences (FoX without QK-norm).
+    ``threshold_slack_nats`` is the smallest :func:`threshold_slack` of the sequences. It takes 8 bytes of
+    memory a row and head.
 
     Raises:
         RecordError: the run has no ACP.

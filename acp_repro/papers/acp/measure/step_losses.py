@@ -1,4 +1,4 @@
-"""The loss of every step of a training: two runs that are one training have the same bits until they part."""
+"""The loss of every step of a training. Two identical trainings have the same bits until they separate."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a method: tokens a second of whole training steps, optimiser included.
 
-    The final weights are used because throughput drops while gates open and then stands still
-    (Section 4.1); a learning rate of 0 keeps them where they are. Both methods take turns. Blocks are
-    compiled where training compiles them, in the first turn, which does not count.
+    The final weights are used because throughput drops while gates open and then stays constant (Section
+    4.1). A learning rate of 0 keeps them unchanged. Both methods take turns. Blocks are compiled if training
+    compiles them, in the first turn, which does not count.
     """
     from acp_repro.attention import choose_implementation
     from acp_repro.benchmark.timing import ORDER, interleaved

@@ -19,9 +19,9 @@ MOST_POINTS = 100  # a figure in print shows no more
 def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each layer at every step kept; for an exact run one record a step, without a layer.
 
-    Kept are the steps at which the log has the layers' pruned ratios (of an exact run all), every s-th and
-    the last, with the smallest s that gives 100 at most. ``loss_nats`` is the mean training loss of the
-    steps since the one kept before, ``throughput_tokens_per_s`` their median, of all GPUs together.
+    Of the steps with the layers' pruned ratios (all steps of an exact run), every s-th and the last are kept,
+    with the smallest s that gives at most 100. ``loss_nats`` is the mean training loss of the steps since the
+    last kept one. ``throughput_tokens_per_s`` is their median, for all GPUs together.
 
     Raises:
         RecordError: the run's folder has no log, or none with pruned ratios.

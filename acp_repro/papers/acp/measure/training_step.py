@@ -1,4 +1,4 @@
-"""Whole training steps on one and several GPUs, of a suite and no run."""
+"""Whole training steps on one and several GPUs, for a whole suite."""
 
 from __future__ import annotations
 

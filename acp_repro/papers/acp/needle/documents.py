@@ -1,10 +1,9 @@
-"""Training text that holds needles: facts in the corpus's own text, each asked for once more further on.
+"""Training text that holds needles: facts in the corpus's own text, each with a question further on.
 
-A model of a few hundred million tokens of books may never learn to look a sentence up. Where a run asks for
-it (``needle_share``), that share of its training sequences is made here. Wording, names, places and numbers
-are others than the test's, and every document has its own. Most answers are words of the corpus that nothing
-but the fact foretells: from answers made of short lists alone, models learnt the lists. Some have words that
-are coined.
+A model of a few hundred million tokens of books may never learn to look up a sentence. If a run sets
+``needle_share``, that share of its training sequences is made here. Wording, names, places and numbers differ
+from the test's, and every document has its own. Most answers are words of the corpus that only the fact
+predicts, because from answers made of short lists models learnt the lists. Some answers have coined words.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-# A question about a person at a place, and how its answer begins; what follows is drawn by `facts`. Each ends
-# in another word: where all ended in "to", models put a "to" before everything that they looked up.
+# A question about a person at a place, and the beginning of its answer; `facts` draws the rest. Each ends in
+# another word. When all ended in "to", models put a "to" before everything that they looked up.
 FORMS = (
     ("What did {name} promise in {place}?", "In {place} {name} promised to"),
     ("What is the first duty of {name} at {place}?", "The first duty of {name} at {place} is"),
@@ -72,21 +71,21 @@ NOUNS = _words(
     "tents torches towers trees trunks wagons walls watches wheels windows wolves"
 )
 PLACED = _words("above across against along among before behind below beside beyond near over past under")
-STATEMENT_SHARE = 0.25  # of the facts stand in the text without their question
+STATEMENT_SHARE = 0.25  # of the facts are in the text without their question
 NEEDLE_TOKENS = 0.5  # of a document's tokens belong to facts and questions, at most
 QUOTED_SHARE = 0.75  # of the answers are words of the corpus
-QUOTED_WORDS = (3, 25)  # how many, from and below: where 12 were the most, models ended each answer by then
-# The share of answers with coined words, and of their words: the second half of such a word does not follow
+QUOTED_WORDS = (3, 25)  # how many, from and below: with at most 12, models ended each answer by then
+# The share of answers with coined words, and of their words. The second half of such a word does not follow
 # from the first. Without any, models copied a sentence up to its rare name, and ended the name as their books
-# do; with some in every answer they hardly learnt to copy.
+# do. With some in every answer they hardly learnt to copy.
 COINED_ANSWERS, COINED_SHARE = 0.25, 0.2
 # A fact's two places are at least this share of the document apart. Half of the distances are as often
-# between 1 and 2 times as far as between 2 and 4 times: near ones are learnt first, and the far ones from
-# them. The others are as often far as near: where all were of the first kind, what was in the middle of long
-# texts was found least.
+# between 1 and 2 times as far as between 2 and 4 times: near ones are learnt first, and far ones from them.
+# The other half are as often far as near. With the first kind alone, facts in the middle of long texts were
+# found least.
 NEAREST, EVEN_SHARE = 1 / 64, 0.5
-# Documents whose first fact stands before all other text: where none did, models did not find what a text
-# began with.
+# Documents whose first fact is before all other text. Without them, models did not find a fact at the
+# beginning of a text.
 OPENING_SHARE = 0.25
 
 
@@ -120,7 +119,7 @@ def _coin(generator: np.random.Generator, words: list[str]) -> str:
 
 
 def _with_coined(generator: np.random.Generator, deed: str, words: list[str]) -> str:
-    """``deed`` as it is, or with some of its words coined anew."""
+    """``deed`` unchanged, or with some of its words replaced by coined ones."""
     if generator.random() >= COINED_ANSWERS:
         return deed
     return " ".join(
@@ -129,12 +128,12 @@ def _with_coined(generator: np.random.Generator, deed: str, words: list[str]) ->
 
 
 def facts(generator: np.random.Generator, words: list[str]) -> Iterator[tuple[str, str]]:
-    """Endless pairs (as the text states it, as it is asked for), each of another person and place.
+    """Endless pairs (the fact, its question with the answer), each of another person and place.
 
-    The second ends with the answer: a model that has seen the first can know it.
+    The second ends with the answer: a model that has read the first can know it.
 
     Args:
-        words: of the corpus, in their order, for answers to quote; there may be none.
+        words: of the corpus, in their order, for answers to quote; may be empty.
     """
     taken = set()
     while True:
@@ -153,25 +152,24 @@ def facts(generator: np.random.Generator, words: list[str]) -> Iterator[tuple[st
 
 
 def _encoded(pairs: Iterator[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[list[np.ndarray]]:
-    """The token ids of each pair, some pairs at a time."""
+    """The token ids of each pair, a few pairs at a time."""
     while some := list(itertools.islice(pairs, 8)):
         ids = tokenizer.encode_many([text for pair in some for text in pair])
         yield from (ids[i : i + 2] for i in range(0, len(ids), 2))
 
 
 def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.random.Generator) -> np.ndarray:
-    """A document of the length of ``filler`` in which facts are stated, and asked for later.
+    """A document as long as ``filler`` in which facts are stated, and asked for later.
 
-    All distances from a fact to its question occur, from a few tokens to the document's length; some
-    documents begin with a fact. The rest is the beginning of ``filler``; answers quote what is left out
-    of it.
+    All distances from a fact to its question occur, from a few tokens to the document's length. Some
+    documents begin with a fact. The rest is the beginning of ``filler``; answers quote its other part.
 
     Args:
-        filler: (T,) token ids of ordinary text.
+        filler: (T,) token ids of ordinary text, any integer dtype.
         tokenizer: of the corpus.
 
     Returns:
-        (T,) in the dtype of ``filler``; the same tokens where it is too short for one fact.
+        (T,) in the dtype of ``filler``; the same tokens if it is too short for one fact.
     """
     room, events = int(NEEDLE_TOKENS * len(filler)), []
     opens = generator.random() < OPENING_SHARE
@@ -180,7 +178,7 @@ def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.rand
         room -= sum(map(len, pieces))
         if room < 0:
             break
-        first = opens and not events  # to be found from anywhere in the text alike
+        first = opens and not events  # to be found equally well from anywhere in the text
         even = first or generator.random() < EVEN_SHARE
         distance = generator.uniform(NEAREST, 1) if even else NEAREST ** generator.random()
         place = 0.0 if first else (1 - distance) * generator.random()
@@ -196,9 +194,9 @@ def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.rand
 
 
 class NeedleSequences:
-    """A run's training batches, of which a share of sequences are needle documents.
+    """A run's training batches, with a share of needle documents.
 
-    What batch holds which depends on the seed, the batch's number and its size alone.
+    Which sequences these are depends only on the seed, the batch's number and its size.
 
     Args:
         sequences: of the corpus, the filler.

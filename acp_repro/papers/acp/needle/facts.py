@@ -1,8 +1,8 @@
 """The facts of the needle test's mode ``facts``: (question, beginning of the answer, what must be found).
 
-One question is a coarse ruler: every prompt then turns on the same first token. These ask two dozen things
-that no text foretells, and their answers begin in as many ways. People, places and things are others than
-those of the training text with needles (see documents.py), and so is the wording.
+One question measures coarsely, because every prompt then depends on the same first token. These facts are two
+dozen things that no text predicts, and their answers begin in as many ways. People, places and things differ
+from those of the training text with needles (see documents.py), and so does the wording.
 """
 
 FACTS = (

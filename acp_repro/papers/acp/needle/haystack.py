@@ -18,13 +18,13 @@ from ..checkpoint_folder import Checkpoint
 def heldout_haystacks(
     corpus: Corpus | LongCrawl64, context_length: int, length: int, samples: int
 ) -> list[np.ndarray]:
-    """``samples`` pieces of at least ``length`` held-out tokens each, far apart where there is room.
+    """``samples`` pieces of at least ``length`` held-out tokens each, far apart if there is room.
 
-    A piece is as many whole sequences of ``context_length`` as it takes, one after another in the fixed
-    order of held-out text; a piece may go on in the next document.
+    A piece is as many whole sequences of ``context_length`` as needed, one after another in the fixed order
+    of held-out text. A piece may continue in the next document.
 
     Returns:
-        int64 arrays of token ids.
+        int64 arrays (n,) of token ids.
 
     Raises:
         UsageError: the held-out text is too short.
@@ -35,9 +35,9 @@ def heldout_haystacks(
     if there < needed:
         raise UsageError(
             f"needle: {samples} haystacks of {length} tokens take {needed} held-out sequences of "
-            f"{context_length}, and there are {there}; ask for fewer samples or shorter lengths"
+            f"{context_length}, and there are {there}; use fewer samples or shorter lengths"
         )
-    # One document's slices come together, so pieces are a column of it apart.
+    # Slices of one document come together, so pieces are a column apart.
     stride = max(each, min(there // samples, -(-HELDOUT_COLUMN // context_length)))
     rows = (
         labels[0].numpy()
@@ -56,18 +56,18 @@ def heldout_haystacks(
 def text_haystacks(
     documents: Iterable[Document], encode: Callable[[str], np.ndarray], length: int, samples: int
 ) -> list[np.ndarray]:
-    """``samples`` pieces of ``length`` tokens of texts that stand one after another, begun evenly apart.
+    """``samples`` pieces of ``length`` tokens of joined texts, which begin at even distances.
 
-    The last piece may go round to the beginning; pieces overlap where the text is shorter than all.
+    The last piece may continue at the beginning; pieces overlap if the text is shorter than all of them.
 
     Returns:
-        int64 arrays of token ids.
+        int64 arrays (length,) of token ids.
 
     Raises:
         UsageError: the whole text is shorter than ``length``.
     """
     wanted = samples * length
-    # Of a long corpus no more is read than is used; of essays, all.
+    # Of a long corpus only the used part is read; of essays, all.
     ids, there = [], 0
     for document in documents:
         ids.append(np.asarray(encode(document.data.decode()), np.int64))
@@ -91,7 +91,7 @@ def file_haystacks(
     """:func:`text_haystacks` of a file or folder; ``key`` names the setting in errors.
 
     Raises:
-        DataError, UsageError: it is not there, no text, or too short.
+        DataError, UsageError: the file does not exist, is not text, or is too short.
     """
     return text_haystacks(TextSource([path], key=key).documents(), encode, length, samples)
 
@@ -99,7 +99,8 @@ def file_haystacks(
 def checkpoint_haystacks(
     checkpoint: Checkpoint, path: str | None, length: int, samples: int
 ) -> list[np.ndarray]:
-    """Haystacks in the tokens of a checkpoint: of ``path``, else its run's held-out text, else a book.
+    """Haystacks in the tokens of a checkpoint: from ``path``, else from its run's held-out text, else from a
+    book.
 
     Raises:
         DataError, UsageError: there is no text, or it is too short.
@@ -112,5 +113,5 @@ def checkpoint_haystacks(
 
 
 def fingerprints(haystacks: Iterable[np.ndarray]) -> list[str]:
-    """What stands for these tokens in this order, in the key of results that are kept."""
+    """Hashes of these tokens in this order, for the key of results that are kept."""
     return [hashlib.sha256(haystack.tobytes()).hexdigest() for haystack in haystacks]

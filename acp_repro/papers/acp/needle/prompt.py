@@ -15,13 +15,13 @@ from acp_repro.common.errors import UsageError
 from .facts import FACTS
 
 Encode = Callable[[str], np.ndarray]
-# Words that any English text has are no sign that the needle was found.
+# Words that any English text has do not show that the needle was found.
 _COMMON = {"a", "and", "at", "in", "of", "on", "the", "to", "is"}
 
 
 @dataclass(frozen=True)
 class Wording:
-    """What is hidden, what is asked at the end of the prompt, and how the right answer goes on from there.
+    """The hidden sentence, the question at the end of the prompt, and how the right answer continues.
 
     ``lead`` and ``deed`` are the two halves of the hidden sentence: the deed is what must be found.
     """
@@ -33,12 +33,12 @@ class Wording:
     deed: str
 
     def recall(self, answer: str) -> float:
-        """The share of the deed's words (less those of any text) that the answer has, 0 to 1."""
+        """The share of the deed's words (without those of any text) that the answer has, 0 to 1."""
         wanted = set(_words(self.deed)) - _COMMON
         return len(wanted & set(_words(first_line(answer)))) / len(wanted)
 
     def is_exact(self, answer: str) -> bool:
-        """Whether the answer says what the needle says, word for word and then no more."""
+        """Whether the answer repeats the needle word for word and then ends."""
         said, right = _words(first_line(answer)), _words(self.deed)
         return said[-len(right) :] == right and (
             len(said) == len(right) or said == _words(f"{self.lead} {self.deed}")
@@ -46,14 +46,15 @@ class Wording:
 
 
 def easy(question: str, lead: str, deed: str) -> Wording:
-    """The needle holds the question too, and the prompt begins the answer: for models that only continue."""
+    """The needle also holds the question, and the prompt begins the answer: for models that only continue
+    text."""
     return Wording(
         f"\n{question} Answer: {lead} {deed}.\n", f"\n{question} Answer: {lead}", f" {deed}.", lead, deed
     )
 
 
 def standard(question: str, lead: str, deed: str) -> Wording:
-    """The needle is a statement, and the whole answer is the model's."""
+    """The needle is a statement, and the model gives the whole answer."""
     return Wording(f"\n{lead} {deed}.\n", f"\n{question} Answer:", f" {lead} {deed}.", lead, deed)
 
 
@@ -81,10 +82,10 @@ class Needle:
         return len(self.answer) + len(self.answer) // 2
 
     def haystack_tokens(self, length: int) -> int:
-        """Tokens of haystack in a context of ``length``, with BOS, needle, question and answer.
+        """Tokens of haystack in a context of ``length``, beside BOS, needle, question and answer.
 
         Raises:
-            UsageError: there would be none.
+            UsageError: there is no room for any.
         """
         left = length - 1 - len(self.needle) - len(self.question) - self.room
         if left < 1:
@@ -97,13 +98,13 @@ class Needle:
     def prompt(self, haystack: np.ndarray, length: int, depth: float | None) -> np.ndarray:
         """BOS, the haystack with the needle in it, and the question.
 
-        The needle goes in after ``depth`` of the haystack's tokens, and from there back to behind the last
-        full stop, if there is one.
+        The needle goes after ``depth`` of the haystack's tokens, and from there back to after the last full
+        stop, if there is one.
 
         Args:
-            haystack: (N,) token ids, of which as many are taken as fit.
-            length: of the whole context, the answer's room included.
-            depth: 0 is before the haystack, 1 behind it; None leaves the needle out, and nothing else.
+            haystack: (N,) integer token ids, of which as many are used as fit.
+            length: of the whole context in tokens, the answer's room included.
+            depth: 0 is before the haystack, 1 after it. None leaves out only the needle.
 
         Returns:
             (T,) int64; the same T for every depth.
@@ -133,7 +134,7 @@ class Needle:
 
 
 class Trial(NamedTuple):
-    """A needle and the haystack that it is hidden in, with the numbers of both."""
+    """A needle and its haystack, with the numbers of both."""
 
     fact: int
     needle: Needle
@@ -145,7 +146,7 @@ def tokenise_needles(encode: Encode, bos_id: int, mode: str = "easy") -> list[Ne
     """The wordings of a mode in a model's own tokens: one, or one a fact.
 
     Raises:
-        UsageError: no such mode.
+        UsageError: there is no such mode.
     """
     if mode not in WORDINGS:
         *others, last = WORDINGS
@@ -162,7 +163,7 @@ def tokenise_needles(encode: Encode, bos_id: int, mode: str = "easy") -> list[Ne
 
 
 def hide(needles: Sequence[Needle], haystacks: Sequence[np.ndarray]) -> list[Trial]:
-    """What is tried: one needle in every haystack, or each of several needles in one of them in turn."""
+    """The trials: one needle in every haystack, or each of several needles in one of them in turn."""
     if len(needles) == 1:
         return [Trial(0, needles[0], sample, haystack) for sample, haystack in enumerate(haystacks)]
     places = itertools.cycle(enumerate(haystacks))
@@ -174,5 +175,5 @@ def _words(text: str) -> list[str]:
 
 
 def first_line(text: str) -> str:
-    """What counts of a continuation: its first line that is not blank."""
+    """The part of a continuation that counts: its first line that is not blank."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -1,4 +1,4 @@
-"""What a test found, in words for the terminal."""
+"""The results of a test, as a table for the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The test itself: greedy answers from the cache, and how likely the right one is, with the needle or not."""
+"""The test itself: greedy answers from the cache, and the probability of the right one, with and without
+needle."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from .prompt import Needle, Trial, first_line
 
 
 def default_lengths(needles: Sequence[Needle], longest: int, count: int = 11) -> list[int]:
-    """``count`` context lengths, evenly spaced up to ``longest``, the first with some haystack at least.
+    """``count`` context lengths, evenly spaced up to ``longest``; the first has room for some haystack.
 
     Raises:
-        UsageError: not even ``longest`` holds any.
+        UsageError: not even ``longest`` has room for any.
     """
-    least = longest - min(needle.haystack_tokens(longest) for needle in needles)  # of all but haystack
+    least = longest - min(needle.haystack_tokens(longest) for needle in needles)  # of all except the haystack
     if count == 1:
         return [longest]
     first = max(longest / count, min(2 * least, longest))
@@ -42,7 +43,7 @@ def answer_log_likelihood(model: FoXForCausalLM, prompts: Tensor, answer: Tensor
         (B,) float32 on the model's device.
     """
     row = answer.expand(len(prompts), -1)
-    # Logits of the answer's places alone: those of a long prompt would be the largest array of all.
+    # Only logits of the answer's places: those of a long prompt would be the largest array of all.
     hidden = model(torch.cat([prompts, row[:, :-1]], 1), return_hidden=True)[:, -len(answer) :]
     scores = model.lm_head(hidden).float().log_softmax(-1)
     return scores.gather(-1, row[..., None]).squeeze(-1).sum(-1)
@@ -69,21 +70,21 @@ def try_needle(
         decode: token ids to text, for the answers.
         dtype: ``bfloat16`` (autocast over the weights) or ``float32``.
         batch_tokens: prompts of one length go together up to this many tokens.
-        description: what the progress bar says.
-        unfinished: keeps what is done, so that a run that is stopped goes on there.
+        description: the text of the progress bar.
+        unfinished: keeps partial results, so that a stopped run can continue.
 
     Raises:
         UsageError: a length holds no haystack, or a haystack is too short.
         TooLong: a length does not fit in memory; names it.
     """
     lengths = sorted(lengths)
-    for length in lengths:  # what cannot be is said before minutes of work
+    for length in lengths:  # errors are raised before minutes of work
         for trial in trials:
             trial.needle.prompt(trial.haystack, length, None)
     cells = [(length, index) for length in lengths for index in range(len(trials))]
     done = unfinished or Unfinished(None, {})
     with tqdm(total=len(cells) * len(depths), desc=description, unit="prompt", disable=None) as bar:
-        # The longest first: what does not fit fails at once.
+        # The longest first, so that one that does not fit fails at once.
         for length, index in sorted(cells, reverse=True):
             name = f"{length} {index}"
             if name not in done:

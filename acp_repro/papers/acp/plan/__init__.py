@@ -1,4 +1,4 @@
-"""What a suite of Forgetting Transformers costs, by formula and by what was measured. Needs no torch."""
+"""The cost of a suite of Forgetting Transformers, by formula and from measured speeds. Needs no torch."""
 
 from .cost import Assumptions, Cost, cost_of
 from .speed import Speeds

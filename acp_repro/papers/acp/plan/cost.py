@@ -1,7 +1,7 @@
 """The cost of one training run by formula: FLOPs, memory of a GPU, GPU-hours. Needs no torch.
 
-Memory counts what must be alive at the peak, the start of the backward pass, with blocks compiled: what
-an eager pass keeps besides, and what the allocator cannot fill, comes on top.
+Memory counts what must be alive at the peak, the start of the backward pass, with compiled blocks. An eager
+pass keeps more, and the allocator wastes some.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a plan takes for granted.
+    """The assumptions of a plan.
 
     Attributes:
-        gpu: a name that ``model.flops.peak_flops`` knows.
+        gpu: a name in the table of ``model.flops.peak_flops``.
         ranks: GPUs that share a run.
         mfu: the share of the GPU's dense 16-bit FLOP/s that executed FLOPs reach.
         pruned_ratio: the share of the causal attention that runs with ACP leave out.
-        vocab_size: for tokenizers whose size the settings do not tell; None reads the file.
+        vocab_size: for tokenizers whose size the settings do not give; None reads the file.
     """
 
     gpu: str = "h100"
@@ -53,7 +53,7 @@ class Assumptions:
 
     @property
     def peak_flops(self) -> float:
-        """Dense 16-bit FLOP/s of the GPU; NaN of one that the table does not know."""
+        """Dense 16-bit FLOP/s of the GPU; NaN if the table does not have it."""
         return peak_flops(self.gpu) or math.nan
 
 
@@ -74,12 +74,12 @@ class Memory:
     """Bytes on one GPU.
 
     Attributes:
-        states: float32 weights, gradients and both moments of AdamW, this rank's share, and what FSDP
-            gathers while it computes.
+        states: float32 weights, gradients and both moments of AdamW, this rank's share, and what FSDP gathers
+            while it computes.
         activations: kept for the backward pass of one micro-batch without gradient checkpointing.
-        activations_checkpointed: the same with it: each block's input, and one block in full.
+        activations_checkpointed: the same with checkpointing: each block's input, and one block in full.
         logits: of one micro-batch, and the float32 gradient of the head.
-        peak: states, logits, and the activations of the way that the settings choose.
+        peak: states, logits, and the activations with or without checkpointing, as the settings choose.
     """
 
     states: float
@@ -110,10 +110,10 @@ class Cost:
 
 
 def cost_of(run: FoXRun, assumptions: Assumptions, speeds: Speeds) -> Cost:
-    """What ``run`` costs.
+    """The cost of ``run``.
 
     Raises:
-        SuiteError: the size of the vocabulary is not known, or a step cannot be shared by the ranks.
+        SuiteError: the size of the vocabulary is not known, or the ranks cannot share a step.
     """
     training = run.training
     micro_batches = training.batch_tokens // training.micro_batch_tokens
@@ -154,7 +154,7 @@ def memory_of(run: FoXRun, config: FoXConfig, mode: str, ranks: int) -> Memory:
     half = 2 if run.training.dtype == "bfloat16" else FLOAT32
     states = 4 * FLOAT32 * counts.total  # weights, gradients, two moments
     if mode == "fsdp":
-        # Shards of weights and moments; between micro-batches weights and gradients stay whole.
+        # Weights and moments are sharded; between micro-batches weights and gradients stay whole.
         states = 3 * states / 4 / ranks + 2 * FLOAT32 * counts.total
     # Autocast keeps a copy of each matrix in the lower precision until the backward pass is over.
     copies = 0 if half == FLOAT32 else half * (counts.blocks + counts.head)
@@ -168,10 +168,10 @@ def memory_of(run: FoXRun, config: FoXConfig, mode: str, ranks: int) -> Memory:
 
 
 def _bytes_per_token_of_a_block(config: FoXConfig, half: int) -> int:
-    """What a compiled block keeps of each token for its backward pass, in bytes.
+    """Bytes that a compiled block keeps of each token for its backward pass.
 
-    The residual stream is float32; what goes into or comes out of a matrix product is in the lower
-    precision; what is cheap to compute again (norms, gates' sigmoids) is not kept.
+    The residual stream is float32. Inputs and outputs of matrix products are in the lower precision. Results
+    that are cheap to compute again (norms, gates' sigmoids) are not kept.
     """
     width, mlp, heads = config.hidden_size, config.mlp_width, config.num_heads
     residual = 2 * FLOAT32 * width  # before the attention, and before the MLP
@@ -201,5 +201,5 @@ def _vocab_size(run: FoXRun, assumptions: Assumptions) -> int:
             content = json.loads(path.read_text())
             size = len(content["model"]["vocab"]) + 1  # BOS
         except (OSError, ValueError, KeyError) as error:
-            raise SuiteError(f"{path}: no vocabulary to count; give --vocab-size") from error
+            raise SuiteError(f"{path}: holds no vocabulary; give its size with --vocab-size") from error
     return size

@@ -1,4 +1,4 @@
-"""Speeds that were measured, for a plan: of finished runs, and of throughput records. Needs no torch."""
+"""Measured speeds, for a plan: from finished runs, and from throughput records. Needs no torch."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Speeds:
 
     @classmethod
     def find(cls, suite: FoXSuite, given: list[str], *, of_finished_runs: bool = True) -> Self:
-        """All that is known for the shapes of ``suite``.
+        """All known speeds for the shapes of ``suite``.
 
         Args:
-            given: ``RUN=NUMBER``, which wins.
-            of_finished_runs: use runs/*/*/metrics.jsonl too; not for a prediction that is held
-                against those very runs.
+            given: ``RUN=NUMBER``, which takes precedence.
+            of_finished_runs: use runs/*/*/metrics.jsonl too. False for a prediction that is compared with
+                those very runs.
 
         Raises:
             SuiteError: an entry of ``given`` is not of that form, or names no run.
@@ -53,7 +53,7 @@ class Speeds:
             except ValueError as error:
                 reason = error if isinstance(error, SuiteError) else "write RUN=NUMBER, tokens a second"
                 raise SuiteError(f"--tokens-per-s {entry}: {reason}") from None
-        # Finished runs are worth more than the records of short passes, so they come last.
+        # Finished runs are more reliable than records of short passes, so they come last and replace them.
         for name in suite_names():
             if (RESULTS / name).is_dir():
                 speeds._add_records(name)
@@ -113,7 +113,7 @@ def _shape(run: FoXRun) -> Shape:
 
 def _shape_of_settings(settings: dict[str, Any]) -> Shape:
     size, training, data = settings["size"], settings["training"], settings["data"]
-    # What the vocabulary comes from; its size is not always known before the text is read.
+    # The source of the vocabulary, because its size is not always known before the text is read.
     vocabulary = (data["corpus"] == "longcrawl64", json.dumps(data["tokenizer"], default=dict))
     return (
         settings["architecture"],
