@@ -228,7 +228,7 @@ def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):
         ("gates: [input]", "gates: [inputs]", "gates[0]: must be input, after_blocks, output"),
         ("budget: [0.3]", "budget: [1.3]", "grid[2].budget[0]: must be a number in (0, 1], got 1.3"),
         ("dropped: last", "droped: last", "droped: no such setting; did you mean dropped?"),
-        ("dropped: last", "budget: 0.3", "retention.budget: the grid or training says it"),
+        ("dropped: last", "budget: 0.3", "retention.budget: the grid or training sets it"),
         (
             "scores: [f1",
             "scores: [f2",
@@ -241,7 +241,7 @@ def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):
             "batch_examples: 0",
             "speed_batch_examples: must be a whole number of at least 1, got 0",
         ),
-        ("grid:", "timed: [tay]\ngrid:", "timed: 'tay' is no name under datasets and none of a run"),
+        ("grid:", "timed: [tay]\ngrid:", "timed: 'tay' is neither a name under datasets nor a run"),
         (
             "grid:",
             "not_run: [toy-mini-den]\ngrid:",

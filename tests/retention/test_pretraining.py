@@ -193,7 +193,7 @@ def test_another_shape_is_refused(here):
     train(PAPER, run, device=CPU, report=str)
     model = PAPER.load_task()(run).build()
     model.distilbert.transformer.layer.pop(1)
-    with pytest.raises(TrainingError, match="holds another encoder than this one: distilbert"):
+    with pytest.raises(TrainingError, match="holds another encoder: distilbert"):
         start_from(model, run.model_folder, 12)
 
 
@@ -212,7 +212,7 @@ def test_another_shape_is_refused(here):
             "method: [mlm], seed: [1]",
             "the grid has no run words-mini-mlm; add {dataset: [words]",
         ),
-        ("method: [mlm]", "method: [mlm, dense]", "has no budget, so give it an entry"),
+        ("method: [mlm]", "method: [mlm, dense]", "has no budget, so give it its own entry"),
         ("max_tokens: 12", "max_tokens: 3", "max_tokens: must be a whole number of at least 4"),
         ("micro_batch_sequences: 4", "micro_batch_sequences: 3", "micro_batch_sequences: 3 must divide"),
         ("tokenizer: {bpe: 290}", "tokenizer: bytes", "data.tokenizer: an encoder's is {bpe: SIZE}"),

@@ -33,12 +33,12 @@ class TextsConfig(CorpusConfig):
 
     Attributes:
         corpus, path: see ``CorpusConfig``.
-        more_path: a ``file`` with more texts, to train on alone: nothing of it is held out or has a label.
-        text_field, label_field: fields of ``file`` and ``hf``; without a label there is no probing.
-        positive_from, negative_to: a text with a label of at least the one is positive, of at most the
-            other negative; between them it is left out of probing.
+        more_path: a ``file`` with more texts, for training only: none of them is held out or has a label.
+        text_field, label_field: fields of ``file`` and ``hf``; without labels there is no probing.
+        positive_from, negative_to: a label of at least the first is positive, of at most the second negative.
+            Texts between them are left out of probing.
         shortest, longest: characters of a text, for ``stdlib_sentences``.
-        vocabulary: ids of a byte-pair encoding trained on the training texts; null takes the tokeniser of
+        vocabulary: ids of a byte-pair encoding trained on the training texts; null uses the tokeniser of
             ``model.weights``.
         heldout: the share of texts held out, by the text's own hash.
         max_texts: read no more than these of the corpus; null for all.
@@ -73,13 +73,14 @@ class TextsConfig(CorpusConfig):
 
     @property
     def sides(self) -> str:
-        """What the two sides of labels answer, "whether ..."; empty where there is nothing to probe."""
+        """The question that the two sides of labels answer, "whether ..."; empty if there is nothing to
+        probe."""
         return "whether a review is positive or negative" if self.label_field else self.function.sides
 
 
 @dataclass(frozen=True)
 class ModelConfig(Strict):
-    """The T5: its shape, or the weights that it begins from. The default shape is Flan-T5-small's."""
+    """The T5: its shape, or the weights that it starts from. The default shape is Flan-T5-small's."""
 
     weights: str | None = None  # a name on the Hub or a folder, such as google/flan-t5-small
     d_model: Count = 512
@@ -98,9 +99,9 @@ class ModelConfig(Strict):
 
 @dataclass(frozen=True)
 class PruningSettings(Strict):
-    """What ``lap.PruningConfig`` has beside the axes of the grid; see there.
+    """The settings of ``lap.PruningConfig`` that are not in the grid; see there.
 
-    Hard concrete gates have a bias and a temperature of their own, and logistic noise.
+    Hard concrete gates have their own bias and temperature, and logistic noise.
     """
 
     noise: str = "gumbel"
@@ -132,22 +133,22 @@ class PruningSettings(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainerConfig):
-    """One pass of Adam, as in the published code; lambda comes once the model copies.
+    """One pass of Adam, as in the published code; lambda starts once the model copies its text.
 
     Attributes:
         steps, batch_texts: optimiser steps, and texts of each.
         warmup_steps: the learning rate rises over these, then stays, then falls to a tenth over the last
             ``decay_share`` of all steps.
-        lambda_from_step: lambda is 0 before this step, or ...
-        lambda_below_nats: ... if it is not null, until the running mean of the cross-entropy has been below
-            this; until then gates do not act either.
-        blind_steps: once gates act, they drop tokens at random for so many steps, as often as beta has it,
-            and cost nothing. The decoder learns to do without any one of them; before that each seems worth
-            more than it is, and all gates open wide.
-        lambda_ramp_steps: lambda rises from 0 over so many steps.
-        lambda_zero_at_nats: lambda falls in a straight line with the running mean of the cross-entropy, and
-            is 0 from so many nats on; null: it does not fall. One that is large enough to shut gates then
-            shuts as many as this quality bears, where a constant one shuts none or all.
+        lambda_from_step: lambda is 0 before this step.
+        lambda_below_nats: instead, if not null, lambda is 0 until the running mean of the cross-entropy has
+            been below this. Until then gates do not act either.
+        blind_steps: once gates act, they drop tokens at random for this many steps, as often as beta implies,
+            and cost nothing. The decoder learns to do without any one token. Before that each token seems
+            worth more than it is, and all gates open wide.
+        lambda_ramp_steps: lambda rises from 0 over this many steps.
+        lambda_zero_at_nats: lambda falls linearly with the running mean of the cross-entropy, and is 0 from
+            this many nats on; null: it does not fall. A large lambda then closes as many gates as this
+            quality allows, while a constant one closes none or all.
     """
 
     steps: Count
@@ -174,8 +175,11 @@ class TrainingConfig(TrainerConfig):
 
 @dataclass(frozen=True)
 class StartConfig(Strict):
-    """Training of the run without gates, where the others begin from its weights, as the article's begin from
-    Flan-T5-small's; what is not given is as in ``training``."""
+    """Training of the run without gates, if the others start from its weights.
+
+    The article's runs start from Flan-T5-small's weights in the same way. A missing key is as in
+    ``training``.
+    """
 
     steps: Count
     batch_texts: Count | None = None
@@ -185,7 +189,7 @@ class StartConfig(Strict):
     length_warmup_steps: CountFrom0 | None = None
 
     def training(self, other: TrainingConfig) -> TrainingConfig:
-        """``other`` with what is given here."""
+        """``other``, with the keys that are given here."""
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         return dataclasses.replace(other, **given)
 
@@ -198,13 +202,15 @@ class MeasureConfig(Strict):
     batch_texts: Count = 50
     probe_texts: Count = 2000  # of the training texts; tested on the held-out ones
     probe_epochs: Count = 20
-    shap_texts: Count = 50  # that come back, beside five short ones that are drawn
+    shap_texts: Count = 50  # long texts that are written again, beside five short ones that are drawn
     shap_shortest: Count = 60  # tokens of these
     shap_evaluations: Count = 400  # of the model, a text
     timed_lengths: Axis[Annotated[int, whole(4)]] = field(default_factory=lambda: [128, 512])
     timed_texts: Count = 16
     timing_repeats: Count = 5
-    main_run: str | None = None  # what looks at one model; default: the first with hard concrete gates
+    main_run: str | None = (
+        None  # the run for measures of one model; default: the first with hard concrete gates
+    )
 
 
 @dataclass(frozen=True)
@@ -236,7 +242,7 @@ class File(SuiteFile):
             )
         if self.start is not None:
             if self.model.weights is not None:
-                raise ValueError("start: model.weights already says where the runs begin")
+                raise ValueError("start: model.weights already sets where the runs begin; remove one of them")
             try:
                 self.start.training(self.training)
             except ValueError as error:

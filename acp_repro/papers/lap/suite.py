@@ -12,7 +12,7 @@ from acp_repro.lap.settings import PruningConfig
 
 from .settings import File, ModelConfig, PruningSettings, TextsConfig, TrainingConfig
 
-ALWAYS_OPEN = 1e6  # a bias with which every gate is open, whatever it reads
+ALWAYS_OPEN = 1e6  # a bias with which every gate is open, for any token
 SHORT = {"soft": "soft", "straight_through": "straight", "hard_concrete": "exact"}
 
 
@@ -27,11 +27,12 @@ class PruningRun(Run):
     data: TextsConfig
     model: ModelConfig
     pruning: PruningSettings
-    start: PruningRun | None = None  # whose weights it begins from
+    start: PruningRun | None = None  # the run whose weights it starts from
 
     @property
     def name(self) -> str:
-        """E.g. ``exact-1.5``, ``soft-article-3``; without gates ``ungated``; a seed ends in ``-seed7``."""
+        """For example ``exact-1.5``, ``soft-article-3``; without gates ``ungated``; a seed ends in
+        ``-seed7``."""
         gate = "-article" if self.gate == "article" else ""
         seed = "" if self.seed == 42 else f"-seed{self.seed}"
         if self.compression is None:
@@ -54,7 +55,7 @@ class PruningRun(Run):
         return super().as_dict() | {"start": None if self.start is None else self.start.as_dict()}
 
     def pruning_config(self) -> PruningConfig:
-        """What the model gets."""
+        """The settings of its model."""
         if self.compression is None:
             return replace(self.pruning.config("published", "soft"), beta=ALWAYS_OPEN, tau=1.0, noise="none")
         return self.pruning.config(self.gate, self.training_mask)
@@ -66,7 +67,10 @@ def make_run(
     """A point of the grid as a run."""
     start, training = None, file.training
     if compression is None:
-        gate, training_mask = "published", "soft"  # of no gates: one run, however the grid writes it
+        gate, training_mask = (
+            "published",
+            "soft",
+        )  # without gates there is one run, however the grid writes it
         training = training if file.start is None else file.start.training(training)
     elif file.start is not None:
         start = make_run(file, suite, where, compression=None, gate="", training_mask="", seed=seed)
@@ -104,7 +108,7 @@ class PruningSuite(Suite):
 
     @property
     def main_run(self) -> PruningRun:
-        """The run that single models are looked at of."""
+        """The run for measures of a single model."""
         if self.measure_settings.main_run is not None:
             return self.run(self.measure_settings.main_run)
         return next((run for run in self.gated if run.training_mask == "hard_concrete"), self.runs[0])
@@ -116,7 +120,7 @@ class PruningSuite(Suite):
 
     @property
     def probed(self) -> list[PruningRun]:
-        """The main run, where its texts have labels."""
+        """The main run, if its texts have labels."""
         return [self.main_run] if self.file.data.sides else []
 
     @property

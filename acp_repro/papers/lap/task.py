@@ -28,11 +28,11 @@ from .trained import TrainedPruning
 
 RUNNING_MEAN = 0.95  # of the cross-entropy, a step
 SMALLEST_SIZE = 1e-3  # of a weight, for its learning rate
-GRAPHED_LENGTHS = 32  # on a GPU texts are padded to multiples of so many tokens: few graphs
+GRAPHED_LENGTHS = 32  # on a GPU texts are padded to multiples of this many tokens, for few graphs
 
 
 class Trainee(nn.Module):
-    """The model with its schedule of lambda, which is state: a resumed run goes on with it.
+    """The model with its schedule of lambda, which is state: a resumed run continues with it.
 
     Args:
         compression: lambda; None trains without gates.
@@ -49,14 +49,15 @@ class Trainee(nn.Module):
         self.register_buffer("steps_with_lambda", torch.tensor(0.0, dtype=torch.float64))
 
     def state_dict(self, *arguments, **options) -> dict[str, Tensor]:
-        """Each weight once: embeddings and head may be one tensor, which no checkpoint may hold twice."""
+        """Each weight once: embeddings and head may be one tensor, which a checkpoint may hold only once."""
         whole = super().state_dict(*arguments, **options)
         prefix = options.get("prefix", "")
         once = {prefix + name for name, _ in itertools.chain(self.named_parameters(), self.named_buffers())}
         return {name: tensor for name, tensor in whole.items() if name in once}
 
     def forward(self, input_ids: Tensor, noise: Tensor) -> Tensor:
-        """The loss, a scalar; one call in training counts as a step."""
+        """The loss, a float32 scalar, of token ids (B, T) and noise (S, B, T); one call in training counts as
+        a step."""
         losses = self._stage()
         if not (self.training and torch.is_grad_enabled()):
             return losses(input_ids, noise, self._price())[0]
@@ -67,7 +68,7 @@ class Trainee(nn.Module):
         return loss
 
     def _stage(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Of token ids, noise and price: the loss, and the cross-entropy alone."""
+        """The function from token ids, noise and price to the loss and the cross-entropy alone."""
         if self.compression is None:
             return self._ungated
         config = self._config
@@ -96,12 +97,12 @@ class Trainee(nn.Module):
         input_ids = F.pad(input_ids, (0, more), value=self.model.t5.config.pad_token_id)
         noise = F.pad(noise, (0, more)) if noise.numel() else noise
         stage = losses.__name__
-        if stage not in self._graphed:  # those of the stage before are not needed any more
+        if stage not in self._graphed:  # those of the earlier stage are no longer needed
             self._graphed = {stage: GraphedLoss(losses, self.model)}
         return self._graphed[stage], input_ids, noise
 
     def _price(self) -> Tensor:
-        """Lambda as it counts now, a scalar."""
+        """The present value of lambda, a scalar."""
         ramp = max(1, self._config.lambda_ramp_steps)
         done = self.steps_with_lambda - self._config.blind_steps
         price = (self.compression or 0.0) * (done / ramp).clamp(0.0, 1.0)
@@ -117,7 +118,7 @@ class Trainee(nn.Module):
         if below is None:
             begins = self.steps >= self._config.lambda_from_step
         else:
-            # The mean of a few steps says nothing yet.
+            # The mean of a few steps is too noisy.
             begins = (self.running_nats < below) & (self.steps > 1 / (1 - RUNNING_MEAN))
         self.steps_with_lambda += (begins | (self.steps_with_lambda > 0)).double()
 
@@ -140,7 +141,7 @@ class PruningTask(Task):
             self.tokenizer = self._start.tokenizer
         self.steps = run.training.steps
 
-    # What only training needs is made when it is asked for.
+    # Parts that only training needs are made on first use.
     @functools.cached_property
     def _rows(self) -> list[list[int]]:
         return self.rows("train")
@@ -151,7 +152,7 @@ class PruningTask(Task):
 
     @functools.cached_property
     def step_tokens(self) -> int:
-        """On average."""
+        """Tokens of a step on average."""
         return round(self.run.training.batch_texts * sum(map(len, self._rows)) / len(self._rows))
 
     def rows(self, split: str, most: int | None = None) -> list[list[int]]:
@@ -173,7 +174,7 @@ class PruningTask(Task):
             model = self._start
         else:
             model = PruningAutoencoder.from_scratch(config, self.tokenizer, **self.run.model.shape)
-        # T5 comes out of a folder in evaluation mode.
+        # A T5 from a folder is in evaluation mode.
         return Trainee(model, self.run.training, self.run.compression).train()
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
@@ -186,7 +187,7 @@ class PruningTask(Task):
         return input_ids, torch.empty(0) if noise is None else noise
 
     def _most_tokens(self, index: int) -> int | None:
-        """What the texts of a batch are cut to."""
+        """The length to which the texts of a batch are cut."""
         steps, most = self.run.training.length_warmup_steps, self.run.pruning.max_length
         if index >= steps:
             return None
@@ -266,9 +267,12 @@ WATCHED_TEXTS = 200
 
 
 def watched(model: PruningAutoencoder, input_ids: Tensor) -> dict[str, Tensor]:
-    """Means over the texts of a batch: ``accuracy`` and ``kept_ratio`` (S) with tokens removed, and
-    ``soft_accuracy`` and ``soft_ratio`` (S) as the training's mask and price have it: the article's
-    L(s) / L(0), or the share of gates that are likely open where they are hard concrete."""
+    """Means over the texts (B, T) of a batch, float tensors.
+
+    ``accuracy`` and ``kept_ratio`` (S) are with tokens removed. ``soft_accuracy`` and ``soft_ratio`` (S) are
+    with the mask and price of training. That ratio is the article's L(s) / L(0), or for hard concrete gates
+    the share of gates that are likely open.
+    """
     removed, soft = model(input_ids, mask="removed"), model(input_ids, mask="soft")
     return {
         "accuracy": removed.correct.mean(),

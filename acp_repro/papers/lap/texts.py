@@ -1,4 +1,4 @@
-"""The texts of a run: read, split, and made into batches of about equal length."""
+"""The texts of a run: read, split, and made into batches of similar length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUP = 20  # batches that are cut from one sorted group
 
 
 class Labelled(NamedTuple):
-    """A text, and its side: 1, 0, or None where it is on neither."""
+    """A text, and its side: 1, 0, or None if it is on neither."""
 
     text: str
     label: int | None
@@ -36,7 +36,7 @@ class Texts:
     """Both splits.
 
     Attributes:
-        more: texts to train on alone, of ``more_path``; none of them is in a split.
+        more: texts of ``more_path``, for training only; none of them is in a split.
         hash: stands for all texts, their split and labels.
     """
 
@@ -51,7 +51,7 @@ def load_texts(config: TextsConfig) -> Texts:
     """The texts of a config, each once, in the order of their source.
 
     Raises:
-        DataError: a file, a field or a library is missing, a label is no number, or a split is empty.
+        DataError: a file, a field or a library is missing, a label is not a number, or a split is empty.
     """
     texts = dict.fromkeys(islice(_read(config), config.max_texts))
     sides: tuple[dict[str, Labelled], dict[str, Labelled]] = ({}, {})
@@ -82,7 +82,7 @@ def _more(config: TextsConfig) -> Iterator[str]:
 
 
 def _texts(source: Source) -> Iterator[tuple[Row, str]]:
-    """Rows, and their texts without line breaks; those that are not empty."""
+    """Rows, and their texts without line breaks; empty ones are left out."""
     for row in source.rows():
         text = " ".join(row.text.replace("<br />", " ").split())  # IMDb's line breaks are those of HTML
         if text:
@@ -95,14 +95,16 @@ def _side(row: Row, config: TextsConfig) -> int | None:
     try:
         value = float(row.label) if row.number is None else row.number
     except ValueError:
-        raise DataError(f"label_field: the label {row.label!r} of {row.text[:40]!r} is no number") from None
+        raise DataError(
+            f"label_field: the label {row.label!r} of {row.text[:40]!r} is not a number"
+        ) from None
     return 1 if value >= config.positive_from else 0 if value <= config.negative_to else None
 
 
 def make_tokenizer(texts: Texts, vocabulary: int) -> TextTokenizer:
     """A byte-pair encoding of the training split, with ``<pad>`` and ``</s>``."""
     documents = (Document("", text.text.encode(), b"") for text in texts.train)
-    # That function counts a BOS that is not in its file; ours are the two after it.
+    # That function counts a BOS that is not in its file. Our two tokens replace it.
     return TextTokenizer.with_special_tokens(train_bpe(documents, vocabulary - 1))
 
 
@@ -113,12 +115,12 @@ def encode(tokenizer: TextTokenizer, texts: list[str], max_length: int) -> list[
 
 
 class Batches:
-    """Training batches of about equal length: a function of seed and index alone.
+    """Training batches of similar length: a function of seed and index alone.
 
     Args:
         rows: ids of each text with EOS.
         size: texts of a batch.
-        pad_id: fills shorter rows up.
+        pad_id: id of the padding.
     """
 
     def __init__(self, rows: list[list[int]], size: int, pad_id: int, seed: int):
@@ -132,7 +134,7 @@ class Batches:
         """(size, T) int64, padded at the end.
 
         Args:
-            most: longer rows are cut at a random place to so many tokens, with their last, EOS.
+            most: longer rows are cut at a random place to this many tokens, with their last one, EOS.
         """
         epoch, place = divmod(index, self._per_epoch)
         rows = [self._rows[i] for i in self._epoch(epoch)[place]]
@@ -155,7 +157,7 @@ class Batches:
 
 
 def _cut(row: list[int], most: int, share: float) -> list[int]:
-    """At most ``most`` tokens in a row and the last one, from a place that ``share`` of 0 to 1 gives."""
+    """At most ``most`` tokens in sequence and the last one; ``share`` from 0 to 1 sets the place."""
     if len(row) <= most:
         return row
     start = int(share * (len(row) - most + 1))

@@ -15,7 +15,7 @@ from .suite import PruningRun
 
 
 class TrainedPruning(Trained):
-    """See ``Trained``; :attr:`model` is in evaluation mode."""
+    """A trained pruning autoencoder; :attr:`model` is in evaluation mode. See ``Trained``."""
 
     suite: Suite
     run: PruningRun

@@ -21,7 +21,7 @@ def published(auto: type, backbone: BackboneConfig, name: str, **labels: Any) ->
     """``backbone.pretrained`` with a head of ``auto``, such as ``AutoModelForSequenceClassification``.
 
     Raises:
-        TrainingError: it cannot be had; ``name`` is the backbone's, for the words.
+        TrainingError: it cannot be loaded; ``name`` is the backbone's, for the message.
     """
     try:
         return auto.from_pretrained(backbone.pretrained, dtype=torch.float32, **labels)
@@ -34,7 +34,7 @@ def published(auto: type, backbone: BackboneConfig, name: str, **labels: Any) ->
 
 
 def vocabulary(tokenizer) -> dict[str, int]:
-    """What :func:`fresh` asks of a tokeniser of transformers."""
+    """The facts about a tokeniser of transformers that :func:`fresh` needs."""
     return {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -45,7 +45,7 @@ def vocabulary(tokenizer) -> dict[str, int]:
 def fresh(
     auto: type, backbone: BackboneConfig, words: Mapping[str, int], max_tokens: int, **labels: Any
 ) -> nn.Module:
-    """Weights at random of the backbone's shape, with a head of ``auto``, for texts of ``max_tokens``.
+    """Random weights of the backbone's shape, with a head of ``auto``, for texts of ``max_tokens``.
 
     Args:
         words: of :func:`vocabulary`.
@@ -70,7 +70,7 @@ def fresh(
             "attention_dropout": backbone.dropout,
         }
     if backbone.model_type == "longformer":
-        sizes["sep_token_id"] = words["sep_token_id"]  # its head for questions looks for it
+        sizes["sep_token_id"] = words["sep_token_id"]  # its head for questions needs it
     config = transformers.AutoConfig.for_model(
         backbone.model_type,
         vocab_size=words["vocab_size"],
@@ -85,10 +85,10 @@ def fresh(
 def untrained(run: RetentionRun) -> nn.Module:
     """An encoder of a run's shape with its gates and fresh weights; no text is read.
 
-    Its head is one for two classes, of questions too, and no question is protected from its gates.
+    Its head has two classes, also for questions, and no question is protected from its gates.
 
     Raises:
-        TrainingError: the shape of published weights cannot be had.
+        TrainingError: the shape of published weights cannot be loaded.
     """
     from transformers import AutoConfig
     from transformers import AutoModelForSequenceClassification as Classifier
@@ -99,7 +99,7 @@ def untrained(run: RetentionRun) -> nn.Module:
                 published(AutoConfig, run.backbone, run.backbone_name, num_labels=2)
             )
         text = run.start and run.start.pretraining.data
-        # Of the text's own ids the one that begins a text is not in an encoder's tokeniser.
+        # The text's own BOS is not in an encoder's tokeniser.
         size = text.bpe_size - 1 + len(SPECIAL) if text else run.backbone.vocab_size
         words = {"vocab_size": size, "pad_token_id": 0, "sep_token_id": 2}
         return fresh(Classifier, run.backbone, words, run.dataset.max_tokens, num_labels=2)
@@ -112,9 +112,9 @@ def untrained(run: RetentionRun) -> nn.Module:
 
 
 def start_from(model: nn.Module, folder: Path, trained_positions: int) -> nn.Module:
-    """Takes the encoder's weights from a pre-trained model in ``folder``; the head stays as it is.
+    """Loads the encoder's weights from a pre-trained model in ``folder``; the head stays unchanged.
 
-    Positions past those that pre-training saw are copies of them in turn, as Longformer's are of RoBERTa's
+    Positions beyond those of pre-training are copies of them in turn, as Longformer's are of RoBERTa's
     (Beltagy et al. 2020, Section 5).
 
     Raises:
@@ -132,17 +132,19 @@ def start_from(model: nn.Module, folder: Path, trained_positions: int) -> nn.Mod
             weights[name] = _extended(weight, len(ours[name]), first, trained_positions)
     wrong = [n for n, w in weights.items() if n not in ours or w.shape != ours[n].shape]
     if wrong or not weights:
-        raise TrainingError(f"{folder} holds another encoder than this one: {(wrong or [prefix])[0]} differs")
+        raise TrainingError(
+            f"{folder} holds another encoder: {(wrong or [prefix])[0]} differs; train its run again"
+        )
     model.load_state_dict(weights, strict=False)
     return model
 
 
 def _extended(weight: Tensor, rows: int, first: int, trained: int) -> Tensor:
-    """(rows, D): position embeddings whose trained ones repeat."""
+    """(rows, D): position embeddings in which the trained ones repeat."""
     at = torch.arange(rows)
     return weight[torch.where(at < first, at, first + (at - first) % trained)]
 
 
 def _first_position(model_type: str, spare: int = 0) -> int:
-    """RoBERTa's kin count positions from 2 on; ``spare`` is for the others."""
+    """RoBERTa and its relatives count positions from 2 on; ``spare`` is for the others."""
     return 2 if model_type in ("roberta", "longformer", "camembert") else spare

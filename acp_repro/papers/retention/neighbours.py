@@ -1,8 +1,8 @@
-"""A start for masked language modelling: the heads of the first block begin by looking at neighbours.
+"""An initialisation for masked language modelling: the heads of the first block attend to neighbours.
 
-From weights at random an encoder soon knows how frequent words are, and then stays there for thousands of
-steps, until attention happens to find what stands beside a mask (docs/lab-notebook.md). Shape and objective
-stay as they are.
+With random weights an encoder soon learns how frequent words are. It then stays there for thousands of steps,
+until attention happens to find the tokens beside a mask (docs/lab-notebook.md). Shape and objective stay
+unchanged.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _PEAK = 8.0  # a score at its head's neighbour; elsewhere it is about 0
 
 @torch.no_grad()
 def look_at_neighbours(model: nn.Module) -> None:
-    """Changes an encoder's fresh weights, in place, so that head h of the first block attends to the token at
+    """Changes an encoder's fresh weights, in place. Head h of the first block then attends to the token at
     ``neighbour(h)`` places from its own.
 
-    With d the size of a head, the first d dimensions of the embeddings hold the position t alone, as sin(w t)
-    and cos(w t) for d / 2 frequencies w. Queries read them as they are, and keys turned back by the
-    neighbour's distance, so a score is a sum of cos(w (distance - neighbour)).
+    Let d be the size of a head. The first d dimensions of the embeddings hold only the position t, as sin(w
+    t) and cos(w t) for d / 2 frequencies w. Queries read them unchanged, and keys rotated back by the
+    neighbour's distance. So a score is a sum of cos(w (distance - neighbour)).
 
     Args:
-        model: of transformers, a head's size even, with one position embedding a token.
+        model: of transformers, with an even size of heads and one position embedding a token.
 
     Raises:
         TrainingError: the model has no position embeddings of its own width.
@@ -46,7 +46,7 @@ def look_at_neighbours(model: nn.Module) -> None:
         )
     block = encoder.layers_of(encoder.stack_of(model))[0]
     query, key = (functools.reduce(getattr, path.split("."), block) for path in (encoder.query, encoder.key))
-    # At random, the same for every run: evenly spaced ones agree again at some larger distance.
+    # Random, but the same for every run: evenly spaced ones agree again at some larger distance.
     frequency = math.pi * torch.rand(size // 2, generator=torch.Generator().manual_seed(0))
     std = config.initializer_range
     angle = torch.arange(len(embedding.weight))[:, None] * frequency
@@ -72,5 +72,5 @@ def neighbour(head: int) -> int:
 
 
 def _pairs(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """(T, n), (T, n) -> (T, 2 n), in turns."""
+    """(T, n), (T, n) -> (T, 2 n) of the same dtype, with alternating columns."""
     return torch.stack([first, second], -1).flatten(1)

@@ -39,10 +39,11 @@ class PretrainingTask(Task):
         self.steps = settings.steps
         self.step_tokens = settings.batch_sequences * settings.max_tokens
         if self.sequences("train") < 1:
-            raise TrainingError(f"{run.name}: the text has fewer than {settings.max_tokens} tokens")
+            raise TrainingError(f"{run.name}: the text has fewer than {settings.max_tokens} tokens; add text")
 
     def sequences(self, split: str) -> int:
-        """In a split: texts follow each other, and the stream is cut into pieces of equal length."""
+        """Sequences of a split: texts follow each other, and the stream is cut into pieces of equal
+        length."""
         return len(self.corpus.tokens(split)) // (self.run.pretraining.max_tokens - 2)
 
     def build(self) -> nn.Module:
@@ -57,8 +58,10 @@ class PretrainingTask(Task):
         return model
 
     def batch(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """input_ids, (B, T) integer; the tokens that were masked, and their places in all of B * T, (M,)
-        integer each. Every piece once an epoch, with masks of its own."""
+        """input_ids (B, T) int64; the masked tokens, and their places in all of B * T, (M,) int64 each.
+
+        Every piece comes once an epoch, with new masks.
+        """
         size, pieces = self.sequences("train"), []
         for place in range(index * self._rows, (index + 1) * self._rows):
             epoch, within = divmod(place, size)
@@ -75,7 +78,7 @@ class PretrainingTask(Task):
         return self._permutation
 
     def masked(self, split: str, pieces: list[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Pieces of a split with [CLS] and [SEP], (B, T) integer; labels: the masked tokens, else -100."""
+        """Pieces of a split with [CLS] and [SEP], (B, T) int64; and labels: the masked tokens, else -100."""
         settings, tokenizer = self.run.pretraining, self.tokenizer
         length, tokens = settings.max_tokens - 2, self.corpus.tokens(split)
         ids = np.stack([tokens[p * length : (p + 1) * length] for p in pieces]).astype(np.int64)
@@ -94,7 +97,8 @@ class PretrainingTask(Task):
         return torch.from_numpy(ids), torch.from_numpy(labels)
 
     def loss(self, model: nn.Module, input_ids: Tensor, labels: Tensor, places: Tensor) -> Tensor:
-        """The head sees the masked tokens alone: over all tokens it costs a third of a step."""
+        """A scalar in nats. The head computes the masked tokens alone: for all tokens it costs a third of a
+        step."""
 
         def chosen(_module: nn.Module, _given: Any, output: Any) -> Any:
             output["last_hidden_state"] = output.last_hidden_state.flatten(0, 1)[places][None]

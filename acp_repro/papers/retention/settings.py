@@ -11,8 +11,8 @@ from acp_repro.common.bounds import Axis, Count, NotNegative, Positive, Share, S
 from acp_repro.data.config import CorpusConfig, DataConfig
 from acp_repro.retention.settings import Budget
 
-# What a name under `method` means as settings of `acp_repro.retention`: the paper's method, its baselines
-# and the ablations of Table 3.
+# The names under `method` as settings of `acp_repro.retention`: the paper's method, its baselines and the
+# ablations of Table 3.
 METHODS: dict[str, dict[str, Any]] = {
     "dense": {"method": "dense"},
     "random": {"method": "random"},
@@ -33,7 +33,7 @@ Scores = Axis[Literal["accuracy", "micro_f1", "macro_f1", "exact_match", "f1"]]
 
 @dataclass(frozen=True)
 class DatasetConfig(CorpusConfig):
-    """A labelled set, and how long one trains on it.
+    """A labelled set, and how long the training on it is.
 
     Attributes:
         corpus, path, options: of ``acp_repro.data.labelled.read_labelled``.
@@ -42,7 +42,7 @@ class DatasetConfig(CorpusConfig):
         batch_examples: of an optimiser step.
         micro_batch_examples: of one pass, or None for the whole batch.
         max_examples: of each split, the first by a hash; None: all.
-        scores: those of its table, the first of which is compared; ``exact_match`` and ``f1``: of questions.
+        scores: those of its table; the first one is compared. ``exact_match`` and ``f1`` are for questions.
     """
 
     options: dict[str, Any] = field(default_factory=dict, hash=False)
@@ -67,11 +67,12 @@ class BackboneConfig(Strict):
     """An encoder: weights of transformers by name or folder, or fresh ones of a shape.
 
     Attributes:
-        pretrained: name or folder for ``from_pretrained``; its tokeniser is taken too.
-        pretrained_on: a name under ``pretraining``: fresh weights, the tokeniser too, come from the suite's
-            own run of that masked language modelling.
-        model_type: of fresh weights, one that ``acp_repro.retention`` knows.
-        vocab_size: of the byte-pair tokeniser that is then trained on the training split, specials included.
+        pretrained: name or folder for ``from_pretrained``; its tokeniser is used too.
+        pretrained_on: a name under ``pretraining``. Weights and tokeniser come from the suite's own run of
+            that masked language modelling.
+        model_type: for fresh weights, one that ``acp_repro.retention`` knows.
+        vocab_size: of the byte-pair tokeniser that is then trained on the training split, with special
+            tokens.
     """
 
     pretrained: str | None = None
@@ -96,18 +97,18 @@ class BackboneConfig(Strict):
 
 @dataclass(frozen=True)
 class PretrainingConfig(Strict):
-    """Masked language modelling (Devlin et al. 2019) with masks drawn anew each time (Liu et al. 2019).
+    """Masked language modelling (Devlin et al. 2019) with new masks each time (Liu et al. 2019).
 
     Attributes:
-        data: of ``acp_repro.data``; its ``tokenizer: {bpe: SIZE}`` becomes the encoder's, with BERT's special
+        data: of ``acp_repro.data``. Its ``tokenizer: {bpe: SIZE}`` becomes the encoder's, with BERT's special
             tokens after its own ids.
         max_tokens: of a sequence, [CLS] and [SEP] included. Texts follow each other without padding.
         batch_sequences: of an optimiser step; micro_batch_sequences: of one pass, None for all of them.
         steps: optimiser steps.
         learning_rate, warmup_share: as under ``training``.
-        masked_share: of the tokens, those to be told; 80 % of them become [MASK], 10 % another token.
-        neighbour_heads: the heads of the first block begin by looking at the tokens beside their own, which
-            saves the thousands of steps that it takes to find them; see ``look_at_neighbours``.
+        masked_share: the share of tokens to predict; 80 % of them become [MASK], 10 % another token.
+        neighbour_heads: whether the heads of the first block start with attention to neighbouring tokens.
+            This saves the thousands of steps that it takes to find them; see ``look_at_neighbours``.
     """
 
     data: DataConfig
@@ -133,7 +134,7 @@ class PretrainingConfig(Strict):
 
     @property
     def masked_tokens(self) -> int:
-        """Of each sequence."""
+        """Masked tokens of each sequence."""
         return round(self.masked_share * (self.max_tokens - 2))
 
 
@@ -142,11 +143,12 @@ class TrainingConfig(TrainerConfig):
     """Section 4.2: AdamW, 3e-5, weight decay 0.01; betas as AdamW has them.
 
     Attributes:
-        warmup_share: of the steps, with a rising learning rate; then it falls to 0 in a line. Not printed.
-        open_share: first share of the steps in which gates are open, so that the model is trained densely:
-            instead of the paper's published weights, where an encoder starts from scratch.
+        warmup_share: share of the steps with a rising learning rate; then it falls linearly to 0. Not
+            printed.
+        open_share: first share of the steps in which gates are open, so that the model is trained densely. It
+            replaces the paper's published weights if an encoder starts from scratch.
         hard_share: last share of the steps, in which gates choose as at inference.
-        group_by_length: examples of like length share a batch, so that less of it is padding.
+        group_by_length: examples of similar length share a batch, so that less of it is padding.
     """
 
     learning_rate: Positive = 3e-5
@@ -167,12 +169,12 @@ class MeasureConfig(Strict):
     """How much is measured.
 
     Attributes:
-        examples: of the test split, for times and for the state of the budget; scores take all of it.
+        examples: of the test split, for times and for the state of the budget; scores use all of it.
         budgets: at which dense models are pruned at inference only.
         speed_lengths_tokens: lengths of full batches for the times.
         speed_batch_examples: their examples; Table 4 has 32.
-        speed_batch_tokens: as many examples as hold so many tokens, instead: a GPU that is not full tells
-            how fast its host is.
+        speed_batch_tokens: instead, as many examples as hold this many tokens. A GPU that is not full would
+            measure its host.
         timing_repeats: of each time; the median counts.
     """
 
@@ -186,8 +188,11 @@ class MeasureConfig(Strict):
 
 @dataclass(frozen=True)
 class GridConfig(Strict):
-    """Lists whose product makes the runs. ``dense`` has budget 1 and no gates, whatever stands here; so has
-    ``mlm``, whose ``dataset`` is a name under ``pretraining``."""
+    """Lists whose product makes the runs.
+
+    ``dense`` has budget 1 and no gates, whatever the lists say. So has ``mlm``, whose ``dataset`` is a name
+    under ``pretraining``.
+    """
 
     dataset: Axis[str]
     backbone: Axis[str]
@@ -205,7 +210,7 @@ class GridConfig(Strict):
                 object.__setattr__(self, name, only)
         for value in {"dense", MLM} & set(self.method):
             if len(self.method) > 1:
-                raise ValueError(f"method: {value} has no budget, so give it an entry of the grid for itself")
+                raise ValueError(f"method: {value} has no budget, so give it its own entry of the grid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,9 +218,9 @@ class File(SuiteFile):
     """The keys at the top of a suite file of Adaptive Retention.
 
     Attributes:
-        retention: settings of ``RetentionConfig`` for all runs, but for what the grid says.
-        timed: tasks whose models are timed, or runs by name; None: all. How fast a model is depends little
-            on the task that it learnt.
+        retention: settings of ``RetentionConfig`` for all runs, except those in the grid.
+        timed: tasks whose models are timed, or runs by name; None: all. The speed of a model depends little
+            on its task.
     """
 
     datasets: dict[str, DatasetConfig]

@@ -1,4 +1,4 @@
-"""The appendices' claims on problems small enough to know the truth:
+"""The appendices' claims on problems small enough for the exact answer:
 ``python -m acp_repro.papers.retention.simulations --suite SUITE``.
 
 Writes ``results/SUITE/benchmark/estimator.csv``, ``variance.csv`` and ``complexity.csv``.
@@ -35,12 +35,12 @@ def problem(seed: int, tokens: int = TOKENS) -> tuple[Tensor, Tensor]:
 
 
 def loss(weights: Tensor, z: Tensor) -> Tensor:
-    """softplus(-sum_t weight_t z_t): smooth, not linear in z; (...,) of z (..., T)."""
+    """softplus(-sum_t weight_t z_t): smooth, not linear in z; (...,) float64 for z (..., T)."""
     return torch.nn.functional.softplus(-(weights * z).sum(-1))
 
 
 def exact_gradient(weights: Tensor, scores: Tensor) -> Tensor:
-    """(T,): the gradient in s of E over z ~ Bernoulli(sigmoid(s)), of all 2^T masks."""
+    """(T,) float64: the gradient in s of E over z ~ Bernoulli(sigmoid(s)), over all 2^T masks."""
     scores = scores.clone().requires_grad_()
     masks = torch.tensor(list(itertools.product((0.0, 1.0), repeat=len(scores))), dtype=scores.dtype)
     p = torch.sigmoid(scores)
@@ -52,10 +52,10 @@ def exact_gradient(weights: Tensor, scores: Tensor) -> Tensor:
 def sampled_gradients(
     weights: Tensor, scores: Tensor, temperature: float, stretch: tuple[float, float] | None, u: Tensor
 ) -> Tensor:
-    """(samples, T): the gradient in s through the relaxed z of each row of noise ``u``.
+    """(samples, T) float64: the gradient in s through the relaxed z of each row of noise ``u``.
 
     Args:
-        stretch: None: without stretch and clamp (the plain Concrete relaxation).
+        stretch: None means without stretch and clamp (the plain Concrete relaxation).
     """
     each = scores.expand_as(u).clone().requires_grad_()
     if stretch is None:
@@ -67,6 +67,7 @@ def sampled_gradients(
 
 
 def noise(samples: int, tokens: int, seed: int) -> Tensor:
+    """Uniform noise (samples, T) float64 in (0, 1)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(samples, tokens, generator=generator, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
 

@@ -1,4 +1,4 @@
-"""What fine-tuning and pre-training have in common."""
+"""Functions that fine-tuning and pre-training share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def linear(config: TrainingConfig, step: int, steps: int) -> float:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """What dropout and gates draw from torch's generator is then of seed, step and rank alone."""
+    """Seeds torch's generator, so that dropout and gates depend on seed, step and rank alone."""
     torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + rank()) % 2**63)
 
 
@@ -35,7 +35,7 @@ def save_pretrained(model: nn.Module, folder: Path, weights: Mapping[str, Tensor
 
 
 def quiet() -> None:
-    """Without transformers' own progress bars for a file that takes no time."""
+    """Turns off transformers' own progress bars, for files that load fast."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -42,7 +42,7 @@ class PretrainingRun(Run):
 
     @property
     def name(self) -> str:
-        """E.g. ``books-base-mlm``."""
+        """For example ``books-base-mlm``."""
         words = f"{self.dataset_name}-{self.backbone_name}-{MLM}".lower()
         return words + (f"-seed{self.seed}" if self.seed else "")
 
@@ -69,7 +69,7 @@ class RetentionRun(Run):
     """One encoder fine-tuned on one task with one method at one budget.
 
     Attributes:
-        start: the run whose weights and tokeniser it starts from, if the suite has one.
+        start: the run that gives its weights and tokeniser, if the suite has one.
     """
 
     dataset_name: str
@@ -88,7 +88,8 @@ class RetentionRun(Run):
 
     @property
     def name(self) -> str:
-        """E.g. ``sst2-distilbert-ar-30-input``; further words where the relaxation is not the paper's."""
+        """For example ``sst2-distilbert-ar-30-input``; more words follow if the relaxation is not the
+        paper's."""
         words = [self.dataset_name, self.backbone_name, self.method.replace("_", "")]
         if not self.is_dense:
             words += [f"{100 * self.budget:g}", self.gates.replace("_", "")]
@@ -102,7 +103,8 @@ class RetentionRun(Run):
 
     @property
     def is_timed_untrained(self) -> bool:
-        """Whether fresh weights take its time and memory; a threshold keeps what it was trained to keep."""
+        """Whether fresh weights have the same time and memory; a threshold keeps what it was trained to
+        keep."""
         return self.retention_config().selection != "threshold"
 
     @property
@@ -128,7 +130,7 @@ class RetentionRun(Run):
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Of its start too: other weights to start from make another run."""
+        """Includes its start: a run that starts from other weights is another run."""
         resolved = super().as_dict()
         resolved["dataset"]["reader"] = resolved["dataset"].pop("corpus")  # as the first records name it
         return resolved | {"start": None if self.start is None else self.start.as_dict()}
@@ -137,7 +139,7 @@ class RetentionRun(Run):
         """The settings of the gates.
 
         Raises:
-            ValueError: they cannot be.
+            ValueError: they are not allowed.
         """
         values = {
             **self.retention,
@@ -156,7 +158,7 @@ def make_run(
     """A point of the grid as a run.
 
     Raises:
-        ValueError: the point cannot be; begins with the key.
+        ValueError: the point is not allowed; the message begins with the key.
     """
     of_text = ("dataset", dataset, file.pretraining, "pretraining")
     of_task = ("dataset", dataset, file.datasets, "datasets")
@@ -173,7 +175,7 @@ def make_run(
         raise ValueError(f"backbones.{backbone}.pretrained_on: no {text!r} under pretraining")
     for key in _GRID_KEYS:
         if key in file.retention:
-            raise ValueError(f"retention.{key}: the grid or training says it; take it out here")
+            raise ValueError(f"retention.{key}: the grid or training sets it; remove it here")
     if (point["gates"] == "none") != (method == "dense"):
         raise ValueError(f"{where}.gates: must be one of {', '.join(GATES)}, got 'none'")
     run = RetentionRun(
@@ -225,7 +227,7 @@ class RetentionSuite(Suite):
 
     @property
     def tuned(self) -> list[RetentionRun]:
-        """All but pre-training."""
+        """All runs except pre-training."""
         return [run for run in self.runs if isinstance(run, RetentionRun)]
 
     @property
@@ -245,10 +247,10 @@ class RetentionSuite(Suite):
         known = {*self.file.datasets, *(run.name for run in self.runs)}
         for name in self.file.timed or ():
             if name not in known:
-                raise ValueError(f"timed: {name!r} is no name under datasets and none of a run")
+                raise ValueError(f"timed: {name!r} is neither a name under datasets nor a run; correct it")
 
     def prerequisites(self, run: Run) -> list[Run]:
-        """Its start, and of ToP the dense model of the same task and seed that it is distilled from."""
+        """Its start; for ToP also the dense model of the same task and seed from which it is distilled."""
         if not isinstance(run, RetentionRun):
             return []
         like = (run.dataset_name, run.backbone_name, run.seed)
@@ -284,7 +286,7 @@ class RetentionSuite(Suite):
         return self.select("ar")
 
     def ablations(self) -> list[RetentionRun]:
-        """Table 3: the ablations, and the full method at their places and budgets."""
+        """Table 3: the ablations, and the full method at the same places and budgets."""
         ablations = self.select(*ABLATIONS)
         like = {(r.dataset_name, r.backbone_name, r.budget, r.gates) for r in ablations}
         return [
@@ -294,7 +296,7 @@ class RetentionSuite(Suite):
         ]
 
     def sweeps(self) -> list[RetentionRun]:
-        """Figure 2: the method with several values of temperature or stretch, all else equal."""
+        """Figure 2: the method with several values of temperature or stretch, otherwise equal."""
         runs = self.select("ar", usual=False)
         moved = {self._place(run) for run in runs if run.relaxation != PAPER_RELAXATION}
         return first_seeds([run for run in runs if self._place(run) in moved])
@@ -304,6 +306,7 @@ class RetentionSuite(Suite):
         return run.dataset_name, run.backbone_name, run.budget, run.gates
 
     def timed(self) -> list[RetentionRun]:
-        """One seed of every method, but for the sweeps, of what the file says is timed."""
+        """One seed of every method, without the sweeps, of the tasks or runs that the file names under
+        timed."""
         runs, chosen = first_seeds(self.select(*METHODS)), self.file.timed
         return [run for run in runs if chosen is None or {run.name, run.dataset_name} & set(chosen)]

@@ -26,11 +26,11 @@ from .suite import PretrainingRun, RetentionRun
 from .texts import Texts, inputs_of, texts_of, tuning_steps
 from .trained import TrainedRetention
 
-_SORTED_BATCHES = 50  # whose examples are sorted together by length, as transformers' Trainer does
+_SORTED_BATCHES = 50  # batches whose examples are sorted together by length, as in transformers' Trainer
 
 
 def task_of(run: RetentionRun | PretrainingRun) -> Task:
-    """The task of a run: fine-tuning, or what it starts from."""
+    """The task of a run: fine-tuning, or the pre-training that it starts from."""
     if isinstance(run, PretrainingRun):
         from .pretraining import PretrainingTask
 
@@ -60,7 +60,9 @@ class RetentionTask(Task):
 
     def build(self) -> nn.Module:
         model = self._dense()
-        model.config.classes_are = self.texts.labelled.classes_are  # for who shows what the model answers
+        model.config.classes_are = (
+            self.texts.labelled.classes_are
+        )  # for programs that show the model's answers
         if self.run.is_dense:
             return model
         teacher = self._teacher() if self.run.method == "top" else None
@@ -88,7 +90,7 @@ class RetentionTask(Task):
         return start_from(model, run.start.model_folder, run.start.pretraining.max_tokens)
 
     def _teacher(self) -> nn.Module:
-        """The dense model of the same task and seed, which ToP is distilled from.
+        """The dense model of the same task and seed from which ToP is distilled.
 
         Raises:
             TrainingError: the suite has none, or it is not trained.
@@ -100,13 +102,14 @@ class RetentionTask(Task):
         ]
         if not dense:
             raise TrainingError(
-                f"{self.run.name} is distilled from a dense run of its seed; the suite has none"
+                f"{self.run.name} is distilled from a dense run of its seed; add one to the suite"
             )
         check_done(dense[0])
         return load_model(dense[0].model_folder)
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        """(input_ids, attention_mask, labels): every example once an epoch, in an order of the run's seed."""
+        """(input_ids, attention_mask, labels), int64 tensors: every example once an epoch, in an order of the
+        run's seed."""
         size, chosen = len(self._train), []
         for place in range(index * self._rows, (index + 1) * self._rows):
             epoch, within = divmod(place, size)
@@ -123,9 +126,12 @@ class RetentionTask(Task):
         return self._permutation
 
     def _grouped(self, order: np.ndarray, epoch: int, generator: np.random.Generator) -> np.ndarray:
-        """The epoch's order with examples of like length in each batch: some batches' examples are sorted
-        together, and the batches shuffled. What fills a batch that the epoch before began stays in front, and
-        what begins one for the next epoch at the end: examples of any length."""
+        """The epoch's order with examples of similar length in each batch.
+
+        The examples of some batches are sorted together, and the batches are shuffled. Examples that complete
+        a batch of the epoch before stay in front. Those that begin one for the next epoch stay at the end.
+        Both are of any length.
+        """
         size, batch = len(order), self.run.dataset.batch_examples
         first = min(size, -epoch * size % batch)
         stop = size - (size - first) % batch
@@ -156,11 +162,11 @@ class RetentionTask(Task):
         retention.ascend_by(mean_over_ranks(retention.take_violation()))
 
     def watch(self, model: nn.Module, *batch: Tensor) -> dict[str, Any]:
-        """Of each gate: its multiplier, and the share of tokens that p and the gates' openness stand for."""
+        """For each gate its multiplier, and the shares of tokens that p and the open gates stand for."""
         if self.run.is_dense or not model.retention.config.is_learned:
             return {}
         training = model.training
-        model.eval()  # and draws nothing, so that looking changes no bit
+        model.eval()  # and draws no random numbers, so that the look changes no bit
         try:
             with model.retention.recorded() as records:
                 model(**inputs_of(batch[:2], batch[0].device))
@@ -196,7 +202,7 @@ class RetentionTask(Task):
 
 
 def load_model(folder: Path) -> nn.Module:
-    """A model with gates, or a dense one, as :meth:`RetentionTask.save` wrote it; in evaluation."""
+    """A model with gates, or a dense one, as :meth:`RetentionTask.save` wrote it; in evaluation mode."""
     import transformers
 
     quiet()

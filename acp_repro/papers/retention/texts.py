@@ -28,9 +28,9 @@ class Encoded:
     """One example as ids, [CLS] question [SEP] text [SEP], cut to the dataset's length.
 
     Attributes:
-        offsets: of extractive questions, (start, end) characters of the text that each token stands for;
-            (0, 0) outside of the text.
-        span: first and last token of the answer; (0, 0) where it was cut off; None for classes.
+        offsets: for extractive questions, (start, end) characters of each token in the text; (0, 0) outside
+            of the text.
+        span: first and last token of the answer; (0, 0) if it was cut off; None for classes.
     """
 
     ids: list[int]
@@ -61,10 +61,10 @@ class Texts:
         )
         self._separators = 1  # between a question and its text
         if backbone.model_type == "longformer" and not backbone.pretrained:
-            self._separators = 2  # its head for questions looks for three in all
+            self._separators = 2  # its head for questions needs three in all
             self.tokenizer.backend_tokenizer.post_processor = _template(self.tokenizer.backend_tokenizer, 2)
         self._encoded: dict[str, list[Encoded]] = {}
-        # Before its first use: how texts were cut last is part of its words from then on.
+        # Before its first use, because afterwards the last way to cut texts is part of its description.
         tokenizer = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
         self._identity = hashlib.sha256((self.labelled.identity + tokenizer).encode()).hexdigest()
 
@@ -74,7 +74,7 @@ class Texts:
         return self._encoded[split]
 
     def _encode(self, examples: Sequence[Row]) -> list[Encoded]:
-        """All at once for each way to cut: the tokeniser then takes all cores."""
+        """All examples at once for each way to cut, because the tokeniser then uses all cores."""
         alike: dict[str | bool, list[int]] = {}
         for place, kind in enumerate(self._truncations(examples)):
             alike.setdefault(kind, []).append(place)
@@ -101,13 +101,15 @@ class Texts:
             yield Encoded(out["input_ids"][row], example, offsets, span)
 
     def _check_separators(self, ids: list[int], example: Row) -> None:
-        """Raises:
-        DataError: Longformer's head would not find the question's end.
+        """Checks the separators for Longformer.
+
+        Raises:
+            DataError: Longformer's head would not find the question's end.
         """
         if self._separators == 2 and ids.count(self.tokenizer.sep_token_id) != 3:
             raise DataError(
                 f"{self.dataset.corpus}: Longformer needs a question, and no {SEP} inside it or its text; "
-                f"not so in {example.text[:40]!r}"
+                f"{example.text[:40]!r} is not like that"
             )
 
     def _truncations(self, examples: Sequence[Row]) -> list[str | bool]:
@@ -120,8 +122,10 @@ class Texts:
         return [{None: True, True: "only_second", False: "longest_first"}[kind] for kind in kinds]
 
     def tensors(self, rows: Sequence[Encoded]) -> tuple[Tensor, ...]:
-        """(input_ids, attention_mask, labels), or with first and last tokens for labels; filled up to the
-        longest row."""
+        """(input_ids, attention_mask, labels), int64, padded to the longest row.
+
+        For questions the labels are first and last tokens.
+        """
         length = max(len(row.ids) for row in rows)
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([row.ids + [pad] * (length - len(row.ids)) for row in rows])
@@ -132,7 +136,7 @@ class Texts:
         return ids, mask, torch.tensor([row.example.number for row in rows])
 
     def batches(self, split: str, rows: int, limit: int | None = None) -> Iterator[list[Encoded]]:
-        """Of a split, the longest first, so that batches hold little padding."""
+        """Batches of a split, the longest first, so that they hold little padding."""
         chosen = self.encoded(split)[:limit]
         ordered = sorted(chosen, key=lambda row: -len(row.ids))
         for at in range(0, len(ordered), rows):
@@ -174,7 +178,7 @@ _texts = functools.lru_cache(maxsize=8)(Texts)
 
 
 def tuning_steps(dataset: DatasetConfig, examples: int) -> int:
-    """Optimiser steps of fine-tuning on so many examples."""
+    """Optimiser steps of fine-tuning on this many examples."""
     return max(1, dataset.epochs * examples // dataset.batch_examples)
 
 
@@ -239,8 +243,10 @@ def bert_tokenizer(tokenizer: BPETokenizer):
 
 
 def as_berts(bpe):
-    """A byte-pair tokeniser of the library `tokenizers` as one of transformers, with BERT's special tokens,
-    which are added where it has none."""
+    """A byte-pair tokeniser of the library `tokenizers` as one of transformers.
+
+    BERT's special tokens are added if it has none.
+    """
     from transformers import PreTrainedTokenizerFast
 
     bpe.add_special_tokens([token for token in SPECIAL if bpe.token_to_id(token) is None])
@@ -251,7 +257,8 @@ def as_berts(bpe):
 
 
 def _template(bpe, separators: int = 1):
-    """How special tokens stand around a text, and around a question and its text, with so many between."""
+    """The special tokens around a text, and around a question and its text, with ``separators`` between
+    them."""
     import tokenizers as t
 
     return t.processors.TemplateProcessing(

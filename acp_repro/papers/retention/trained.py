@@ -26,14 +26,14 @@ _ROWS = 64
 
 @dataclass
 class Evaluation:
-    """What a model did on a split.
+    """The results of a model on a split.
 
     Attributes:
         scores: percent, by name.
         loss_nats: mean of an example, without the penalty.
-        examples: how many.
+        examples: their number.
         kept_share: tokens left after the last gate, over all tokens.
-        right: by name of a score that is the share of right answers, whether each is.
+        right: by name of a score that is the share of right answers, whether each is right.
     """
 
     scores: dict[str, float]
@@ -56,7 +56,7 @@ class TrainedRetention(Trained):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, split: str, limit: int | None = None) -> Evaluation:
-        """Scores of ``run.dataset.scores`` on a split, hard as at inference."""
+        """Scores of ``run.dataset.scores`` on a split, with hard gates as at inference."""
         model.eval()
         predicted, truth, loss, examples, kept, tokens = [], [], 0.0, 0, 0, 0
         gates = getattr(model, "retention", None)
@@ -158,5 +158,5 @@ SCORES = {
     "exact_match": _exact_match,
     "f1": _word_f1,
 }
-# Scores that are a share of right answers; of one class each, micro F1 is accuracy.
+# Scores that are a share of right answers; with one class each, micro F1 is accuracy.
 HITS = {"accuracy": operator.eq, "micro_f1": operator.eq, "exact_match": _matches}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SHOWN = 5  # texts that are short enough to be drawn word by word
 SHORT = range(12, 41)  # tokens of these
-SAME = 0.9  # of the tokens of a long text must come back, for places to mean anything
+SAME = 0.9  # share of a long text's tokens that must be written again, or places would mean nothing
 
 
 def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
@@ -46,9 +46,12 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
 
 @without_gradients
 def chosen(trained: TrainedPruning) -> list[list[int]]:
-    """Of the held-out texts the first ``SHOWN`` of 12 to 40 tokens, or the first ones where none has; then
-    the first ``shap_texts`` others of ``shap_shortest`` tokens or more that the model writes freely with at
-    least 90 % of the tokens at their place."""
+    """Short texts and long texts of the held-out ones, as token ids.
+
+    First the first ``SHOWN`` texts of 12 to 40 tokens, or simply the first texts if there are none. Then the
+    first ``shap_texts`` others of ``shap_shortest`` tokens or more. Of those the model must write at least 90
+    % of the tokens at their place.
+    """
     rows = trained.heldout_rows(10**9)
     shown = ([row for row in rows if len(row) in SHORT] or rows)[:SHOWN]
     long = [row for row in rows if len(row) >= trained.measure_settings.shap_shortest and row not in shown]

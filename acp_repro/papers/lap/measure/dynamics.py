@@ -1,4 +1,4 @@
-"""How accuracy and ratios went while the model was trained, from the run's own log."""
+"""Accuracy and ratios while the model was trained, from the run's own log."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BY_GATE = ("kept_ratio", "soft_ratio")
 def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     """One record per watched step and series; a series of single gates has the gate, counted from 0.
 
-    ``kept_ratio`` and ``soft_ratio`` are of what the text had before any gate.
+    ``kept_ratio`` and ``soft_ratio`` are shares of the text's tokens before any gate.
 
     Raises:
-        RecordError: the log of the run is gone, or the run was never watched.
+        RecordError: the log of the run is missing, or the run was never watched.
     """
     rows = []
     for line in read_log("dynamics", trained.run):

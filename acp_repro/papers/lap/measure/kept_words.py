@@ -1,4 +1,4 @@
-"""Which tokens are kept: by what they are, by how frequent they are, and by their place in the text."""
+"""Which tokens are kept: by their kind, by their frequency, and by their place in the text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     """One record per grouping and group, with how many tokens there are and how many are kept; no EOS.
 
     ``kind``: beginning of a word, inside of a word, number, punctuation. ``frequency``: fifths of the
-    held-out tokens by how often their kind occurs in the training texts, 1 the most frequent. ``place``:
-    tenths of the text. ``token``: the hundred most frequent ones by themselves.
+    held-out tokens by how often their id occurs in the training texts, 1 the most frequent. ``place``: tenths
+    of the text. ``token``: each of the hundred most frequent ones.
     """
     tokenizer = trained.task.tokenizer
     frequency = Counter(i for row in trained.task.rows("train") for i in row[:-1])
@@ -74,7 +74,7 @@ def kind_of(word: str, first: bool) -> str:
 
 
 def _bands(seen: list[int], frequency: Counter) -> dict[int, int]:
-    """The fifth that each token id falls into: ids by frequency, cut so that each holds as many tokens."""
+    """The fifth of each token id: ids sorted by frequency, cut so that each fifth holds as many tokens."""
     import torch
 
     counts = Counter(seen)

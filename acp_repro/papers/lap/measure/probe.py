@@ -1,7 +1,7 @@
-"""Whether the kept vectors still say what a text is about ("Sentiment Probing").
+"""Whether the kept vectors still show what a text is about ("Sentiment Probing").
 
-A small head is trained on frozen features of training texts and tested on held-out ones: an MLP shared by
-all vectors of a text whose votes are summed, as in the article; and baselines.
+A small head is trained on frozen features of training texts and tested on held-out ones. In the article an
+MLP is shared by all vectors of a text, and their votes are summed. Baselines are trained too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..trained import TrainedPruning
 
-HIDDEN = 64  # of the MLP; the article does not say
+HIDDEN = 64  # of the MLP; the article does not give it
 LEARNING_RATE = 2e-3
 
 
@@ -79,7 +79,7 @@ def _labelled(trained: TrainedPruning, split: str, most: int) -> list[tuple[str,
 
 @without_gradients
 def _features(trained: TrainedPruning, rows: list[list[int]], kind: str) -> list[Tensor]:
-    """Of each text (M, D): the memory, or the encoder's output with every gate open."""
+    """For each text (M, D) float: the memory, or the encoder's output with every gate open."""
     from acp_repro.lap.autoencoder import pad
 
     model, features = trained.model, []

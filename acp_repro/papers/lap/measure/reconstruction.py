@@ -1,4 +1,4 @@
-"""How well held-out texts come back: teacher forced as in the article, and written freely."""
+"""How well held-out texts are written again: teacher forced as in the article, and freely."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @without_gradients
 def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """Three records, by what the decoder gets:
+    """Three records, by the input of the decoder.
 
-    ``soft``: the true tokens before, and the memory under the soft mask, as in training;
-    ``removed``: the true tokens before, and a memory from which tokens were really removed;
-    ``free``: its own tokens, and that same memory.
+    ``soft``: the true earlier tokens, and the memory under the soft mask, as in training. ``removed``: the
+    true earlier tokens, and a memory from which tokens are really removed. ``free``: its own tokens, and that
+    same memory.
 
-    Accuracy of ``free`` is by position. ``kept_ratio`` is a mean over texts: of ``soft`` of the article's
-    L(S) / L, with hard concrete gates of the share of tokens that is expected to stay; of the others of the
-    share that is left.
+    Accuracy of ``free`` is by position. ``kept_ratio`` is a mean over texts. For ``soft`` it is the article's
+    L(S) / L; with hard concrete gates, the share of tokens expected to stay. For the others it is the share
+    that is left.
     """
     import torch
 

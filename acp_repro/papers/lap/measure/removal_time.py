@@ -1,4 +1,4 @@
-"""What removal saves: time and memory against the share of tokens that is kept."""
+"""The savings of removal: time and memory against the share of tokens that is kept."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ DECODED_TOKENS = 16
 def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     """Records of the encoder and of decoding, each with masks and with removal, at several kept shares.
 
-    Held-out texts are joined to texts of each length. The share is set by the gate's bias: a lower one
-    drops more of the same texts; ``kept_ratio`` is what came of it. Where two shares come to the same, as
-    with gates that tell no token from another, it is measured once. Decoding is of 16 tokens, batched and
-    cached; the memory of masks is the whole text's. Times are medians. ``encoder_peak_bytes`` and
-    ``decoder_peak_bytes`` are the most that either holds at once beside weights and inputs, measured;
-    ``memory_bytes`` is what the decoder holds of the texts from step to step, computed: vectors, and keys
-    and values of every layer.
+    Held-out texts are joined to texts of each length. The gate's bias sets the share: a lower one drops more
+    of the same texts. ``kept_ratio`` is the share that results. If two shares give the same result, as with
+    gates that cannot tell tokens apart, it is measured once. Decoding is of 16 tokens, batched and cached;
+    the memory of masks is the whole text's.
+
+    Times are medians. ``encoder_peak_bytes`` and ``decoder_peak_bytes`` are measured: the most that each
+    holds at once beside weights and inputs. ``memory_bytes`` is computed: what the decoder holds of the texts
+    from step to step, which is vectors, and keys and values of every layer.
     """
     rows = []
     for length in trained.measure_settings.timed_lengths:
@@ -113,7 +114,7 @@ def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tens
 
 
 def held_bytes(model: PruningAutoencoder, vectors: Tensor) -> int:
-    """Bytes of a memory, (B, M, D), and of its keys and values in every layer of the decoder."""
+    """Bytes of a memory, (B, M, D) of any dtype, and of its keys and values in every layer of the decoder."""
     config = model.t5.config
     elements = config.d_model + 2 * len(model.t5.decoder.block) * config.num_heads * config.d_kv
     return vectors.shape[0] * vectors.shape[1] * elements * vectors.element_size()

@@ -1,1 +1,1 @@
-"""One module a quantity: how a trained run gives its records, their columns, of which runs. None draws."""
+"""One module a quantity: its columns, its runs, and how a trained run gives its records. None draws."""

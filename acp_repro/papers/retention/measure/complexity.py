@@ -1,4 +1,4 @@
-"""Complexity of a class under random retention, of no run."""
+"""Complexity of a class under random retention (Appendix H), without a run."""
 
 from __future__ import annotations
 

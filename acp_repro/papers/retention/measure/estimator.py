@@ -1,4 +1,4 @@
-"""Bias and variance of the relaxed gradient on problems small enough to know the truth, so of no run."""
+"""Bias and variance of the relaxed gradient on problems small enough for the exact answer, without a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well a pre-trained encoder tells masked tokens of held-out text."""
+"""How well a pre-trained encoder predicts masked tokens of held-out text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _ROWS = 32
 
 @without_gradients
 def measure(trained: Trained) -> list[dict[str, Any]]:
-    """One record: the mean loss of a masked token, and how many are told right; always the same masks."""
+    """One record: the mean loss of a masked token, and the share predicted right; always with the same
+    masks."""
     from acp_repro.training.step import autocast
 
     task, model, draw = trained.task, trained.model.eval(), np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""A dense model pruned at inference only: random tokens and H2O's, at every place and budget."""
+"""A dense model pruned at inference only: at random and by H2O, at every place and budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRUNINGS = ("random", "h2o")
 
 def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
     """One record a pruning, place of the gate, budget and score, on the test split; ``none`` is the dense
-    model itself."""
+    model."""
     plain = trained.evaluate(trained.model, "test")
     records = _records("none", "none", 1.0, plain)
     for gates in GATES:

@@ -1,4 +1,4 @@
-"""The scores of a model as it was trained, on the splits to choose by and to report."""
+"""The scores of a model as it was trained, on the dev and the test split."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ RIGHT, WRONG = "+-"
 
 
 def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
-    """One record a split and score, tokens removed as at inference.
+    """One record a split and score; tokens are removed as at inference.
 
-    ``items_right`` has a sign an example, in the set's order, where a score is the share of right answers;
-    ``items_hash`` is of the set, for runs are compared example by example.
+    If a score is the share of right answers, ``items_right`` has one character an example, in the set's
+    order. ``items_hash`` is the hash of the set, because runs are compared example by example.
     """
     records, known = [], trained.texts.labelled.identity[:12]
     for split in ("dev", "test"):

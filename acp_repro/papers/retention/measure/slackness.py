@@ -1,4 +1,4 @@
-"""What the budget's penalty came to: A, lambda and the gap of Appendices C and G, soft gates against hard."""
+"""The state of the budget's penalty: A, lambda and the gap of Appendices C and G, soft gates against hard."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ROWS = 32
 def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
     """One record a gate, on examples of the training split, which the bounds are about; dropout is off.
 
-    Tokens are means of an example: ``counted_tokens`` sum p (sigmoid of the score), ``open_tokens`` sum
-    P(z > 0), ``slack_tokens`` sum p - M. ``soft_loss_nats`` is the task's loss with sampled z, as in
-    training; ``hard_loss_nats`` with top-M, which is feasible, so that the least feasible loss F* of the
-    appendices is at most that.
+    Tokens are means of an example. ``counted_tokens`` is sum p (sigmoid of the score), ``open_tokens`` is sum
+    P(z > 0), ``slack_tokens`` is sum p - M. ``soft_loss_nats`` is the task's loss with sampled z, as in
+    training. ``hard_loss_nats`` is the loss with top-M, which is feasible. So the least feasible loss F* of
+    the appendices is at most that.
     """
     import torch
 

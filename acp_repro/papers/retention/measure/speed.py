@@ -1,4 +1,5 @@
-"""Time, throughput, memory and FLOPs of inference and of training, against the same encoder without gates."""
+"""Time, throughput, memory and FLOPs of inference and of training, compared with the same encoder without
+gates."""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ _BUSY = 8192  # rows and columns of a matrix whose product takes a GPU a millise
 def measure(trained: Trained) -> list[dict[str, Any]]:
     """One record a length: full batches of random tokens, the median of some repeats.
 
-    A model that is not given, for its weights do not matter, is made with fresh ones and a head for classes.
-    Inference has its weights in the run's dtype, as one serves them. ``scorer_ms`` is the device's time from
-    the start to the end of the gates' scoring, without what it waits for the host. Training is a forward and
-    a backward pass with soft gates, under autocast over float32 weights, as runs are trained; missing where
-    its memory does not suffice.
-    Memory is the peak of the pass, weights and gradients aside, and missing on a CPU. FLOPs are those of
-    ``encoder_cost``, of one example.
+    Without a given model, one is made with fresh weights and a head for classes, because the weights do not
+    matter. Inference has its weights in the run's dtype, as in deployment. ``scorer_ms`` is the device's time
+    from the start to the end of the gates' scoring, without waits for the host.
+
+    Training is a forward and a backward pass with soft gates, under autocast over float32 weights, as in
+    runs. It is missing if its memory does not suffice. Memory is the peak of the pass without weights and
+    gradients, and missing on a CPU. FLOPs are those of ``encoder_cost``, for one example.
     """
     from ..backbones import untrained
 
@@ -88,7 +89,7 @@ def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
     repeats, dense = trained.measure_settings.timing_repeats, _without(gates, run)
     times = interleaved({"ours": run, "dense": dense}, trained.device, repeats, wall_ms)
-    # Not in turns with these: what it runs to keep a GPU busy would be felt by what follows.
+    # Not in turns with these: the work that it adds to keep a GPU busy would slow the next call.
     scoring = median(_scoring_ms(trained.device, gates, run) for _ in range(repeats))
     memory, dense_memory = _peak(trained.device, run), _peak(trained.device, dense)
     ours, plain = median(times["ours"]), median(times["dense"])
@@ -105,7 +106,7 @@ def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
 
 def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
-    """A training pass with soft gates (a baseline's with its removal) beside the dense one."""
+    """A training pass with soft gates (for a baseline with its removal), and the dense pass."""
     import torch
 
     from acp_repro.benchmark.timing import interleaved, wall_ms
@@ -147,7 +148,7 @@ def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
 
 def _without(gates: nn.Module | None, run: Step) -> Step:
-    """``run`` with the dense model."""
+    """``run`` with the gates off, which is the dense model."""
 
     def dense() -> None:
         with gates.off() if gates is not None else contextlib.nullcontext():
@@ -157,10 +158,10 @@ def _without(gates: nn.Module | None, run: Step) -> Step:
 
 
 def _scoring_ms(device: torch.device, gates: nn.Module | None, run: Step) -> float:
-    """Milliseconds inside the gates' own forward passes in one run, on the device's clock if it is a GPU.
+    """Milliseconds inside the gates' own forward passes in one run, on the device's clock on a GPU.
 
-    A GPU gets other work first, so that it is busy while the host launches the gates' kernels: it would
-    wait for them at the start of a run, and that is no time of theirs.
+    A GPU first gets other work, so that it is busy while the host launches the gates' kernels. Otherwise it
+    would wait for them at the start of a run, and that time is not theirs.
     """
     import torch
 

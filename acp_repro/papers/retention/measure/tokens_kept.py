@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
-    """One record a schedule and block: the tokens that go on, over all tokens; block 0 is the embedding.
+    """One record a schedule and block: the tokens that are left, over all tokens; block 0 is the embedding.
 
-    ``constant`` and ``geometric`` at the run's budget, and Table 5's or 6's own shares of that budget where
-    the encoder has as many blocks.
+    The schedules are ``constant`` and ``geometric`` at the run's budget. If the encoder has as many blocks,
+    the shares of Table 5 or 6 at that budget are added.
     """
     import torch
 

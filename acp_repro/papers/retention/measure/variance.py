@@ -1,4 +1,4 @@
-"""Variance of the gradient by the number of samples, on problems small enough to know the truth."""
+"""Variance of the gradient by the number of samples, on problems small enough for the exact answer."""
 
 from __future__ import annotations
 
