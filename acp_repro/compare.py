@@ -1,9 +1,9 @@
 """Do two models differ on downstream tasks? ``python -m acp_repro.compare A B``.
 
-A and B are evaluations of the LM Evaluation Harness, each in one of three forms: folders or files with
-samples_*.jsonl, as lm-eval writes with --log_samples --output_path in any project; results that `python -m
-acp_repro.evaluate` keeps (runs/evaluations/NAME); or the records of a run (results/SUITE/RUN). Items that
-both have are compared one by one. The harness itself is not needed.
+A and B are evaluations of the LM Evaluation Harness, each in one of three forms. The first are folders or
+files with samples_*.jsonl, as lm-eval writes with --log_samples --output_path in any project. The second are
+results that `python -m acp_repro.evaluate` keeps (runs/evaluations/NAME). The third are the records of a run
+(results/SUITE/RUN). Items that both have are compared one by one. The harness itself is not needed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         default=MARGIN,
         metavar="X",
         help="the smallest difference that matters, in the metric's units; for perplexities in logarithms "
-        "(default: %(default)s, a point of accuracy or 1 %% of a perplexity)",
+        "(default: %(default)s)",
     )
     add("--csv", type=output_file, metavar="FILE", help="also write the table to this file")
     return parser.parse_args(arguments)

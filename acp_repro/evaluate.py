@@ -18,7 +18,7 @@ from .papers.acp.evaluation.catalogue import BOOK_TASKS, PAPER_TASKS
 OUTPUT = Path("runs/evaluations")
 
 
-@command("the same command, without --again, goes on where it was")
+@command("the same command, without --again, continues where it was")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.output and options.output.exists() and not options.output.is_dir():
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     if tokenizer.vocab_size < checkpoint.config.vocab_size:
         notes.append(
             f"{whose}: the tokeniser has {tokenizer.vocab_size} token ids and the model "
-            f"{checkpoint.config.vocab_size}; right where theirs was rounded up, else it is another model's"
+            f"{checkpoint.config.vocab_size}; correct if the model's number was rounded up"
         )
     length = _context_length(checkpoint.context_length, options.context_length, notes)
     for note in notes:
@@ -70,8 +70,7 @@ def _context_length(trained: int | None, asked: int | None, notes: list[str]) ->
     length = asked or trained or DEFAULT_CONTEXT_LENGTH
     if asked is None and trained is None:
         notes.append(
-            f"the checkpoint does not say what context it was trained with; {length} tokens are taken "
-            "(--context-length)"
+            f"the checkpoint does not name its training context; {length} tokens are used (--context-length)"
         )
     elif trained is not None and length > trained:
         notes.append(
@@ -118,7 +117,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"tokens (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
     )
     add("--exact", action="store_true", help="evaluate the same weights without pruning")
-    add("--batch-tokens", type=positive, metavar="N", help="tokens of a batch (default: by device)")
+    add("--batch-tokens", type=positive, metavar="N", help="tokens in a batch (default: by device)")
     add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
     add("--again", action="store_true", help="delete the kept results of these tasks, and start again")
     options = parser.parse_args(arguments)

@@ -1,9 +1,9 @@
 """When do a training with ACP and its exact pair separate? ``python -m acp_repro.fork --suite h200-needle``.
 
-Trains one run of the suite several times, side by side and step by step: exactly, with ACP at several
-tolerances, and exactly with one weight changed by one unit of bfloat16. Prints the first step at which a bit
-of the gradients differs. Writes the differences of each step to results/SUITE/benchmark/fork.csv.gz. No run
-folder is changed.
+Trains one run of the suite several times, side by side and step by step. One training is exact, some have ACP
+at several tolerances, and one is exact with one weight changed by one unit of bfloat16. Prints the first step
+at which a bit of the gradients differs. Writes the differences of each step to
+results/SUITE/benchmark/fork.csv.gz. No run folder is changed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="X",
         help="log epsilon of the trainings with ACP (default: -10 -40)",
     )
-    add("--steps", type=positive, default=1000, metavar="N", help="at most (default: %(default)s)")
+    add("--steps", type=positive, default=1000, metavar="N", help="steps at most (default: %(default)s)")
     add(
         "--look-every",
         type=positive,

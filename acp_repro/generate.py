@@ -165,7 +165,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="TOKEN|TEXT",
-        help="end there, without it: a token id, or text (\\n is a line end); may be given again",
+        help="end before this token id or text (\\n is a line end); repeatable",
     )
     add("--seed", type=_seed, metavar="N", help="default: a new one each time, which is printed")
     add(

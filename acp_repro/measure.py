@@ -109,8 +109,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         type=_layer_and_head,
         metavar="LAYER.HEAD",
-        help="heads for decay and attention_weights, counted from 0 (default: by savings, the most local, "
-        "one halfway and the most global, and one pruned in the first blocks)",
+        help="heads for decay and attention_weights, counted from 0 (default: chosen by savings, from the "
+        "most local to the most global)",
     )
     options = parser.parse_args(arguments)
     if not options.quantity and not options.items:

@@ -2,9 +2,9 @@
 
 CHECKPOINT is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or a
 run folder such as runs/cpu/NAME. A sentence is hidden at several depths of texts of several lengths, and the
-model is asked for it at the end. Prints, by length and depth, the share of its words that the answers have,
-and how much more probable the right answer is with the needle than without. With --csv a stopped test can
-continue.
+model is asked for it at the end. Prints, by length and depth, the share of its words that the answers have.
+Also prints how much more probable the right answer is with the needle than without. With --csv a stopped test
+can continue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .common.errors import UsageError
 from .papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
 
 
-@command("the same command goes on where it was, if it had --csv")
+@command("the same command continues where it was, if it had --csv")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     _check_new(options.csv)
@@ -131,8 +131,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--mode",
         choices=("easy", "standard", "facts"),
         default="easy",
-        help="easy: needle with question, prompt begins the answer; standard: needle is a statement; facts: "
-        "as easy, with 24 different facts (default: %(default)s)",
+        help="easy: the prompt begins the answer; standard: the model gives the whole answer; facts: as "
+        "easy, 24 facts (default: %(default)s)",
     )
     add("--exact", action="store_true", help="evaluate the same weights without pruning")
     add(

@@ -176,7 +176,7 @@ def _print(title: str, rows: list[dict[str, str]]) -> None:
     left = [at for at, name in enumerate(shown) if name in ("run", "from", "parallel", "on")]
     print("\n".join(aligned([shown, *([row[name] for name in shown] for row in rows)], left)))
     if hidden:
-        print(f"not shown, for want of width: {', '.join(hidden)} (a wider terminal, or --csv FILE)")
+        print(f"not shown, because the terminal is too narrow: {', '.join(hidden)} (use --csv FILE)")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,8 +2,8 @@
 ``python -m acp_repro.sweep_epsilon [--suite S | --checkpoint FOLDER]``.
 
 Works on a suite's run, whose records it writes, or on any FoX checkpoint. For each epsilon it prints the
-share of attention pruned by blocks and entry by entry, the loss, and the most weight that a row loses.
-Epsilon bounds that weight (Appendix A).
+share of attention pruned, by blocks and entry by entry. It also prints the loss and the most weight that a
+row loses. Epsilon bounds that weight (Appendix A).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from .chain.suite import load_suite
 from .common.errors import UsageError
 
 
-@command("the same command goes on from the newest checkpoint, if there is one")
+@command("the same command continues from the newest checkpoint, if there is one")
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     suite = load_suite(options.suite)
@@ -178,8 +178,8 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs",
         type=positive,
         metavar="N",
-        help="runs side by side (default: one a core on a CPU, one on a GPU); several small models on a GPU "
-        "train faster, but their timings are not comparable",
+        help="runs side by side (default: on a CPU one a core, else 1); sharing a GPU makes timings "
+        "incomparable",
     )
     add(
         "--watch-every",

@@ -296,13 +296,13 @@ def test_a_signal_saves_a_checkpoint_and_says_so(work, capsys, how, number):
     process.send_signal(number)
     output, error = process.communicate(timeout=30)
     assert process.returncode == 130 and "Traceback" not in error, error
-    assert "stopped; " in error and "the same command goes on from" in error
+    assert "stopped; " in error and "the same command continues from" in error
     for run in runs:
         (saved,) = (run.folder / "checkpoints").iterdir()
         step = int(saved.name.removeprefix("step-"))
         assert f"saved step {step} of 6000 in {saved}" in output + error
         train_run(run, stop_after=step + 1)
-        assert f"going on from step {step}\n" in capsys.readouterr().out
+        assert f"continuing from step {step}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_second_ctrl_c_stops_at_once(work, how):
     _, error = process.communicate(timeout=10)
     assert process.returncode == 130 and "Traceback" not in error
     assert "Ctrl-C again stops at once" in error
-    assert "stopped; the same command goes on from the newest checkpoint, if there is one" in error
+    assert "stopped; the same command continues from the newest checkpoint, if there is one" in error
     assert not list(work.glob("runs/signals/*/checkpoints/step-*"))
 
 

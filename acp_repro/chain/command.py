@@ -147,7 +147,11 @@ def positive(text: str) -> int:
 
 
 def number(least: float, most: float = math.inf) -> Callable[[str], float]:
-    """The type of an option that is a finite number from ``least`` to ``most``."""
+    """The type of an option that is a finite number from ``least`` to ``most``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not.
+    """
 
     def parse(text: str) -> float:
         try:

@@ -4,9 +4,9 @@ This module is not in ``analysis``, because ``python -m acp_repro.compare`` uses
 package has no ``analysis``. It is the only one of this package that needs numpy and scipy (the extra
 ``chain``), so no method may import it. scipy takes a second to import, so functions import it.
 
-The unit of evidence is what was drawn at random, and the caller chooses it. :func:`over_draws` takes one
-number a training, or a pair of trainings. :func:`over_items` takes one a test item. So it tells two *models*
-apart, and two seeds of one method are two models as well.
+The unit of evidence is what was drawn at random, and the caller chooses it. One number a training, or a pair
+of trainings, goes to :func:`over_draws`. One number a test item goes to :func:`over_items`. So it tells two
+*models* apart, and two seeds of one method are two models as well.
 """
 
 from __future__ import annotations
@@ -189,7 +189,8 @@ def homogeneity(counts: Sequence[Sequence[int]], level: float = LEVEL) -> Homoge
 
 
 def p_value(apart: np.ndarray) -> float:
-    """Two-sided p of a paired test that the differences ``apart`` (items,) are equally likely up and down.
+    """Two-sided p of a paired test that the differences ``apart`` (items,) float are equally likely up and
+    down.
 
     If they all have one size, as for right and wrong, it is McNemar's exact test. Otherwise signs are
     flipped: in all ways if there are at most 10,000, else in 10,000 random ones with a fixed seed. (scipy's

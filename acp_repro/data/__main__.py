@@ -22,13 +22,13 @@ EXAMPLES = """corpora:
 
 examples:
   python -m acp_repro.data                                     the standard library, as bytes
-  python -m acp_repro.data --suite h100                        what a suite needs, ahead of its training
+  python -m acp_repro.data --suite h100                        the corpus of a suite, before its training
   python -m acp_repro.data --tokenizer bpe:4096 --context-length 1024 4096
   python -m acp_repro.data --corpus text --path books/ --heldout books/last.jsonl.xz
   python -m acp_repro.data.books --clones FOLDER               the books of the suites h100 and small
   python -m acp_repro.data export-tokenizer FILE --suite h100  its tokenizer.json, to keep or commit
 
-A corpus that is in the cache already is only opened.""".format(
+A corpus that is already in the cache is only opened.""".format(
     corpora="\n".join(f"  {name:16} {of.what}" for name, of in CORPORA.items())
 )
 
@@ -48,7 +48,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--suite", metavar="NAME", help="take the data settings of experiments/NAME.yaml (or of a .yaml file)"
     )
-    keys = parser.add_argument_group("data settings, where no suite is named (see DataConfig)")
+    keys = parser.add_argument_group("data settings, without --suite (see DataConfig)")
     keys.add_argument("--corpus", metavar="NAME", help=f"{', '.join(CORPORA)} (default: stdlib)")
     keys.add_argument("--path", nargs="+", help="files or folders of the corpus, or a dataset")
     keys.add_argument("--text-field", metavar="NAME", help="the field that holds the text (default: text)")
@@ -56,7 +56,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--heldout",
         nargs="+",
         metavar="SHARE|PATH",
-        help=f"share of documents to hold out (default: {DEFAULT_HELDOUT}; of one, its tail), or the files",
+        help=f"share of documents to hold out (default: {DEFAULT_HELDOUT}; the end of one), or files",
     )
     keys.add_argument(
         "--tokenizer", metavar="bytes|gpt2|bpe:SIZE|file:PATH", help="how text becomes ids (default: bytes)"
@@ -149,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     facts = corpus.describe()
     print(f"corpus      {facts['corpus']}, text {facts['identity'][:16]}")
     print(f"tokenizer   {facts['tokenizer']}, {facts['vocab_size']} ids with BOS")
-    print(f"lies in     {corpus.folder}{' (verified)' if args.verify else ''}")
+    print(f"folder      {corpus.folder}{' (verified)' if args.verify else ''}")
     print(f"\n{'':20}{'train':>14}{'heldout':>14}")
     for row in ("documents", "bytes", "tokens", "longest"):
         label = "longest document" if row == "longest" else row

@@ -159,25 +159,29 @@ def _check_clones(clones: Path, sources: set[str]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m acp_repro.data.books",
-        description="Build the shards of books that the suites h100 and small read, 819 books in the public "
-        "domain, from clones of the repositories that collect them; about two minutes. Says whether each "
-        "shard holds the same bytes as the one that the committed records were made from.",
+        description="Build the shards of books for the suites h100 and small: 819 books in the public "
+        "domain, from clones of the repositories that collect them. It takes about two minutes. It reports "
+        "whether each shard has the same bytes as the one behind the committed records.",
     )
     parser.add_argument(
         "--clones",
         type=Path,
         required=True,
         metavar="FOLDER",
-        help="the folder with a clone of each repository; where one is missing, its `git clone` is printed",
+        help="the folder with a clone of each repository; for a missing one, its `git clone` is printed",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("data/books"), metavar="FOLDER", help="default: %(default)s"
+        "--out",
+        type=Path,
+        default=Path("data/books"),
+        metavar="FOLDER",
+        help="folder of the shards (default: %(default)s)",
     )
     args = parser.parse_args(argv)
     try:
         differences, counts = build(args.clones, args.out)
     except KeyboardInterrupt:
-        print("stopped: run it again, and the shards that are whole are kept", file=sys.stderr)
+        print("stopped: run it again; complete shards are kept", file=sys.stderr)
         return 130
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -73,7 +73,11 @@ def hf(
 
 @corpus(path="the path of the folder with train.zarr and heldout.zarr")
 def longcrawl64(path: str) -> Source:
-    """The ACP paper's corpus: a folder `path` with train.zarr and heldout.zarr."""
+    """The ACP paper's corpus: a folder `path` with train.zarr and heldout.zarr.
+
+    Raises:
+        DataError: always, because it holds ids, not text; ACP reads it in another way.
+    """
     raise DataError("corpus: longcrawl64 holds GPT-2 ids, not text; use it for ACP, and another corpus here")
 
 
@@ -138,7 +142,11 @@ def stdlib_packages(
 
 @corpus(path="the path of its folder or .tar", **_SENTIMENTS)
 def sst2(path: str) -> Iterator[Row]:
-    """SST-2: train.tsv, dev.tsv and test.tsv with the columns `sentence` and `label`."""
+    """SST-2: train.tsv, dev.tsv and test.tsv with the columns `sentence` and `label`.
+
+    Raises:
+        DataError: a file or a column is missing.
+    """
     splits = ("train", "dev", "test")
     for split, data in zip(splits, members(path, *(f"/{split}.tsv" for split in splits)), strict=True):
         lines = csv.DictReader(data.decode().split("\n"), delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -243,8 +251,7 @@ def facts(
     short: int = 0,
     short_characters: int = 700,
 ) -> Iterator[Row]:
-    """Short facts planted in long text (at `path`, or the standard library), with a question about one of
-    them.
+    """Short facts planted in long text, with a question about one of them; `path`, else the standard library.
 
     "The code of Nora is amber." stands somewhere among other such facts. The question is Nora, and the class
     is amber.

@@ -34,7 +34,7 @@ _REMEMBERED_BYTES = 256 << 20  # of decoded chunks, for each array
 
 
 class LongCrawl64:
-    """The corpus at ``config.path``. The members are those of `Corpus`, but for a vector of all tokens.
+    """The corpus at ``config.path``. The members are those of `Corpus`, except a vector of all tokens.
 
     Raises:
         DataError: the library `zarr` or an array is missing, or an array is no array of token ids.
@@ -60,11 +60,15 @@ class LongCrawl64:
         try:
             return save_json(self.tokenizer.json_text, folder)
         except DataError as error:
-            _log.warning("%s goes without a tokenizer.json: %s", folder, error)
+            _log.warning("%s has no tokenizer.json: %s", folder, error)
             return None
 
     def tokens(self, split: str) -> np.ndarray:
-        """None here can hold them: raises `DataError`."""
+        """Not supported: no vector (tokens,) of uint16 here can hold them.
+
+        Raises:
+            DataError: always.
+        """
         raise DataError(
             f"corpus: longcrawl64 does not fit in one vector of {split} tokens; read it through "
             "sequences(split, context_length)"
@@ -208,7 +212,14 @@ class ChunkedTokens:
         self._lock = threading.Lock()
 
     def read(self, order: np.ndarray, length: int) -> np.ndarray:
-        """(sequences, length) int64: slice ``order[i, 1]`` of document ``order[i, 0]``."""
+        """(sequences, length) int64: slice ``order[i, 1]`` of document ``order[i, 0]``.
+
+        Args:
+            order: (sequences, 2) int64.
+
+        Raises:
+            DataError: a chunk is damaged or missing, or holds ids outside of GPT-2's.
+        """
         rows, width = self._array.chunks
         starts = order[:, 1] * length
         wanted = {

@@ -217,6 +217,7 @@ class TokenSequences(Sequences):
         return np.concatenate([self.epoch_order(epoch)[a:b] for epoch, a, b in spans])
 
     def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
+        """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
         length, grid = self.context_length, self._grid(same_text_as)
         slices = self._lengths // grid * (grid // length)
         order = _slices_of(np.arange(len(slices)), slices)

@@ -137,6 +137,7 @@ class PruningAutoencoder(nn.Module):
 
         Args:
             weights: whole weights on the CPU, named as in :meth:`state_dict`, if the model's own are sharded.
+                Shapes and dtypes are kept.
         """
         state = self.state_dict() if weights is None else weights
         state = {name.removeprefix("t5."): tensor for name, tensor in state.items()}

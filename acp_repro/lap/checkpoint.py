@@ -74,7 +74,7 @@ def write(
     """Writes the folder.
 
     Args:
-        state: the T5's weights by name, on the CPU.
+        state: the T5's weights by name, on the CPU, in their own shapes and dtypes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _quiet(need_transformers()):

@@ -1,7 +1,7 @@
 """T5's decoder over a memory, where each layer sees the last N tokens ("Architecture").
 
-:func:`decode_teacher` runs whole texts at once. :class:`Decoding` goes token by token with a cache of N + 1
-keys a layer, and gives the same logits. :func:`write_greedily` writes texts with it.
+Whole texts run at once in :func:`decode_teacher`. Tokens run one by one in :class:`Decoding`, with a cache of
+N + 1 keys a layer and the same logits. Texts are written with it in :func:`write_greedily`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def write_greedily(
     """Token ids of each text, without EOS; each is the most probable one after those before it.
 
     Args:
-        memory, memory_mask, window: see :class:`Decoding`.
+        memory, memory_mask, window: see :class:`Decoding`; (B, M, D) and (B, M) float.
         most: the most tokens of a text. A text that reaches EOS before costs no more work.
     """
     state = Decoding(t5, memory, memory_mask, window)

@@ -38,11 +38,11 @@ class PruningConfig:
         threshold: at evaluation a token is removed if its log gate is not above this.
         training_mask: what training adds to attention scores. ``soft``: the log gates, as in the article.
             ``straight_through``: tokens are removed as at evaluation, and the gradient is that of the
-            soft mask, so what is trained is what is evaluated. ``hard_concrete``: log gates are added, of
-            gates that are stretched from (0, 1) to (-0.1, 1.1) and cut, so that a gate is often exactly 0
-            and removes (Louizos, Welling and Kingma, 2018); a token costs the probability that its gate is
-            not 0. Wants logistic noise; tau is that paper's beta.
-        credit_nats: with ``straight_through``, a bound on the gradient of one token's gate: no token counts
+            soft mask, so what is trained is what is evaluated. ``hard_concrete``: log gates are added. Gates
+            are stretched from (0, 1) to (-0.1, 1.1) and clipped, so a gate is often exactly 0 and removes its
+            token (Louizos, Welling and Kingma, 2018). A token costs the probability that its gate is not 0.
+            It needs logistic noise; tau is that paper's beta.
+        credit_nats: with ``straight_through``, a bound on the gradient of one token's gate. No token counts
             as worth more than this many nats of the text's cross-entropy.
         decoder_window: earlier tokens that a decoder layer sees; None for all.
         max_length: the most tokens of a text, EOS included.

@@ -22,8 +22,8 @@ class MemoryUse(NamedTuple):
 
     Attributes:
         per_head: (layers, batch, heads) int64, what each head holds: the ideal.
-        per_layer: (layers, batch) int64, what one block table for all heads of a layer would hold: for each
-            head as much as for the head that holds most.
+        per_layer: (layers, batch) int64, what one block table for all heads of a layer would hold. Each head
+            would hold as much as the head that holds most.
         allocated: bytes of the pools and tables, free blocks included.
     """
 

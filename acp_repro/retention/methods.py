@@ -73,6 +73,7 @@ class AdaptiveGate(Gate):
         )
 
     def forward(self, seen: Seen) -> Tensor:
+        """Scores (B, T) float32 of the scoring network: log-odds of p (Eq. 3)."""
         return self.scorer(seen.hidden, None if seen.is_full else seen.valid)
 
 
@@ -80,6 +81,7 @@ class RandomGate(Gate):
     """Random tokens: new ones at each training step; at inference a function of example and seed."""
 
     def forward(self, seen: Seen) -> Tensor:
+        """Random scores (B, T) float32."""
         if self.training:
             return torch.rand(seen.valid.shape, device=seen.valid.device)
         ids = torch.zeros_like(seen.positions) if seen.ids is None else seen.ids
@@ -96,6 +98,7 @@ class H2OGate(Gate):
     needs_attention = True
 
     def forward(self, seen: Seen) -> Tensor:
+        """The attention received, (B, T) float32."""
         return seen.received
 
 
@@ -114,6 +117,7 @@ class RankGate(Gate):
         self.layer_logit = nn.Parameter(torch.full((), 2.0))
 
     def forward(self, seen: Seen) -> Tensor:
+        """Log-odds (B, T) float32 of the gate of each token's rank."""
         length = seen.valid.sum(1, keepdim=True).clamp(min=1)
         rank = _ranks(seen.received.masked_fill(~seen.valid, -torch.inf))
         bucket = (
@@ -124,6 +128,7 @@ class RankGate(Gate):
         return torch.logit(p.clamp(1e-6, 1 - 1e-6))
 
     def ranking(self, scores: Tensor, seen: Seen) -> Tensor:
+        """The attention received, (B, T) float32."""
         return seen.received
 
 
@@ -146,10 +151,12 @@ class InformationGate(Gate):
         last.bias.copy_(torch.tensor([self.config.initial_logit, 0.0]))
 
     def forward(self, seen: Seen) -> Tensor:
+        """Log-odds (B, T) float32 of the sampler."""
         keep, drop = wide(self.sampler(seen.hidden)).unbind(-1)
         return keep - drop
 
     def sample(self, scores: Tensor) -> Tensor:
+        """z by Gumbel-softmax, (B, T) float32 in (0, 1)."""
         # Gumbel-softmax of two classes is a logistic relaxation without stretch.
         u = torch.rand_like(scores).clamp(1e-6, 1 - 1e-6)
         return torch.sigmoid((scores + torch.log(u) - torch.log1p(-u)) / self.config.temperature)

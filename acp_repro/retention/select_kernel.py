@@ -1,7 +1,7 @@
 """Top-M selection (Eq. 7) in one Triton kernel, and the return of states to their places in another.
 
-PyTorch sorts twice and then gathers with a dozen small kernels. Here no row is sorted: the M-th largest score
-is found bit by bit, and a token's new place is the number of kept ones before it. For inference on a GPU.
+PyTorch sorts twice and then gathers with a dozen small kernels. Here no row is sorted. The M-th largest score
+is found bit by bit. A token's new place is the number of kept ones before it. For inference on a GPU.
 """
 
 from __future__ import annotations

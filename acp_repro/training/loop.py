@@ -81,7 +81,7 @@ def train(
     if rank():
         report = _silent
     if on_rank_zero(lambda: is_done(run)):
-        report(f"{run.name}: done already")
+        report(f"{run.name}: already done")
         if run.weights is None:
             # A killed process may have left them.
             on_rank_zero(lambda: shutil.rmtree(folder / "checkpoints", ignore_errors=True))
@@ -113,7 +113,7 @@ def train(
         checkpoints = folder / "checkpoints"
         first_step = load_checkpoint(checkpoints, model, optimizer, report) or 0
         if first_step:
-            report(f"{run.name}: going on from step {first_step}")
+            report(f"{run.name}: continuing from step {first_step}")
         looks = watch_every or max(1, min(100, task.steps // 25))
         trainer = Trainer(task, model, wrapped, optimizer, device, looks, position)
         signals = stack.enter_context(StopSignals(speak=rank() == 0))

@@ -17,7 +17,7 @@ def make_optimizer(
     """AdamW, fused. Weight decay applies to matrices only, not to norms and biases.
 
     Args:
-        rates: weights whose learning rate is this multiple of the others'.
+        rates: weights of any shape and dtype, whose learning rate is this multiple of the others'.
     """
     rates = rates or {}
     groups: dict[tuple[float, float], list[Tensor]] = {}

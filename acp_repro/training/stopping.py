@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 
-GOES_ON = "the same command goes on from there"
+GOES_ON = "the same command continues from there"
 
 
 class Stopped(KeyboardInterrupt):

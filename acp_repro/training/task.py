@@ -50,7 +50,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
-        """The mean loss of a batch as a scalar; ``model`` may be a wrapper and must be called."""
+        """The mean loss of a batch, a float32 scalar; ``model`` may be a wrapper and must be called."""
 
     @abstractmethod
     def learning_rate(self, step: int) -> float:

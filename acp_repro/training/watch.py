@@ -136,7 +136,7 @@ def first_non_finite(
     places = {module: _place(name) for name, module in model.named_modules() if name}
 
     def note(tensor: Tensor | None, text: str) -> None:
-        # Only the first counts. The pass goes on: other ranks may wait for this one.
+        # Only the first counts. The pass continues: other ranks may wait for this one.
         if not found and (bad := _bad_value(tensor)):
             found.append(f"{text} {bad}")
 

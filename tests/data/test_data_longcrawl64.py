@@ -122,7 +122,7 @@ def test_without_gpt2s_file_a_model_is_saved_all_the_same(tmp_path, caplog, monk
     corpus = prepare(write(tmp_path))
     with caplog.at_level(logging.WARNING):
         assert corpus.save_tokenizer(tmp_path) is None
-    assert "goes without a tokenizer.json: tokenizer: gpt2 cannot" in caplog.text
+    assert "has no tokenizer.json: tokenizer: gpt2 cannot" in caplog.text
 
 
 def test_damage_is_seen_and_named(tmp_path):

@@ -179,5 +179,5 @@ def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(make_run):
     assert not is_done(run) and all(not Path(f"/proc/{pid}").exists() for pid in workers)
     lines = []
     train_run(run, report=lines.append)
-    assert is_done(run) and any("going on from step" in line for line in lines)
+    assert is_done(run) and any("continuing from step" in line for line in lines)
     assert len(curve(run)) == 100

@@ -1,4 +1,4 @@
-"""A run goes on bit for bit after any stop, and refuses what it should refuse."""
+"""A run continues bit for bit after any stop, and refuses what it should refuse."""
 
 import dataclasses
 import itertools
@@ -80,14 +80,14 @@ def test_a_resumed_run_gives_the_same_bits(run, capsys):
     assert same(weights(run), expected)
     steps = [json.loads(x)["step"] for x in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(run.steps))
-    assert "going on from step 5" in capsys.readouterr().out
+    assert "continuing from step 5" in capsys.readouterr().out
 
 
 def test_a_done_run_is_left_alone(run, capsys):
     train_run(run)
     before = (run.folder / "metrics.jsonl").stat().st_mtime_ns
     assert train_command.main(["--suite", "mini", "--run", run.name]) == 0
-    assert "done already" in capsys.readouterr().out
+    assert "already done" in capsys.readouterr().out
     assert (run.folder / "metrics.jsonl").stat().st_mtime_ns == before
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so(run, trained, capsys, d
     assert not newest.exists()  # or it would count as one of the two that are kept
     train_run(run)
     out = capsys.readouterr().out
-    assert f"{newest}: " in out and said in out and "going on from step 3" in out
+    assert f"{newest}: " in out and said in out and "continuing from step 3" in out
     assert same(weights(run), trained)
 
 
@@ -201,7 +201,7 @@ def test_a_kill_within_a_checkpoint_costs_the_steps_since_the_last(run, trained,
     names = {p.name for p in (run.folder / "checkpoints").iterdir()}
     assert (".step-00000003" in names, "step-00000003" in names) == (left == 2, left == 3)
     train_run(run)
-    assert f"going on from step {left}" in capsys.readouterr().out
+    assert f"continuing from step {left}" in capsys.readouterr().out
     assert same(weights(run), trained)
 
 

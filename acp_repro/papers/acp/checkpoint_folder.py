@@ -199,7 +199,11 @@ class Checkpoint:
         return inputs
 
     def corpus(self) -> Corpus:
-        """The corpus on which the run was trained."""
+        """The corpus on which the run was trained.
+
+        Raises:
+            CheckpointNotUsable: its text differs now, and so would its tokeniser.
+        """
         corpus = prepare(self.run["settings"]["data"])
         # Bytes always match, but merges learnt from another text give other tokens.
         if self.run["data"]["hash"] != corpus.describe()["hash"] and corpus.config.bpe_size:

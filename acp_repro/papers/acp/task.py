@@ -53,7 +53,7 @@ class FoXTask(Task):
         return model
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
-        """(input_ids, labels), each (B, T) integer."""
+        """(input_ids, labels), each (B, T) int64."""
         return self._sequences.batch(index, self._rows)
 
     def loss(self, model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class FoXTask(Task):
         return list(model.model.layers)
 
     def watch(self, model: nn.Module, input_ids: Tensor, labels: Tensor) -> dict[str, Any]:
-        """``pruned_ratio`` of each layer on the first sequence."""
+        """``pruned_ratio`` of each layer on the first sequence of input_ids (B, T) int64."""
         if self.run.log_pruning_tolerance is None:
             return {}
         return {"pruned_ratio": pruned_ratio_per_layer(model, input_ids[:1])}

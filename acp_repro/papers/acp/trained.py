@@ -69,7 +69,7 @@ class TrainedFoX(Trained):
         return sequences.iter_batches(rows, tokens, same_text_as).to(self.device)
 
     def losses(self, batches: Batches, what: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """The loss (B, T) in nats of every label, and the labels, of each batch.
+        """The loss (B, T) float32 in nats of every label, and the labels (B, T) int64, of each batch.
 
         Args:
             what: the name on the progress bar.

@@ -92,10 +92,10 @@ def read(path: Path) -> Evaluation:
     if path.is_file():
         return _of_file(path)
     found: Evaluation = {}
-    whence: dict[str, Path] = {}
+    found_in: dict[str, Path] = {}
     for file in sorted(p for p in path.rglob("*") if _reader(p)):
         for key, items in _of_file(file).items():
-            if (other := whence.setdefault(key[0], file)) != file:
+            if (other := found_in.setdefault(key[0], file)) != file:
                 raise UsageError(f"{other} and {file} hold {key[0]} both; give one of them")
             found[key] = items
     if not found:

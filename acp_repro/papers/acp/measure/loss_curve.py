@@ -37,7 +37,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 
 def curve(losses: Tensor, tokens: int) -> list[dict[str, Any]]:
-    """The records of a curve, from the losses (L,) at all positions of ``tokens`` tokens of text."""
+    """The records of a curve, from the losses (L,) float64 at all positions of ``tokens`` tokens of text."""
     means = moving_average(losses, WINDOW_TOKENS)
     step = -(-len(means) // MOST_POSITIONS)
     return [
@@ -52,7 +52,8 @@ def curve(losses: Tensor, tokens: int) -> list[dict[str, Any]]:
 
 
 def moving_average(values: Tensor, window: int) -> Tensor:
-    """Means of all full windows: (L,) -> (L - window + 1,), entry i over i ... i + window - 1."""
+    """Means of all full windows: (L,) -> (L - window + 1,), same dtype; entry i is over i ... i + window
+    - 1."""
     import torch
 
     return values.unfold(0, window, 1).mean(-1, dtype=torch.float64)

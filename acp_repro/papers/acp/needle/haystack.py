@@ -113,5 +113,5 @@ def checkpoint_haystacks(
 
 
 def fingerprints(haystacks: Iterable[np.ndarray]) -> list[str]:
-    """Hashes of these tokens in this order, for the key of results that are kept."""
+    """Hashes of these tokens, (n,) int64 each, in this order, for the key of results that are kept."""
     return [hashlib.sha256(haystack.tobytes()).hexdigest() for haystack in haystacks]
