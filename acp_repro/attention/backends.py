@@ -19,7 +19,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from . import blockwise, boundary, reference
+from . import blockwise, reference
+from .boundary import find_boundary
 from .decay import cumulative_log_fgate, log_fgate_grad
 from .kvcache import PagedKVCache
 
@@ -87,14 +88,6 @@ class Backend:
         cache.advance(start_block, threshold, q.shape[2], seq_start, window_size)
         return blockwise.decode(q, cache, start_block, seq_start, sm_scale, window_size)
 
-    def running_sum(self, log_fgate: Tensor) -> Tensor:
-        """c (B, H, Tk) float64, the running sum of ``log_fgate``."""
-        return cumulative_log_fgate(log_fgate)
-
-    def find_boundary(self, c, threshold, seqlen_q, block_q, block_k, seq_start, window_size) -> Tensor:
-        """n_m (B, H, M) int32, the first kept key block of each query block."""
-        return boundary.find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
-
     def running_sum_and_boundary(
         self,
         log_fgate: Tensor,
@@ -106,11 +99,11 @@ class Backend:
         window_size: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The first stage of a call: c (B, H, Tk) float64, and n_m (B, H, M) int32 of each query block."""
-        c = self.running_sum(log_fgate)
+        c = cumulative_log_fgate(log_fgate)
         if threshold is None and seq_start is None and window_size is None:
             blocks = -(-seqlen_q // block_q)
             return c, c.new_zeros((*c.shape[:2], blocks), dtype=torch.int32)
-        return c, self.find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
+        return c, find_boundary(c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
 
 
 class Reference(Backend):
@@ -151,12 +144,13 @@ class Blockwise(Backend):
         c, start_index = self.running_sum_and_boundary(
             log_fgate, threshold, q.shape[2], *grid, seq_start, window_size
         )
-        out, lse = blockwise.forward(q, k, v, c, start_index, seq_start, sm_scale, *grid, window_size)
-        return out, lse, c, start_index
+        out = blockwise.forward(q, k, v, c, start_index, seq_start, sm_scale, *grid, window_size)
+        # The backward pass computes its softmax again, which costs less here than keeping row sums.
+        return out, c.new_empty(0, dtype=torch.float32), c, start_index
 
     def backward(self, dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, window_size):
         grid = self.block_sizes(q.shape[-1], q.dtype)
-        given = (dout, q, k, v, out, saved, c, boundary, seq_start, sm_scale, *grid, window_size)
+        given = (dout, q, k, v, c, boundary, seq_start, sm_scale, *grid, window_size)
         dq, dk, dv, dc = blockwise.backward(*given)
         return dq, dk, dv, log_fgate_grad(dc, log_fgate)
 
@@ -182,24 +176,23 @@ class Triton(Backend):
         return kernels().block_sizes(head_dim, dtype)
 
     def forward(self, q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward=True):
-        grid = self.block_sizes(q.shape[-1], q.dtype)
-        given = (q, k, v, log_fgate, threshold, seq_start, sm_scale, *grid, for_backward, window_size)
-        return kernels().forward_pass(*given)
+        constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size, for_backward)
+        return kernels().forward_pass(q, k, v, log_fgate, threshold, seq_start, constants)
 
     def backward(self, dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, window_size):
-        grid = self.block_sizes(q.shape[-1], q.dtype)
-        given = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start, sm_scale, *grid, window_size)
-        return kernels().backward_pass(*given)
+        tensors = (dout, q, k, v, log_fgate, out, saved, c, boundary, seq_start)
+        constants = (sm_scale, self.block_sizes(q.shape[-1], q.dtype), window_size)
+        return kernels().backward_pass(*tensors, constants)
 
     def decode(self, q, cache, start_block, threshold, seq_start, sm_scale, window_size):
         return kernels().decode(q, cache, start_block, threshold, seq_start, sm_scale, window_size)
 
-    def running_sum(self, log_fgate):
-        return kernels().cumulative_log_fgate(log_fgate)
-
-    def find_boundary(self, c, threshold, seqlen_q, block_q, block_k, seq_start, window_size):
+    def running_sum_and_boundary(
+        self, log_fgate, threshold, seqlen_q, block_q, block_k, seq_start=None, window_size=None
+    ):
+        c = kernels().cumulative_log_fgate(log_fgate)
         given = (c, threshold, seqlen_q, block_q, block_k, seq_start, window_size)
-        return kernels().find_boundary(*given)
+        return c, kernels().find_boundary(*given)
 
 
 # Keys are the names that ``implementation`` accepts. The last one that supports a device is its fastest.

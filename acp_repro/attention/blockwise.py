@@ -155,7 +155,7 @@ def forward(
     block_q: int,
     block_k: int,
     window_size: int | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """Equation 3 at block level.
 
     Args:
@@ -165,15 +165,15 @@ def forward(
         window_size: keys that a query sees, itself included; None is no window.
 
     Returns:
-        out (B, H, Tq, D) like q, and an empty tensor. The backward pass computes its softmax again: here that
-        costs less than storing and applying the row sums.
+        (B, H, Tq, D) like q. The backward pass computes its softmax again: here that costs less than storing
+        and applying the row sums.
     """
     problem = _Problem(q, k, v, c, boundary, seq_start, sm_scale, block_q, block_k, window_size)
     out = torch.empty_like(problem.q)
     for chunk in problem.chunks():
         weights = problem.weights(problem.q[chunk.rows], problem.k[chunk.keys], chunk)
         out[chunk.rows] = weights @ problem.v[chunk.keys]
-    return problem.unflatten(out, q), c.new_empty(0, dtype=torch.float32)
+    return problem.unflatten(out, q)
 
 
 def backward(
@@ -181,8 +181,6 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
     c: Tensor,
     boundary: Tensor,
     seq_start: Tensor | None,

@@ -93,15 +93,6 @@ def decode(
 
 
 def _decode(
-    q, k, v, c, block_table, seqlens, start_block, threshold, seq_start, sm_scale, implementation, window_size
-) -> Tensor:
-    cache = PagedKVCache(k, v, c, block_table, seqlens)
-    given = (q, cache, start_block, threshold, seq_start, sm_scale, window_size)
-    return named(implementation).decode(*given)
-
-
-@torch.library.custom_op("acp_repro::forgetting_attention_with_kvcache", mutates_args=("start_block",))
-def decode_op(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -115,10 +106,15 @@ def decode_op(
     implementation: str,
     window_size: int | None = None,
 ) -> Tensor:
-    """:func:`decode` as one operator for compiled code, because the work depends on numbers that it cannot
-    know. Returns (B, H, T, D) in the dtype of q."""
-    given = (q, k, v, c, block_table, seqlens, start_block, threshold, seq_start, sm_scale)
-    return _decode(*given, implementation, window_size)
+    cache = PagedKVCache(k, v, c, block_table, seqlens)
+    given = (q, cache, start_block, threshold, seq_start, sm_scale, window_size)
+    return named(implementation).decode(*given)
+
+
+# `decode` as one operator for compiled code, because the work depends on numbers that it cannot know.
+decode_op = torch.library.custom_op(
+    "acp_repro::forgetting_attention_with_kvcache", _decode, mutates_args=("start_block",)
+)
 
 
 @decode_op.register_fake

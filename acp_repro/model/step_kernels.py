@@ -20,15 +20,27 @@ _MOST_ROWS = 16
 
 
 @triton.jit
+def _place(heads, tokens, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Row of the batch, head, tokens (ROWS, 1) and numbers of a head (1, BLOCK_D) of this program, and which
+    of them are there. Heads of the same tokens are neighbours, as they are in memory."""
+    h = tl.program_id(0) % heads
+    tile = tl.program_id(0) // heads
+    tiles = tl.cdiv(tokens, ROWS)
+    b = (tile // tiles).to(tl.int64)
+    t = ((tile % tiles) * ROWS + tl.arange(0, ROWS))[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    inside = (t < tokens) & (d < D)
+    return b, h, t, d, inside
+
+
+@triton.jit
 def _normalised(x, D: tl.constexpr, eps):
     """x / sqrt(mean(x^2) + eps) of each row; x is 0 past D."""
     return x / tl.sqrt_rn(tl.sum(x * x, 1) / D + eps)[:, None]
 
 
 @triton.jit
-def _shifted(
-    z, state, mix, at, slot, t, inside, hidden, D: tl.constexpr, TOKENS_ONE: tl.constexpr, STATE: tl.constexpr
-):
+def _shifted(z, state, mix, at, slot, t, inside, hidden, TOKENS_ONE: tl.constexpr):
     """y = a z_before + (1 - a) z of some tokens of one head. With a single token, z becomes the state.
 
     Args:
@@ -36,7 +48,7 @@ def _shifted(
     """
     now = tl.load(z + at, mask=inside, other=0.0)
     before = tl.load(z + at - hidden, mask=inside & (t > 0), other=0.0).to(tl.float32)
-    if STATE:
+    if state is not None:
         first = tl.load(state + slot, mask=inside & (t == 0), other=0.0).to(tl.float32)
         before = tl.where(t == 0, first, before)
         if TOKENS_ONE:
@@ -69,16 +81,8 @@ def _shift_norm_kernel(
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
     OWN_WEIGHTS: tl.constexpr,
-    STATE: tl.constexpr,
 ):
-    # Heads of the same tokens are neighbours, as they are in memory.
-    h = tl.program_id(0) % heads
-    tile = tl.program_id(0) // heads
-    tiles = tl.cdiv(tokens, ROWS)
-    b = (tile // tiles).to(tl.int64)
-    t = ((tile % tiles) * ROWS + tl.arange(0, ROWS))[:, None]
-    d = tl.arange(0, BLOCK_D)[None, :]
-    inside = (t < tokens) & (d < D)
+    b, h, t, d, inside = _place(heads, tokens, ROWS, D, BLOCK_D)
     hidden = heads * D
     at = (b * tokens + t) * hidden + h * D + d
     slot = (b * heads + h) * D + d
@@ -91,11 +95,11 @@ def _shift_norm_kernel(
     gamma = tl.load(weight_q + weight, mask=d < D, other=0.0).to(tl.float32)
     tl.store(q_out + out, (_normalised(x, D, eps) * gamma).to(q_out.dtype.element_ty), mask=inside)
     mix = tl.load(mix_k + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
-    k = _shifted(z_k, state_k, mix, at, slot, t, inside, hidden, D, ROWS == 1, STATE).to(tl.float32)
+    k = _shifted(z_k, state_k, mix, at, slot, t, inside, hidden, ROWS == 1).to(tl.float32)
     gamma = tl.load(weight_k + weight, mask=d < D, other=0.0).to(tl.float32)
     tl.store(k_out + out, (_normalised(k, D, eps) * gamma).to(k_out.dtype.element_ty), mask=inside)
     mix = tl.load(mix_v + mix_at, mask=t < tokens, other=0.0).to(tl.float32)
-    v = _shifted(z_v, state_v, mix, at, slot, t, inside, hidden, D, ROWS == 1, STATE)
+    v = _shifted(z_v, state_v, mix, at, slot, t, inside, hidden, ROWS == 1)
     tl.store(v_out + out, v, mask=inside)
 
 
@@ -115,13 +119,7 @@ def _norm_gate_kernel(
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    h = tl.program_id(0) % heads
-    tile = tl.program_id(0) // heads
-    tiles = tl.cdiv(tokens, ROWS)
-    b = (tile // tiles).to(tl.int64)
-    t = ((tile % tiles) * ROWS + tl.arange(0, ROWS))[:, None]
-    d = tl.arange(0, BLOCK_D)[None, :]
-    inside = (t < tokens) & (d < D)
+    b, h, t, d, inside = _place(heads, tokens, ROWS, D, BLOCK_D)
     at = (b * tokens + t) * (heads * D) + h * D + d
     source = b * x_b + h.to(tl.int64) * x_h + t.to(tl.int64) * x_t + d
     value = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
@@ -192,7 +190,6 @@ def shift_and_norm(
             D=head_dim,
             BLOCK_D=triton.next_power_of_2(head_dim),
             OWN_WEIGHTS=weights[0].numel() > head_dim,
-            STATE=states[0] is not None,
             **tiles,
         )
     return tuple(out)

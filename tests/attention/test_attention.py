@@ -112,8 +112,8 @@ def test_pruned_blocks_cost_no_work():
     for threshold in (torch.full((2, 2), -30.0), None):
         boundary = find_boundary(c, threshold, 1024, 64, 64)
         with FlopCounterMode(display=False) as counter:
-            out, lse = blockwise.forward(q, k, v, c, boundary, None, 0.25, 64, 64)
-            blockwise.backward(q, q, k, v, out, lse, c, boundary, None, 0.25, 64, 64)
+            blockwise.forward(q, k, v, c, boundary, None, 0.25, 64, 64)
+            blockwise.backward(q, q, k, v, c, boundary, None, 0.25, 64, 64)
         flops.append(counter.get_total_flops())
         count = count_blocks(boundary, 1024, 1024, 64, 64)
         kept = 4 * count.causal - int(count.pruned.sum())

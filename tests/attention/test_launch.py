@@ -70,7 +70,6 @@ def launched(monkeypatch):
     monkeypatch.setattr(notes, "trace", trace)
     monkeypatch.setattr(notes, "current_stream", lambda device: 77)
     monkeypatch.setattr(launch, "can_be_ready", lambda x: not torch._C._len_torch_dispatch_stack())
-    monkeypatch.setattr(launch, "on_device", lambda device: launch._STAY)
     launch.forget()
     yield streams
     launch.forget()
@@ -356,7 +355,6 @@ def test_the_function_in_c_is_given_what_triton_gives_it(monkeypatch, described)
     utils = SimpleNamespace(fill_tma_descriptor=fill, fill_tma_descriptor_tiled=fill)
     monkeypatch.setattr(triton.runtime.driver, "_active", SimpleNamespace(utils=utils))
     monkeypatch.setattr(launch, "can_be_ready", lambda x: not torch._C._len_torch_dispatch_stack())
-    monkeypatch.setattr(launch, "on_device", lambda device: launch._STAY)
     monkeypatch.setattr(notes, "current_stream", lambda device: 99)
     kernel = _Compiled(described)
 

@@ -33,7 +33,6 @@ from .tiles import (
     addressable,
     can_stream,
     empty_rows_like,
-    on_device_of,
     padded_head_dim,
     streamed,
     tiles_for,
@@ -62,19 +61,10 @@ def backward(
 
     Returns:
         dq, dk, dv like q, k, v, and dc (B, H, Tk) float32, the gradient with respect to c: row sums
-        minus column sums of dS.
+        minus column sums of dS. Where query heads share keys, dk and dv are their shares: (B, H, Tk, D)
+        float32, what each query head adds, for :func:`sum_of_shares`. So far it only allocates and launches,
+        see :mod:`.launch`.
     """
-    dq, dk, dv, dc = backward_shares(
-        dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, window_size
-    )
-    return dq, sum_of_shares(dk, k), sum_of_shares(dv, v), dc
-
-
-def backward_shares(
-    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """:func:`backward`, but that dk and dv come as their shares where query heads share keys: (B, H, Tk, D)
-    float32, what each query head adds. So far it only allocates and launches, see :mod:`.launch`."""
     dq = torch.empty_like(q)
     if q.shape[1] == k.shape[1]:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
@@ -85,26 +75,11 @@ def backward_shares(
     grads = [empty_rows_like(x) for x in (dq, dk, dv)]
     boundary = None if boundary is None else boundary.contiguous()
     dout, q, k, v, out = (addressable(x) for x in (dout, q, k, v, out))
-    given = (
-        dout,
-        q,
-        k,
-        v,
-        out,
-        lse.contiguous(),
-        c.contiguous(),
-        boundary,
-        seq_start,
-        sm_scale,
-        block_q,
-        block_k,
-        *grads,
-        dc,
-    )
-    with on_device_of(q):
-        faster = faster_launch(dout, q, k, v, block_q, block_k, window_size)
-        if faster is None or not _launched(faster, given, _compiled_for(q, k, block_q, block_k)):
-            launch_backward(*given, tiles_for(q, block_q, block_k), window_size=window_size)
+    given = (dout, q, k, v, out, lse.contiguous(), c.contiguous(), boundary, seq_start)
+    given += (sm_scale, block_q, block_k, *grads, dc)
+    faster = faster_launch(dout, q, k, v, block_q, block_k, window_size)
+    if faster is None or not _launched(faster, given, _compiled_for(q, k, block_q, block_k)):
+        launch_backward(*given, tiles_for(q, block_q, block_k), window_size=window_size)
     for wanted, grad in zip((dq, dk, dv), grads, strict=True):
         if wanted is not grad:
             wanted.copy_(grad)
@@ -226,9 +201,6 @@ def launch_backward(
         "D": head_dim,
         "BLOCK_D": padded_head_dim(head_dim),
         "SHARED": heads // k.shape[1],
-        "HAS_BOUNDARY": boundary is not None,
-        "HAS_START": seq_start is not None,
-        "HAS_WINDOW": window_size is not None,
         "DESCRIPTORS": descriptors,
     }
     row_blocks = triton.cdiv(seqlen_q, block_q)
@@ -237,80 +209,79 @@ def launch_backward(
     levels, queries = torch.empty((2, *lse.shape), dtype=torch.int64, device=q.device)
     row_sums = torch.empty_like(lse)
     terms = decay_terms(c, seq_start, query.columns)
-    with on_device_of(q):
-        launch(
-            query_side_kernel,
-            (row_tiles * batch * heads,),
-            q,
-            streamed(k, query.columns, descriptors),
-            streamed(v, query.columns, descriptors),
-            out,
-            dout,
-            lse,
-            dq,
-            row_sums,
-            levels,
-            queries,
-            *terms,
-            boundary,
-            seq_start,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
-            *out.stride()[:3],
-            *dout.stride()[:3],
-            *dq.stride()[:3],
-            batch * heads,
-            heads,
-            GROUP,
-            seqlen_q,
-            seqlen_k,
-            row_tiles,
-            row_blocks,
-            key.rows,
-            window_size,
-            scale,
-            sm_scale,
-            ROWS=query.rows,
-            COLUMNS=query.columns,
-            **common,
-            **query.options(q.device),
-        )
-        launch(
-            key_side_kernel,
-            (triton.cdiv(seqlen_k, key.columns) * batch * heads,),
-            streamed(q, key.rows, descriptors),
-            k,
-            v,
-            streamed(dout, key.rows, descriptors),
-            dk,
-            dv,
-            dc,
-            row_sums,
-            levels,
-            queries,
-            terms.pairs,
-            boundary,
-            seq_start,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
-            *dout.stride()[:3],
-            *dk.stride()[:3],
-            *dv.stride()[:3],
-            batch * heads,
-            heads,
-            GROUP,
-            seqlen_q,
-            seqlen_k,
-            row_blocks,
-            window_size,
-            scale,
-            sm_scale,
-            ROWS=key.rows,
-            COLUMNS=key.columns,
-            RAGGED=seqlen_q % key.rows != 0,
-            COUNT=256,
-            **common,
-            **key.options(q.device),
-        )
+    launch(
+        query_side_kernel,
+        (row_tiles * batch * heads,),
+        q,
+        streamed(k, query.columns, descriptors),
+        streamed(v, query.columns, descriptors),
+        out,
+        dout,
+        lse,
+        dq,
+        row_sums,
+        levels,
+        queries,
+        *terms,
+        boundary,
+        seq_start,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *out.stride()[:3],
+        *dout.stride()[:3],
+        *dq.stride()[:3],
+        batch * heads,
+        heads,
+        GROUP,
+        seqlen_q,
+        seqlen_k,
+        row_tiles,
+        row_blocks,
+        key.rows,
+        window_size,
+        scale,
+        sm_scale,
+        ROWS=query.rows,
+        COLUMNS=query.columns,
+        **common,
+        **query.options(q.device),
+    )
+    launch(
+        key_side_kernel,
+        (triton.cdiv(seqlen_k, key.columns) * batch * heads,),
+        streamed(q, key.rows, descriptors),
+        k,
+        v,
+        streamed(dout, key.rows, descriptors),
+        dk,
+        dv,
+        dc,
+        row_sums,
+        levels,
+        queries,
+        terms.pairs,
+        boundary,
+        seq_start,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *dout.stride()[:3],
+        *dk.stride()[:3],
+        *dv.stride()[:3],
+        batch * heads,
+        heads,
+        GROUP,
+        seqlen_q,
+        seqlen_k,
+        row_blocks,
+        window_size,
+        scale,
+        sm_scale,
+        ROWS=key.rows,
+        COLUMNS=key.columns,
+        RAGGED=seqlen_q % key.rows != 0,
+        COUNT=256,
+        **common,
+        **key.options(q.device),
+    )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..kvcache import PagedKVCache
 from .launch import launch
-from .tiles import LOG2E, addressable, empty_rows_like, on_device_of, padded_head_dim, product, window_start
+from .tiles import LOG2E, addressable, empty_rows_like, padded_head_dim, product, window_start
 
 # Programs for each multiprocessor: more even out heads of different lengths, fewer mean fewer parts.
 _PROGRAMS_PER_PROCESSOR = 32
@@ -42,13 +42,12 @@ def _first_block(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
-    HAS_THRESHOLD: tl.constexpr,
 ):
     """The first block that query head ``h`` reads: ``start[h]``, moved on past the padding and as far as the
     oldest query at ``first`` allows. Programs of one head find the same whether another has stored it
     already or not, so the search begins behind the padding, for which the table may hold any number."""
     s = tl.maximum(tl.load(start + h), earliest // BLOCK)
-    if HAS_THRESHOLD:
+    if threshold is not None:
         delta = tl.load(threshold + h).to(tl.float64)
         page_first = tl.load(table + first // BLOCK).to(tl.int64)
         c_first = tl.load(c + (page_first * GROUP + g) * BLOCK + first % BLOCK)
@@ -96,9 +95,6 @@ def _split_kernel(
     SPLITS: tl.constexpr,
     LEAST: tl.constexpr,
     STEP: tl.constexpr,
-    HAS_THRESHOLD: tl.constexpr,
-    HAS_START: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
 ):
     bh = tl.program_id(0) % batch_heads  # of keys and values
     split = tl.program_id(0) // batch_heads
@@ -108,9 +104,9 @@ def _split_kernel(
     first = length - TOKENS
     diagonal = first // BLOCK
     earliest = 0
-    if HAS_START:
+    if seq_start is not None:
         earliest = tl.minimum(tl.load(seq_start + b), length).to(tl.int32)
-    if HAS_WINDOW:
+    if window is not None:
         earliest = tl.maximum(earliest, window_start(first, window))  # of the oldest query, of all the least
 
     r = tl.arange(0, ROWS)
@@ -120,26 +116,14 @@ def _split_kernel(
     oldest = tl.zeros([ROWS], dtype=tl.int32)  # each row's first key
     for g in tl.static_range(GROUP):
         begin_g = _first_block(
-            c,
-            table,
-            start,
-            threshold,
-            bh * GROUP + g,
-            g,
-            diagonal,
-            first,
-            earliest,
-            GROUP,
-            BLOCK,
-            STEP,
-            HAS_THRESHOLD,
+            c, table, start, threshold, bh * GROUP + g, g, diagonal, first, earliest, GROUP, BLOCK, STEP
         )
         if split == 0:
             tl.store(start + bh * GROUP + g, begin_g)
         begin = tl.minimum(begin, begin_g)
         oldest = tl.where(g_row == g, begin_g * BLOCK, oldest)
     oldest = tl.maximum(oldest, earliest)
-    if HAS_WINDOW:
+    if window is not None:
         oldest = tl.maximum(oldest, window_start(first + r % TOKENS, window))
 
     blocks = tl.cdiv(length, BLOCK)
@@ -163,7 +147,7 @@ def _split_kernel(
             page = tl.load(table + n).to(tl.int64)
             j = n * BLOCK + slot
             live = j < length
-            if HAS_START:
+            if seq_start is not None:
                 live = live & (j >= earliest)
             # Nothing is read where nothing was written: a product with it could be NaN.
             inside = live[:, None]
@@ -276,48 +260,44 @@ def decode(
     parts = (batch * kv_heads, shape["SPLITS"], shape["ROWS"])
     part = torch.empty((*parts, shape["BLOCK_D"]), dtype=torch.float32, device=q.device)
     level, total = (torch.empty(parts, dtype=torch.float32, device=q.device) for _ in range(2))
-    with on_device_of(q):
-        launch(
-            _split_kernel,
-            (parts[0] * parts[1],),
-            q,
-            cache.k,
-            cache.v,
-            cache.c,
-            cache.block_table,
-            seqlens,
-            start_block,
-            threshold,
-            seq_start,
-            part,
-            level,
-            total,
-            *q.stride()[:3],
-            *sizes,
-            window_size,
-            sm_scale * LOG2E.value,
-            **shape,
-            STEP=_STEP,
-            HAS_THRESHOLD=threshold is not None,
-            HAS_START=seq_start is not None,
-            HAS_WINDOW=window_size is not None,
-            num_warps=_WARPS,
-            num_stages=_num_stages(cache),
-        )
-        launch(
-            _combine_kernel,
-            (batch * heads * tokens,),
-            part,
-            level,
-            total,
-            rows,
-            seqlens,
-            start_block,
-            *rows.stride()[:3],
-            *sizes,
-            **shape,
-            num_warps=max(1, min(8, shape["SPLITS"] * shape["BLOCK_D"] // 2048)),
-        )
+    launch(
+        _split_kernel,
+        (parts[0] * parts[1],),
+        q,
+        cache.k,
+        cache.v,
+        cache.c,
+        cache.block_table,
+        seqlens,
+        start_block,
+        threshold,
+        seq_start,
+        part,
+        level,
+        total,
+        *q.stride()[:3],
+        *sizes,
+        window_size,
+        sm_scale * LOG2E.value,
+        **shape,
+        STEP=_STEP,
+        num_warps=_WARPS,
+        num_stages=_num_stages(cache),
+    )
+    launch(
+        _combine_kernel,
+        (batch * heads * tokens,),
+        part,
+        level,
+        total,
+        rows,
+        seqlens,
+        start_block,
+        *rows.stride()[:3],
+        *sizes,
+        **shape,
+        num_warps=max(1, min(8, shape["SPLITS"] * shape["BLOCK_D"] // 2048)),
+    )
     if rows is not out:
         out.copy_(rows)
     return out

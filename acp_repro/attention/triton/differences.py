@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import launch
-from .tiles import COUNTS, LOG2E, on_device_of
+from .tiles import COUNTS, LOG2E
 
 _BLOCK = 512
 
@@ -61,19 +61,7 @@ def load_pair(pairs, position, inside):
 
 
 @triton.jit(do_not_specialize=COUNTS)
-def _decay_kernel(
-    c,
-    seq_start,
-    pairs,
-    tail,
-    heads,
-    seqlen_k,
-    row,
-    chunks,
-    tile,
-    HAS_START: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _decay_kernel(c, seq_start, pairs, tail, heads, seqlen_k, row, chunks, tile, BLOCK: tl.constexpr):
     bh = tl.program_id(0) // chunks
     j = (tl.program_id(0) % chunks) * BLOCK + tl.arange(0, BLOCK)
     valid = j < seqlen_k
@@ -85,7 +73,7 @@ def _decay_kernel(
     high = scaled.to(tl.float32)
     low = (scaled - high.to(tl.float64)).to(tl.float32)
     below = ((c_end - c_j) * LOG2E).to(tl.float32)
-    if HAS_START:
+    if seq_start is not None:
         below = tl.where(j < tl.load(seq_start + bh // heads), float("-inf"), below)
     own = bh.to(tl.int64) * row + j
     tl.store(pairs + own, pack(high, low), mask=valid)
@@ -104,21 +92,19 @@ def decay_terms(c: Tensor, seq_start: Tensor | None, tile: int, row: int | None 
     # The kernels read `tail` one tile ahead, and so one tile past its end.
     tail = torch.empty(pairs.numel() + 2 * tile, dtype=torch.float32, device=c.device)
     chunks = triton.cdiv(seqlen_k, _BLOCK)
-    with on_device_of(c):
-        launch(
-            _decay_kernel,
-            (batch * heads * chunks,),
-            c,
-            seq_start,
-            pairs,
-            tail,
-            heads,
-            seqlen_k,
-            row,
-            chunks,
-            tile,
-            HAS_START=seq_start is not None,
-            BLOCK=_BLOCK,
-            num_warps=4,
-        )
+    launch(
+        _decay_kernel,
+        (batch * heads * chunks,),
+        c,
+        seq_start,
+        pairs,
+        tail,
+        heads,
+        seqlen_k,
+        row,
+        chunks,
+        tile,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
     return DecayTerms(pairs, tail)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .differences import decay_terms, load_pair, unpack
 from .launch import launch
+from .query_tile import exact_scores, key_tiles, stream_keys
 from .tiles import (
     COUNTS,
     GROUP,
@@ -19,12 +20,10 @@ from .tiles import (
     empty_rows_like,
     head_of,
     load_rows,
-    on_device_of,
     padded_head_dim,
     product,
     share_of_work,
     store_rows,
-    stream_rows,
     streamed,
     tiles_for,
     window_start,
@@ -34,15 +33,10 @@ from .tiles import (
 @triton.jit
 def _masked_tiles(
     q_tile,
-    k,
-    v,
+    keys,
     pairs,
-    b,
-    h,
-    k_t,
-    v_t,
     first,
-    seqlen_k,
+    seq_start,
     earliest,
     window,
     scale,
@@ -50,33 +44,24 @@ def _masked_tiles(
     end,
     COLUMNS: tl.constexpr,
     D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    HAS_START: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     """Key tiles ``begin .. end`` with every mask, exact differences of c and the online softmax: m_i is
     each row's running maximum, in units of log 2, l_i its running sum."""
     ROWS: tl.constexpr = q_tile.shape[0]
+    BLOCK_D: tl.constexpr = q_tile.shape[1]
+    seqlen_k = keys[-1]
     position = first + tl.arange(0, ROWS)
     high_i, low_i = load_pair(pairs, position, position < seqlen_k)
     m_i = tl.full([ROWS], float("-inf"), dtype=tl.float32)
     l_i = tl.zeros([ROWS], dtype=tl.float32)
     acc = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
     for n in tl.range(begin, end):
-        column = n * COLUMNS
-        j = column + tl.arange(0, COLUMNS)
-        k_tile = stream_rows(k, b, h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, True, DESCRIPTORS)
-        v_tile = stream_rows(v, b, h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, True, DESCRIPTORS)
+        j = n * COLUMNS + tl.arange(0, COLUMNS)
+        k_tile, v_tile = stream_keys(keys, n * COLUMNS, COLUMNS, D, BLOCK_D, True, DESCRIPTORS)
         high_j, low_j = load_pair(pairs, j, j < seqlen_k)
         s = product(q_tile, tl.trans(k_tile), None) * scale
-        s += low_i[:, None] - low_j[None, :]
-        s += high_i[:, None] - high_j[None, :]
-        kept = position[:, None] >= j[None, :]
-        if HAS_START:
-            kept = kept & (j >= earliest)[None, :]
-        if HAS_WINDOW:
-            kept = kept & (j[None, :] >= window_start(position, window)[:, None])
+        s, kept = exact_scores(s, position, high_i, low_i, j, high_j, low_j, seq_start, earliest, window)
         s = tl.where(kept, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1))
         # A row with no key so far: any finite number will do, every exponent is -inf.
@@ -128,9 +113,6 @@ def _forward_kernel(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SHARED: tl.constexpr,
-    HAS_BOUNDARY: tl.constexpr,
-    HAS_START: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
@@ -145,48 +127,22 @@ def _forward_kernel(
     bh = bh.to(tl.int64)
     pairs += bh * seqlen_k
     tail += bh * seqlen_k
+    keys = (k, v, b, kv_h, k_t, v_t, seqlen_k)
 
     first = row + seqlen_k - seqlen_q  # absolute position of the tile's first query
     position = first + tl.arange(0, ROWS)
     inside = position < seqlen_k
-    start = 0
-    earliest = 0
-    if HAS_BOUNDARY:
-        start = tl.load(boundary + bh * row_blocks + row // BLOCK_Q) * (BLOCK_K // COLUMNS)
-    if HAS_START:
-        earliest = tl.minimum(tl.load(seq_start + b), seqlen_k).to(tl.int32)
-        start = tl.maximum(start, earliest // COLUMNS)
-    if HAS_WINDOW:
-        start = tl.maximum(start, window_start(first, window) // COLUMNS)
-        edge = window_start(tl.minimum(first + ROWS, seqlen_k) - 1, window)  # all see the keys from it on
-    diagonal = tl.maximum((first + 1) // COLUMNS, start)  # tiles before it end at or before `first`
-    end = tl.cdiv(tl.minimum(first + ROWS, seqlen_k), COLUMNS)
+    if boundary is not None:
+        boundary = boundary + bh * row_blocks + row // BLOCK_Q
+    start, diagonal, end, earliest, edge = key_tiles(
+        first, boundary, seq_start, b, seqlen_k, window, ROWS, COLUMNS, BLOCK_K
+    )
 
     q_tile = load_rows(q, row, q_t, seqlen_q, ROWS, D, BLOCK_D, True)
     # First the tiles on the diagonal: a row's own key has no decay, so they tell how large its
     # scores are.
     acc, l_i, m_i = _masked_tiles(
-        q_tile,
-        k,
-        v,
-        pairs,
-        b,
-        kv_h,
-        k_t,
-        v_t,
-        first,
-        seqlen_k,
-        earliest,
-        window,
-        scale,
-        diagonal,
-        end,
-        COLUMNS,
-        D,
-        BLOCK_D,
-        HAS_START,
-        HAS_WINDOW,
-        DESCRIPTORS,
+        q_tile, keys, pairs, first, seq_start, earliest, window, scale, diagonal, end, COLUMNS, D, DESCRIPTORS
     )
 
     # Then the decayed rest, against that fixed level: no running maximum, no rescaling. Scores
@@ -200,13 +156,12 @@ def _forward_kernel(
     pair_end = tl.load(pairs + tl.minimum(start * COLUMNS + (COLUMNS - 1), seqlen_k - 1))
     for n in tl.range(start, diagonal):
         column = n * COLUMNS
-        k_tile = stream_rows(k, b, kv_h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
-        v_tile = stream_rows(v, b, kv_h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
+        k_tile, v_tile = stream_keys(keys, column, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
         high_end, low_end = unpack(pair_end)
         gap = (high_base - high_end) + (low_base - low_end)
         pair_end = tl.load(pairs + tl.minimum(column + (2 * COLUMNS - 1), seqlen_k - 1))
         s = product(q_tile, tl.trans(k_tile), None)
-        if HAS_WINDOW and column < edge:
+        if window is not None and column < edge:
             j = column + tl.arange(0, COLUMNS)
             s = tl.where(j[None, :] >= window_start(position, window)[:, None], s, float("-inf"))
         p = tl.math.exp2(s * scale + bias[None, :] - (level - gap)[:, None])
@@ -220,15 +175,10 @@ def _forward_kernel(
     if tl.max(tl.where(l_i < LIMIT, 0, 1), 0) > 0:
         acc, l_i, m_i = _masked_tiles(
             q_tile,
-            k,
-            v,
+            keys,
             pairs,
-            b,
-            kv_h,
-            k_t,
-            v_t,
             first,
-            seqlen_k,
+            seq_start,
             earliest,
             window,
             scale,
@@ -236,9 +186,6 @@ def _forward_kernel(
             end,
             COLUMNS,
             D,
-            BLOCK_D,
-            HAS_START,
-            HAS_WINDOW,
             DESCRIPTORS,
         )
 
@@ -314,41 +261,37 @@ def launch_forward(
     terms = decay_terms(c, seq_start, tile.columns)
     if descriptors is None:
         descriptors = can_stream(k, v)
-    with on_device_of(q):
-        launch(
-            _forward_kernel,
-            (row_tiles * batch * heads,),
-            q,
-            streamed(k, tile.columns, descriptors),
-            streamed(v, tile.columns, descriptors),
-            out,
-            lse,
-            *terms,
-            boundary,
-            seq_start,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
-            *out.stride()[:3],
-            batch * heads,
-            heads,
-            GROUP,
-            seqlen_q,
-            k.shape[2],
-            row_tiles,
-            triton.cdiv(seqlen_q, block_q),
-            window_size,
-            sm_scale * LOG2E.value,
-            BLOCK_Q=block_q,
-            BLOCK_K=block_k,
-            ROWS=tile.rows,
-            COLUMNS=tile.columns,
-            D=head_dim,
-            BLOCK_D=padded_head_dim(head_dim),
-            SHARED=heads // k.shape[1],
-            HAS_BOUNDARY=boundary is not None,
-            HAS_START=seq_start is not None,
-            HAS_WINDOW=window_size is not None,
-            DESCRIPTORS=descriptors,
-            **tile.options(q.device),
-        )
+    launch(
+        _forward_kernel,
+        (row_tiles * batch * heads,),
+        q,
+        streamed(k, tile.columns, descriptors),
+        streamed(v, tile.columns, descriptors),
+        out,
+        lse,
+        *terms,
+        boundary,
+        seq_start,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *out.stride()[:3],
+        batch * heads,
+        heads,
+        GROUP,
+        seqlen_q,
+        k.shape[2],
+        row_tiles,
+        triton.cdiv(seqlen_q, block_q),
+        window_size,
+        sm_scale * LOG2E.value,
+        BLOCK_Q=block_q,
+        BLOCK_K=block_k,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        D=head_dim,
+        BLOCK_D=padded_head_dim(head_dim),
+        SHARED=heads // k.shape[1],
+        DESCRIPTORS=descriptors,
+        **tile.options(q.device),
+    )

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..decay import LOG_FGATE_FLOOR
 from .launch import launch
-from .tiles import on_device_of
 
 _BLOCK = 2048
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
@@ -56,18 +55,17 @@ def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
     c = torch.empty(log_fgate.shape, dtype=torch.float64, device=log_fgate.device)
     batch, heads, length = log_fgate.shape
     if c.numel():
-        with on_device_of(c):
-            launch(
-                _sum_kernel,
-                (batch * heads,),
-                log_fgate,
-                c,
-                *log_fgate.stride(),
-                heads,
-                length,
-                BLOCK=_BLOCK,
-                num_warps=8,
-            )
+        launch(
+            _sum_kernel,
+            (batch * heads,),
+            log_fgate,
+            c,
+            *log_fgate.stride(),
+            heads,
+            length,
+            BLOCK=_BLOCK,
+            num_warps=8,
+        )
     return c
 
 
@@ -76,17 +74,16 @@ def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
     grad = torch.empty(log_fgate.shape, dtype=log_fgate.dtype, device=log_fgate.device)
     batch, heads, length = log_fgate.shape
     if grad.numel():
-        with on_device_of(grad):
-            launch(
-                _adjoint_kernel,
-                (batch * heads,),
-                dc.contiguous(),
-                log_fgate,
-                grad,
-                *log_fgate.stride(),
-                heads,
-                length,
-                BLOCK=_BLOCK,
-                num_warps=8,
-            )
+        launch(
+            _adjoint_kernel,
+            (batch * heads,),
+            dc.contiguous(),
+            log_fgate,
+            grad,
+            *log_fgate.stride(),
+            heads,
+            length,
+            BLOCK=_BLOCK,
+            num_warps=8,
+        )
     return grad

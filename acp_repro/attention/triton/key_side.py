@@ -60,9 +60,6 @@ def key_side_kernel(
     SHARED: tl.constexpr,
     RAGGED: tl.constexpr,
     COUNT: tl.constexpr,
-    HAS_BOUNDARY: tl.constexpr,
-    HAS_START: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     # Everything here is transposed, (keys, queries): an operand of a product is then a loaded tile
@@ -92,11 +89,11 @@ def key_side_kernel(
     # always kept.
     below = tl.maximum(tl.cdiv(tl.maximum(last - shift, 0), ROWS), begin)
     below = tl.minimum(below, tl.cdiv(seqlen_q, ROWS))
-    if HAS_START:
+    if seq_start is not None:
         earliest = tl.load(seq_start + b)
         valid = valid & (j >= earliest)
         below = tl.where(last < earliest, begin, below)
-    if HAS_BOUNDARY:
+    if boundary is not None:
         # Loaded here and used after the diagonal, which hides the wait.
         boundary += bh * row_blocks
         block = tl.arange(0, COUNT)
@@ -124,7 +121,7 @@ def key_side_kernel(
         s += low_i[None, :] - low_j[:, None]
         s += high_i[None, :] - high_j[:, None]
         kept = (tl.where(inside, shift + i, -1)[None, :] >= j[:, None]) & valid[:, None]
-        if HAS_WINDOW:
+        if window is not None:
             kept = kept & ((shift + i)[None, :] <= window_end(j, window)[:, None])
         p = tl.math.exp2(tl.where(kept, s - level_i[None, :], float("-inf")))
         dv_acc = product(p.to(g_tile.dtype), g_tile, dv_acc)
@@ -133,7 +130,7 @@ def key_side_kernel(
         dk_acc = product(ds.to(q_tile.dtype), q_tile, dk_acc)
 
     end = tl.cdiv(seqlen_q, ROWS)
-    if HAS_BOUNDARY:
+    if boundary is not None:
         # The boundary never falls from row to row, so counting the rows of blocks that keep this
         # key block gives the end of the last one.
         count = tl.sum((starts <= column // BLOCK_K).to(tl.int32), 0)
@@ -142,9 +139,9 @@ def key_side_kernel(
             starts = tl.load(boundary + block, mask=block < row_blocks, other=2147483647)
             count += tl.sum((starts <= column // BLOCK_K).to(tl.int32), 0)
         end = tl.minimum(end, count * (BLOCK_Q // ROWS))
-    if HAS_START:
+    if seq_start is not None:
         end = tl.where(last < earliest, 0, end)
-    if HAS_WINDOW:
+    if window is not None:
         end = tl.minimum(end, tl.maximum(window_end(last, window) - shift, -1) // ROWS + 1)
         edge = window_end(column, window) - shift  # rows up to it see all of these keys
     pair_first = tl.load(pairs + shift + tl.minimum(below * ROWS, seqlen_q - 1))
@@ -163,7 +160,7 @@ def key_side_kernel(
             shifted_i, delta_i = unpack(tl.load(queries + i))
         s = product(k_tile, tl.trans(q_tile), None)
         dp = product(v_tile, tl.trans(g_tile), None)
-        if HAS_WINDOW and row + (ROWS - 1) > edge:
+        if window is not None and row + (ROWS - 1) > edge:
             s = tl.where((shift + i)[None, :] <= window_end(j, window)[:, None], s, float("-inf"))
         p = tl.math.exp2(s * scale + shifted_i[None, :] + (rise + gap)[:, None])
         dv_acc = product(p.to(g_tile.dtype), g_tile, dv_acc)

@@ -14,7 +14,6 @@ PyTorch, Triton's interpreter. ``ACP_REPRO_PLAIN_LAUNCHES=1`` in the environment
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from . import notes
+from .tiles import on_device_of
 
 try:
     from triton import knobs
@@ -37,8 +37,10 @@ _ready: list[Callable] = []
 
 
 def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
-    """``kernel[grid](*arguments, **constants)``, noted where a :func:`ready` function is being noted."""
-    compiled = kernel[grid](*arguments, **constants)
+    """``kernel[grid](*arguments, **constants)`` on the device of the first tensor, noted where a
+    :func:`ready` function is being noted."""
+    with on_device_of(next(x for x in arguments if isinstance(x, Tensor))):
+        compiled = kernel[grid](*arguments, **constants)
     noting = notes.current()
     if noting is not None:
         noting.add(kernel, compiled, grid, arguments, constants)
@@ -86,7 +88,7 @@ def ready(function: Callable) -> Callable:
             plans[key] = noting.plan(results)
             return results
         elif plan.refused is None and not any(kernel.pre_run_hooks for kernel in plan.kernels):
-            with on_device(device):
+            with on_device_of(tensors[0]):
                 return plan(addresses, device)
         return function(*arguments)
 
@@ -113,14 +115,6 @@ def can_be_ready(x: Tensor) -> bool:
     if os.environ.get("ACP_REPRO_PLAIN_LAUNCHES") == "1":
         return False
     return x.is_cuda and torch.version.hip is None and not _somebody_looks_on()
-
-
-def on_device(device: torch.device) -> contextlib.AbstractContextManager:
-    """``torch.cuda.device(device)``, at less cost where it is the current one already."""
-    return _STAY if torch.cuda.current_device() == device.index else torch.cuda.device(device)
-
-
-_STAY = contextlib.nullcontext()
 
 
 def _somebody_looks_on() -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..threshold import threshold_offset
 from .launch import launch, ready
-from .tiles import addressable, load_rows, on_device_of, padded_head_dim
+from .tiles import addressable, load_rows, padded_head_dim
 
 _ROWS = 128
 _SIZES = ["heads", "tiles", "count"]
@@ -84,8 +84,7 @@ def largest_norms(x: Tensor) -> Tensor:
         (B, H) float32.
     """
     x = addressable(x)
-    with on_device_of(x):
-        return _squares(x).amax(-1).view(torch.float32).sqrt()
+    return _squares(x).amax(-1).view(torch.float32).sqrt()
 
 
 def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
@@ -104,19 +103,18 @@ def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolera
 @ready
 def _find_threshold(q: Tensor, k: Tensor, constants: tuple[float, float]) -> tuple[Tensor]:
     delta = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    with on_device_of(q):
-        q_squares, k_squares = _squares(q), _squares(k)
-        launch(
-            _threshold_kernel,
-            (delta.numel(),),
-            q_squares,
-            k_squares,
-            delta,
-            q_squares.shape[2],
-            k_squares.shape[2],
-            *constants,
-            SHARED=q.shape[1] // k.shape[1],
-            WIDTH=128,
-            num_warps=1,
-        )
+    q_squares, k_squares = _squares(q), _squares(k)
+    launch(
+        _threshold_kernel,
+        (delta.numel(),),
+        q_squares,
+        k_squares,
+        delta,
+        q_squares.shape[2],
+        k_squares.shape[2],
+        *constants,
+        SHARED=q.shape[1] // k.shape[1],
+        WIDTH=128,
+        num_warps=1,
+    )
     return (delta,)

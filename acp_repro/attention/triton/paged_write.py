@@ -9,7 +9,7 @@ from torch import Tensor
 from ..decay import LOG_FGATE_FLOOR
 from ..kvcache import PagedKVCache
 from .launch import launch
-from .tiles import addressable, on_device_of, padded_head_dim
+from .tiles import addressable, padded_head_dim
 
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
 _SIZES = ["batch_heads", "kv_heads", "max_blocks"]
@@ -79,32 +79,31 @@ def write_kvcache(cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) 
     k, v, log_fgate = (x.resolve_neg() for x in (k, v, log_fgate))
     k, v = (addressable(x) for x in (k, v))
     batch, kv_heads, tokens, head_dim = k.shape
-    with on_device_of(k):
-        launch(
-            _write_kernel,
-            (batch * kv_heads,),
-            k,
-            v,
-            log_fgate,
-            cache.k,
-            cache.v,
-            cache.c,
-            cache.block_table,
-            cache.seqlens.contiguous(),
-            *k.stride()[:3],
-            *v.stride()[:3],
-            *log_fgate.stride(),
-            batch * kv_heads,
-            kv_heads,
-            cache.block_table.shape[2],
-            TOKENS=tokens,
-            ROWS=triton.next_power_of_2(tokens),
-            GROUP=cache.c.shape[1],
-            BLOCK=cache.block_size,
-            D=head_dim,
-            BLOCK_D=padded_head_dim(head_dim),
-            num_warps=1,
-        )
+    launch(
+        _write_kernel,
+        (batch * kv_heads,),
+        k,
+        v,
+        log_fgate,
+        cache.k,
+        cache.v,
+        cache.c,
+        cache.block_table,
+        cache.seqlens.contiguous(),
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *log_fgate.stride(),
+        batch * kv_heads,
+        kv_heads,
+        cache.block_table.shape[2],
+        TOKENS=tokens,
+        ROWS=triton.next_power_of_2(tokens),
+        GROUP=cache.c.shape[1],
+        BLOCK=cache.block_size,
+        D=head_dim,
+        BLOCK_D=padded_head_dim(head_dim),
+        num_warps=1,
+    )
 
 
 @triton.jit(do_not_specialize=["kv_heads", "max_blocks", "tokens", "columns"])
@@ -163,27 +162,26 @@ def write_blocks(cache: PagedKVCache, k: Tensor, v: Tensor, c: Tensor) -> None:
     k, v = (addressable(x) for x in (k, v))
     batch, kv_heads, tokens, head_dim = k.shape
     columns = triton.cdiv(tokens, cache.block_size) + 1  # the first new token may stand in a block's middle
-    with on_device_of(k):
-        launch(
-            _write_blocks_kernel,
-            (batch * kv_heads * columns,),
-            k,
-            v,
-            c.contiguous(),
-            cache.k,
-            cache.v,
-            cache.c,
-            cache.block_table,
-            cache.seqlens.contiguous(),
-            *k.stride()[:3],
-            *v.stride()[:3],
-            kv_heads,
-            cache.block_table.shape[2],
-            tokens,
-            columns,
-            GROUP=cache.c.shape[1],
-            BLOCK=cache.block_size,
-            D=head_dim,
-            BLOCK_D=padded_head_dim(head_dim),
-            num_warps=4,
-        )
+    launch(
+        _write_blocks_kernel,
+        (batch * kv_heads * columns,),
+        k,
+        v,
+        c.contiguous(),
+        cache.k,
+        cache.v,
+        cache.c,
+        cache.block_table,
+        cache.seqlens.contiguous(),
+        *k.stride()[:3],
+        *v.stride()[:3],
+        kv_heads,
+        cache.block_table.shape[2],
+        tokens,
+        columns,
+        GROUP=cache.c.shape[1],
+        BLOCK=cache.block_size,
+        D=head_dim,
+        BLOCK_D=padded_head_dim(head_dim),
+        num_warps=4,
+    )

@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 from .differences import load_pair, pack, unpack
-from .tiles import COUNTS, head_of, load_rows, product, share_of_work, store_rows, stream_rows, window_start
+from .query_tile import exact_scores, key_tiles, stream_keys
+from .tiles import COUNTS, head_of, load_rows, product, share_of_work, store_rows, window_start
 
 
 @triton.jit
@@ -15,19 +16,14 @@ def _query_side_masked(
     parts,
     q_tile,
     g_tile,
-    k,
-    v,
+    keys,
     pairs,
-    b,
-    h,
-    k_t,
-    v_t,
     position,
     high_i,
     low_i,
     level_i,
     delta_i,
-    seqlen_k,
+    seq_start,
     earliest,
     window,
     scale,
@@ -35,28 +31,19 @@ def _query_side_masked(
     end,
     COLUMNS: tl.constexpr,
     D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    HAS_START: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     """Adds key tiles ``begin .. end`` with every mask and exact differences of c."""
     ROWS: tl.constexpr = q_tile.shape[0]
+    BLOCK_D: tl.constexpr = q_tile.shape[1]
+    seqlen_k = keys[-1]
     for n in tl.range(begin, end):
-        column = n * COLUMNS
-        j = column + tl.arange(0, COLUMNS)
-        k_tile = stream_rows(k, b, h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, True, DESCRIPTORS)
-        v_tile = stream_rows(v, b, h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, True, DESCRIPTORS)
+        j = n * COLUMNS + tl.arange(0, COLUMNS)
+        k_tile, v_tile = stream_keys(keys, n * COLUMNS, COLUMNS, D, BLOCK_D, True, DESCRIPTORS)
         high_j, low_j = load_pair(pairs, j, j < seqlen_k)
         s = product(q_tile, tl.trans(k_tile), None) * scale
         dp = product(g_tile, tl.trans(v_tile), None)
-        s += low_i[:, None] - low_j[None, :]
-        s += high_i[:, None] - high_j[None, :]
-        kept = position[:, None] >= j[None, :]
-        if HAS_START:
-            kept = kept & (j >= earliest)[None, :]
-        if HAS_WINDOW:
-            kept = kept & (j[None, :] >= window_start(position, window)[:, None])
+        s, kept = exact_scores(s, position, high_i, low_i, j, high_j, low_j, seq_start, earliest, window)
         p = tl.math.exp2(tl.where(kept, s - level_i[:, None], float("-inf")))
         ds = p * (dp - delta_i[:, None])
         parts += tl.sum(tl.reshape(ds, [ROWS, COLUMNS // 8, 8]), 1)
@@ -116,9 +103,6 @@ def query_side_kernel(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SHARED: tl.constexpr,
-    HAS_BOUNDARY: tl.constexpr,
-    HAS_START: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
@@ -135,24 +119,18 @@ def query_side_kernel(
     bh = bh.to(tl.int64)
     pairs += bh * seqlen_k
     tail += bh * seqlen_k
+    keys = (k, v, b, kv_h, k_t, v_t, seqlen_k)
 
     r = tl.arange(0, ROWS)
     i = row + r
     first = row + seqlen_k - seqlen_q  # absolute position of the tile's first query
     position = first + r
     inside = i < seqlen_q
-    start = 0
-    earliest = 0
-    if HAS_BOUNDARY:
-        start = tl.load(boundary + bh * row_blocks + row // BLOCK_Q) * (BLOCK_K // COLUMNS)
-    if HAS_START:
-        earliest = tl.minimum(tl.load(seq_start + b), seqlen_k).to(tl.int32)
-        start = tl.maximum(start, earliest // COLUMNS)
-    if HAS_WINDOW:
-        start = tl.maximum(start, window_start(first, window) // COLUMNS)
-        edge = window_start(tl.minimum(first + ROWS, seqlen_k) - 1, window)  # all see the keys from it on
-    diagonal = tl.maximum((first + 1) // COLUMNS, start)  # tiles before it end at or before `first`
-    end = tl.cdiv(tl.minimum(first + ROWS, seqlen_k), COLUMNS)
+    if boundary is not None:
+        boundary = boundary + bh * row_blocks + row // BLOCK_Q
+    start, diagonal, end, earliest, edge = key_tiles(
+        first, boundary, seq_start, b, seqlen_k, window, ROWS, COLUMNS, BLOCK_K
+    )
 
     q_tile = load_rows(q, row, q_t, seqlen_q, ROWS, D, BLOCK_D, True)
     g_tile = load_rows(dout, row, g_t, seqlen_q, ROWS, D, BLOCK_D, True)
@@ -178,14 +156,13 @@ def query_side_kernel(
     pair_end = tl.load(pairs + tl.minimum(start * COLUMNS + (COLUMNS - 1), seqlen_k - 1))
     for n in tl.range(start, diagonal):
         column = n * COLUMNS
-        k_tile = stream_rows(k, b, kv_h, column, k_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
-        v_tile = stream_rows(v, b, kv_h, column, v_t, seqlen_k, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
+        k_tile, v_tile = stream_keys(keys, column, COLUMNS, D, BLOCK_D, False, DESCRIPTORS)
         high_end, low_end = unpack(pair_end)
         gap = (high_base - high_end) + (low_base - low_end)
         pair_end = tl.load(pairs + tl.minimum(column + (2 * COLUMNS - 1), seqlen_k - 1))
         s = product(q_tile, tl.trans(k_tile), None)
         dp = product(g_tile, tl.trans(v_tile), None)
-        if HAS_WINDOW and column < edge:
+        if window is not None and column < edge:
             j = column + tl.arange(0, COLUMNS)
             s = tl.where(j[None, :] >= window_start(position, window)[:, None], s, float("-inf"))
         p = tl.math.exp2(s * scale + bias[None, :] - (shifted_i - gap)[:, None])
@@ -199,19 +176,14 @@ def query_side_kernel(
         parts,
         q_tile,
         g_tile,
-        k,
-        v,
+        keys,
         pairs,
-        b,
-        kv_h,
-        k_t,
-        v_t,
         position,
         high_i,
         low_i,
         level_i,
         delta_i,
-        seqlen_k,
+        seq_start,
         earliest,
         window,
         scale,
@@ -219,9 +191,6 @@ def query_side_kernel(
         end,
         COLUMNS,
         D,
-        BLOCK_D,
-        HAS_START,
-        HAS_WINDOW,
         DESCRIPTORS,
     )
 

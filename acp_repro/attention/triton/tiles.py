@@ -144,9 +144,14 @@ def streamed(x: Tensor, rows: int, descriptors: bool):
     return TensorDescriptor(x, list(x.shape), [*strides_of(x), 1], [1, 1, rows, x.shape[-1]])
 
 
-def on_device_of(x: Tensor):
+def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
     """Triton launches on the current device, which need not be that of the inputs."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else contextlib.nullcontext()
+    if x.device.type != "cuda" or torch.cuda.current_device() == x.device.index:
+        return _STAY  # at less cost
+    return torch.cuda.device(x.device)
+
+
+_STAY = contextlib.nullcontext()
 
 
 def addressable(x: Tensor) -> Tensor:
