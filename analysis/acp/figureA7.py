@@ -1,4 +1,4 @@
-"""Figure A7: what moves the pruned share. One training a suspect, each unlike the first in one thing."""
+"""Figure A7: what moves the pruned share. One training a suspect, and one of the two that lead to the paper's."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def difference(run: FoXRun, base: FoXRun) -> str:
     if run.needle_share != base.needle_share:
         parts.append(f"{100 * run.needle_share:g} % of the text asks for facts")
     if ours.learning_rate != theirs.learning_rate:
-        parts.append(f"learning rate {ours.learning_rate:g}, not {theirs.learning_rate:g}")
+        parts.append(f"learning rate {ours.learning_rate:g} (not {theirs.learning_rate:g})")
     if ours.qk_norm_share_param_across_head != theirs.qk_norm_share_param_across_head:
         parts.append("QK-norm weights shared by all heads")
     if ours.vocab_size != theirs.vocab_size:
         parts.append(f"{ours.vocab_size:,} words")
-    return ", ".join(parts)
+    return " and ".join(parts)
 
 
 def shares(records: pd.DataFrame, runs: Sequence[FoXRun]) -> pd.DataFrame:
@@ -117,9 +117,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     seeds = f"The two are {gap:.1f} points apart." if gap == gap else "There is one seed."
     caption = f"""**Figure A7.** {verdict} Shown is what moves the pruned share of
 {models.in_words([base.size_name])} at {base.context_length:,} tokens. Each training sees
-{style.count_label(base.size.tokens)} tokens and differs from the first in one thing. A suspect counts if it
-moves the share by more than {COUNTS_POINTS:g} points (shaded) and by more than twice the gap between two
-seeds. {seeds} Dashed: the paper's "about 70 %". {style.provenance(records)}"""
+{style.count_label(base.size.tokens)} tokens and differs from the first in what its line names. A suspect
+counts if it moves the share by more than {COUNTS_POINTS:g} points (shaded) and by more than twice the gap
+between two seeds. {seeds} Dashed: the paper's "about 70 %". {style.provenance(records)}"""
     return draw(table), caption
 
 

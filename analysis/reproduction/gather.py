@@ -137,12 +137,16 @@ def of_records(
     suites: Sequence[Suite],
     records: Mapping[str, Mapping[str, pd.DataFrame]],
 ) -> Line:
-    """A claim that is judged on the records of ``judged_on``."""
+    """A claim that is judged on the records of ``judged_on``.
+
+    A claim of the text is not judged on a suite that leaves that item out: it has the records for other ends.
+    """
     paper = suites[0].paper
     found = [
         of_suite(id, claim, item, judged_on, suite, records[suite.name])
         for suite in suites
         if set(claim.quantities) <= set(records[suite.name])
+        and (item is not None or judged_on.name not in suite.file.leave_out)
     ]
     found = [line for line in found if line.status in (*TELLING, Status.UNDECIDED)]
     if not found:

@@ -45,10 +45,10 @@ def test_each_training_is_named_by_what_it_does_otherwise(runs):
         "",
         "",
         "75 % of the text asks for facts",
-        "learning rate 0.002, not 0.001",
+        "learning rate 0.002 (not 0.001)",
         "QK-norm weights shared by all heads",
         "50,257 words",
-        "learning rate 0.002, not 0.001, 50,257 words",
+        "learning rate 0.002 (not 0.001) and 50,257 words",
     ]
 
 

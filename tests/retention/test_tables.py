@@ -25,8 +25,8 @@ def test_times_of_short_batches_keep_their_digits():
     ("counts", "words"),
     [
         ([1, 1], "one seed"),
-        ([2, 2], "mean and standard deviation over seeds (their number in brackets)"),
-        ([1, 3], "mean and standard deviation over seeds (their number in brackets; one seed where none is)"),
+        ([2, 2], "mean and standard deviation over seeds, with their number in brackets"),
+        ([1, 3], "mean and standard deviation over seeds, with their number in brackets (none: one seed)"),
     ],
 )
 def test_one_seed_has_no_deviation(counts, words):
