@@ -1,4 +1,4 @@
-"""Figure A7: what moves the pruned share. One training a suspect, and one of the two that lead to the paper's."""
+"""Figure A7: what moves the pruned share. One training a suspect, and one of the two that lead to 70 %."""
 
 from __future__ import annotations
 
