@@ -1,10 +1,11 @@
-"""The kernels for Hopper GPUs: what they refuse, that they compile well, and their sums on a GPU.
+"""The kernels for Hopper GPUs: what they refuse, that they compile well, and their sums.
 
-They cannot run in Triton's interpreter, but a compiler for their GPU comes with Triton, and tells what
-would make them slow.
+Triton's interpreter does not know them, so :mod:`.gluon_on_cpu` runs them where no GPU is. A compiler for
+their GPU comes with Triton, and tells what would make them slow.
 """
 
 import importlib
+import math
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from triton.errors import TritonError
 from acp_repro.attention import why
 from acp_repro.attention.triton import block_sizes, hopper
 
-from .test_triton import DEVICE, boundary_for, check, lone_keys, make_inputs, run
+from .test_triton import DEVICE, attend, boundary_for, check, lone_keys, make_inputs, run
 
 backward = importlib.import_module("acp_repro.attention.triton.backward")
 IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
@@ -119,6 +120,40 @@ def test_a_triton_that_refuses_them_falls_back_with_a_reason(monkeypatch):
     # Calls that the same kernels would serve, and no others.
     assert says(64, 64, 16, torch.float32) and says(70, 70, 16, torch.float32, batch=1, heads=1)
     assert not says(64, 64, 32, torch.float32) and not says(64, 64, 16, torch.float16)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the GPU runs them in the tests below")
+@pytest.mark.parametrize(
+    ("seqlen", "kind", "dtype"),
+    [
+        (3, "exact", torch.bfloat16),
+        (130, "shared", torch.float16),
+        (389, "pruned", torch.bfloat16),
+        (389, "exact", torch.float16),
+        (389, "padded", torch.bfloat16),
+    ],
+)
+@WIDTHS
+def test_every_gradient_without_a_gpu(monkeypatch, seqlen, kind, dtype, head_dim):
+    """389 positions are seven tiles, more than there are stages: each stage is filled again."""
+    from . import gluon_on_cpu
+
+    monkeypatch.setattr(hopper, "launch", gluon_on_cpu.launch)
+    inputs, grid = make_inputs(seqlen, seqlen, head_dim, dtype), (128, 64)
+    if kind == "shared":
+        inputs[2:4] = (x[:, :1].expand(-1, 2, -1, -1) for x in inputs[2:4])
+    seq_start = torch.tensor([0, seqlen // 2 + 1]) if kind == "padded" else None
+    boundary = None if kind == "exact" else boundary_for(inputs[4], seqlen, *grid, seq_start)
+    judged_by = torch.zeros(2, 2, -(-seqlen // 128), dtype=torch.int32) if boundary is None else boundary
+    out, *_, lse = attend(inputs, judged_by, seq_start, 0.125, *grid)
+    dout, q, k, v, c = inputs
+    if kind == "shared":
+        k, v = k[:, :1], v[:, :1]
+    grads = [torch.full(q.shape, float("nan"), dtype=dtype) for _ in "qkv"]
+    dc = torch.full(c.shape, float("nan"))
+    given = (dout, q, k, v, out.to(dtype), (lse / math.log(2)).float(), c, boundary, seq_start, 0.125, *grid)
+    hopper.launch_backward(*given, *grads, dc)
+    check(inputs, judged_by, seq_start, 0.125, *grid, actual=(out.to(dtype), *grads, dc, lse))
 
 
 @needs_hopper
