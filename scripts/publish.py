@@ -108,7 +108,8 @@ def fox(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]
     config = run.model_config(corpus.vocab_size)
     about = f"""\
 A small Forgetting Transformer (FoX), trained with Adaptive Computation Pruning (ACP). Use it to look at
-heads: it has local and global ones, as large models do.
+heads. As in large models, some are local (nearly all of their blocks are pruned) and some global (nearly
+none).
 
     python -m acp_repro.inspect pretrained/{folder.name}"""
     pruned = blocks["pruned_blocks"].sum() / blocks["causal_blocks"].sum()
@@ -130,7 +131,7 @@ heads: it has local and global ones, as large models do.
 Loss and pruned share were measured with the float32 weights, as trained. `make figure4 SUITE=pretrained`
 measures the weights of this folder on your machine.
 
-Its text is in the public domain. The weights are under the licence of the project."""
+The training text is in the public domain. The weights are under the licence of the project."""
     return about, rows, end
 
 
@@ -153,15 +154,15 @@ def encoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], 
     place = "at the input" if run.gates == "input" else run.gates.replace("_", " ")
     about = f"""\
 A small encoder with [Adaptive Retention](../../docs/adaptive-retention.md). It reads a piece of the Python
-standard library and says which package it comes from. It keeps {run.budget:.0%} of its tokens: a gate
-{place} chooses them. Use it to look at which tokens stay:
+standard library and says which package it comes from. It keeps at most {run.budget:.0%} of its
+tokens: a gate {place} chooses them. Use it to look at which tokens stay:
 
     python -m acp_repro.retention.show pretrained/{folder.name} --file acp_repro/common/files.py"""
     rows = {
         "model": f"{run.backbone.num_hidden_layers} blocks of width {run.backbone.hidden_size}",
         "weights": f"{sum(p.numel() for p in model.parameters()):,}, in bfloat16",
         "data": f"pieces of {run.dataset.options.get('characters', 600)} characters of {classes}; the "
-        "package's own name is taken out",
+        "package's name is removed from the text",
         "tokenizer": f"byte-pair encoding of {model.config.vocab_size:,} ids, trained on the same text",
         "longest text": f"{run.dataset.max_tokens} tokens",
         f"accuracy on {ours['measured_examples']:,} test pieces": f"{ours['score_percent']:.1f} % with "
@@ -169,7 +170,7 @@ standard library and says which package it comes from. It keeps {run.budget:.0%}
         "trained on": "{tokens:,} tokens, on {device}, in {seconds:.0f} seconds",
     }
     end = """\
-The scores were measured with the float32 weights, as trained.
+The scores are of this one training, measured with its float32 weights.
 
 The text of the standard library is under Python's licence. The weights are under the licence of the
 project."""
@@ -189,7 +190,7 @@ def autoencoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, st
     about = f"""\
 A small autoencoder with [learnable attention pruning](../../docs/learnable-attention-pruning.md) (LAP). Its
 encoder drops tokens of a sentence, and its decoder writes the sentence again from the rest. Use it to look at
-which tokens stay. It was trained on short sentences alone, so other text comes back with mistakes.
+which tokens stay. It was trained only on short sentences, so other text comes back with mistakes.
 
     {command} --text "Return the number of items in the list.\""""
     texts = f"{described['data']['train_texts']:,} texts of `corpus: {data.corpus}`"
@@ -198,9 +199,9 @@ which tokens stay. It was trained on short sentences alone, so other text comes 
     rows = {
         "model": f"a T5 of {blocks} encoder and {run.model.num_decoder_layers} decoder blocks of width "
         f"{run.model.d_model}, trained from scratch",
-        "weights": f"{described['parameters']:,} weights, in float32",
+        "weights": f"{described['parameters']:,}, in float32",
         "gates": f"hard concrete, after encoder blocks {gates} (counted from 0)",
-        "decoder": f"sees {settings.decoder_window} tokens",
+        "decoder": f"reads the {settings.decoder_window} tokens before each one, and what is kept",
         "data": texts,
         "tokenizer": f"byte-pair encoding of {data.vocabulary:,} ids, trained on the same text "
         "(tokenizer.json)",
@@ -208,7 +209,7 @@ which tokens stay. It was trained on short sentences alone, so other text comes 
         "trained for": f"{run.training.steps:,} steps of {run.training.batch_texts} texts, "
         f"lambda {run.compression:g}",
         "trained on": "{device}, in {seconds:.0f} seconds",
-        "tokens kept": f"{removed['kept_ratio']:.1%}; the others are really removed",
+        "tokens kept": f"{removed['kept_ratio']:.1%}; the rest are removed, not masked",
         "accuracy, given the true tokens before": f"{removed['token_accuracy']:.3f}",
         "BLEU, ROUGE-L, given the true tokens before": f"{removed['bleu']:.3f}, {removed['rouge_l']:.3f}",
         "whole texts right, written freely": f"{free['exact_match']:.1%}",

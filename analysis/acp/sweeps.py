@@ -67,7 +67,8 @@ def mass_below(mass: pd.Series, log_epsilon: pd.Series) -> Verdict:
     nearest = margin.idxmin()
     found, bound = power_in_latex(mass[nearest]), power_in_latex(math.exp(log_epsilon[nearest]))
     return Verdict.of(
-        bool((margin > 0).all()), f"the row that comes nearest loses {found}; the bound is {bound}"
+        bool((margin > 0).all()),
+        f"the query nearest to the bound loses weights of {found}; the bound is {bound}",
     )
 
 

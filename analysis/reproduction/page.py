@@ -13,7 +13,8 @@ from .missing import gaps
 
 MEANINGS = {
     Word.PROVED: "a proof or a formula gives it, whatever the model, and a test shows it on this code",
-    Word.MEASURED: "the models of the line meet the criterion: the paper's range, or what it says in words",
+    Word.MEASURED: "the models of the line meet the criterion: the paper's range, or its words where it has "
+    "none",
     Word.ANOTHER_SIZE: "the models of the line show the effect that the paper reports, with a larger or a "
     "smaller number than its range",
     Word.UNTOLD: "the records cannot show it, or there are none: the line says why",
@@ -38,21 +39,22 @@ def render(sections: Sequence[Section]) -> str:
         _markdown(("verdict", "means"), MEANINGS.items()),
         "## How to read it",
         "- `make reproduction` writes this page from the published records. Nothing on it is written by "
-        "hand. Each claim and its criterion stand in the file of its figure (`analysis/PAPER/`). The reports "
+        "hand. Each claim and its criterion stand in its figure's Python file, in `analysis/acp/`, "
+        "`analysis/lap/` or `analysis/retention/`. The reports "
         "(`figures/SUITE/report.html`) show the figures.\n"
         "- A verdict holds at the scale that stands beside it, and no further.\n"
         "- A *suite*, such as `h100`, is a set of trainings with its records. *Start of training* marks a "
         "model that saw few tokens for its size. *Exact* is attention without pruning.\n"
-        "- Square brackets hold a 95 % interval. For the loss and the downstream results of ACP it is 90 %, "
-        "which belongs to two one-sided tests at 5 %.\n"
+        "- Square brackets hold a 95 % interval. The loss and the downstream results of ACP have a 90 % "
+        "interval, as two one-sided tests at 5 % need.\n"
         "- Where several suites have records of a claim, one decides: the one with the most runs measured "
-        "for it. Of equals, it is the one whose models saw the most tokens. Where another suite comes to "
-        "another verdict, the line says so. Where another suite cannot tell, the line gives its numbers. A "
-        "claim that two figures show counts twice.\n"
+        "for it. With equal numbers, the suite whose models saw the most tokens decides. Where another "
+        "suite comes to another verdict, the line says so. Where another suite cannot tell, the line gives "
+        "its numbers. A claim that two figures show counts twice.\n"
         "- `make claim ID=acp.figure2.1` measures a line again. It trains runs that lack weights, measures, "
         "and prints the old and the new number and verdict. With `SUITE=cpu` it takes the small models of a "
-        "laptop. The seconds are what the trainings behind the records took. Where the records say it, they "
-        "include the measuring.",
+        "laptop. The last column gives the training time behind the records. It includes the measuring where "
+        "the records say it.",
         *(part for section in sections for part in _section(section)),
         "## What is missing",
         "Nobody has trained or measured these. The right column says what would.",
