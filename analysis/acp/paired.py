@@ -21,7 +21,7 @@ from . import models
 SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
 TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
-ONE_PAIR = "there is one pair of trainings, and another pair may differ as much"
+ONE_PAIR = "one pair of trainings, and another may differ as much"
 SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
 
 
