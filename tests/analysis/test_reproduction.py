@@ -12,7 +12,7 @@ from acp_repro.chain import state
 from acp_repro.chain.paper import Claim
 from acp_repro.chain.registry import find_paper, paper_names
 from acp_repro.chain.suite import load_suite, suite_names
-from analysis import style
+from analysis import drawing, style
 from analysis.acp import figure2, figure3, figure3_right, figure7, models, text_claims
 from analysis.report.gather import paper_words
 from analysis.reproduction.__main__ import main
@@ -77,6 +77,26 @@ def test_published_records_are_of_the_present_settings(monkeypatch):
         for run, quantity in itertools.product(suite.runs, suite.paper.quantities):
             if not quantity.command and quantity.path(suite.name, run.name).is_file():
                 assert state.is_current(suite, run, quantity), (run.name, quantity.name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [suite for suite in suite_names() if load_suite(suite).file.published])
+def test_published_captions_are_what_is_written_today(name, monkeypatch):
+    """Dates do not say so: a clone gives all files one date."""
+    from matplotlib import pyplot as plt
+
+    monkeypatch.chdir(ROOT)
+    suite = load_suite(name)
+    drawn = [item for item in suite.paper.items if item.path(name).with_suffix(".md").is_file()]
+    old = []
+    for item in drawn:
+        found = drawing.find(name, item.name)
+        _, caption = suite.paper.module_of(item).make(found)
+        plt.close("all")
+        text = item.path(name).with_suffix(".md").read_text(encoding="utf-8")
+        if not text.startswith(caption.strip() + "\n"):
+            old.append(f"python -m {suite.paper.draw_command(item)} --suite {name}")
+    assert drawn and not old, "\n".join(old)
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)

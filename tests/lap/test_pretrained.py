@@ -36,7 +36,7 @@ def test_it_is_small_and_of_the_suite_that_its_card_names(shipped, monkeypatch):
     assert all(config[name] == value for name, value in run.model.shape.items())
     card = (FOLDER / "README.md").read_text()
     weights = sum(p.numel() for p in shipped.parameters())
-    assert f"{weights:,} weights" in card and run.command in card
+    assert f"| weights | {weights:,}, in float32 |" in card and run.command in card
 
 
 def test_it_keeps_its_accuracy_with_fewer_tokens(shipped, monkeypatch):

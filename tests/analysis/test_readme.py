@@ -1,0 +1,108 @@
+"""The numbers of README's main results, computed from the records once more."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+
+
+def record(name: str, **wanted) -> pd.DataFrame:
+    """The rows of ``results/NAME.csv`` that have these values."""
+    table = pd.read_csv(RESULTS / f"{name}.csv")
+    for column, value in wanted.items():
+        table = table[table[column] == value]
+    assert len(table), (name, wanted)
+    return table
+
+
+def pruned(run: str) -> float:
+    blocks = record(f"{run}/pruned_ratio")
+    return 100 * blocks["pruned_blocks"].sum() / blocks["causal_blocks"].sum()
+
+
+def two(quantity: str, length: str) -> list[float]:
+    """With ACP and exact, of the 125M model of suite h100."""
+    table = record(f"h100/pro-125m-{length}-acp/{quantity}").set_index("method")
+    columns = {"attention_time": ["forward_ms", "backward_ms"], "throughput": ["throughput_tokens_per_s"]}[
+        quantity
+    ]
+    return [table.loc[method, columns].sum() for method in ("acp", "exact")]
+
+
+LENGTHS = ("4k", "8k", "16k")
+
+
+def skipped() -> str:
+    one, other, last = (round(pruned(f"h100/pro-125m-{length}-acp")) for length in LENGTHS)
+    arm = pruned("h200-arms/pro-125m-lr2e-3-50k-4k-acp")
+    return f"**{one}, {other} and {last} % of the blocks** at 4k, 8k and 16k|{arm:.1f} % is skipped"
+
+
+def saved() -> str:
+    times = [two("attention_time", length) for length in LENGTHS]
+    less = [round(100 * (1 - acp / exact)) for acp, exact in times]
+    rates = [two("throughput", length) for length in LENGTHS]
+    more = [round(100 * (acp / exact - 1)) for acp, exact in rates]
+    return "{}, {} and {} % less time|{}, {} and {} % faster".format(*less, *more)
+
+
+def kernel() -> str:
+    table = record("h100/benchmark/kernel_time", length_tokens=16384).set_index(["implementation", "method"])
+    ms = table["forward_backward_ms"]
+    ours = f"**{ms['triton', 'acp']:.2f} ms with ACP, {ms['triton', 'exact']:.1f} ms without"
+    theirs = f"takes {ms['official', 'acp']:.1f} and {ms['official', 'exact']:.1f} ms"
+    return f"{ours}|{theirs}|without gates {ms['cudnn', 'no gates']:.1f} ms"
+
+
+def step() -> str:
+    table = record("h100/benchmark/training_step", size="125M", method="acp", ranks=1, vocab_size=50257)
+    rate = table.set_index(["context_length_tokens", "implementation"])["throughput_tokens_per_s"]
+    short, long = (rate[n, "triton"] / rate[n, "official"] for n in (4096, 16384))
+    return f"**{short:.2f} and {long:.2f} times as fast**"
+
+
+def generation() -> str:
+    table = record("h100/benchmark/decode_time", scope="model", batch=64, length_tokens=16384)
+    acp, exact = (table[table["method"] == method].iloc[0] for method in ("acp", "exact"))
+    faster = exact["step_ms"] / acp["step_ms"]
+    gib = [one["allocated_bytes"] / 2**30 for one in (acp, exact)]
+    times = f"{acp['step_ms']:.2f} ms a step instead of {exact['step_ms']:.2f}"
+    return f"**{faster:.1f} times as fast|{times}|{gib[0]:.1f} GiB instead of {gib[1]:.2f}"
+
+
+def retention() -> str:
+    def score(task: str, *runs: str) -> float:
+        tables = [record(f"retention-h200/{task}-base-{run}/score", split="test") for run in runs]
+        return sum(table["score_percent"].iloc[0] for table in tables) / len(tables)
+
+    tasks = ("facts", "imdb", "sst2")
+    dense = [score(task, "dense", "dense-seed1", "dense-seed2") for task in tasks]
+    ours = [score(task, *(f"ar-30-input{seed}" for seed in ("", "-seed1", "-seed2"))) for task in tasks]
+    drawn = [score(task, "random-30-input") for task in tasks]
+    falls = [f"from {a:.1f} to {b:.1f}" for a, b in zip(dense, ours, strict=True)]
+    return "|".join((*falls, "Random tokens score {:.1f}, {:.1f} and {:.1f}".format(*drawn)))
+
+
+def lap() -> str:
+    free = record("lap-h200/exact-10/reconstruction", decoding="free").iloc[0]
+    forced = record("lap-h200/exact-10/reconstruction", decoding="removed").iloc[0]
+    whole = record("lap-h200/ungated/reconstruction", decoding="free").iloc[0]["exact_match"]
+    ours = f"{100 * forced['token_accuracy']:.1f} % accuracy|{100 * free['exact_match']:.0f} % of whole texts"
+    return f"{ours} ({100 * whole:.0f} % with all tokens)"
+
+
+@pytest.mark.parametrize("row", [skipped, saved, kernel, step, generation, retention, lap])
+def test_a_row_of_the_main_results_is_what_the_records_give(row):
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert [part for part in row().split("|") if part not in text] == []
+
+
+def test_the_gates_that_are_drawn_prune_what_is_said():
+    kernels = record("h100/benchmark/kernel_time", implementation="triton", method="acp")
+    steps = record("h100/benchmark/training_step", implementation="triton", method="acp")
+    shares = pd.concat([kernels["pruned_ratio"], steps["pruned_ratio"]])
+    low, high = round(100 * shares.min()), round(100 * shares.max())
+    assert f"{low} to {high} % of the blocks are pruned" in (ROOT / "README.md").read_text(encoding="utf-8")
