@@ -215,6 +215,23 @@ def test_commands_parse(command, monkeypatch):
     assert ended.type is Parsed or ended.value.code == 0  # --help
 
 
+# What needs nothing but the clone and ends in seconds; the others train, or time, or take a user's files.
+QUICK = re.compile(
+    r"acp_repro\.(inspect|generate|suite|plan|compare|lap\.compress|retention\.show) .*(pretrained|cpu|h100)"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [*filter(QUICK.match, commands())])
+def test_quick_commands_run(command, tmp_path):
+    for name in ("acp_repro", "experiments", "pretrained", "results", "README.md"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout, done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("page", PRESENT, **ids)
 def test_extras_exist(page):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
