@@ -41,7 +41,13 @@ def main(arguments: list[str] | None = None) -> int:
         check_comparable(checkpoint.name, checkpoint.config, other.name, other.config)
         checkpoint.check_reads_like(other)
     length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
-    input_ids = checkpoint.input_ids(length, options.tokens, text=options.text, token_ids=options.token_ids)
+    tokens = options.tokens or max(DEFAULT_TOKENS, length)
+    if tokens < length:
+        raise CheckpointNotUsable(
+            f"--tokens {tokens} is less than one sequence of {length}; pass --tokens {length} or more, "
+            "or a smaller --length"
+        )
+    input_ids = checkpoint.input_ids(length, tokens, text=options.text, token_ids=options.token_ids)
 
     def seen_by(measure, checkpoint):
         batches = input_ids.split(max(1, BATCH_TOKENS // length))
@@ -78,13 +84,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("inspect", __doc__, "PATH")
     add_text_options(parser)
     add = parser.add_argument
-    add("--length", type=positive, metavar="N", dest="context_length", help="the same as --context-length")
     add(
         "--tokens",
         type=positive,
         metavar="N",
-        default=DEFAULT_TOKENS,
-        help="read at most this many tokens (default: %(default)s)",
+        help=f"read at most this many tokens (default: {DEFAULT_TOKENS}, or one sequence if that is longer)",
     )
     add(
         "--log-pruning-tolerance",

@@ -231,7 +231,13 @@ def test_a_narrow_terminal_gets_fewer_columns(folder, capsys, monkeypatch):
         (["cut"], "cut/run.json: damaged"),
         (["wandb"], "wandb holds no config.json; give a folder with"),
         (["flipped"], "flipped/done.json names"),
-        ([RUN, "--context-length", "5000"], "pass --context-length "),
+        ([RUN, "--context-length", "5000"], "pass --length "),
+        (["official", "--token-ids", "short.npy"], "pass --length 300 or less, or give a longer text"),
+        (
+            ["official", "--text", "four.txt"],
+            "has 4 tokens, fewer than the length 4096; give a longer text\n",
+        ),
+        (["official", "--tokens", "4095"], "less than one sequence of 4096; pass --tokens 4096 or more"),
         ([RUN, "--text", "blank.txt"], "holds no text; give a longer one"),
         ([RUN, "--text", "missing.txt"], "--text: missing.txt does not exist"),
         (["official", "--token-ids", "missing.npy"], "missing.npy does not exist"),
@@ -257,6 +263,8 @@ def test_what_is_wrong_is_one_line_with_the_fix(folder, capsys, arguments, messa
     weights = folder / "flipped" / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xaa")
     (folder / "blank.txt").write_text(" \n")
+    (folder / "four.txt").write_text("mist")
+    np.save("short.npy", np.zeros(300, int))
     np.save("big.npy", np.full(5000, 300))
     np.save("real.npy", np.zeros(5000))
     if not (folder / "nowords").exists():
@@ -277,7 +285,7 @@ def test_a_tokenizer_learnt_from_other_text_is_refused(folder, capsys):
     (copy / "run.json").write_text(json.dumps(settings))
     assert inspect(["copy"]) == 2
     error = capsys.readouterr().err
-    assert "with another tokeniser" in error and "--token-ids FILE.npy" in error
+    assert "with another tokenizer" in error and "--token-ids FILE.npy" in error
 
 
 @pytest.mark.parametrize("option", ["--context-length=0", "--tokens=x", "--log-pruning-tolerance=1"])
@@ -325,7 +333,7 @@ def test_what_a_page_cannot_show_is_one_line(folder, capsys, monkeypatch):
     save_pretrained(wide, "wide")
     page = ["--html", "never.html"]
     for arguments, message in (
-        (["official", *page, "--length", "100"], "100 tokens are fewer than two blocks of 64"),
+        (["official", *page, "--length", "100"], "nothing can be pruned; give 128 or more (--length 128)"),
         (
             ["official", *page, "--compare", "wide"],
             "official has 2 layers of 2 heads, wide has 2 layers of 4",

@@ -113,7 +113,7 @@ def look(
         if length < 2 * max(grid[0]):
             raise NotToBeLookedAt(
                 f"{length} tokens are fewer than two blocks of {max(grid[0])}, so nothing can be pruned; "
-                "give a longer text"
+                f"give {2 * max(grid[0])} or more (--length {2 * max(grid[0])})"
             )
         found[layer] = [*_heads_of_layer(layer, inputs, cell)]
 
@@ -204,7 +204,7 @@ def _check_memory(config: FoXConfig, length: int, rows: int, device: torch.devic
         if free is not None and need > free:
             raise NotToBeLookedAt(
                 f"{length:,} tokens need about {need / 1e9:.1f} GB of memory on {name}, and "
-                f"{free / 1e9:.1f} GB are free; give fewer tokens"
+                f"{free / 1e9:.1f} GB are free; give fewer (a smaller --length)"
             )
 
 

@@ -339,7 +339,7 @@ def test_measures_of_runs_serve_a_checkpoint(checkpoint):
     ("arguments", "message"),
     [
         (["--checkpoint", "nowhere"], "no such folder"),
-        (["--checkpoint", "{}/fox", "--text", "{}/text.txt"], "--context-length"),
+        (["--checkpoint", "{}/fox", "--text", "{}/text.txt"], "pass --length 1110 or less"),
         (["--suite", "nowhere"], "no such suite"),
     ],
 )

@@ -31,6 +31,8 @@ _BOS_NAMES = ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 # On two busy cores a model with 4.5 million weights made 47 tokens/s with one thread, and 4 with two.
 _FEWEST_WEIGHTS_FOR_THREADS = 20_000_000
 
+_LEAST_TO_PRUNE = 256  # two of the largest blocks: no error proposes a length at which nothing can be pruned
+
 
 class CheckpointNotUsable(UsageError):
     """The folder or its text cannot be used; one line that says what to do."""
@@ -195,7 +197,7 @@ class Checkpoint:
             sequences = TokenSequences(ids, offsets, context_length, "text", bos_id=bos_id)
         inputs = torch.cat([inputs for inputs, _ in sequences.iter_batches(64, tokens)])
         if int(inputs.max()) >= self.config.vocab_size:
-            raise CheckpointNotUsable(self._too_large(int(inputs.max()), "the text's tokeniser"))
+            raise CheckpointNotUsable(self._too_large(int(inputs.max()), "the text's tokenizer"))
         return inputs
 
     def corpus(self) -> Corpus:
@@ -209,7 +211,7 @@ class Checkpoint:
         if self.run["data"]["hash"] != corpus.describe()["hash"] and corpus.config.bpe_size:
             raise CheckpointNotUsable(
                 f"{self.folder.parent} was trained on other text than {corpus.config.corpus} holds "
-                "here, with another tokeniser; bring its cache entry, or give --token-ids FILE.npy"
+                "here, with another tokenizer; bring its cache entry, or give --token-ids FILE.npy"
             )
         return corpus
 
@@ -271,7 +273,7 @@ class Checkpoint:
     def _too_large(self, token: int, source: str) -> str:
         return (
             f"{source} gives token id {token}, but {self.folder} has ids 0 to "
-            f"{self.config.vocab_size - 1}; take the tokeniser that the model was trained with"
+            f"{self.config.vocab_size - 1}; take the tokenizer that the model was trained with"
         )
 
 
@@ -361,7 +363,8 @@ def _no_config(path: Path, folder: Path, run: dict[str, Any] | None) -> str:
 def _too_short(source: object, longest: int, context_length: int) -> str:
     if not longest:
         return f"{source}: holds no text; give a longer one"
+    fix = f"pass --length {longest} or less, or " if longest >= _LEAST_TO_PRUNE else ""
     return (
-        f"{source}: the longest document has {longest} tokens, fewer than the context length "
-        f"{context_length}; pass --context-length {longest} or less, or a longer text"
+        f"{source}: the longest document has {longest} tokens, fewer than the length {context_length}; "
+        f"{fix}give a longer text"
     )

@@ -30,7 +30,9 @@ def add_text_options(parser: argparse._ActionsContainer) -> None:
     )
     text.add_argument("--token-ids", metavar="FILE.npy", help="a file of token ids, instead of text")
     parser.add_argument(
+        "--length",
         "--context-length",
+        dest="context_length",
         type=positive,
         metavar="N",
         help=f"tokens a sequence (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
