@@ -286,6 +286,18 @@ def test_a_page_of_heads_follows_the_weights_and_its_own_sources(clone):
     assert chain(would_do("heads", "SUITE=h100"))[0] == {load_suite("h100").heads_run.name}
 
 
+@pytest.mark.parametrize("clone", [0], indirect=True)
+def test_a_report_is_made_anew_where_the_page_that_it_links_to_is_gone_or_comes(clone):
+    report, suite = Path("figures/h100/report.html"), load_suite("h100")
+    for path in [*(item.path("h100") for item in PAPER.items if can_be_drawn(suite, item)), report]:
+        path.touch()
+    asked = {"report": False, "report heads": True}  # no page, and no link to one
+    for goals, made in asked.items():
+        assert ("analysis.report" in would_do(*goals.split(), "SUITE=h100")) == made, goals
+    report.write_text('<a href="heads.html">')
+    assert "analysis.report" in would_do("report", "SUITE=h100")
+
+
 def test_a_measure_that_fails_costs_no_record(clone):
     suite = load_suite("pretrained")
     run = suite.runs[0]

@@ -283,6 +283,11 @@ class Page:
     def path(self, suite: str) -> Path:
         return FIGURES / suite / f"{self.name}.html"
 
+    @property
+    def link(self) -> str:
+        """How the report beside it links to it."""
+        return f'<a href="{self.name}.html">'
+
 
 @dataclass(frozen=True, eq=False)
 class Paper:

@@ -180,15 +180,22 @@ def _names(items: Iterable[Item]) -> str:
 
 
 def _report(suite: Suite, usual: list[Item]) -> list[str]:
-    """Makes the usual items, and shows all items whose files exist by names that no rule makes (``./``)."""
+    """Makes the usual items, and shows all items whose files exist by names that no rule makes (``./``).
+
+    It is also made anew if it links to a page that is gone: no file is newer then.
+    """
     there = [f"$(wildcard figures/./{suite.name}/*.{kind})" for kind in ("png", "md")]
     there += [f"$(wildcard figures/./{suite.name}/{page.name}.html)" for page in suite.paper.pages]
     there.append(f"$(wildcard results/./{suite.name}/*/*.csv*)")
-    made_of = [*sources(REPORT_MODULE), *_judges(suite.paper), suite.path]
+    # A page that is asked for in the same call is there by then.
+    there += [f"$(if $(filter {page.name},$(CHAIN)),{page.path(suite.name)})" for page in suite.paper.pages]
+    report = FIGURES / suite.name / "report.html"
+    links = report.read_text(encoding="utf-8") if report.is_file() else ""
+    gone = (not page.path(suite.name).is_file() and page.link in links for page in suite.paper.pages)
+    made_of = [*sources(REPORT_MODULE), *_judges(suite.paper), suite.path, *[_stale(suite)] * any(gone)]
     needs = [*(item.path(suite.name) for item in usual), *made_of]
-    target = f"{FIGURES / suite.name / 'report.html'}: {' '.join(there)}"
     recipe = f"@$(eval drawn_report := 1)$(DO) {REPORT_MODULE} --suite {suite.option}"
-    return [target, *_rule(FIGURES / suite.name / "report.html", needs, [recipe])]
+    return [f"{report}: {' '.join(there)}", *_rule(report, needs, [recipe])]
 
 
 def _reproduction() -> list[str]:
