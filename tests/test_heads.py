@@ -33,18 +33,19 @@ def dense(q, k, log_fgate, kept=None):
     return attention_scores(q, k, gates, sm_scale=q.shape[-1] ** -0.5, kept=kept)[0, 0].softmax(-1)
 
 
-@pytest.mark.parametrize("length", [130, 257, 1000])
+@pytest.mark.parametrize(("length", "cell", "rows"), [(130, 16, 128), (257, 16, 128), (1000, 128, 192)])
 @pytest.mark.parametrize("gate", [-6.0, 0.0, 4.0, 9.0])  # from 1 to all of the past
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_every_sum_is_that_of_the_dense_matrix(length, gate, dtype):
-    """Rows in chunks that do not divide the length; float32 within its rounding of logits about 20."""
+def test_every_sum_is_that_of_the_dense_matrix(length, cell, rows, gate, dtype):
+    """Rows in chunks that divide neither the length nor squares; float32 within its rounding of logits about
+    20."""
     torch.manual_seed(1)
     q, k = (2 * torch.randn(length, 16, dtype=torch.float64) for _ in range(2))
     log_fgate = torch.nn.functional.logsigmoid(gate + torch.randn(length, dtype=torch.float64))
     c, delta = cumulative_log_fgate(log_fgate), torch.tensor(-12.0)
-    cell, grid = 16, (64, 32)
+    grid = (64, 32)
     found = head_weights(
-        q.to(dtype), k.to(dtype), c, delta, grid=grid, cell=cell, strongest=5, chunk_scores=length * 128
+        q.to(dtype), k.to(dtype), c, delta, grid=grid, cell=cell, strongest=5, chunk_scores=length * rows
     )
     near = {"rtol": 1e-9, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 2e-4, "atol": 1e-7}
 
@@ -118,7 +119,8 @@ def test_squares_cut_any_length_into_256_or_fewer():
     assert [cell_tokens(n) for n in (1, 256, 257, 4096, 16384, 16385, 65536)] == [1, 1, 2, 16, 64, 128, 256]
 
 
-def test_memory_is_that_of_the_rows_and_not_of_the_square(monkeypatch):
+@pytest.mark.parametrize("cell", [16, 1024])
+def test_memory_is_that_of_the_rows_and_not_of_the_square(monkeypatch, cell):
     from acp_repro.heads import weights
 
     largest, length = 0, 4096
@@ -133,7 +135,7 @@ def test_memory_is_that_of_the_rows_and_not_of_the_square(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", counted)
     q = torch.randn(length, 16)
     c = cumulative_log_fgate(torch.full((length,), -0.1))
-    weights.head_weights(q, q, c, torch.tensor(-12.0), grid=(64, 64), cell=16)
+    weights.head_weights(q, q, c, torch.tensor(-12.0), grid=(64, 64), cell=cell)
     assert 0 < largest <= weights.CHUNK_SCORES_CPU
 
 

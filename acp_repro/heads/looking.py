@@ -19,7 +19,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.papers.acp.heads import inspect_heads
 
-from .weights import CHUNK_SCORES_CPU, CHUNK_SCORES_GPU, HeadWeights, cell_tokens, head_weights
+from .weights import CHUNK_SCORES_CPU, CHUNK_SCORES_GPU, ROWS_OF_BASE, HeadWeights, cell_tokens, head_weights
 
 STRONGEST = 8  # keys of each query that are kept
 
@@ -196,7 +196,7 @@ def _check_memory(config: FoXConfig, length: int, rows: int, device: torch.devic
     # A block's activations: about ten as wide as the model, three as wide as the MLP, in float32.
     model = 4 * rows * length * (10 * config.hidden_size + 3 * config.mlp_width)
     of_head = length * (8 * STRONGEST + 28)
-    chunks = 4 * 4 * max(chunk, length * max(64, cell_tokens(length)))
+    chunks = 4 * 4 * max(chunk, length * ROWS_OF_BASE)
     held = config.num_hidden_layers * config.num_heads * of_head
     needs = {str(device): model + chunks, "cpu": held + (device.type == "cpu") * (model + chunks)}
     for name, need in needs.items():

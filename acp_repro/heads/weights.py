@@ -16,7 +16,7 @@ from acp_repro.attention.boundary import find_boundary
 # Scores held at a time. A CPU is fastest inside its caches, a GPU with many rows per launch.
 CHUNK_SCORES_CPU, CHUNK_SCORES_GPU = 2**20, 2**26
 # Rows that share one base for their decays: see `_scores`.
-_ROWS_OF_BASE = 64
+ROWS_OF_BASE = 64
 _GROUP = 32  # columns of a group: see `_largest`
 
 
@@ -72,13 +72,12 @@ def head_weights(
         grid: tokens of a query block and of a key block.
         cell: tokens of a square of ``cells``, from :func:`cell_tokens`.
         strongest: K.
-        chunk_scores: scores that are held at a time, at least one row of squares.
+        chunk_scores: scores that are held at a time, at least 64 rows.
     """
     length, device = len(q), q.device
     if chunk_scores is None:
         chunk_scores = CHUNK_SCORES_CPU if device.type == "cpu" else CHUNK_SCORES_GPU
-    unit = max(cell, _ROWS_OF_BASE)  # powers of two, so chunks are whole squares
-    rows = unit * max(1, chunk_scores // (unit * length))
+    rows = ROWS_OF_BASE * max(1, chunk_scores // (ROWS_OF_BASE * length))
     block_q, block_k = grid
     boundary, first_kept = (
         find_boundary(c[None, None], threshold.view(1, 1), length, *blocks)[0, 0] for blocks in (grid, (1, 1))
@@ -111,12 +110,12 @@ def head_weights(
         keys[here, : index.shape[1]] = index.int().masked_fill(~found, -1)
         weights[here, : index.shape[1]] = (values - peak).exp2_() / total[:, None]
         share = 1 / total
-        for start in range(0, last - first, cell):
-            own = slice(start, start + cell)
+        for start in range(first - first % cell, last, cell):  # a square may go on in the next chunk
+            own = slice(max(start, first) - first, min(start + cell, last) - first)
             of_keys = block[own].T @ share[own]  # (last,)
             received[:last] += of_keys
             ends = torch.nn.functional.pad(of_keys, (0, -last % cell)).view(-1, cell).sum(-1)
-            cells[(first + start) // cell, : len(ends)] = ends / len(share[own])
+            cells[start // cell, : len(ends)] += ends / (min(start + cell, length) - start)
         _add_by_distance(block, share, first, by_distance)
     return HeadWeights(
         first_kept, boundary, keys, weights, pruned_mass, cells, by_distance / length, received
@@ -131,9 +130,9 @@ def _scores(q: Tensor, k: Tensor, c: Tensor, first: int, out: Tensor) -> None:
     """
     last = out.shape[1]
     keys = k[:last].T
-    for row in range(0, len(out), _ROWS_OF_BASE):
+    for row in range(0, len(out), ROWS_OF_BASE):
         decay = (c[first + row] - c[:last]).to(q.dtype)
-        own = out[row : row + _ROWS_OF_BASE]
+        own = out[row : row + ROWS_OF_BASE]
         torch.addmm(decay[None], q[first + row : first + row + len(own)], keys, out=own)
 
 
