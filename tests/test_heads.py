@@ -8,6 +8,7 @@ import torch
 
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.reference import attention_scores, decay_bias, kept_entries
+from acp_repro.heads import explore
 from acp_repro.heads.looking import NotToBeLookedAt, look
 from acp_repro.heads.weights import cell_tokens, head_weights
 from acp_repro.model import FoXConfig, FoXForCausalLM
@@ -147,6 +148,15 @@ def test_what_cannot_be_looked_at_is_one_line(monkeypatch):
         look(model, [torch.zeros(1, 127, dtype=torch.long)])
     with pytest.raises(ValueError, match="no batch"):
         look(model, [])
+    for tokens, message in (
+        ([0, 257], "token id 257 is not from 0 to 256; take the tokenizer"),
+        (torch.full((2, 200), -1), "token id -1 is not from 0 to 256"),
+        *((tokens, "tokens must be ids, .*encode a text") for tokens in ("a text", [], [0.5], [[0], [1, 2]])),
+    ):
+        with pytest.raises(NotToBeLookedAt, match=message):
+            explore(model, tokens)
+    with pytest.raises(KeyError, match="no head 0 in layer 9: layers are 0 to 1, heads 0 to 1"):
+        look(model, [torch.zeros(1, 128, dtype=torch.long)]).head(9, 0)
     monkeypatch.setattr(looking, "_free_bytes", lambda device: 10**6)
     with pytest.raises(NotToBeLookedAt, match=r"200 tokens need about 0\.0 GB of memory on cpu, and 0\.0 GB"):
         look(model, [torch.zeros(1, 200, dtype=torch.long)])

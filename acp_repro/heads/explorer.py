@@ -16,7 +16,7 @@ from acp_repro.common import files
 from acp_repro.common.errors import UsageError
 from acp_repro.model import FoXConfig, FoXForCausalLM
 
-from .looking import ModelHeads, look
+from .looking import ModelHeads, checked_ids, look
 from .pack import Listing, pack_model, pack_text
 from .page import render
 
@@ -106,20 +106,22 @@ def explore(
         tokens: int64 ids, (T,) or (sequences, T), as the model reads them, BOS included. The page shows the
             first sequence. The numbers of each head are over all sequences.
         tokenizer: anything whose ``decode([id])`` gives the text of a token; None shows ids.
-        compare: a second model of the same shape, shown beside the first.
+        compare: a second model of the same shape, shown beside the first. Both read the same tokens, so at
+            one length.
         names: names of the models on the page.
         log_pruning_tolerance, dtype: see :func:`look`.
 
     Raises:
-        NotToBeLookedAt: fewer tokens than two blocks, or too many for this machine's memory.
+        NotToBeLookedAt: fewer tokens than two blocks, too many for this machine's memory, or no ids of the
+            model.
         NotComparable: the models differ in shape.
     """
     device = next(model.parameters()).device
-    ids = torch.atleast_2d(torch.as_tensor(tokens, dtype=torch.long))
-    batches = [batch.to(device) for batch in ids.split(1)]
     models = [model] if compare is None else [model, compare]
     if compare is not None:
         check_comparable(names[0], model.config, names[1], compare.config)
+    ids = checked_ids(tokens, min(m.config.vocab_size for m in models))
+    batches = [batch.to(device) for batch in ids.split(1)]
     seen = [
         Seen(name, look(m, batches, log_pruning_tolerance=log_pruning_tolerance, dtype=dtype))
         for name, m in zip(names, models, strict=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ STRONGEST = 8  # keys of each query that are kept
 
 
 class NotToBeLookedAt(UsageError, ValueError):
-    """The text is too short, or too long for this machine; the message says in one line what to do."""
+    """The tokens are not the model's, too few, or too many for this machine; one line says what to do."""
 
 
 @dataclass
@@ -63,8 +63,42 @@ class ModelHeads:
         return len(self.input_ids)
 
     def head(self, layer: int, head: int) -> Head:
-        """The head of that layer and number."""
-        return next(h for h in self.heads if (h.layer, h.head) == (layer, head))
+        """The head of that layer and number.
+
+        Raises:
+            KeyError: there is none; the message says which there are.
+        """
+        for found in self.heads:
+            if (found.layer, found.head) == (layer, head):
+                return found
+        last = self.heads[-1]
+        raise KeyError(
+            f"no head {head} in layer {layer}: layers are 0 to {last.layer}, heads 0 to {last.head}"
+        )
+
+
+def checked_ids(tokens: Tensor | Sequence[int], vocab_size: int) -> Tensor:
+    """``tokens`` as int64 ids, (sequences, T).
+
+    Raises:
+        NotToBeLookedAt: they are not whole numbers of that shape, or not from 0 to ``vocab_size - 1``.
+    """
+    try:
+        ids = torch.as_tensor(tokens)
+    except (TypeError, ValueError, RuntimeError):  # such as a text, or sequences of several lengths
+        ids = torch.empty(0)
+    if ids.ndim not in (1, 2) or not ids.numel() or ids.dtype.is_floating_point or ids.dtype == torch.bool:
+        raise NotToBeLookedAt(
+            "tokens must be ids, (T,) or (sequences, T); encode a text with the model's tokenizer first"
+        )
+    ids = torch.atleast_2d(ids.long())
+    for wrong in (int(ids.min()), int(ids.max())):
+        if not 0 <= wrong < vocab_size:
+            raise NotToBeLookedAt(
+                f"token id {wrong} is not from 0 to {vocab_size - 1}; take the tokenizer that the model was "
+                "trained with"
+            )
+    return ids
 
 
 @torch.no_grad()
