@@ -25,7 +25,7 @@ from notebooks import refresh  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 NAMES = [path.stem for path in refresh.NOTEBOOKS]
-HEADS = "04_exploring_heads"
+HEADS, MODEL = "04_exploring_heads", "pretrained/pro-3m-4k-acp"
 LAP, RETENTION = "06_learnable_attention_pruning", "05_adaptive_retention"
 PICTURES = {"01_forget_gates": 2, "02_pruning_threshold": 4, "03_boundary_search": 3, HEADS: 2}
 PICTURES |= {RETENTION: 5, LAP: 5}
@@ -159,13 +159,22 @@ def execute(project: Path, name: str, start: str = "notebooks") -> dict[str, lis
 
 
 def small_model(project: Path) -> None:
-    """Weights that nobody trained, whose tokens are bytes."""
+    """Weights that nobody trained, whose tokens are bytes, in place of the model that comes along."""
     torch.manual_seed(0)
     config = FoXConfig.llama(
         vocab_size=257, hidden_size=32, num_hidden_layers=1, num_heads=2, log_pruning_tolerance=None
     )
-    save_pretrained(FoXForCausalLM(config), project / "pretrained" / "some" / "model")
-    (project / "runs" / "cpu").mkdir(parents=True)
+    save_pretrained(FoXForCausalLM(config), project / MODEL)
+
+
+def edit_cell(project: Path, cell: str, pattern: str, line: str) -> None:
+    """Another line for the one of the notebook of heads that a pattern matches."""
+    path = project / "notebooks" / f"{HEADS}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    (found,) = (c for c in notebook.cells if c.id == cell)
+    found.source, count = re.subn(pattern, line, found.source, flags=re.M)
+    assert count == 1
+    nbformat.write(notebook, path)
 
 
 def test_heads_are_those_of_inspect(project, capsys):
@@ -177,7 +186,7 @@ def test_heads_are_those_of_inspect(project, capsys):
     notebook.cells = notebook.cells[: last + 1]
     nbformat.write(notebook, path)
     shown = text(execute(project, HEADS)["04-06"])
-    assert inspect_command.main([str(project / "pretrained/some/model")]) == 0
+    assert inspect_command.main([str(project / MODEL)]) == 0
     said = capsys.readouterr().out
     sequences, length, pruned, allowed = re.match(
         r"(\d+) sequences of ([\d,]+) tokens; ([\d.]+%) .* allows ([\d.]+%)", shown
@@ -191,11 +200,9 @@ def test_heads_are_those_of_inspect(project, capsys):
 def test_memory_does_not_grow_with_the_square_of_the_length(project):
     """Whole matrices of 16k tokens took 23 GB."""
     small_model(project)
+    edit_cell(project, "04-06", r"^length = .*$", "length = 16_384")
     path = project / "notebooks" / f"{HEADS}.ipynb"
     notebook = nbformat.read(path, as_version=4)
-    cell = next(cell for cell in notebook.cells if cell.id == "04-06")
-    cell.source, count = re.subn(r"^length = .*$", "length = 16_384", cell.source, flags=re.M)
-    assert count == 1
     peak = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # kB"
     notebook.cells.append(nbformat.v4.new_code_cell(peak, id="04-peak"))
     nbformat.write(notebook, path)
@@ -236,20 +243,13 @@ def test_it_shows_what_is_stored(project, name):
 
 
 @pytest.mark.slow
-def test_heads_of_a_model_trained_on_the_spot(project):
-    cells = execute(project, HEADS, ".")
-    assert kinds(cells["04-12"]).count("image/png") == 1
-    assert "acp_repro-" in text(cells["04-04"])  # a temporary folder
-    assert not (project / "runs").exists()
-
-
-@pytest.mark.slow
 def test_heads_of_a_run_of_the_suite(project, monkeypatch):
     yaml = YAML.replace("[128]", "[256]").replace("micro_batch_tokens: 128", "micro_batch_tokens: 256")
     monkeypatch.chdir(project)
     monkeypatch.setenv("ACP_REPRO_CACHE", str(project / "cache"))
     write_suite(project, yaml, "cpu")  # so that the run folder is runs/cpu/...
     assert train_command.main(["--suite", "cpu", "--run", "pro-tiny-256-acp"]) == 0
+    edit_cell(project, "04-06", r"^folder = .*$", 'folder = "runs/cpu/pro-tiny-256-acp"')
     cells = execute(project, HEADS)
-    assert "runs/cpu/pro-tiny-256-acp" in text(cells["04-04"])
+    assert "sequences of 256 tokens" in text(cells["04-06"])
     assert kinds(cells["04-12"]).count("image/png") == 1
