@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     tasks, notes = load_tasks(options.tasks, options.data_dir)
     if tokenizer.vocab_size < checkpoint.config.vocab_size:
         notes.append(
-            f"{whose}: the tokeniser has {tokenizer.vocab_size} token ids and the model "
+            f"{whose}: the tokenizer has {tokenizer.vocab_size} token ids and the model "
             f"{checkpoint.config.vocab_size}; correct if the model's number was rounded up"
         )
     length = _context_length(checkpoint.context_length, options.context_length, notes)

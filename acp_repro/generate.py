@@ -93,8 +93,8 @@ def main(arguments: list[str] | None = None) -> None:
         prompt = tokenizer.prompt(options.prompt)
         if max(prompt) >= model.config.vocab_size:
             raise UsageError(
-                f"the tokeniser has ids up to {max(prompt)}, and the model {model.config.vocab_size} of "
-                "them; take the tokeniser that the model was trained with"
+                f"the tokenizer has ids up to {max(prompt)}, and the model {model.config.vocab_size} of "
+                "them; take the tokenizer that the model was trained with"
             )
         stop_ids, stop_texts = _stops(options.stop, model.config.vocab_size)
         tokens = stream_tokens(

@@ -70,7 +70,7 @@ def test_a_tokeniser_of_another_model_is_refused(harness, tmp_path, monkeypatch,
     (folder / "tokenizer.json").write_text(json.dumps(theirs))
     assert evaluate.main([str(folder), "--tasks", "book_last_word", "--device", "cpu"]) == 1
     assert (
-        "model has 4096 token ids and the tokeniser 2257, so it is not the model's" in capsys.readouterr().err
+        "model has 4096 token ids and the tokenizer 2257, so it is not the model's" in capsys.readouterr().err
     )
 
 

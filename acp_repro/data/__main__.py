@@ -37,7 +37,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     exporting = argv[:1] == [EXPORT]
     parser = argparse.ArgumentParser(
         prog="python -m acp_repro.data" + (f" {EXPORT}" if exporting else ""),
-        description="Write the tokeniser of a corpus to a file: set tokenizer: {file: PATH} to use it."
+        description="Write the tokenizer of a corpus to a file: set tokenizer: {file: PATH} to use it."
         if exporting
         else "Tokenise a corpus into the cache, and print its documents, bytes and tokens.",
         epilog=EXAMPLES,

@@ -79,13 +79,13 @@ class PruningAutoencoder(nn.Module):
             return
         if tokenizer.vocab_size > config.vocab_size:
             raise PruningError(
-                f"the tokeniser has {tokenizer.vocab_size} ids and the model {config.vocab_size}; take the "
-                "tokeniser that the model was trained with"
+                f"the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size}; take the "
+                "tokenizer that the model was trained with"
             )
         if (tokenizer.pad_id, tokenizer.eos_id) != (config.pad_token_id, config.eos_token_id):
             raise PruningError(
-                f"the tokeniser's <pad> and </s> are {tokenizer.pad_id} and {tokenizer.eos_id}, the model's "
-                f"{config.pad_token_id} and {config.eos_token_id}; take the tokeniser of its training"
+                f"the tokenizer's <pad> and </s> are {tokenizer.pad_id} and {tokenizer.eos_id}, the model's "
+                f"{config.pad_token_id} and {config.eos_token_id}; take the tokenizer of its training"
             )
 
     # --- making, saving, loading ---

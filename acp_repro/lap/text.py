@@ -38,7 +38,7 @@ class TextTokenizer:
         self._tokenizer.encode_special_tokens = True
         ids = [self._tokenizer.token_to_id(token) for token in (PAD, EOS)]
         if None in ids:
-            raise PruningError(f"{where}: has no {PAD} or no {EOS}, which every T5 tokeniser has")
+            raise PruningError(f"{where}: has no {PAD} or no {EOS}, which every T5 tokenizer has")
         self.pad_id, self.eos_id = ids
         self.json_text = json_text
         self.vocab_size = self._tokenizer.get_vocab_size()

@@ -134,7 +134,7 @@ def _tokenizer(folder: Path):
     from transformers import PreTrainedTokenizerFast
 
     if not (folder / "tokenizer.json").is_file():
-        raise UsageError(f"{folder}: no tokenizer.json; save the model's fast tokeniser there")
+        raise UsageError(f"{folder}: no tokenizer.json; save the model's fast tokenizer there")
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 

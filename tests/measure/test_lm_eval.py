@@ -436,7 +436,7 @@ def test_a_tokeniser_that_is_not_the_model_s_is_refused(evaluation):
     class Large:
         vocab_size, bos_id = 50257, 50256
 
-    with pytest.raises(evaluation.OtherTokenizer, match="model has 257 token ids and the tokeniser 50257"):
+    with pytest.raises(evaluation.OtherTokenizer, match="model has 257 token ids and the tokenizer 50257"):
         evaluation.FoXLM.of(fox(), Large(), max_length=64)
 
 

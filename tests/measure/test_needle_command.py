@@ -129,4 +129,4 @@ def test_a_tokeniser_of_another_model_is_refused(checkpoint, capsys, monkeypatch
 
     monkeypatch.setattr(Checkpoint, "tokenizer", ByteTokenizer())
     assert command([str(checkpoint / folder)]) == 1
-    assert f"the model has {ids} token ids and the tokeniser 257, so it is not" in capsys.readouterr().err
+    assert f"the model has {ids} token ids and the tokenizer 257, so it is not" in capsys.readouterr().err

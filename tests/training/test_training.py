@@ -410,7 +410,7 @@ def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
     trained_run(bpe.name, "bpe")
     words = (tmp_path / "text.txt").read_text()
     (tmp_path / "text.txt").write_text(words.replace("fox", "cat"))
-    with pytest.raises(TrainingError, match="trained on other text .*another tokeniser"):
+    with pytest.raises(TrainingError, match="trained on other text .*another tokenizer"):
         trained_run(bpe.name, "bpe")
     moved = weights.rename(tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "runs")

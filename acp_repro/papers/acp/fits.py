@@ -28,7 +28,7 @@ def check_tokenizer(tokenizer_ids: int, model_ids: int, whose: str) -> None:
     """
     if not 0 <= model_ids - tokenizer_ids < PADDED_IDS:
         raise OtherTokenizer(
-            f"{whose}: the model has {model_ids} token ids and the tokeniser {tokenizer_ids}, so it "
+            f"{whose}: the model has {model_ids} token ids and the tokenizer {tokenizer_ids}, so it "
             "is not the model's; give the tokenizer.json that the model was trained with"
         )
 

@@ -124,7 +124,7 @@ class FoXTask(Task):
         if text_hash(run) not in (None, self.corpus.describe()["hash"]):
             raise TrainingError(
                 f"{run.folder} was trained on other text than corpus {run.data.corpus} holds now, so with "
-                "another tokeniser. Put the text back, or delete the run and train again with "
+                "another tokenizer. Put the text back, or delete the run and train again with "
                 f"`{run.command}`"
             )
 

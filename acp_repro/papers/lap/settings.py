@@ -238,7 +238,7 @@ class File(SuiteFile):
     def __post_init__(self):
         if (self.data.vocabulary is None) == (self.model.weights is None):
             raise ValueError(
-                "data.vocabulary: a model from scratch needs one, and weights bring their own tokeniser"
+                "data.vocabulary: a model from scratch needs one, and weights bring their own tokenizer"
             )
         if self.start is not None:
             if self.model.weights is not None:

@@ -283,5 +283,5 @@ def load_tokenizer(source: str | Path):
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise DataError(
-            f"no tokeniser at {source} ({reason}); without a network put the model's folder there"
+            f"no tokenizer at {source} ({reason}); without a network put the model's folder there"
         ) from error
