@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from pathlib import Path
 
 from .chain.command import choose_device, command, output_file, positive, run_command
 from .common import files
@@ -60,7 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     source = checkpoint.source(options.text, options.token_ids)
     if options.html:
-        facts = [source.partition(" (--")[0]]  # a reader of the page does not see the command line
+        # A reader of the page does not see the command line, and need not know the machine's folders.
+        given = options.token_ids or options.text
+        facts = [Path(given).name if given else source.partition(" (--")[0]]
         seen = [Seen(c.name, seen_by(look, c), facts) for c in (checkpoint, *others)]
         tokenizer = None
         with contextlib.suppress(CheckpointNotUsable):  # tokens given as numbers are shown as numbers

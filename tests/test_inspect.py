@@ -318,13 +318,16 @@ def test_a_page_of_one_model_or_two_beside_the_same_table(folder, capsys):
     assert inspect([*arguments, "--html", "page.html", "--compare", "exact/model"]) == 0
     page = (folder / "page.html").read_text(encoding="utf-8")
     assert "Heads of official and exact" in page and 'id="m1h3"' in page
+    assert '"ownTolerance":null' in page
 
 
 def test_a_page_of_tokens_that_no_tokenizer_reads(folder, capsys):
     save_pretrained(small_model(vocab_size=99), "numbers")
     np.save("numbers.npy", np.arange(600) % 99)
-    assert inspect(["numbers", "--token-ids", "numbers.npy", "--length", "256", "--html", "page.html"]) == 0
-    assert "⟨98⟩" in (folder / "page.html").read_text(encoding="utf-8")
+    ids = str(folder / "numbers.npy")
+    assert inspect(["numbers", "--token-ids", ids, "--length", "256", "--html", "page.html"]) == 0
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "⟨98⟩" in page and '"numbers.npy"' in page and ids not in page
 
 
 def test_what_a_page_cannot_show_is_one_line(folder, capsys, monkeypatch):

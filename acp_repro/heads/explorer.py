@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,9 @@ from acp_repro.model import FoXConfig, FoXForCausalLM
 from .looking import ModelHeads, checked_ids, look
 from .pack import Listing, pack_model, pack_text
 from .page import render
+
+HALF = "\ufffd"  # what a tokenizer gives for bytes that are not a character
+MOST_PARTS = 8  # tokens over which a character is looked for; one has four bytes, but a token may end two
 
 
 class NotComparable(UsageError):
@@ -54,6 +57,10 @@ class Explorer:
     """
 
     def __init__(self, *seen: Seen, tokenizer: Decodes | None = None, height: int = 900):
+        if len(seen) > 1 and seen[0].name == seen[1].name:  # such as two seeds in folders of one name
+            seen = tuple(
+                replace(s, name=f"{s.name} ({n})") for s, n in zip(seen, ("first", "second"), strict=True)
+            )
         self.seen, self.tokenizer, self.height = seen, tokenizer, height
         if len(seen) > 1:
             first, second = seen
@@ -69,7 +76,7 @@ class Explorer:
         """The whole page, as HTML."""
         listing = Listing.of([s.heads for s in self.seen])
         ids = self.seen[0].heads.input_ids
-        pieces, text = pack_text(token_pieces(ids, self.tokenizer), ids.numpy())
+        pieces, text = pack_text(token_pieces(ids, self.tokenizer))
         packed = [pack_model(s.name, [*_facts(s.heads), *s.facts], s.heads, listing) for s in self.seen]
         about = {"models": [about for about, _ in packed], "pieces": pieces}
         blobs = {"text": text} | {
@@ -149,24 +156,31 @@ def _shape(heads: ModelHeads) -> tuple[int, int]:
 
 
 def token_pieces(ids: Tensor, tokenizer: Decodes | None) -> list[str]:
-    """The text of each of the ``ids`` (T,) int64. A token without text, such as BOS, is shown by its id."""
-    reads: dict[int, str] = {}
-    for token in ids.unique().tolist():
-        reads[token] = (tokenizer.decode([token]) if tokenizer else "") or f"⟨{token}⟩"
-    return [reads[token] for token in ids.tolist()]
+    """The text of each of the ``ids`` (T,) int64. A token without text, such as BOS, is shown by its id.
+
+    Where tokens end within a character, the first has the text of all that are needed to end it, and the
+    others have none. So the pieces in a row are the text.
+    """
+
+    @cache
+    def read(*tokens: int) -> str:
+        return (tokenizer.decode(list(tokens)) if tokenizer else "") or f"⟨{tokens[0]}⟩"
+
+    tokens, pieces = ids.tolist(), []
+    while len(pieces) < len(tokens):
+        at = len(pieces)
+        parts = (tokens[at : at + n] for n in range(1, min(MOST_PARTS, len(tokens) - at) + 1))
+        whole = next((part for part in parts if HALF not in read(*part)), tokens[at : at + 1])
+        pieces += [read(*whole), *[""] * (len(whole) - 1)]
+    return pieces
 
 
 def _facts(heads: ModelHeads) -> list[str]:
     layers, each = _shape(heads)
-    row, (block_q, block_k) = heads.table.iloc[0], heads.grid
+    (block_q, block_k), measured = heads.grid, heads.table["measured_tokens"].iloc[0]
     return [
         f"{layers} layers of {each} heads",
         f"{heads.length:,} tokens",
-        f"log ε {row['log_pruning_tolerance']:g}".replace("-", "−"),
         f"blocks of {block_q} × {block_k}",
-        *(
-            [f"numbers over {row['measured_tokens']:,} tokens"]
-            if row["measured_tokens"] > heads.length
-            else []
-        ),
+        *([f"numbers over {measured:,} tokens"] if measured > heads.length else []),
     ]

@@ -49,6 +49,7 @@ class ModelHeads:
         input_ids: (T,) int64, the first sequence.
         cell: tokens of a square of :attr:`HeadWeights.cells`.
         grid: tokens of a query block and of a key block.
+        own_log_pruning_tolerance: log epsilon of the model's config; None if it is exact.
     """
 
     table: pd.DataFrame
@@ -56,6 +57,7 @@ class ModelHeads:
     input_ids: Tensor
     cell: int
     grid: tuple[int, int]
+    own_log_pruning_tolerance: float | None
 
     @property
     def length(self) -> int:
@@ -158,7 +160,7 @@ def look(
     heads = [head for layer in sorted(found) for head in found[layer]]
     table = table.assign(**_columns(heads))
     table["map_x"], table["map_y"] = place_heads(table, heads)
-    return ModelHeads(table, heads, first[0].cpu(), cell, grid[0])
+    return ModelHeads(table, heads, first[0].cpu(), cell, grid[0], model.config.log_pruning_tolerance)
 
 
 def _heads_of_layer(layer: int, inputs: AttentionInputs, cell: int) -> Iterator[Head]:

@@ -60,7 +60,7 @@ def pack_model(
         name: what the page calls the model.
         facts: lines about it.
     """
-    edges = distance_bins(model.length)
+    edges, own = distance_bins(model.length), model.own_log_pruning_tolerance
     with ThreadPoolExecutor() as threads:  # zlib releases Python's lock
         packed = list(threads.map(lambda head: _pack_head(head, listing, edges, model.grid), model.heads))
     about = {
@@ -69,6 +69,7 @@ def pack_model(
         "length": model.length,
         "cell": model.cell,
         "grid": model.grid,
+        "ownTolerance": None if own is None else float(f"{own:.6g}"),  # as in the table
         "stride": listing.stride,
         "leastWeight": listing.least_weight,
         "bins": edges.tolist(),
@@ -89,15 +90,12 @@ def distance_bins(length: int) -> np.ndarray:
     return np.append(edges[edges < length], length)
 
 
-def pack_text(pieces: Sequence[str], ids: np.ndarray) -> tuple[list[str], str]:
-    """The distinct pieces of a text, and in base64 which of them each token is.
-
-    Args:
-        pieces: (T,), the text of each token.
-        ids: (T,) int64, its id.
-    """
-    _, first, which = np.unique(ids, return_index=True, return_inverse=True)
-    return [pieces[i] for i in first], encode([which.astype("<u4")])
+def pack_text(pieces: Sequence[str]) -> tuple[list[str], str]:
+    """The distinct ones of ``pieces`` (T,), the text of each token; and in base64 which of them each token
+    is."""
+    places: dict[str, int] = {}
+    which = [places.setdefault(piece, len(places)) for piece in pieces]
+    return list(places), encode([np.array(which, "<u4")])
 
 
 def encode(arrays: Iterable[np.ndarray]) -> str:

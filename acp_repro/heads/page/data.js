@@ -90,8 +90,12 @@ const models = about.models.map((model, index) => {
   const rows = model.table.layer.map((_, i) => Object.fromEntries(columns.map(c => [c, model.table[c][i]])));
   rows.forEach((row, i) => { row.index = i; });
   const inflated = new Map();
+  const [at, own] = [model.table.log_pruning_tolerance[0], model.ownTolerance].map(v => String(v).replace("-", "−"));
   return {
     ...model, index, rows,
+    exact: model.ownTolerance == null,
+    pruning: model.ownTolerance == null ? `trained without ACP; shown is what log ε ${at} would prune`
+      : own === at ? `trained with ACP, log ε ${at}` : `trained with ACP at log ε ${own}; shown is log ε ${at}`,
     layers: d3.max(rows, r => r.layer) + 1,
     heads: d3.max(rows, r => r.head) + 1,
     head(i) {
