@@ -9,65 +9,99 @@ function drawTabs() {
   if (focused) $(`#tab-${state.view}`).focus();
 }
 $("#tabs").addEventListener("keydown", event => {
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!step) return;
+  const here = views.findIndex(v => v.id === state.view), last = views.length - 1;
+  const to = { ArrowRight: here < last ? here + 1 : 0, ArrowLeft: here ? here - 1 : last, Home: 0, End: last }[event.key];
+  if (to == null) return;
+  event.preventDefault();
   event.stopPropagation();
-  change({ view: views[(views.findIndex(v => v.id === state.view) + step + views.length) % views.length].id });
+  change({ view: views[to].id });
 });
 
 function drawChosen() {
-  const place = $("#chosen"), row = currentRow(), { rows } = models[state.model], focused = document.activeElement?.id;
+  const place = $("#chosen"), row = currentRow(), { rows } = models[state.model];
   place.hidden = !["head", "text"].includes(state.view);
+  if (place.hidden) return place.replaceChildren();
   place.replaceChildren(
     modelChoice() ?? "",
     node("button", { type: "button", id: "previous", "aria-label": "Head before", disabled: !state.row, onclick: () => step(-1) }, "‹"),
     node("select", { id: "which", "aria-label": "Head", onchange: e => change({ row: Number(e.target.value) }) }, ...rows.map(r => node("option", { value: r.index, selected: r.index === state.row }, headName(r)))),
     node("button", { type: "button", id: "next", "aria-label": "Next head", disabled: state.row === rows.length - 1, onclick: () => step(1) }, "›"),
     node("span", { class: "badge" }, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), row.kind ?? "nothing to prune"),
-    ...["median_window_tokens", "pruned_ratio", "mean_forget_gate"].map(key => node("span", { class: "badge" }, `${COLUMNS[key].name} ${COLUMNS[key].text(row[key])}`)));
-  if (focused && place.contains($(`#${focused}`))) $(`#${focused}`).focus();
+    ...["median_window_tokens", "pruned_ratio", "mean_forget_gate"].map(key => node("span", { class: "badge" }, `${key === "pruned_ratio" && models[state.model].exact ? "would prune" : COLUMNS[key].name} ${COLUMNS[key].text(row[key])}`)));
 }
 const step = way => change({ row: Math.max(0, Math.min(models[state.model].rows.length - 1, state.row + way)) });
 
+// What is drawn again is made anew, so the focus goes to what now stands where it was: what has the same id,
+// or is the same one inside that. Where nothing does, it goes to the view.
+const FOCUSABLE = "a[href], button, select, input, [tabindex]";
+function placeOf(element) {
+  const around = element.closest("[id]");
+  return element !== document.body && around && { id: around.id, at: element.id ? -1 : [...around.querySelectorAll(FOCUSABLE)].indexOf(element) };
+}
+function putFocus({ id, at }, section) {
+  const now = document.activeElement;
+  if (now !== document.body && now.getClientRects().length) return;
+  const around = document.getElementById(id), found = at < 0 ? around : around?.querySelectorAll(FOCUSABLE)[at];
+  (found?.getClientRects().length ? found : section).focus({ preventScroll: true });
+}
+
 function draw(before) {
+  // The default token is in the middle; it is in the address, so that Back can return to it.
+  if (state.view === "text" && state.token == null) return change({ token: Math.floor(text.length / 2) });
+  const focus = placeOf(document.activeElement);
   hideTip();
   drawTabs();
   drawChosen();
   const model = models[state.model];
-  $("#facts").textContent = [...(models.length > 1 ? [model.name] : []), ...model.facts].join(" · ");
+  $("#facts").textContent = [...(models.length > 1 ? [model.name] : []), model.pruning, ...model.facts].join(" · ");
   for (const view of views) {
     const section = $(`#view-${view.id}`);
     section.hidden = view.id !== state.view;
-    if (view.id !== state.view) continue;
+    if (view.id !== state.view) { section.replaceChildren(); continue; }
     // A view left before it was ready says nothing: the one that is shown now has said it.
-    Promise.resolve(view.draw(section, before)).then(() => { if (view.id === state.view) document.body.dataset.drawn = view.id; });
+    Promise.resolve(view.draw(section, before)).then(() => {
+      if (view.id !== state.view) return;
+      if (focus) putFocus(focus, section);
+      document.body.dataset.drawn = view.id;
+    });
   }
+}
+
+// The button at its end has the focus, so a small screen would open it there.
+function explain() {
+  $("#glossary").showModal();
+  $("#glossary").scrollTop = 0;
 }
 
 document.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName) || $("#glossary").open) return;
   if (event.key === "[") step(-1);
   else if (event.key === "]") step(1);
-  else if (event.key === "?") $("#glossary").showModal();
+  else if (event.key === "?") explain();
   else if (views[event.key - 1] && !$("#attention")?.contains(event.target)) change({ view: views[event.key - 1].id });
 });
 
 // Colours: as the system, or what is chosen here.
 const THEMES = { "": "◐ auto", light: "○ light", dark: "● dark" };
+function setTheme(name) {
+  if (name) document.documentElement.dataset.theme = name;
+  else delete document.documentElement.dataset.theme;
+  $("#theme").textContent = THEMES[name];
+  $("#theme").setAttribute("aria-label", `Colours: ${name || "as the system"}`);
+}
 $("#theme").addEventListener("click", () => {
   const names = Object.keys(THEMES), next = names[(names.indexOf(document.documentElement.dataset.theme ?? "") + 1) % 3];
-  if (next) document.documentElement.dataset.theme = next;
-  else delete document.documentElement.dataset.theme;
-  $("#theme").textContent = THEMES[next];
-  $("#theme").setAttribute("aria-label", `Colours: ${next || "as the system"}`);
+  try { localStorage.setItem("acp-heads-theme", next); } catch { /* a browser may forbid it; the choice is then lost on a reload */ }
+  setTheme(next);
   draw();
 });
+try { setTheme(Object.keys(THEMES).find(name => name === localStorage.getItem("acp-heads-theme")) ?? ""); } catch { /* as above */ }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
 $(".skip").addEventListener("click", event => { event.preventDefault(); $(`#view-${state.view}`).focus(); });
-$("#words").addEventListener("click", () => $("#glossary").showModal());
+$("#words").addEventListener("click", explain);
 let width = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; draw(); } });
-addEventListener("popstate", () => { readAddress(); draw(); });
+addEventListener("popstate", () => { const before = { ...state }; readAddress(); draw(before); });
 
 onChange(draw);
 readAddress();

@@ -25,22 +25,23 @@ function percent(x) {
   if (x > 0 && x < 5e-5) return small(x);
   return `${(100 * x).toFixed(x < 0.00995 ? 2 : 1)}\u00a0%`;
 }
+const counted = (n, what) => `${whole(n)} ${what}${n === 1 ? "" : "s"}`;
 const gateText = f => (f > 0.9995 && f < 1 ? `1 − ${small(1 - f)}` : f.toFixed(3));
 const SHADES = ["kind", "median_window_tokens", "pruned_ratio", "mean_forget_gate"];
 // Every column that is shown: its head, what it means, how it is written, whether its scale is logarithmic.
 const COLUMNS = {
-  kind: { name: "kind", says: "local, between or global", text: v => v ?? "–" },
+  kind: { name: "kind", says: "local prunes nearly all that it can, global next to nothing", text: v => v ?? "–" },
   pruned_ratio: { name: "pruned", says: "share of blocks that are skipped", text: percent, domain: [0, 1] },
   token_pruned_ratio: { name: "by tokens", says: "the same share with blocks of one token", text: percent, domain: [0, 1] },
   median_window_tokens: { name: "window", says: "keys that half of the queries keep at most", text: whole, log: true },
-  q90_window_tokens: { name: "90 %", says: "keys that 90 % of the queries keep at most", text: whole, log: true },
+  q90_window_tokens: { name: "90 % window", says: "keys that 90 % of the queries keep at most", text: whole, log: true },
   mean_forget_gate: { name: "mean gate", says: "mean forget gate f: 1 forgets nothing", text: v => v.toFixed(3), domain: [0, 1] },
   half_weight_tokens: { name: "half within", says: "distance within which half of the weight lies", text: whole, log: true },
   strongest_weight: { name: "strongest key", says: "mean weight of a query's strongest key", text: percent, domain: [0, 1] },
-  first_token_weight: { name: "on first token", says: "mean weight on the first token of the text", text: percent, domain: [0, 1] },
+  first_token_weight: { name: "on first token", says: "mean weight on the first token of the text", text: percent },
   logit_bound: { name: "U", says: "bound of the scores", text: v => v.toFixed(2) },
   threshold_nats: { name: "δ", says: "the threshold, in nats", text: v => v.toFixed(1).replace("-", "−") },
-  largest_pruned_mass: { name: "most lost", says: "the most weight that pruning takes from a row", text: v => (v ? percent(v) : "0") },
+  largest_pruned_mass: { name: "most lost", says: "the most weight that pruning takes from a row", text: v => (v ? percent(v) : "0"), log: true, floor: 1e-45 }, // the least number of float32
 };
 const SORTS = Object.keys(COLUMNS);
 
@@ -61,15 +62,18 @@ function readAddress() {
   const found = rows.findIndex(r => r.layer === Number(words.get("layer")) && r.head === Number(words.get("head")));
   state.row = words.has("layer") && found >= 0 ? found : state.row;
   state.token = within("token", text.length, state.token);
+  state.shade = SORTS.includes(words.get("shade")) ? words.get("shade") : "kind";
 }
-function change(changes) {
+// A jump is an entry of its own in the browser's history, as another view is.
+function change(changes, jump = false) {
   const before = { ...state };
   Object.assign(state, changes);
   const row = models[state.model].rows[state.row];
   const words = new URLSearchParams({ view: state.view, ...(models.length > 1 && { model: state.model }), layer: row.layer, head: row.head });
   if (state.token != null) words.set("token", state.token);
+  if (state.shade !== "kind") words.set("shade", state.shade);
   // A page inside a notebook has no address of its own.
-  try { history[before.view === state.view ? "replaceState" : "pushState"](null, "", `#${words}`); } catch { /* stays */ }
+  try { history[before.view === state.view && !jump ? "replaceState" : "pushState"](null, "", `#${words}`); } catch { /* stays */ }
   listeners.forEach(listener => listener(before));
 }
 const currentRow = () => models[state.model].rows[state.row];
@@ -84,15 +88,17 @@ const kindColour = kind => style(`--${kind ?? "none"}`) || style("--none");
 const HEATS = { light: d3.interpolateRgbBasis(["#ffffff", "#fde3c0", "#fa9c62", "#d43d6c", "#721a80", "#1b0c41"]), dark: d3.interpolateRgbBasis(["#171b20", "#42115f", "#98276a", "#e05a3b", "#fbb02a", "#fcfcb0"]) };
 const heat = t => HEATS[isDark() ? "dark" : "light"](t);
 const sequential = t => (isDark() ? d3.interpolateViridis(0.08 + 0.92 * t) : d3.interpolateYlGnBu(0.06 + 0.86 * t));
+// A logarithmic scale has no 0.
+const onScale = (column, v) => (column.log ? Math.max(column.floor ?? 1, v) : v);
 function shader(key, rowsOfAll) {
   if (key === "kind") return Object.assign(row => kindColour(row.kind), { kinds: true });
   const column = COLUMNS[key], domain = column.domain ?? d3.extent(rowsOfAll, r => r[key]);
-  const scale = column.log ? d3.scaleLog([Math.max(1, domain[0]), Math.max(2, domain[1])], [0, 1]).clamp(true) : d3.scaleLinear(domain, [0, 1]);
-  return Object.assign(row => sequential(scale(column.log ? Math.max(1, row[key]) : row[key])), { scale, domain });
+  const scale = column.log ? d3.scaleLog([onScale(column, domain[0]), Math.max(2 * onScale(column, 0), domain[1])], [0, 1]).clamp(true) : d3.scaleLinear(domain, [0, 1]);
+  return Object.assign(row => sequential(scale(onScale(column, row[key]))), { scale, domain });
 }
 const inkOn = colour => {
   const { l } = d3.hcl(colour);
-  return l > 62 ? "#111" : "#fff";
+  return l > 50 ? "#111" : "#fff"; // where both have the same contrast
 };
 
 // ---- the tip beside the pointer ----
@@ -155,5 +161,11 @@ function saveButtons(name, svg, numbers) {
 const fileName = (...parts) => parts.join("-").replace(/[^\w.-]+/g, "-");
 const rowFile = what => () => fileName(models[state.model].name, `layer${currentRow().layer}`, `head${currentRow().head}`, what);
 function figure(title, says, ...content) {
-  return node("figure", {}, node("figcaption", {}, node("h2", {}, title), says ? node("p", {}, says) : null), ...content);
+  const made = node("figure", {}, node("figcaption", {}, node("h2", {}, title), says ? node("p", {}, says) : null), ...content);
+  nameSaves(made, title);
+  return made;
+}
+// Read aloud, each button also says what it saves.
+function nameSaves(place, title) {
+  for (const button of place.querySelectorAll(".save")) button.setAttribute("aria-label", `${button.getAttribute("aria-label")}: ${title}`);
 }
