@@ -3,62 +3,80 @@
 
 const textView = { id: "text", name: "Text", draw: drawTextView };
 const PAGE = 512; // tokens that are shown at once
-const reading = { page: 0, shade: "forgets", query: "", hits: [], far: null };
+const reading = { first: 0, laid: null, shade: "forgets", query: "", hits: [] };
 const TEXT_SHADES = {
   forgets: { name: "how much the head forgets here (1 − f)", of: (head, i) => 1 - head.gate(i), scale: v => Math.max(0, 1 + Math.log10(Math.max(v, 1e-3)) / 3), ends: ["0.1 %", "all"] },
   received: { name: "how much weight the token gets from later ones", of: (head, i) => head.received(i), scale: v => Math.max(0, Math.min(1, Math.log10(Math.max(v, 0.1) * 10) / 3)), ends: ["0.1 queries", "100 queries"] },
   none: { name: "nothing", of: () => 0, scale: () => 0, ends: null },
 };
-const readable = piece => piece.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +| +$/g, spaces => "␣".repeat(spaces.length)) || "∅";
+// A token has no text where it only ends the character before it.
+const readable = piece => piece.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +| +$/g, spaces => "␣".repeat(spaces.length)) || "·";
+const oneLine = (first, last) => text.range(first, last).replaceAll("\n", " ");
 
 async function drawTextView(section, before) {
   const wanted = currentRow(), head = await currentHead();
   await text.ready;
   if (state.view !== "text" || wanted !== currentRow()) return;
-  if (state.token == null) state.token = Math.min(text.length - 1, Math.floor(text.length / 2));
-  const sameHead = before?.view === "text" && before.row === state.row && before.model === state.model && $("#tokens");
-  const page = Math.floor(state.token / PAGE);
-  if (!sameHead) layText(section, head);
-  if (!sameHead || page !== reading.page || before.token === state.token) drawPage(head, page);
+  const laid = [state.model, state.row, reading.shade].join(), same = before?.view === "text" && reading.laid === laid;
+  if (!same) layText(section, head);
+  reading.laid = laid;
+  const offset = state.token - reading.first, near = offset < PAGE && offset >= (reading.first ? PAGE / 8 : 0);
+  const moves = !near && (before?.view !== "text" || before.token !== state.token);
+  if (moves) reading.first = firstFor(state.token);
+  if (moves || !same) drawPage(head);
   drawOverview(head);
+  markTokens(head);
   showToken(head);
+}
+// A page that shows the token with more of its past than of what follows.
+const firstFor = token => Math.max(0, Math.min(text.length - PAGE, token - 3 * PAGE / 4));
+// Another page; the chosen token stays, and its keys are marked there too.
+function turnTo(first, head, lookFor = null) {
+  reading.first = Math.max(0, Math.min(text.length - PAGE, first));
+  drawPage(head);
+  drawOverview(head);
+  markTokens(head, lookFor);
 }
 
 function layText(section, head) {
-  reading.far = null;
   const search = node("input", { type: "search", id: "search", placeholder: "find in the text", "aria-label": "Find in the text", value: reading.query, onkeydown: e => { if (e.key === "Enter") { e.preventDefault(); find(e.target.value, e.shiftKey ? -1 : 1); } } });
   const shade = TEXT_SHADES[reading.shade], stops = d3.range(0, 1.01, 0.2).map(tint);
   section.replaceChildren(
     node("div", { class: "controls" },
-      node("label", {}, "shade ", node("select", { id: "text-shade", onchange: e => { reading.shade = e.target.value; layText(section, head); drawPage(head, reading.page); drawOverview(head); showToken(head); } },
+      node("label", {}, "shade ", node("select", { id: "text-shade", onchange: e => { reading.shade = e.target.value; change({}); } },
         ...Object.entries(TEXT_SHADES).map(([key, s]) => node("option", { value: key, selected: key === reading.shade }, s.name)))),
       shade.ends ? node("span", { class: "legend" }, shade.ends[0], node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), shade.ends[1]) : null,
       node("span", { class: "search" }, search, node("button", { type: "button", "aria-label": "Previous hit", onclick: () => find(search.value, -1) }, "‹"), node("button", { type: "button", "aria-label": "Next hit", onclick: () => find(search.value, 1) }, "›"), node("span", { id: "hits", "aria-live": "polite", class: "quiet" }))),
     node("div", { id: "overview", role: "slider", tabindex: 0, "aria-label": "Place in the text", "aria-valuemin": 0, "aria-valuemax": text.length - 1 }),
     node("div", { class: "columns wide-left" },
       node("div", {},
-        node("div", { class: "pager" }, node("button", { type: "button", onclick: () => goTo((reading.page - 1) * PAGE) }, "← before"), node("span", { id: "page-of" }), node("button", { type: "button", onclick: () => goTo((reading.page + 1) * PAGE) }, "after →")),
-        node("div", { id: "tokens", tabindex: 0, role: "group", "aria-label": "The text: arrow keys move from token to token", onkeydown: moveByKey, onclick: e => { const i = e.target.closest("[data-i]")?.dataset.i; if (i != null) change({ token: Number(i) }); } })),
+        node("div", { class: "pager" }, node("button", { type: "button", onclick: () => turnTo(reading.first - PAGE, head) }, "← before"), node("span", { id: "page-of" }), node("button", { type: "button", onclick: () => turnTo(reading.first + PAGE, head) }, "after →")),
+        node("div", { id: "nearby" }),
+        node("div", { id: "tokens", tabindex: 0, role: "group", "aria-label": "The text: arrow keys move from token to token", onkeydown: moveByKey, onclick: e => { const i = e.target.closest("[data-i]")?.dataset.i; if (i != null) readAt(Number(i)); } })),
       node("div", { class: "side" }, node("div", { id: "token", "aria-live": "polite" }), node("div", { id: "far" }))));
   farLookBacks(head);
 }
 
-const tint = t => { const c = d3.color(style("--shade")); c.opacity = 0.85 * t; return c; };
-function drawPage(head, page) {
-  reading.page = page;
-  const first = page * PAGE, last = Math.min(text.length, first + PAGE), shade = TEXT_SHADES[reading.shade], spans = [];
+const tint = t => { const c = d3.color(style("--shade")); c.opacity = style("--most") * t; return c; };
+function drawPage(head) {
+  const { first } = reading, last = Math.min(text.length, first + PAGE), shade = TEXT_SHADES[reading.shade], spans = [];
   for (let i = first; i < last; i++) {
     const piece = text.piece(i), t = shade.scale(shade.of(head, i));
-    spans.push(node("span", { class: "token", "data-i": i, style: t > 0.01 ? `background: ${tint(t)}` : null }, piece.replaceAll("\n", "↵\n") || "∅"));
+    spans.push(node("span", { class: piece ? "token" : "token rest", "data-i": i, style: t > 0.01 ? `--t: ${t.toFixed(3)}` : null }, piece.replaceAll("\n", "↵\n") || "·"));
   }
   $("#tokens").replaceChildren(...spans);
   $("#page-of").textContent = `tokens ${whole(first)}–${whole(last - 1)} of ${whole(text.length)}`;
-  const [before, after] = section_buttons();
-  before.disabled = !page;
+  const [before, after] = document.querySelectorAll(".pager button");
+  before.disabled = !first;
   after.disabled = last >= text.length;
 }
-const section_buttons = () => [...document.querySelectorAll(".pager button")];
-const goTo = i => change({ token: Math.max(0, Math.min(text.length - 1, i)) });
+// A jump can be taken back with the browser's Back; a step of the arrow keys cannot.
+const goTo = (i, jump = true) => { const token = Math.max(0, Math.min(text.length - 1, i)); change({ token }, jump && token !== state.token); };
+// Also brings the text into view, with what the token looks at under it, where they do not stand side by side.
+function readAt(i) {
+  goTo(i);
+  if (matchMedia("(max-width: 900px)").matches) $(".pager").scrollIntoView();
+}
 
 function moveByKey(event) {
   const steps = { ArrowRight: 1, ArrowLeft: -1, PageDown: PAGE, PageUp: -PAGE };
@@ -66,54 +84,68 @@ function moveByKey(event) {
   if (event.key === "ArrowDown" || event.key === "ArrowUp") to = lineStep(event.key === "ArrowDown" ? 1 : -1);
   if (to == null) return;
   event.preventDefault();
-  goTo(to);
+  goTo(to, false);
 }
 // The token under or over the chosen one, as the lines happen to break.
 function lineStep(way) {
   const here = $(`[data-i="${state.token}"]`)?.getBoundingClientRect();
-  const lines = [...document.querySelectorAll("#tokens .token")].map(el => [el.getClientRects()[0], Number(el.dataset.i)]).filter(([r]) => r && (r.top - here.top) * way > 4);
+  const lines = !here ? [] : [...document.querySelectorAll("#tokens .token")].map(el => [el.getClientRects()[0], Number(el.dataset.i)]).filter(([r]) => r && (r.top - here.top) * way > 4);
   if (!lines.length) return state.token + way * 12;
   const line = (way > 0 ? d3.min : d3.max)(lines, ([r]) => r.top);
   return d3.least(lines.filter(([r]) => Math.abs(r.top - line) < 4), ([r]) => Math.abs(r.left - here.left))[1];
 }
 
-function showToken(head) {
-  const i = state.token, { query, keys } = head.keysOf(i), first = head.firstOfBlocks(query), tokens = $("#tokens");
-  for (const el of tokens.querySelectorAll(".chosen, .looked, .past")) { el.classList.remove("chosen", "looked", "past"); el.style.removeProperty("--weight"); el.removeAttribute("aria-current"); }
-  for (const el of tokens.children) if (Number(el.dataset.i) < first) el.classList.add("past");
-  for (const { key, weight } of keys) {
-    const el = tokens.querySelector(`[data-i="${key}"]`);
-    if (el) { el.classList.add("looked"); el.style.setProperty("--weight", `${1.5 + 4 * Math.sqrt(weight)}px`); }
+// In the text: the chosen token, its keys, what is pruned for it; and which of them are on other pages.
+function markTokens(head, lookFor = null) {
+  const { query, keys } = head.keysOf(state.token), first = head.firstOfBlocks(query), tokens = $("#tokens"), weights = new Map(keys.map(k => [k.key, k.weight]));
+  for (const el of tokens.children) {
+    const i = Number(el.dataset.i), weight = weights.get(i);
+    el.classList.toggle("past", i < first);
+    el.classList.toggle("looked", weight !== undefined);
+    el.classList.toggle("chosen", i === state.token);
+    el.style.setProperty("--weight", weight === undefined ? "" : `${1.5 + 4 * Math.sqrt(weight)}px`);
+    if (i === state.token) el.setAttribute("aria-current", "true");
+    else el.removeAttribute("aria-current");
   }
-  const chosen = tokens.querySelector(`[data-i="${i}"]`);
-  chosen.classList.add("chosen");
-  chosen.setAttribute("aria-current", "true");
-  if (tokens.scrollHeight > tokens.clientHeight) tokens.scrollTop += chosen.getBoundingClientRect().top - tokens.getBoundingClientRect().top - tokens.clientHeight / 2;
-  const listed = d3.sum(keys, k => k.weight), lost = head.lostOf(query);
+  const earlier = keys.map(k => k.key).filter(key => key < reading.first), nearest = d3.max(earlier);
+  $("#nearby").replaceChildren(
+    ...(earlier.length ? [node("button", { type: "button", onclick: () => turnTo(nearest - PAGE / 2, head, nearest) }, `↑ ${earlier.length} of its ${keys.length} strongest keys ${earlier.length > 1 ? "lie" : "lies"} before this page`)] : [node("span", { class: "quiet" }, "None of its strongest keys lies before this page.")]),
+    ...(tokens.querySelector(".chosen") ? [] : [node("button", { type: "button", onclick: () => turnTo(firstFor(state.token), head) }, `back to token ${whole(state.token)}`)]));
+  const goal = tokens.querySelector(lookFor == null ? ".chosen" : `[data-i="${lookFor}"]`) ?? tokens.firstChild, box = tokens.getBoundingClientRect(), at = goal.getBoundingClientRect();
+  if (at.top < box.top || at.bottom > box.bottom) tokens.scrollTop += at.top - box.top - tokens.clientHeight * 0.6;
+  $("#hits").textContent = hitsText();
+}
+
+// The token at i among its neighbours. What has no room is cut off at the far ends, so that the token stays.
+const inContext = i => node("span", { class: "context" }, node("span", {}, oneLine(i - 8, i)), node("mark", {}, readable(text.piece(i))), node("span", {}, oneLine(i + 1, i + 9)));
+
+// Beside the text: the numbers of the chosen token, and the list of its keys.
+function showToken(head) {
+  const i = state.token, { query, keys } = head.keysOf(i), first = head.firstOfBlocks(query), listed = d3.sum(keys, k => k.weight), lost = head.lostOf(query), received = d3.format(".2~f")(head.received(i));
   $("#token").replaceChildren(
     node("h2", {}, `Token ${whole(i)} `, node("code", {}, readable(text.piece(i)))),
-    node("p", {}, `gate ${gateText(head.gate(i))} · c ${head.c[i].toFixed(2)} · gets the weight of ${d3.format(".2~f")(head.received(i))} queries`),
-    node("p", {}, first ? `Pruned for it: keys 0–${whole(first - 1)}, ${percent(first / (query + 1))} of its past; together they weigh ${lost ? `at most ${percent(lost)}` : "nothing that float32 can tell from 0"}. ` : "Nothing is pruned for it. ",
-      `Token by token it would keep ${whole(query + 1 - head.firstKept[query])} keys.`),
+    node("p", {}, `gate ${gateText(head.gate(i))} · c ${head.c[i].toFixed(2).replace("-", "−")} · gets the weight of ${received} ${received === "1" ? "query" : "queries"}${text.piece(i) ? "" : " · the rest of the character before it"}`),
+    node("p", {}, first ? `${head.model.exact ? "Would be pruned" : "Pruned"} for it, and grey in the text: keys 0–${whole(first - 1)}, ${percent(first / (query + 1))} of its past; together they weigh ${lost ? `at most ${percent(lost)}` : "nothing that float32 can tell from 0"}. ` : "Nothing is pruned for it. ",
+      `Token by token it would keep ${counted(query + 1 - head.firstKept[query], "key")}.`),
     node("h3", {}, query === i ? "It looks most at" : `Token ${whole(query)} looks most at (every ${head.model.stride}th token has a list)`),
-    node("ol", { class: "keys" }, ...keys.map(k => node("li", {}, node("button", { type: "button", onclick: () => goTo(k.key), "aria-label": `Key ${k.key}, ${readable(text.piece(k.key))}, weight ${percent(k.weight)}` },
+    node("ol", { class: "keys" }, ...keys.map(k => node("li", {}, node("button", { type: "button", onclick: () => readAt(k.key), "aria-label": `Key ${k.key}, ${readable(text.piece(k.key))}, weight ${percent(k.weight)}` },
       node("span", { class: "bar", style: `width: ${100 * k.weight}%` }), node("span", { class: "weight" }, percent(k.weight)),
-      node("span", { class: "context" }, text.range(k.key - 6, k.key).replaceAll("\n", " "), node("mark", {}, readable(text.piece(k.key))), text.range(k.key + 1, k.key + 4).replaceAll("\n", " ")),
+      inContext(k.key),
       node("span", { class: "quiet" }, k.distance ? `${whole(k.distance)} back` : "itself", k.kept ? "" : ", pruned"))))),
     node("p", { class: "quiet" }, `${keys.length > 1 ? `These ${keys.length} keys hold` : "It holds"} ${percent(Math.min(1, listed))} of the weight; listed are at most 8, of ${d3.format("~f")(100 * head.model.leastWeight)}\u00a0% or more.`),
     saveButtons(() => fileName(rowFile("token")(), i), null, () => [["query", "key", "token", "distance", "weight", "pruned"], keys.map(k => [k.query, k.key, text.piece(k.key), k.distance, k.weight.toFixed(4), !k.kept])]));
+  nameSaves($("#token"), `keys of token ${i}`);
 }
 
-// The whole text as a strip; a click goes there.
+// The whole text as a strip, each column the mean of its tokens; a click goes there.
 function drawOverview(head) {
   const place = $("#overview"), width = Math.max(280, place.clientWidth), height = 40, columns = Math.min(width, text.length), shade = TEXT_SHADES[reading.shade];
   const ratio = Math.min(2, devicePixelRatio || 1), canvas = node("canvas", { width: width * ratio, height: height * ratio, style: `width: ${width}px; height: ${height}px`, "aria-hidden": "true" }), context = canvas.getContext("2d");
   context.scale(ratio, ratio);
   const x = i => i / text.length * width;
   for (let p = 0; p < columns; p++) {
-    let most = 0;
-    for (let i = Math.floor(p * text.length / columns); i < Math.floor((p + 1) * text.length / columns); i++) most = Math.max(most, shade.scale(shade.of(head, i)));
-    context.fillStyle = tint(most);
+    const tokens = d3.range(Math.floor(p * text.length / columns), Math.floor((p + 1) * text.length / columns));
+    context.fillStyle = tint(d3.mean(tokens, i => shade.scale(shade.of(head, i))));
     context.fillRect(p * width / columns, 0, width / columns + 0.5, height);
   }
   context.fillStyle = style("--accent");
@@ -124,14 +156,14 @@ function drawOverview(head) {
   context.fillStyle = style("--ink");
   for (const { key, weight } of keys) context.fillRect(x(key) - 1, height * (1 - Math.sqrt(weight)), 2, height);
   context.strokeStyle = style("--ink");
-  context.strokeRect(x(reading.page * PAGE) + 0.5, 0.5, Math.max(3, x(PAGE)) - 1, height - 1);
+  context.strokeRect(x(reading.first) + 0.5, 0.5, Math.max(3, x(PAGE)) - 1, height - 1);
   place.replaceChildren(canvas);
   place.setAttribute("aria-valuenow", state.token);
   place.setAttribute("aria-valuetext", `token ${state.token} of ${text.length}`);
   place.onclick = event => goTo(Math.floor((event.clientX - place.getBoundingClientRect().left) / width * text.length));
   place.onkeydown = event => {
     const to = { ArrowRight: state.token + PAGE, ArrowLeft: state.token - PAGE, Home: 0, End: text.length - 1 }[event.key];
-    if (to != null) { event.preventDefault(); goTo(to); }
+    if (to != null) { event.preventDefault(); goTo(to, false); }
   };
 }
 
@@ -148,12 +180,15 @@ function find(words, way) {
   }
   const { hits } = reading, next = way > 0 ? hits.findIndex(i => i > state.token) : hits.findLastIndex(i => i < state.token);
   const which = next >= 0 ? next : way > 0 ? 0 : hits.length - 1;
-  $("#hits").textContent = !words ? "" : hits.length ? `${whole(which + 1)} of ${whole(hits.length)}` : "not in the text";
   if (hits.length) goTo(hits[which]);
   else change({});
 }
+function hitsText() {
+  const { query, hits } = reading, which = hits.indexOf(state.token);
+  return !query ? "" : !hits.length ? "not in the text" : which >= 0 ? `${whole(which + 1)} of ${whole(hits.length)}` : `${whole(hits.length)} in the text`;
+}
 
-// The furthest keys with 5 % of the weight; of the queries that look at one key, the one that looks hardest.
+// The furthest keys with 5 % of the weight, each with the query that gives it most.
 function farLookBacks(head) {
   const best = new Map();
   for (let row = 0; row < head.counts.length; row++)
@@ -162,8 +197,8 @@ function farLookBacks(head) {
       if (weight >= 0.05 && key > 0 && head.distances[at] > 1 && !(best.get(key)?.weight >= weight)) best.set(key, { query, key, weight, distance: head.distances[at] });
     }
   const far = d3.sort([...best.values()], (a, b) => b.distance - a.distance).slice(0, 40);
-  $("#far").replaceChildren(node("h3", {}, "Far look-backs"), node("p", { class: "quiet" }, "Of each key that gets 5\u00a0% or more, the query that looks hardest; the first token is left out."), far.length
-    ? node("ol", { class: "far", tabindex: 0 }, ...far.map(f => node("li", {}, node("button", { type: "button", onclick: () => goTo(f.query) },
-      node("span", { class: "weight" }, `${whole(f.distance)} back`), node("code", {}, readable(text.piece(f.query))), " → ", node("code", {}, readable(text.piece(f.key))), node("span", { class: "quiet" }, ` ${percent(f.weight)}`)))))
+  $("#far").replaceChildren(node("h3", {}, "Far look-backs"), node("p", { class: "quiet" }, "Keys far back that get 5\u00a0% or more of a token’s weight. The first line is the token that looks, the second the key it looks at. A key is listed once, with the token that gives it most. The first token of the text is left out."), far.length
+    ? node("ol", { class: "far", tabindex: 0 }, ...far.map(f => node("li", {}, node("button", { type: "button", onclick: () => readAt(f.query), "aria-label": `Token ${f.query}, ${readable(text.piece(f.query))}, gives ${percent(f.weight)} to ${readable(text.piece(f.key))}, ${f.distance} back` },
+      node("span", { class: "weight" }, `${whole(f.distance)} back`), inContext(f.query), node("span", { class: "weight quiet" }, `${percent(f.weight)} →`), inContext(f.key)))))
     : node("p", { class: "quiet" }, "There is none: no key that is more than one token back gets so much."));
 }
