@@ -19,7 +19,7 @@ from tests.test_heads import small_model
 ROOT = Path(__file__).parent.parent
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LENGTH = 700
-WORDS = "to forget is to keep what <matters> & nothing else.\n"
+WORDS = "to forget is to keep what <matters> & nothing élse.\n"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
 PATIENCE_MS = 180_000  # the 30 s of a wait by default were too short on a machine under load
@@ -31,8 +31,8 @@ def tokens(length=LENGTH):
 
 @pytest.fixture(scope="module")
 def seen():
-    """Two models of two layers of three heads; the second's gates are open."""
-    models = [small_model(heads=3), small_model(heads=3)]
+    """Two models of two layers of three heads; the second's gates are open, and it is exact."""
+    models = [small_model(heads=3), small_model(heads=3, log_pruning_tolerance=None)]
     with torch.no_grad():
         for block in models[1].model.layers:
             block.attn.fgate_proj.bias.add_(5.0)
@@ -114,12 +114,25 @@ def test_tokens_read_as_their_tokenizer_says():
     assert token_pieces(ids, None) == ["⟨256⟩", "⟨65⟩", "⟨10⟩", "⟨65⟩"]
 
 
+def test_tokens_that_share_a_character_read_as_it():
+    text = "naïve 日本語 é"
+    ids = torch.tensor(ByteTokenizer().prompt(text))
+    pieces = token_pieces(ids, ByteTokenizer())
+    assert pieces[:6] == ["⟨256⟩", "n", "a", "ï", "", "v"] and "".join(pieces[1:]) == text
+    # Bytes that no text has, and a text that ends within a character.
+    assert token_pieces(torch.tensor([255, 65, 195]), ByteTokenizer()) == ["\ufffd", "A", "\ufffd"]
+
+
 def test_two_models_must_fit_each_other(seen):
     with pytest.raises(NotComparable, match="a has 2 layers of 2 heads, b has 2 layers of 3 heads; only"):
         explore(small_model(), tokens(), names=("a", "b"), compare=small_model(heads=3))
     other = Seen("three", look(small_model(heads=3), [tokens().flip(1)]))
     with pytest.raises(NotComparable, match="one and three read different tokens"):
         Explorer(seen[0], other)
+
+
+def test_two_models_of_one_name_can_be_told_apart(seen):
+    assert [s.name for s in Explorer(seen[0], seen[0]).seen] == ["one (first)", "one (second)"]
 
 
 def test_explore_takes_ids_and_is_a_page():
@@ -177,7 +190,8 @@ def test_a_head_and_a_token_are_a_click_away_and_say_their_numbers(visit, seen, 
     assert f"{row['median_window_tokens']:,}" in tab.locator(".cell").nth(4).text_content()
     tab.locator(".cell").nth(4).click()
     tab.wait_for_selector("body[data-drawn=head]")
-    assert f"{row['kind']} head" in tab.locator("#view-head .lead").inner_text()
+    kind = {"between": "A head between local and global"}.get(row["kind"], f"A {row['kind']} head")
+    assert kind in tab.locator("#view-head .lead").inner_text()
     assert f"{row['mean_forget_gate']:.3f}" in tab.locator("#chosen").inner_text()
     assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
 
@@ -263,12 +277,55 @@ def test_keys_move_between_heads_tokens_and_views(visit):
     assert roles == 0
 
 
+def test_the_past_of_a_token_is_on_its_page_and_back_returns_to_it(visit):
+    tab = visit(at="#view=text&layer=0&head=2")
+    assert tab.locator("#page-of").inner_text() == "tokens 0–511 of 700"  # token 350, in the middle
+    tab.locator("#overview").press("End")
+    tab.wait_for_selector("#token h2:has-text('Token 699')")
+    assert tab.locator("#page-of").inner_text() == "tokens 188–699 of 700"
+    tab.get_by_role("button", name="← before").click()
+    assert tab.locator("#page-of").inner_text() == "tokens 0–511 of 700"
+    tab.get_by_role("button", name="back to token 699").click()
+    assert tab.locator("#tokens .chosen").get_attribute("data-i") == "699"
+    tab.locator("[data-i='600']").click()
+    tab.wait_for_selector("#token h2:has-text('Token 600')")
+    tab.locator("#tokens").press("ArrowLeft")
+    tab.wait_for_selector("#token h2:has-text('Token 599')")
+    tab.go_back()
+    tab.wait_for_selector("#token h2:has-text('Token 699')")
+
+
+def test_what_had_the_focus_has_it_after_a_change(visit):
+    tab = visit("two.html")
+    focused = "document.activeElement.id || document.activeElement.value || document.activeElement.tagName"
+    tab.locator("input[value=local]").press("Space")
+    assert tab.evaluate(focused) == "local"
+    tab.locator("#which-model").focus()
+    tab.select_option("#which-model", "1")
+    assert (
+        tab.evaluate(focused) == "which-model" and "trained without ACP" in tab.locator("#facts").inner_text()
+    )
+    tab.locator("#tab-model").press("End")
+    tab.wait_for_selector("body[data-drawn=compare]")
+    assert tab.evaluate(focused) == "tab-compare"
+    tab.locator("#grid-a .cell").nth(4).press("Enter")
+    tab.wait_for_function("document.activeElement.dataset.head === '1.1'")
+    tab.keyboard.press("3")
+    tab.wait_for_selector("body[data-drawn=text]")
+    tab.locator("#tokens").press("]")
+    tab.wait_for_function("document.querySelector('#which').value === '5'")
+    tab.wait_for_function("document.activeElement.id === 'tokens'")
+
+
 def test_search_sorting_and_filters(visit):
     tab = visit(at="#view=text&layer=0&head=2&token=5")
     tab.fill("#search", "matters")
     tab.keyboard.press("Enter")
     tab.wait_for_selector("#hits:has-text('1 of')")
     assert tab.locator("#tokens .chosen").inner_text() == "m"
+    tab.fill("#search", "élse")
+    tab.keyboard.press("Enter")
+    tab.wait_for_function("document.querySelector('#tokens .chosen').innerText === 'é'")
     assert tab.locator("#far button").count() or "none" in tab.locator("#far").inner_text()
     tab.get_by_role("tab", name="Model").click()
     tab.locator("[data-sort=mean_forget_gate]").click()
@@ -283,7 +340,9 @@ def test_pictures_and_numbers_can_be_saved(visit, tmp_path):
     saved = {}
     for what in ("SVG", "PNG", "CSV"):
         with tab.expect_download() as download:
-            tab.locator(f"#view-head figure >> nth=0 >> [aria-label='Save as {what}']").click()
+            tab.locator(
+                f"#view-head figure >> nth=0 >> [aria-label='Save as {what}: Attention along the text']"
+            ).click()
         download.value.save_as(tmp_path / what)
         saved[what] = (download.value.suggested_filename, (tmp_path / what).read_bytes())
     assert saved["SVG"][0] == "one-layer1-head2-attention.svg"

@@ -3,20 +3,23 @@
 
 const compareView = { id: "compare", name: "Two models", draw: drawCompare };
 const difference = key => row => models[1].rows[row.index][key] - row[key];
-const signed = (column, v) => (v > 0 ? "+" : v < 0 ? "−" : "") + column.text(Math.abs(v));
+// A difference of percentages is in points of them.
+const signed = (column, v) => (v > 0 ? "+" : v < 0 ? "−" : "") + column.text(Math.abs(v)).replace("%", "points");
 
 async function drawCompare(section) {
   const key = state.shade === "kind" ? "token_pruned_ratio" : state.shade, column = COLUMNS[key], [a, b] = models;
-  const rows = a.rows, all = [...a.rows, ...b.rows], diff = difference(key), most = d3.max(rows, r => Math.abs(diff(r))) || 1;
-  const diverging = r => d3.interpolateRdBu(0.5 - 0.5 * diff(r) / most), changed = rows.filter(r => r.kind !== b.rows[r.index].kind).length;
-  const focused = document.activeElement?.id;
+  const rows = a.rows, all = [...a.rows, ...b.rows], diff = difference(key);
+  // Numbers of many sizes are coloured by their ratio, as on their own scale.
+  const apart = r => (column.log ? Math.log(onScale(column, b.rows[r.index][key]) / onScale(column, r[key])) : diff(r)), most = d3.max(rows, r => Math.abs(apart(r))) || 1;
+  const colours = isDark() ? d3.interpolateRgbBasis(["#ff9d85", "#a3422f", "#262c33", "#2c6aa0", "#7cc0ff"]) : d3.interpolateRdBu; // no difference: near the paper
+  const diverging = r => colours(0.5 - 0.5 * apart(r) / most), changed = rows.filter(r => r.kind !== b.rows[r.index].kind).length;
   section.replaceChildren(
     node("p", { class: "lead" }, `${changed} of ${rows.length} heads are of another kind in ${b.name} than in ${a.name}. The mean of “${column.name}” goes from ${column.text(Number(d3.mean(rows, r => r[key]).toPrecision(3)))} to ${column.text(Number(d3.mean(b.rows, r => r[key]).toPrecision(3)))}.`),
     node("div", { class: "controls" }, shadeChoice(key)),
     node("div", { class: "columns three" },
-      figure(a.name, a.facts[0], node("div", { id: "grid-a" }), saveButtons(() => fileName(a.name, key), () => $("#grid-a svg"))),
-      figure(b.name, b.facts[0], node("div", { id: "grid-b" }), saveButtons(() => fileName(b.name, key), () => $("#grid-b svg"))),
-      figure("Difference", `second less first: from ${signed(column, -most)} (blue) to ${signed(column, most)} (red)`, node("div", { id: "grid-d" }), saveButtons(() => fileName("difference", key), () => $("#grid-d svg")))),
+      figure(a.name, a.pruning, node("div", { id: "grid-a" }), saveButtons(() => fileName(a.name, key), () => $("#grid-a svg"))),
+      figure(b.name, b.pruning, node("div", { id: "grid-b" }), saveButtons(() => fileName(b.name, key), () => $("#grid-b svg"))),
+      figure("Difference", column.log ? "second less first; blue: less, red: more, coloured by their ratio" : `second less first: from ${signed(column, -most)} (blue) to ${signed(column, most)} (red)`, node("div", { id: "grid-d" }), saveButtons(() => fileName("difference", key), () => $("#grid-d svg")))),
     node("div", { class: "columns" },
       figure("Head against head", `${column.name}: across ${a.name}, up ${b.name}`, node("div", { id: "scatter" }), saveButtons(() => fileName("two-models", key), () => $("#scatter svg"))),
       figure(`Weight by distance: ${headName(rows[state.row])}`, null, node("p", { class: "legend" }, node("span", {}, node("span", { class: "swatch of0" }), a.name), node("span", {}, node("span", { class: "swatch of1" }), b.name)),
@@ -29,15 +32,14 @@ async function drawCompare(section) {
   headGrid($("#grid-b"), b, shader(key, all), column, { value: r => r[key], pick, tell });
   headGrid($("#grid-d"), a, diverging, { ...column, text: v => signed(column, v) }, { value: diff, pick, tell });
   drawScatter($("#scatter"), rows, key, column, pick, tell);
-  if (focused === "shade") $("#shade").focus();
   const wanted = state.row, heads = await Promise.all(models.map(m => m.head(wanted)));
   if (wanted === state.row && $("#distances")) drawDistance($("#distances"), heads);
 }
 
 function drawScatter(place, rows, key, column, pick, tell) {
   const size = Math.max(260, Math.min(400, place.clientWidth)), left = 52, other = models[1].rows;
-  const domain = d3.extent([...rows, ...other], r => (column.log ? Math.max(1, r[key]) : r[key])), make = column.log ? d3.scaleLog : d3.scaleLinear;
-  const x = make(domain, [left, size - 12]), y = make(domain, [size - 34, 10]), ticks = [4, column.log ? "~s" : undefined];
+  const domain = d3.extent([...rows, ...other], r => (onScale(column, r[key]))), make = column.log ? d3.scaleLog : d3.scaleLinear;
+  const x = make(domain, [left, size - 12]), y = make(domain, [size - 34, 10]), ticks = [4, column.floor ? column.text : column.log ? "~s" : undefined];
   const svg = d3.create("svg").attr("viewBox", `0 0 ${size} ${size}`).attr("width", size).attr("height", size).attr("role", "img").attr("aria-label", "Each head in both models; the table below lists them");
   svg.append("g").attr("class", "axes").attr("transform", `translate(0,${size - 30})`).call(d3.axisBottom(x).ticks(...ticks));
   svg.append("g").attr("class", "axes").attr("transform", `translate(${left - 4},0)`).call(d3.axisLeft(y).ticks(...ticks));
@@ -45,7 +47,7 @@ function drawScatter(place, rows, key, column, pick, tell) {
   svg.append("text").attr("class", "axis").attr("x", size - 12).attr("y", size - 36).attr("text-anchor", "end").text(models[0].name);
   svg.append("text").attr("class", "axis").attr("x", left + 4).attr("y", 12).text(models[1].name);
   svg.selectAll(".place").data(rows).join("g").attr("class", "place").attr("data-head", r => `${r.layer}.${r.head}`).classed("current", r => r.index === state.row)
-    .attr("transform", r => { const at = v => (column.log ? Math.max(1, v) : v); return `translate(${x(at(r[key]))},${y(at(other[r.index][key]))})`; })
+    .attr("transform", r => `translate(${x(onScale(column, r[key]))},${y(onScale(column, other[r.index][key]))})`)
     .on("click", (_, r) => { hideTip(); pick(r); }).on("pointermove", (event, r) => { tell(event, r); mark(r); }).on("pointerleave", () => { hideTip(); mark(null); })
     .append("circle").attr("r", 5).attr("fill", r => kindColour(r.kind));
   place.replaceChildren(svg.node());
@@ -57,5 +59,6 @@ function differenceTable(rows, key, diff) {
   return node("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Where they differ most" }, node("table", { id: "differences" },
     node("thead", {}, node("tr", {}, ...heads.map(h => node("th", { scope: "col" }, h)))),
     node("tbody", {}, ...sorted.map(r => node("tr", { "data-head": `${r.layer}.${r.head}`, onclick: () => change({ row: r.index }) },
-      ...[r.layer, r.head, r.kind ?? "–", other[r.index].kind ?? "–", column.text(r[key]), column.text(other[r.index][key]), signed(column, diff(r))].map(v => node("td", {}, v)))))));
+      node("th", { scope: "row" }, node("a", { href: `#view=compare&layer=${r.layer}&head=${r.head}`, "aria-label": headName(r), onclick: e => e.preventDefault() }, r.layer)),
+      ...[r.head, r.kind ?? "–", other[r.index].kind ?? "–", column.text(r[key]), column.text(other[r.index][key]), signed(column, diff(r))].map(v => node("td", {}, v)))))));
 }

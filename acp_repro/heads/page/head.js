@@ -8,8 +8,9 @@ async function drawHeadView(section) {
   const wanted = currentRow(), head = await currentHead();
   await text.ready;
   if (state.view !== "head" || wanted !== currentRow()) return;
-  const w = wanted, says = `A ${w.kind ? `${w.kind} head` : "head at a length where no block can be pruned"}: `
-    + `half of its queries keep ${whole(w.median_window_tokens)} keys or fewer, half of its weight lies within ${whole(w.half_weight_tokens)} tokens, and its mean gate is ${w.mean_forget_gate.toFixed(3)}.`;
+  const w = wanted, kinds = { local: "A local head", global: "A global head", between: "A head between local and global" };
+  const says = `${kinds[w.kind] ?? "A head at a length where no block can be pruned"}: half of its queries keep ${counted(w.median_window_tokens, "key")} or fewer, `
+    + `${w.half_weight_tokens ? `half of its weight lies within ${counted(w.half_weight_tokens, "token")}` : "half of its weight or more lies on the token itself"}, and its mean gate is ${w.mean_forget_gate.toFixed(3)}.`;
   section.replaceChildren(
     node("p", { class: "lead" }, says),
     node("div", { class: "columns wide-left" },
@@ -31,7 +32,7 @@ async function drawHeadView(section) {
 
 function facts(row) {
   return node("dl", { class: "facts" }, ...Object.entries(COLUMNS).flatMap(([key, column]) => [
-    node("dt", { title: column.says }, column.name), node("dd", {}, column.text(row[key]), node("span", { class: "quiet" }, ` ${column.says}`))]));
+    node("dt", { title: column.says }, column.name), node("dd", {}, column.text(row[key]), node("span", { class: "quiet" }, ` · ${column.says}`))]));
 }
 function zoomButton(sign, says, factor) {
   return node("button", { type: "button", "aria-label": says, title: says, onclick: () => attention.zoomBy(factor) }, sign);

@@ -26,22 +26,21 @@ function drawModel(section) {
   const model = models[state.model], { rows } = model, pruned = d3.mean(rows, r => r.pruned_ratio);
   const of = kind => rows.filter(r => r.kind === kind).length;
   const says = `${rows.length} heads: ${of("local")} local, ${of("between")} between, ${of("global")} global. `
-    + `${percent(pruned)} of all blocks are pruned; the grid allows ${percent(rows[0].largest_pruned_ratio)}.`;
-  const focused = document.activeElement?.id;
+    + `${percent(pruned)} of all blocks ${model.exact ? "would be" : "are"} pruned; at most ${percent(rows[0].largest_pruned_ratio)} can be, because blocks on and next to the diagonal always stay.`;
   section.replaceChildren(
     node("p", { class: "lead" }, says),
     node("div", { class: "controls" }, modelChoice(), shadeChoice(), kindChoice(rows)),
     node("div", { class: "columns" },
-      figure("Layers and heads", `Each square is a head${state.shade === "kind" ? "; a number in it is its window in tokens" : ""}. Click one to look into it.`, node("div", { id: "grid" }), legend(rows),
+      figure("Layers and heads", "Each square is a head. Click one to look into it.", node("div", { id: "grid" }), legend(rows),
         saveButtons(() => fileName(model.name, "heads", state.shade), () => $("#grid svg"))),
       figure("Similar heads", "Near each other: alike in how far they look, forget, prune and peak. Names are layer.head.", node("div", { id: "map" }),
         saveButtons(() => fileName(model.name, "map"), () => $("#map svg")))),
     figure("All numbers", "Click a column to sort by it.", headTable(rows),
       saveButtons(() => fileName(model.name, "heads"), null, () => [Object.keys(rows[0]).filter(c => c !== "index"), rows.map(r => Object.entries(r).filter(([c]) => c !== "index").map(([, v]) => v))])));
   const written = state.shade === "kind" ? "median_window_tokens" : state.shade;
-  headGrid($("#grid"), model, shader(state.shade, rows), COLUMNS[written], { value: r => r[written] });
+  const numbers = headGrid($("#grid"), model, shader(state.shade, rows), COLUMNS[written], { value: r => r[written] });
+  if (numbers && state.shade === "kind") $("#view-model figcaption p").append(" The number in it is its window in tokens.");
   headMap($("#map"), rows);
-  if (focused === "shade") $("#shade").focus();
 }
 
 function legend(rows) {
@@ -51,7 +50,8 @@ function legend(rows) {
   return node("p", { class: "legend" }, `${column.text(ends[0])} `, node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), ` ${column.text(ends[1])}`, node("span", { class: "quiet" }, column.says));
 }
 
-// Layers x heads as squares; also of two models, where `values` gives what is written on a square.
+// Layers x heads as squares; also of two models, where `value` gives what is written on a square. Returns
+// whether there is room for that.
 function headGrid(place, model, shade, column, { value = row => row[state.shade], pick = row => openHead(row, model.index), tell = null } = {}) {
   const left = 44, top = 26, space = Math.max(220, place.clientWidth);
   const side = Math.max(12, Math.min(64, (space - left - 4) / model.heads)), high = Math.min(side, 44);
@@ -82,9 +82,11 @@ function headGrid(place, model, shade, column, { value = row => row[state.shade]
       if (next) { cells.attr("tabindex", -1); next.setAttribute("tabindex", 0); next.focus(); mark(model.rows[r.index + steps[event.key]]); }
     });
   cells.append("rect").attr("x", 1).attr("y", 1).attr("width", side - 2).attr("height", high - 2).attr("rx", 3).attr("fill", shade);
-  if (side >= 34) cells.append("text").attr("x", side / 2).attr("y", high / 2 + 4).attr("text-anchor", "middle").style("fill", r => inkOn(shade(r)))
-    .text(r => column.text(value(r)).replace("\u00a0%", "").replace(/^1 − .*/, "1.000"));
+  const numbers = side >= 34;
+  if (numbers) cells.append("text").attr("x", side / 2).attr("y", high / 2 + 4).attr("text-anchor", "middle").style("fill", r => inkOn(shade(r)))
+    .text(r => column.text(value(r)).replace(/\u00a0(%|points)/, "").replace(/^1 − .*/, "1.000"));
   place.replaceChildren(svg.node());
+  return numbers;
 }
 
 // The same head stands out in the grid, the map and the table.
@@ -118,11 +120,10 @@ function headTable(rows) {
     node("button", { type: "button", title: COLUMNS[key]?.says ?? key, "data-sort": key, onclick: () => {
       sorting = { key, down: sorting.key === key ? !sorting.down : !["layer", "head", "kind"].includes(key) };
       change({});
-      $(`[data-sort=${key}]`).focus();
     } }, COLUMNS[key]?.name ?? key)));
   const body = sorted.map(row => node("tr", { "data-head": `${row.layer}.${row.head}`, onclick: () => openHead(row), onpointerenter: () => mark(row), onpointerleave: () => mark(null) },
     ...keys.map(key => {
-      if (key === "layer") return node("th", { scope: "row" }, node("a", { href: `#view=head&layer=${row.layer}&head=${row.head}`, onclick: e => { e.preventDefault(); } }, row.layer));
+      if (key === "layer") return node("th", { scope: "row" }, node("a", { href: `#view=head&layer=${row.layer}&head=${row.head}`, "aria-label": headName(row), onclick: e => { e.preventDefault(); } }, row.layer));
       if (key === "kind") return node("td", {}, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), row.kind ?? "–");
       return node("td", {}, key === "head" ? row.head : COLUMNS[key].text(row[key]));
     })));
