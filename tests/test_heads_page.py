@@ -159,9 +159,12 @@ def visit(browser, page):
     """Opens the page; at the end nothing may have been complained of, and nothing asked of a network."""
     problems, tabs = [], []
 
-    def go(name="one.html", at="", width=1280, theme="light", frame=None):
+    def go(name="one.html", at="", width=1280, theme="light", frame=None, touch=False):
         tab = browser.new_page(
-            viewport={"width": width, "height": 860}, color_scheme=theme, accept_downloads=True
+            viewport={"width": width, "height": 860},
+            color_scheme=theme,
+            accept_downloads=True,
+            has_touch=touch,
         )
         tabs.append(tab)
         tab.set_default_timeout(PATIENCE_MS)
@@ -317,6 +320,59 @@ def test_what_had_the_focus_has_it_after_a_change(visit):
     tab.wait_for_function("document.activeElement.id === 'tokens'")
 
 
+def test_zoom_goes_to_the_chosen_query_and_stays_there_when_the_window_changes(visit):
+    tab = visit(at="#view=head&layer=0&head=1&token=650")
+    for _ in range(8):
+        tab.get_by_label("Closer").click()
+    shown = tab.evaluate("shownPart")
+    assert shown["tokens"] == 24
+    assert all(shown[first] <= 650 < shown[first] + 24 for first in ("key", "query"))
+    for width in (360, 1280):
+        tab.set_viewport_size({"width": width, "height": 860})
+        tab.wait_for_function(
+            "wide => (document.querySelector('#attention svg').clientWidth > 400) === wide", arg=width > 400
+        )
+        assert tab.evaluate("shownPart") == pytest.approx(shown)
+        assert "NaN" not in tab.locator(".sums .curve").get_attribute("d")
+
+
+def test_a_tap_reads_a_query_and_one_finger_moves_the_picture(visit, seen):
+    tab = visit(at="#view=head&layer=1&head=1", width=360, touch=True)
+    tab.locator("#attention").scroll_into_view_if_needed()
+    box = tab.locator(".pointer").bounding_box()
+    x, y = box["x"] + box["width"] / 4, box["y"] + box["height"] / 2
+    tab.touchscreen.tap(x, y)
+    tab.wait_for_selector("#query button")
+    query, weights = int(re.search(r"token=(\d+)", tab.url)[1]), seen[0].heads.head(1, 1).weights
+    assert query == pytest.approx(LENGTH / 2, abs=5)
+    assert tab.locator("#readout").inner_text().startswith("Quer")
+    distances = [int(d) for d in re.findall(r"(\d+) back", tab.locator("#query").inner_text())]
+    listed = weights.keys[query, : tab.locator("#query li").count()].tolist()
+    assert distances == [query - key for key in listed if key != query]
+
+    tab.get_by_label("Closer").tap()
+    shown, scrolled = tab.evaluate("shownPart"), tab.evaluate("scrollY")
+    session = tab.context.new_cdp_session(tab)
+
+    def drag(dx, dy):
+        steps = [("touchStart", 0), *(("touchMove", i / 8) for i in range(1, 9))]
+        for kind, part in steps:
+            points = [{"x": x + dx * part, "y": y + dy * part}]
+            session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+    drag(-60, 5)
+    moved = tab.evaluate("shownPart")
+    assert moved["key"] - shown["key"] == pytest.approx(60 / box["width"] * moved["tokens"], rel=0.05)
+    assert tab.evaluate("scrollY") == scrolled
+    drag(0, 80)
+    tab.wait_for_function("before => scrollY < before", arg=scrolled)
+    assert tab.evaluate("shownPart") == moved
+    tab.get_by_role("button", name="Read it in the text").tap()
+    tab.wait_for_selector("body[data-drawn=text]")
+    assert f"token={query}" in tab.url
+
+
 def test_search_sorting_and_filters(visit):
     tab = visit(at="#view=text&layer=0&head=2&token=5")
     tab.fill("#search", "matters")
@@ -349,7 +405,7 @@ def test_pictures_and_numbers_can_be_saved(visit, tmp_path):
     assert saved["SVG"][1].startswith(b"<svg") and b"data:image/png" in saved["SVG"][1]
     assert saved["PNG"][1].startswith(b"\x89PNG") and len(saved["PNG"][1]) > 5000
     lines = saved["CSV"][1].decode().splitlines()
-    assert lines[0] == "query,key,distance,weight" and lines[1] == "0,0,0,1.0000"
+    assert lines[0] == "query,key,distance,weight,rounded_by_up_to" and lines[1] == "0,0,0,1.0000,0.0039"
 
 
 def test_two_models_stand_side_by_side(visit, seen):

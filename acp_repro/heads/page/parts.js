@@ -26,6 +26,9 @@ function percent(x) {
   return `${(100 * x).toFixed(x < 0.00995 ? 2 : 1)}\u00a0%`;
 }
 const counted = (n, what) => `${whole(n)} ${what}${n === 1 ? "" : "s"}`;
+// The file holds the root of a weight in steps of 1/255: no more digits than that allows.
+const roundedBy = weight => Math.sqrt(weight) / 255;
+const weightText = w => (w < 0.0995 ? percent(w) : `${Math.round(100 * w)}\u00a0%`);
 const gateText = f => (f > 0.9995 && f < 1 ? `1 − ${small(1 - f)}` : f.toFixed(3));
 const SHADES = ["kind", "median_window_tokens", "pruned_ratio", "mean_forget_gate"];
 // Every column that is shown: its head, what it means, how it is written, whether its scale is logarithmic.
