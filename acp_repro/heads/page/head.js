@@ -49,7 +49,7 @@ const heatScale = v => Math.max(0, 1 - Math.log(v) / Math.log(HEAT_FLOOR));
 function heatLegend() {
   const stops = d3.range(0, 1.01, 0.1).map(heat);
   return node("p", { class: "legend" }, "share of a query’s weight: 0.01 % ", node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), " 100 %",
-    node("span", {}, node("span", { class: "line" }), "boundary, in blocks"),
+    node("span", {}, node("span", { class: "line" }), "boundary, in blocks"), node("span", {}, node("span", { class: "line thin" }), "first kept key, query by query"),
     node("span", {}, node("span", { class: "swatch pruned" }), "pruned"),
     node("span", { id: "faint" }, node("span", { class: "swatch", style: `background: ${heat(0.2)}` }), "faint: what is left of a square beside its listed keys, spread evenly"),
     node("span", {}, "Weights are rounded: a key’s to within 0.4 points, a square’s to within 3 % of itself."));
@@ -80,7 +80,7 @@ function drawAttention(head) {
   }
   const over = heatmap.append("g").attr("clip-path", "url(#clip)");
   const pruned = over.append("path").attr("class", "pruned"), edge = over.append("path").attr("class", "boundary");
-  const chosen = over.append("g");
+  const kept = over.append("path").attr("class", "first-kept"), chosen = over.append("g");
   heatmap.append("rect").attr("class", "frame").attr("width", side).attr("height", side);
   const xAxis = heatmap.append("g").attr("class", "axes").attr("transform", `translate(0,${side})`), yAxis = heatmap.append("g").attr("class", "axes");
   const keyTitle = heatmap.append("text").attr("class", "axis").attr("x", side / 2).attr("text-anchor", "middle").text("key (tokens from the start)");
@@ -94,7 +94,7 @@ function drawAttention(head) {
   };
 
   function redraw() {
-    const [from, to] = tokensIn(x, side, T);
+    const [from, to] = tokensIn(x, side, T), [first, last] = tokensIn(y, side, T), every = Math.ceil((last - first) / (2 * side));
     painter.paint(canvas, ratio, x, y, side);
     $("#faint").hidden = !painter.near(side);
     // Close enough, the axes read the text.
@@ -117,6 +117,8 @@ function drawAttention(head) {
     });
     edge.attr("d", d3.line()(steps));
     pruned.attr("d", `${d3.line()([[x(0), y(0)], ...steps, [x(0), y(T)]])}Z`);
+    // The first kept key never moves back, so one query for each half pixel is enough.
+    kept.attr("d", d3.line(i => x(head.firstKept[Math.min(i, T - 1)]), y).curve(d3.curveStepBefore)(d3.range(first, last + 1, every)));
     drawStrip(gates, i => head.gate(i), [0, 1], from, to, x, strip, side, d3.format(".1~f"));
     drawStrip(sums, i => head.c[i], null, from, to, x, strip, side, null);
     chosen.selectAll("*").remove();
