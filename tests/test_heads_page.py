@@ -406,6 +406,10 @@ def test_pictures_and_numbers_can_be_saved(visit, tmp_path):
     assert saved["PNG"][1].startswith(b"\x89PNG") and len(saved["PNG"][1]) > 5000
     lines = saved["CSV"][1].decode().splitlines()
     assert lines[0] == "query,key,distance,weight,rounded_by_up_to" and lines[1] == "0,0,0,1.0000,0.0039"
+    words = saved["SVG"][1].decode()
+    assert "one, layer 1, head 2: Attention along the text" in words
+    assert "share of a query’s weight: 0.01 %" in words
+    assert "<linearGradient" in words and "boundary, in blocks" in words
 
 
 def test_two_models_stand_side_by_side(visit, seen):
@@ -415,6 +419,10 @@ def test_two_models_stand_side_by_side(visit, seen):
     assert f"{changed} of 6 heads are of another kind" in tab.locator("#view-compare .lead").inner_text()
     assert tab.locator("#grid-a .cell").count() == tab.locator("#grid-d .cell").count() == 6
     tab.wait_for_selector("#distances svg")
+    saved = "place => standalone(document.querySelector(`${place} svg`)).source"
+    assert "<linearGradient" in tab.evaluate(saved, "#grid-a")
+    words = re.findall(r">([^<>]+)</text>", tab.evaluate(saved, "#distances"))
+    assert words[-2:] == ["one", "two"] and "one and two: Weight by distance: layer 0, head 0" in words
     tab.locator("button:has-text('open it in two')").click()
     tab.wait_for_selector("body[data-drawn=head]")
     assert f"{second['mean_forget_gate'][0]:.3f}" in tab.locator("#chosen").inner_text()

@@ -33,7 +33,7 @@ function drawModel(section) {
     node("div", { class: "columns" },
       figure("Layers and heads", "Each square is a head. Click one to look into it.", node("div", { id: "grid" }), legend(rows),
         saveButtons(() => fileName(model.name, "heads", state.shade), () => $("#grid svg"))),
-      figure("Similar heads", "Near each other: alike in how far they look, forget, prune and peak. Names are layer.head.", node("div", { id: "map" }),
+      figure("Similar heads", "Near each other: alike in how far they look, forget, prune and peak. Names are layer.head.", node("div", { id: "map" }), legend(rows),
         saveButtons(() => fileName(model.name, "map"), () => $("#map svg")))),
     figure("All numbers", "Click a column to sort by it.", headTable(rows),
       saveButtons(() => fileName(model.name, "heads"), null, () => [Object.keys(rows[0]).filter(c => c !== "index"), rows.map(r => Object.entries(r).filter(([c]) => c !== "index").map(([, v]) => v))])));
@@ -43,11 +43,11 @@ function drawModel(section) {
   headMap($("#map"), rows);
 }
 
-function legend(rows) {
-  const shade = shader(state.shade, rows), column = COLUMNS[state.shade];
+function legend(rows, key = state.shade) {
+  const shade = shader(key, rows), column = COLUMNS[key];
   if (shade.kinds) return node("p", { class: "legend" }, ...["local", "between", "global"].map(kind => node("span", {}, node("span", { class: "dot", style: `background: ${kindColour(kind)}` }), kind)));
   const ends = shade.domain, stops = d3.range(0, 1.01, 0.1).map(sequential);
-  return node("p", { class: "legend" }, `${column.text(ends[0])} `, node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), ` ${column.text(ends[1])}`, node("span", { class: "quiet" }, column.says));
+  return node("p", { class: "legend" }, `${column.text(ends[0])} `, node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), ` ${column.text(ends[1])}`, node("span", { class: "quiet" }, `${column.name}: ${column.says}`));
 }
 
 // Layers x heads as squares; also of two models, where `value` gives what is written on a square. Returns

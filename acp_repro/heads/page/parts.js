@@ -129,6 +129,44 @@ function download(name, content, type) {
 const csvField = v => (v == null ? "" : /[",\n\r]/.test(v) ? `"${String(v).replaceAll('"', '""')}"` : v);
 const csv = (names, rows) => [names, ...rows].map(row => row.map(csvField).join(",")).join("\n") + "\n";
 const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity", "font-size", "font-family", "font-weight", "text-anchor", "dominant-baseline", "visibility"];
+// What the page says beside a picture goes into its file: whose it is, its caption and its legend.
+function captionOf(svg) {
+  const figure = svg.closest("figure"), says = $("figcaption p", figure)?.textContent.replace(/\s*Click [^.]*\.?/, "");
+  const heading = $("h2", figure).textContent, names = models.map(m => m.name), both = state.view === "compare";
+  const whose = both ? names.join(" and ") : state.view === "head" ? `${names[state.model]}, ${headName(currentRow())}` : names[state.model];
+  return { title: both && names.includes(heading) ? `${heading}: layers and heads` : `${whose}: ${heading}`, says, legends: [...figure.querySelectorAll(".legend")] };
+}
+const wordsOf = text => text.split(/[ \n]+/).filter(Boolean);
+const GAP = Symbol("gap");
+const itemsOf = element => [...element.childNodes].flatMap(child => (child.nodeType === Node.TEXT_NODE ? wordsOf(child.data) : child.hidden ? [] : child.hasChildNodes() ? [GAP, ...itemsOf(child), GAP] : [child]));
+const ruler = node("canvas").getContext("2d");
+// Words and samples of colours in lines of at most `width`; returns how high they are.
+function flow(group, items, width, { size = 11, weight = 400, fill = style("--quiet") } = {}) {
+  const { fontFamily } = getComputedStyle(document.body), high = size + 5;
+  ruler.font = `${weight} ${size}px ${fontFamily}`;
+  const space = ruler.measureText(" ").width;
+  let x = 0, y = 0, run = null; // words in one line are one text
+  for (const [i, item] of items.entries()) {
+    if (item === GAP) { run = null; x += x && space; continue; }
+    const word = typeof item === "string", wide = word ? ruler.measureText(item).width : item.offsetWidth;
+    const after = !word && typeof items[i + 1] === "string" ? space + ruler.measureText(items[i + 1]).width : 0; // a sample and its word stay together
+    if (x && x + wide + after > width) { x = 0; y += high; run = null; }
+    if (!word) { run = null; sample(group, item, x, y + high / 2); }
+    else if (run) run.text(`${run.text()} ${item}`);
+    else run = group.append("text").attr("x", x).attr("y", y + size).attr("fill", fill).attr("font-size", size).attr("font-weight", weight).attr("font-family", fontFamily).text(item);
+    x += wide + space;
+  }
+  return items.length ? y + high : 0;
+}
+// The dot, line, square or ramp of a legend, as the page draws it.
+function sample(group, element, x, middle) {
+  const looks = getComputedStyle(element), { offsetWidth: width, offsetHeight: height } = element;
+  const colours = looks.backgroundImage.match(/rgba?\([^)]*\)/g), plain = parseFloat(looks.borderTopWidth) ? looks.borderTopColor : looks.backgroundColor;
+  if (colours)
+    group.append("linearGradient").attr("id", "ramp").selectAll("stop").data(colours).join("stop").attr("offset", (_, i) => i / (colours.length - 1)).attr("stop-color", c => c);
+  group.append("rect").attr("x", x).attr("y", middle - height / 2).attr("width", width).attr("height", height).attr("opacity", looks.opacity)
+    .attr("rx", looks.borderRadius === "50%" ? height / 2 : 0).attr("fill", colours ? "url(#ramp)" : plain);
+}
 // The drawing with its looks written into it; a canvas behind it becomes a picture in it.
 function standalone(svg) {
   const copy = svg.cloneNode(true), originals = [...svg.querySelectorAll("*")];
@@ -136,14 +174,20 @@ function standalone(svg) {
     const looks = getComputedStyle(originals[i]);
     for (const look of LOOKS) element.style.setProperty(look, looks.getPropertyValue(look));
   });
-  const { width, height } = svg.getBoundingClientRect(), made = d3.select(copy);
-  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  made.attr("width", width).attr("height", height).attr("viewBox", svg.getAttribute("viewBox") ?? `0 0 ${width} ${height}`);
-  const canvas = svg.parentNode.querySelector("canvas");
+  const made = d3.select(copy), canvas = svg.parentNode.querySelector("canvas"), edge = 10;
   if (canvas)
     made.insert("image", ":first-child").attr("href", canvas.toDataURL()).attr("style", "image-rendering: pixelated")
       .attr("x", canvas.offsetLeft).attr("y", canvas.offsetTop).attr("width", canvas.offsetWidth).attr("height", canvas.offsetHeight);
-  made.insert("rect", ":first-child").attr("width", "100%").attr("height", "100%").attr("fill", style("--paper"));
+  const box = svg.viewBox.baseVal, wide = Math.max(320, box.width), { title, says, legends } = captionOf(svg);
+  const above = made.append("g"), below = made.append("g").attr("transform", `translate(0,${box.height + edge})`);
+  let top = flow(above, wordsOf(title), wide, { size: 13, weight: 600, fill: style("--ink") }), bottom = 0;
+  if (says) top += flow(above.append("g").attr("transform", `translate(0,${top})`), wordsOf(says), wide);
+  for (const legend of legends) bottom += flow(below.append("g").attr("transform", `translate(0,${bottom})`), itemsOf(legend), wide);
+  above.attr("transform", `translate(0,${-top - edge})`);
+  const from = [-edge, -top - 2 * edge], width = wide + 2 * edge, height = box.height + top + bottom + 4 * edge;
+  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  made.attr("width", width).attr("height", height).attr("viewBox", `${from[0]} ${from[1]} ${width} ${height}`);
+  made.insert("rect", ":first-child").attr("x", from[0]).attr("y", from[1]).attr("width", width).attr("height", height).attr("fill", style("--paper"));
   return { source: new XMLSerializer().serializeToString(copy), width, height };
 }
 function savePNG(svg, name) {
