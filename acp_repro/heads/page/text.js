@@ -128,12 +128,12 @@ function showToken(head) {
     node("p", {}, first ? `${head.model.exact ? "Would be pruned" : "Pruned"} for it, and grey in the text: keys 0–${whole(first - 1)}, ${percent(first / (query + 1))} of its past; together they weigh ${lost ? `at most ${percent(lost)}` : "nothing that float32 can tell from 0"}. ` : "Nothing is pruned for it. ",
       `Token by token it would keep ${counted(query + 1 - head.firstKept[query], "key")}.`),
     node("h3", {}, query === i ? "It looks most at" : `Token ${whole(query)} looks most at (every ${head.model.stride}th token has a list)`),
-    node("ol", { class: "keys" }, ...keys.map(k => node("li", {}, node("button", { type: "button", onclick: () => readAt(k.key), "aria-label": `Key ${k.key}, ${readable(text.piece(k.key))}, weight ${percent(k.weight)}` },
-      node("span", { class: "bar", style: `width: ${100 * k.weight}%` }), node("span", { class: "weight" }, percent(k.weight)),
+    node("ol", { class: "keys" }, ...keys.map(k => node("li", {}, node("button", { type: "button", onclick: () => readAt(k.key), "aria-label": `Key ${k.key}, ${readable(text.piece(k.key))}, weight ${weightText(k.weight)}` },
+      node("span", { class: "bar", style: `width: ${100 * k.weight}%` }), node("span", { class: "weight" }, weightText(k.weight)),
       inContext(k.key),
       node("span", { class: "quiet" }, k.distance ? `${whole(k.distance)} back` : "itself", k.kept ? "" : ", pruned"))))),
     node("p", { class: "quiet" }, `${keys.length > 1 ? `These ${keys.length} keys hold` : "It holds"} ${percent(Math.min(1, listed))} of the weight; listed are at most 8, of ${d3.format("~f")(100 * head.model.leastWeight)}\u00a0% or more.`),
-    saveButtons(() => fileName(rowFile("token")(), i), null, () => [["query", "key", "token", "distance", "weight", "pruned"], keys.map(k => [k.query, k.key, text.piece(k.key), k.distance, k.weight.toFixed(4), !k.kept])]));
+    saveButtons(() => fileName(rowFile("token")(), i), null, () => [["query", "key", "token", "distance", "weight", "rounded_by_up_to", "pruned"], keys.map(k => [k.query, k.key, text.piece(k.key), k.distance, k.weight.toFixed(4), roundedBy(k.weight).toFixed(4), !k.kept])]));
   nameSaves($("#token"), `keys of token ${i}`);
 }
 
@@ -198,7 +198,7 @@ function farLookBacks(head) {
     }
   const far = d3.sort([...best.values()], (a, b) => b.distance - a.distance).slice(0, 40);
   $("#far").replaceChildren(node("h3", {}, "Far look-backs"), node("p", { class: "quiet" }, "Keys far back that get 5\u00a0% or more of a token’s weight. The first line is the token that looks, the second the key it looks at. A key is listed once, with the token that gives it most. The first token of the text is left out."), far.length
-    ? node("ol", { class: "far", tabindex: 0 }, ...far.map(f => node("li", {}, node("button", { type: "button", onclick: () => readAt(f.query), "aria-label": `Token ${f.query}, ${readable(text.piece(f.query))}, gives ${percent(f.weight)} to ${readable(text.piece(f.key))}, ${f.distance} back` },
-      node("span", { class: "weight" }, `${whole(f.distance)} back`), inContext(f.query), node("span", { class: "weight quiet" }, `${percent(f.weight)} →`), inContext(f.key)))))
+    ? node("ol", { class: "far", tabindex: 0 }, ...far.map(f => node("li", {}, node("button", { type: "button", onclick: () => readAt(f.query), "aria-label": `Token ${f.query}, ${readable(text.piece(f.query))}, gives ${weightText(f.weight)} to ${readable(text.piece(f.key))}, ${f.distance} back` },
+      node("span", { class: "weight" }, `${whole(f.distance)} back`), inContext(f.query), node("span", { class: "weight quiet" }, `${weightText(f.weight)} →`), inContext(f.key)))))
     : node("p", { class: "quiet" }, "There is none: no key that is more than one token back gets so much."));
 }
