@@ -29,6 +29,14 @@ def bounds(records: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def counts(records: pd.DataFrame) -> pd.DataFrame:
+    """One row a budget: what trained gates count as kept, in percent of the tokens, in the mean over them."""
+    percent = 100 * records["budget"] / records["budget_tokens"]
+    names = {"counted_tokens": "counted", "open_tokens": "open"}
+    shares = {short: records[name] * percent for name, short in names.items()}
+    return records.assign(**shares).groupby("budget")[list(shares)].mean().reset_index()
+
+
 def draw(records: pd.DataFrame) -> Figure:
     """Left: tokens counted, open and allowed, a row a task, budget and place; right: lambda A and the gap.
 
@@ -67,13 +75,15 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["slackness"]
-    caption = f"""**Figure C.** Left: how many tokens trained gates count as kept, in percent of an example's
-tokens, beside the budget M. One count is the paper's (sum of p), the other the share of gates that are open.
-Each mark is a seed. Right: slack A times lambda against the gap that bounds it (Appendices C and G). On the
-grey line both are equal. To its right the bound holds. The two axes have different scales. The least loss is
-unknown, and a feasible loss stands for it. A model whose training ends at hard masks minimises another loss
-than the soft one, so the bound need not hold there.
-{style.provenance(records)}"""
+    first, *others = counts(records).itertuples()
+    more = "".join(f"; at {100 * row.budget:g} %, {row.counted:.0f} % and {row.open:.0f} %" for row in others)
+    caption = f"""**Figure C.** At a budget of {100 * first.budget:g} %, trained gates count as
+{first.counted:.0f} % of the tokens by the paper's sum of p and as {first.open:.0f} % by open gates{more}.
+These are means over gates. Left: both counts beside the budget M. Each mark is a seed. Right: slack A times
+lambda against the gap that bounds it (Appendices C and G). On the grey line both are equal. To its right the
+bound holds. The two axes have different scales. The least loss is unknown, and a feasible loss stands for it.
+A model whose training ends at hard masks minimises another loss than the soft one, so the bound need not hold
+there. {style.provenance(records)}"""
     return draw(records), caption
 
 

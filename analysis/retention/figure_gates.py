@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = 3
+PLACES = {
+    "input": "before the first block",
+    "after_blocks": "after that block",
+    "output": "after the last one",
+}
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -60,12 +65,29 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
+def random_scores(records: pd.DataFrame) -> str:
+    """What random tokens score at the least budget by the place of the gate, in the mean over tasks."""
+    first = records.groupby("dataset", sort=False)["metric"].transform("first")
+    random = records[(records["metric"] == first) & (records["pruning"] == "random")]
+    if random.empty:
+        return ""
+    least = random["pruning_budget"].min()
+    random = random[random["pruning_budget"] == least]
+    by_place = random.pivot_table(index="dataset", columns="pruning_gates", values="score_percent").dropna()
+    if by_place.empty:
+        return ""
+    means = by_place.mean()
+    parts = [f"{means[gates]:.0f} % {words}" for gates, words in PLACES.items() if gates in means]
+    over = f", in the mean over {len(by_place)} tasks" if len(by_place) > 1 else ""
+    return f"With {100 * least:g} % of the tokens, random ones score {', '.join(parts)}{over}. "
+
+
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["pruned_dense"]
-    caption = f"""**Where the gate stands.** Test scores by the place of the gate: before the first block,
-after it, or after the last block, where nothing is saved. The dense model is pruned at inference only. It
-keeps random tokens, or those that receive most attention (H2O). The paper's text allows all three places. In
-its table random pruning loses 3.7 and 8.1 points on SST-2, so its gate must stand where tokens still matter.
+    caption = f"""**Where the gate stands.** {random_scores(records)}Shown are test scores by the place of the
+gate. After the last block nothing is saved. The dense model is pruned at inference only. It keeps random
+tokens, or those that receive most attention (H2O). The paper's text allows all three places. In its table
+random pruning loses 3.7 and 8.1 points on SST-2, so its gate must stand where tokens still matter.
 {style.provenance(records)}"""
     return draw(records), caption
 

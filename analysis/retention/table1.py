@@ -78,10 +78,10 @@ def _seeds(table: pd.DataFrame) -> str:
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["score"]
     table, percent = tabulate(records, found.item.name), PERCENT[found.item.name]
-    caption = f"""**{found.item.label}.** Scores in percent on the test split at {percent} % of the tokens. A
-cell is {_seeds(table.values)}. Columns that end in "paper" and rows that end in "quoted" are the paper's and
-were never run here. A dash is a gap. The paper's dense row falls with the budget, though a dense model has
-none. Here it is one row. {style.provenance(records)}"""
+    caption = f"""**{found.item.label}.** {_kept(records, percent)}Shown are scores in percent on the test
+split. A cell is {_seeds(table.values)}. Columns that end in "paper" and rows that end in "quoted" are the
+paper's and were never run here. A dash is a gap. The paper's dense row falls with the budget, though a dense
+model has none. Here it is one row. {style.provenance(records)}"""
     return table, caption
 
 
@@ -91,6 +91,22 @@ def _against(score: pd.DataFrame, method: str, share: float = 1.0) -> list[error
     ours, other = table[table["method"] == "ar"], table[table["method"] == method]
     on = ["dataset", "backbone"] + ([] if method == "dense" else ["budget", "gates"])
     return errors.compared(ours, other, on, share)
+
+
+def _kept(score: pd.DataFrame, percent: int) -> str:
+    """The least and the most of the dense model's score that Adaptive Retention keeps, as a sentence."""
+    found = [one for one in _against(score, "dense") if one.row.mean_other]
+    kept = {
+        f"{one.row.dataset}, {models.PLACES[one.row.gates]}": 100 * one.row.mean / one.row.mean_other
+        for one in found
+    }
+    ends = dict.fromkeys((min(kept, key=kept.__getitem__), max(kept, key=kept.__getitem__))) if kept else ()
+    words = " to ".join(f"{kept[place]:.0f} % ({place})" for place in ends)
+    subject = f"With {percent} % of the tokens, Adaptive Retention keeps "
+    dense = score.loc[score["method"] == "dense", "dataset"].unique()
+    left_out = ", ".join(name for name in dense if name not in {one.row.dataset for one in found})
+    without = f" Left out: {left_out}, which the dense model has not learnt." if left_out else ""
+    return f"{subject}{words} of the dense model's score.{without} " if words else ""
 
 
 def keeps_dense_score(score: pd.DataFrame) -> Verdict:

@@ -63,18 +63,39 @@ def _column(row) -> str:
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     scores, speed = found.records["score"], found.records["speed"]
-    caption = f"""**Table 3.** The method and its ablations, beside the paper's Table 3. Scores are of the
-test split, in percent, as means over seeds. Throughput is of inference, against the same encoder without
-gates at {speed["length_tokens"].max():,} tokens. Memory is the peak of a batch, without the weights. The
-paper says that its full method uses the least memory, and its table gives it the most. A dash: not measured,
-as memory on a CPU. {style.provenance(scores, speed)}"""
+    caption = f"""**Table 3.** {_changes(scores)}Scores are of the test split, in percent, as means over
+seeds. Throughput is of inference, against the same encoder without gates at {speed["length_tokens"].max():,}
+tokens. Memory is the peak of a batch, without the weights. The paper says that its full method uses the least
+memory, and its table gives it the most. A dash: not measured, as memory on a CPU.
+{style.provenance(scores, speed)}"""
     return tabulate(scores, speed), caption
 
 
-def ablations_lose(score: pd.DataFrame) -> Verdict:
+def _losses(score: pd.DataFrame) -> list[errors.Comparison]:
+    """The full method less each ablation, at the same task, place and budget."""
     table = errors.settings(score)
     full, cut = table[table["method"] == "ar"], table[table["method"].str.startswith("ar_")]
-    found = errors.compared(full, cut, ["dataset", "backbone", "budget", "gates"])
+    return errors.compared(full, cut, ["dataset", "backbone", "budget", "gates"])
+
+
+def _in_sentence(method: str) -> str:
+    name = models.METHODS[method]
+    return name[:1].lower() + name[1:]
+
+
+def _changes(score: pd.DataFrame) -> str:
+    """The worst and the best that leaving a part out does to a score, as a sentence."""
+    found = sorted(_losses(score), key=lambda one: -one.estimate.mean)
+    ends = dict.fromkeys(
+        f"{-one.estimate.mean:+.1f} points ({_in_sentence(one.row.method_other)}, "
+        f"{one.row.dataset}, {100 * one.row.budget:g} %)"
+        for one in (*found[:1], *found[-1:])
+    )
+    return f"An ablation changes the score by {' to '.join(ends)}. " if ends else ""
+
+
+def ablations_lose(score: pd.DataFrame) -> Verdict:
+    found = _losses(score)
     if not found:
         return Verdict.of(None, "no ablation beside the full method")
     printed = models.PUBLISHED.table.query("item == 'table3'").set_index(["method", "quantity"])["low"]

@@ -39,10 +39,11 @@ def tabulate(records: pd.DataFrame, item: str) -> drawing.Table:
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["tokens_kept"]
-    caption = f"""**{found.item.label}.** The share of all tokens of the test split that go on after each
-layer. A layer keeps floor(rho T) tokens, and at least one. T counts the original tokens (constant) or those
-that reach the layer (geometric). "Profile" sets the paper's own shares. The paper's columns exceed their
-budget, as its own text says. {style.provenance(records)}"""
+    most = budget_holds(records).ours
+    caption = f"""**{found.item.label}.** {most[:1].upper()}{most[1:]}. Shown is the share of all tokens of
+the test split that go on after each layer. A layer keeps floor(rho T) tokens, and at least one. T counts the
+original tokens (constant) or those that reach the layer (geometric). "Profile" sets the paper's own shares.
+The paper's columns exceed their budget, as its own text says. {style.provenance(records)}"""
     return tabulate(records, found.item.name), caption
 
 
@@ -51,7 +52,8 @@ def budget_holds(tokens_kept: pd.DataFrame) -> Verdict:
     over = table["kept_share"] - table["budget"]
     worst = table.loc[over.idxmax()]
     words = (
-        f"at most {100 * worst['kept_share']:.1f} % at a budget of {100 * worst['budget']:g} % "
+        f"at most {100 * worst['kept_share']:.1f} % of the tokens go on at a budget of "
+        f"{100 * worst['budget']:g} % "
         f"({worst['schedule']}, layer {worst['layer']})"
     )
     return Verdict.of((over <= 0).all(), words)

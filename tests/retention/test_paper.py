@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import time
 from pathlib import Path
 
@@ -305,6 +306,19 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     text = Path("figures/mini/table2.md").read_text()
     assert "| Full Transformer |" in text and "GPT-3.5 (zero-shot) (quoted)" in text and "82.7" in text
     assert "calls threshold" in Path("figures/mini/figure2.md").read_text()
+    for name, result in {
+        "figure2": r"at most\s[\d.]+ points \(",
+        "figureC": r"as\s\d+ % of the tokens by the paper's sum of p and as \d+ % by open gates",
+        "figure_gates": r"of the tokens, random ones score \d+ % before the first block",
+        "table2": r"With 30 % of the tokens, Adaptive Retention keeps \d+ % \(",
+        "table3": r"An ablation changes the score by [+-][\d.]+ points \(",
+        "table4": r"of the tokens, inference is [\d.]+ (to [\d.]+ )?times as fast as dense\.",
+        "table5": r"At most [\d.]+ % of the tokens go on",
+        "tableI": r"Adaptive Retention takes [\d.]+ (to [\d.]+ )?times fewer FLOPs",
+    }.items():
+        caption = Path(f"figures/mini/{name}.md").read_text()
+        assert re.search(result, caption.partition("Shown")[0]), name
+        assert "nan" not in caption.partition("Measured by")[0], name
     report = gather("mini")
     found = {j.claim.check.__name__: j for e in report.entries if e.made for j in e.judgements}
     assert found["budget_holds"].status == "met"

@@ -1,9 +1,11 @@
 """What tables of Adaptive Retention print."""
 
+import math
+
 import pandas as pd
 import pytest
 
-from analysis.retention import figure_gates, table1, table4
+from analysis.retention import figure2, figure_gates, figureC, table1, table3, table4, tableI
 
 
 def test_times_of_short_batches_keep_their_digits():
@@ -49,3 +51,49 @@ def test_where_the_gate_stands_is_drawn_on_one_axis_for_all_tasks():
     ]
     figure = figure_gates.draw(pd.DataFrame(rows).assign(metric="accuracy"))
     assert [ax.get_ylim() for ax in figure.axes] == [(0, 100), (0, 100)]
+
+
+def test_first_sentences_say_the_ends_of_a_range_and_nothing_where_there_is_no_record():
+    same = {"dataset": "d", "backbone": "b", "gates": "input", "split": "test", "metric": "accuracy"}
+    swept = pd.DataFrame([{**figure2.DEFAULTS, "score_percent": 80.0}]).assign(**same, budget=0.3)
+    swept = pd.concat([swept, swept.assign(temperature=0.4, score_percent=78.5)])
+    swept = pd.concat([swept, swept[:1].assign(stretch_high=1.3, score_percent=80.5)])
+    assert figure2.spans(swept).to_dict() == {("d", 0.3): 1.5}
+
+    gates = pd.DataFrame({"budget": [0.5, 0.5], "budget_tokens": [50.0, 100.0]})
+    gates = gates.assign(counted_tokens=[40.0, 100.0], open_tokens=[60.0, 120.0])
+    assert figureC.counts(gates).to_dict("records") == [{"budget": 0.5, "counted": 45.0, "open": 60.0}]
+
+    def score(method, value, budget=0.3, dataset="d"):
+        row = {**same, "method": method, "budget": budget, "score_percent": value, "dataset": dataset}
+        return row | {"seed": 0, "measured_examples": 400, "items_hash": None, "items_right": None}
+
+    rows = [score("dense", 80.0, 1.0), score("ar", 60.0), score("dense", 50.0, 1.0, "cuad")]
+    rows += [score("ar", 55.0, dataset="cuad"), score("ar_joint", 58.0), score("ar_fixed", 61.0)]
+    records = pd.DataFrame(rows)
+    assert table1._kept(records, 30) == (
+        "With 30 % of the tokens, Adaptive Retention keeps 75 % (d, at the input) of the dense model's "
+        "score. Left out: cuad, which the dense model has not learnt. "
+    )
+    assert table1._kept(records[records["method"] == "ar"], 30) == ""
+    assert table3._changes(records) == (
+        "An ablation changes the score by -2.0 points (without alternating optimization, d, 30 %) to +1.0 "
+        "points (with a fixed multiplier, d, 30 %). "
+    )
+    assert table3._changes(records[records["method"] == "ar"]) == ""
+
+    timed = {"dataset": "d", "method": "ar", "length_tokens": 8, "dense_batch_ms": 20.0, "budget": [0.3, 0.5]}
+    timed |= {"batch_ms": 10.0, "peak_memory_bytes": 30.0, "dense_peak_memory_bytes": 100.0}
+    speed = pd.DataFrame(timed)
+    fast = "With 30 % of the tokens, inference is 2.00 times as fast as dense"
+    assert table4._saved(speed) == f"{fast} and saves 70 % of the peak memory. "
+    assert table4._saved(speed.assign(peak_memory_bytes=math.nan)) == f"{fast}. "
+    assert table4._saved(speed.assign(method="h2o")) == ""
+    assert tableI._saved(speed.assign(method="h2o")) == ""
+
+    places = {"pruning": "random", "pruning_budget": 0.3, "dataset": "d", "metric": "accuracy"}
+    dense = pd.DataFrame({**places, "pruning_gates": ["input", "output"], "score_percent": [40.0, 70.0]})
+    assert figure_gates.random_scores(dense) == (
+        "With 30 % of the tokens, random ones score 40 % before the first block, 70 % after the last one. "
+    )
+    assert figure_gates.random_scores(dense.assign(pruning="h2o")) == ""
