@@ -50,11 +50,15 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     suite = found.suite
     lengths = sorted({run.context_length for run in suite.runs})
     training = suite.file.training
-    caption = f"""**Table 2.** Settings of the sizes of suite {suite.name} and of the paper. Each layer is an
-attention layer and a SwiGLU layer. Here, contexts have {", ".join(map(style.length_label, lengths))} tokens,
-batches {style.count_label(training.batch_tokens)}, and the warm-up
-{style.count_label(training.warmup_tokens)}. In the paper, contexts have 4k, 8k and 16k tokens, batches 524k,
-and the warm-up 268M."""
+    tokens = tabulate(suite).values.groupby("source", sort=False)["tokens"]
+    here, paper = (
+        " to ".join(dict.fromkeys(map(style.count_label, (sizes.min(), sizes.max())))) for _, sizes in tokens
+    )
+    caption = f"""**Table 2.** Models of suite {suite.name} see {here} tokens; the paper's see {paper}. Each
+layer is an attention layer and a SwiGLU layer. Here, contexts have
+{", ".join(map(style.length_label, lengths))} tokens, batches {style.count_label(training.batch_tokens)}, and
+the warm-up {style.count_label(training.warmup_tokens)}. In the paper, contexts have 4k, 8k and 16k tokens,
+batches 524k, and the warm-up 268M."""
     return tabulate(suite), caption
 
 

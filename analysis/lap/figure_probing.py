@@ -54,8 +54,10 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records, question = found.records["probe"], found.suite.file.data.sides
-    row = records.set_index("classifier").loc["kept_votes"]
-    caption = f"""**Probing.** How well small classifiers tell {question}, from frozen vectors. Points are
+    by_classifier = records.set_index("classifier")
+    row, whole = by_classifier.loc["kept_votes"], by_classifier.loc["all_tokens_votes"]
+    caption = f"""**Probing.** Kept vectors tell {question} in {100 * row["accuracy"]:.1f} % of the texts, all
+vectors in {100 * whole["accuracy"]:.1f} %. Small classifiers tell it from frozen vectors. Points are
 accuracies on {int(row["measured_texts"]):,} held-out texts, with 95 % intervals over these texts. The
 classifiers learn from {int(row["train_texts"]):,} texts. A text has {row["vectors_per_text"]:.1f} kept
 vectors in the mean. {style.provenance(records)}"""

@@ -42,6 +42,21 @@ def draw(records: pd.DataFrame) -> Figure:
     return figure
 
 
+def most_added(text: pd.DataFrame) -> str:
+    """The kept vector that adds most to more written tokens than any other, as a sentence.
+
+    Args:
+        text: ``attribution`` records of one text.
+    """
+    most = text.loc[text.groupby("written_position")["shap_nats"].idxmax()]
+    counts = most["kept_position"].value_counts(sort=False).sort_index()
+    token = text.loc[text["kept_position"] == counts.idxmax(), "kept_token"].iloc[0]
+    return (
+        f"The kept vector of `{ast.literal_eval(token).strip()}` adds most to {counts.max()} of the "
+        f"{len(most)} written tokens."
+    )
+
+
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["attribution"]
     matches = records.groupby("text")["matches_text"].mean()
@@ -49,9 +64,10 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     first = records[records["text"] == chosen]
     back = "came back word for word" if matches[chosen] == 1 else "came back best"
     kept, tokens = first["kept_position"].nunique(), int(first["text_tokens"].iloc[0])
-    caption = f"""**SHAP.** What each kept vector adds to the log probability of each token that the model
-writes from memory alone. The text is the first of {len(matches)} held-out ones that {back}. {kept} of its
-{tokens} tokens are kept. Rows are in the order of the text. {style.provenance(records)}"""
+    caption = f"""**SHAP.** {most_added(first)} Shown is what each kept vector adds to the log probability of
+each token that the model writes from memory alone. The text is the first of {len(matches)} held-out ones that
+{back}. {kept} of its {tokens} tokens are kept. Rows are in the order of the text.
+{style.provenance(records)}"""
     return draw(first), caption
 
 

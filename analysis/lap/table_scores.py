@@ -58,11 +58,24 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["reconstruction"]
     texts = ", ".join(f"{n:,}" for n in records["measured_texts"].unique())
-    caption = f"""**Scores.** How well {texts} held-out texts are reconstructed. *Kept* is the share of
-tokens really left. Under the soft mask it is {models.SOFT_RATIO}. Accuracy counts tokens at their place.
-*Whole texts* come back word for word. Edits are Levenshtein's, counted in tokens. A dash: the article does
-not say. {style.provenance(records)}"""
+    caption = f"""**Scores.** {_of_run(records, found.suite.main_run.name)}Shown is how well {texts} held-out
+texts are reconstructed. *Kept* is the share of tokens really left. Under the soft mask it is
+{models.SOFT_RATIO}. Accuracy counts tokens at their place. *Whole texts* come back word for word. Edits are
+Levenshtein's, counted in tokens. A dash: the article does not say. {style.provenance(records)}"""
     return tabulate(records), caption
+
+
+def _of_run(records: pd.DataFrame, name: str) -> str:
+    """What a run loses by removal, as a sentence; nothing if it has no gates."""
+    ways = records[(records["run"] == name) & records["compression"].notna()].set_index("decoding")
+    if ways.empty:
+        return ""
+    removed, free = ways.loc["removed"], ways.loc["free"]
+    return (
+        f"With {100 * (1 - removed['kept_ratio']):.0f} % of the tokens removed ({name}), accuracy is "
+        f"{100 * removed['token_accuracy']:.1f} % with true tokens before. Written freely, "
+        f"{100 * free['exact_match']:.0f} % of the texts come back whole. "
+    )
 
 
 NO_GATES = Verdict(Status.UNDECIDED, "no run with gates is measured")

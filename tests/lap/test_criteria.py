@@ -10,6 +10,7 @@ from analysis.lap import (
     figure_dynamics,
     figure_probing,
     figure_savings,
+    figure_shap,
     figure_slices,
     slices,
     table_scores,
@@ -60,6 +61,29 @@ def test_the_small_goal_wants_both(accuracy, kept, found):
     assert status(table_scores.small_goal, table) == found
     one_each = scores(a={"token_accuracy": 0.99, "kept_ratio": 0.9}, b={"token_accuracy": 0.1})
     assert status(table_scores.small_goal, one_each) == "not met"
+
+
+def test_the_first_sentence_of_the_scores_is_of_one_run_with_gates():
+    table = scores(a={"token_accuracy": 0.989, "kept_ratio": 0.52, "exact_match": 0.41}, b={})
+    assert table_scores._of_run(table, "a") == (
+        "With 48 % of the tokens removed (a), accuracy is 98.9 % with true tokens before. Written freely, "
+        "41 % of the texts come back whole. "
+    )
+    assert table_scores._of_run(table.assign(compression=None), "a") == ""
+
+
+def test_the_vector_that_adds_most_to_most_tokens_is_named():
+    table = pd.DataFrame(
+        {
+            "kept_position": [0, 0, 0, 2, 2, 2],
+            "kept_token": ["' one'"] * 3 + ["'</s>'"] * 3,
+            "written_position": [0, 1, 2] * 2,
+            "shap_nats": [3.0, 0.1, -2.0, 1.0, 0.2, -1.0],
+        }
+    )
+    assert (
+        figure_shap.most_added(table) == "The kept vector of `</s>` adds most to 2 of the 3 written tokens."
+    )
 
 
 def test_the_gap_is_of_every_run_with_such_gates():
