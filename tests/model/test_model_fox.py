@@ -212,6 +212,18 @@ def test_wrong_input_ids_are_named(ids):
         model(ids)
 
 
+@pytest.mark.parametrize("wrong", [-1, SMALL["vocab_size"]])
+def test_ids_outside_the_vocabulary_are_named(small_ids, wrong):
+    model = FoXForCausalLM(FoXConfig.pro(**SMALL))
+    ids = small_ids.clone()
+    ids[0, -1] = wrong
+    message = rf"input_ids must be 0 or more and below vocab_size {SMALL['vocab_size']}, got {wrong}$"
+    with pytest.raises(ValueError, match=message):
+        model(ids)
+    with pytest.raises(ValueError, match=message):
+        model.generate(ids, max_new_tokens=1)
+
+
 def test_wrong_labels_are_named(small_ids):
     model = FoXForCausalLM(FoXConfig.pro(**SMALL))
     for labels in (small_ids[:, 1:], small_ids.float()):
