@@ -70,8 +70,8 @@ def _in_words(row: dict) -> str:
     mass = row["largest_pruned_mass"]
     lost = "" if mass is None else f"; a row loses {mass:.2g} of its weight to pruning at most"
     return (
-        f"{row['training']}: parts at step {row['step']:,}: {row['differing_gradients']} gradients differ, "
-        f"by {row['gradient_difference']:.2g} at most ({row['most_different_gradient']}){lost}"
+        f"{row['training']}: differs from step {row['step']:,}: {row['differing_gradients']} gradients "
+        f"differ, by {row['gradient_difference']:.2g} at most ({row['most_different_gradient']}){lost}"
     )
 
 
@@ -98,7 +98,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=positive,
         default=100,
         metavar="N",
-        help="steps between two looks at the pruned mass (default: %(default)s)",
+        help="steps between measurements of the pruned mass (default: %(default)s)",
     )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add(

@@ -78,7 +78,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
             "words found, ACP / exact (%)": _both(table, "recall_{}_percent", "{:.0f}"),
             "nats from certain, ACP / exact": _both(table, "nll_{}_nats", "{:.1f}"),
             "ACP − exact (nats)": table["difference_nats"].map("{:+.1f}".format),
-            "losses part at step": table["losses_part_at_step"],
+            "losses differ from step": table["losses_part_at_step"],
         }
     )
     return drawing.Table(shown, table)

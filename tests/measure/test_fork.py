@@ -36,7 +36,7 @@ def test_trainings_part_where_their_gradients_do(tmp_path, monkeypatch, capsys):
     assert 0 < first["largest_pruned_mass"] < 1 and first["gradient_difference"] > 0
     assert strong["parts_here"].sum() == 1 and (strong["weight_difference"][1:] > 0).all()
     assert strong["pruned_ratio"].notna().tolist() == [True, False, True]
-    assert "ACP, log epsilon -0.001: parts at step 0" in said
+    assert "ACP, log epsilon -0.001: differs from step 0" in said
 
     # One weight moved, by what is felt: apart from the start on.
     assert nudged["parts_here"].iloc[0] == 1
