@@ -54,7 +54,7 @@ def test_why_is_a_line_on_any_machine(monkeypatch):
     q = torch.empty(1, 64, 2, 64, device=DEVICE)
     said = why(q, q, q)
     assert ("16-bit" in said or "not a Hopper" in said) if DEVICE == "cuda" else "`blockwise` runs" in said
-    for name, message in (("0", "is no NVIDIA GPU"), ("1", "ACP_REPRO_PORTABLE=1")):
+    for name, message in (("0", "is not an NVIDIA GPU"), ("1", "ACP_REPRO_PORTABLE=1")):
         monkeypatch.setenv("ACP_REPRO_PORTABLE", name)
         assert message in backward.why_portable(*[torch.empty(1, 2, 64, 64)] * 3, 128, 64)
 

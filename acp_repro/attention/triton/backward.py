@@ -128,14 +128,17 @@ def why_portable(
     if window_size is not None:
         return f"the kernels for Hopper have no window, and window_size is {window_size}"
     if q.device.type != "cuda" or torch.version.hip is not None:
-        return f"{q.device} is no NVIDIA GPU"
+        return f"{q.device} is not an NVIDIA GPU"
     try:
         from . import hopper
     except (ImportError, AttributeError) as error:  # a Triton without Gluon, or with one of other names
-        return f"Triton {triton.__version__} lacks what they are written in ({error})"
+        return f"Triton {triton.__version__} has no Gluon that these kernels need ({error})"
     reason = hopper.why_not(q, k, block_q, block_k)
     if reason is None and not can_stream(q, k, v, *others):
-        reason = "the copy engine wants rows of 16-bit numbers that start at multiples of 16 bytes"
+        reason = (
+            "rows must be 16-bit numbers that start at multiples of 16 bytes, as the copy engine (TMA) "
+            "requires"
+        )
     return reason
 
 
@@ -158,7 +161,7 @@ def _launched(faster: Callable, given: tuple, compiled_for: tuple) -> bool:
     except TritonError as error:
         reason = f"Triton {triton.__version__} does not compile the Hopper kernels: {error}"
         _refused[compiled_for] = reason
-        warnings.warn(f"{reason}\nThe portable ones, which are slower, run instead.", stacklevel=2)
+        warnings.warn(f"{reason}; the slower portable kernels run instead", stacklevel=2)
         return False
     return True
 
