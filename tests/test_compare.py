@@ -160,7 +160,10 @@ def test_what_our_own_command_and_records_keep_can_be_compared(two):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a", "nowhere"], "nowhere: no such file or folder"),
+        (
+            ["a", "nowhere"],
+            "nowhere: no such file or folder; give samples_*.jsonl, runs/evaluations/NAME or results/",
+        ),
         (["a", "empty"], "empty holds no evaluation: no samples_*.jsonl of lm-eval --log_samples"),
         (["a", "b", "--tasks", "piqq"], "'piqq' is no task in both; did you mean piqa?"),
         (["a", "b", "--metrics", "acc_norm"], "'acc_norm' is no mean over items in both; "),
@@ -171,7 +174,7 @@ def test_what_our_own_command_and_records_keep_can_be_compared(two):
         (["a", "broken/samples_piqa.jsonl"], "samples_piqa.jsonl, line 2: no sample of lm-eval"),
         (["a", "again/samples_piqa.jsonl"], "again/samples_piqa.jsonl: item 0 of piqa acc appears twice"),
         (["a", "longer"], "wikitext word_perplexity: a and longer count other words or bytes in an item"),
-        (["a", "notes.txt"], "notes.txt is neither samples_*.jsonl"),
+        (["a", "notes.txt"], "notes.txt is none of these: samples_*.jsonl"),
         (["a", "b", "--margin", "0"], "--margin: 0 is not above 0"),
         (["a", "b", "--margin", "x"], "--margin: x is not above 0"),
     ],

@@ -327,7 +327,11 @@ def test_every_suite_of_the_project_loads():
             r"sizes.tiny.hiden_size: unknown key; did you mean hidden_size\?",
         ),
         ("measure:", "measures:", "measures: unknown key; did you mean measure?"),
-        ("hidden_size: 32", "hidden_size: wide", r"sizes.tiny.hidden_size: must be int, got 'wide' \(str\)"),
+        (
+            "hidden_size: 32",
+            "hidden_size: wide",
+            "sizes.tiny.hidden_size: must be a whole number, got 'wide'$",
+        ),
         (
             "hidden_size: 32",
             "hidden_size: 40",
@@ -335,10 +339,10 @@ def test_every_suite_of_the_project_loads():
         ),
         ("hidden_size: 32, ", "", "sizes.tiny.hidden_size: missing"),
         ("tokens: 1536", "tokens: -1", "sizes.tiny.tokens: must be a whole number of at least 1, got -1"),
-        ("tokens: 1536", "tokens: true", "sizes.tiny.tokens: must be int, got True"),
-        ("learning_rate: 1e-2", "learning_rate: fast", "learning_rate: must be float"),
+        ("tokens: 1536", "tokens: true", "sizes.tiny.tokens: must be a whole number, got True"),
+        ("learning_rate: 1e-2", "learning_rate: fast", "learning_rate: must be a number, got 'fast'"),
         ("size: [tiny]", "size: [huge]", r"grid\[0\].size: no size 'huge' under sizes, which has tiny"),
-        ("size: [tiny]", "size: tiny", r"grid\[0\].size: must be list"),
+        ("size: [tiny]", "size: tiny", r"grid\[0\].size: must be a list, such as \[tiny\], got 'tiny'"),
         (
             "warmup_tokens: 512",
             "warmup_tokens: 1537",
@@ -393,7 +397,7 @@ def test_every_suite_of_the_project_loads():
         (
             "timing_repeats: 1",
             "timing_repeats: 1, needle_lengths: x",
-            "needle_lengths: must be int or list, got",
+            "needle_lengths: must be a whole number or a list, got",
         ),
         ("dtype: float32", "dtype: float23", "dtype: must be bfloat16 or float32, .*; did you mean float32"),
         (
@@ -404,7 +408,7 @@ def test_every_suite_of_the_project_loads():
         (
             "learning_rate: 1e-2",
             "learning_rate: 1e-2, vocab_size: x",
-            "vocab_size: must be int or null, got 'x'",
+            "vocab_size: must be a whole number or null, got 'x'",
         ),
         (
             "timing_repeats: 1",
@@ -418,6 +422,13 @@ def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
     with pytest.raises(SuiteError, match=message) as caught:
         load(YAML.replace(old, new, 1))
     assert str(caught.value).startswith("experiments/mini.yaml: ") and "\n" not in str(caught.value)
+
+
+def test_a_file_without_a_mapping_of_keys_is_refused(load):
+    with pytest.raises(SuiteError, match="the file is empty; begin with a copy of experiments/cpu.yaml"):
+        load("# nothing yet\n")
+    with pytest.raises(SuiteError, match=r"must be a mapping of keys, got \['size'\]$"):
+        load("- size\n")
 
 
 def test_names_that_cannot_be_folders_and_targets_of_make_are_refused(load, tmp_path):

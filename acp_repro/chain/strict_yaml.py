@@ -18,6 +18,18 @@ from ..common.errors import did_you_mean
 from .errors import SuiteError
 
 T = TypeVar("T")
+_LIST = "a list"
+_NAMES = {  # pydantic's names of types
+    "int": "a whole number",
+    "int_from_float": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "list": _LIST,
+    "tuple": _LIST,
+    "dict": "a mapping of keys",
+    "dataclass": "a mapping of keys",
+}
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -33,8 +45,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SuiteError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        raise SuiteError(f"{path}: the file is empty; begin with a copy of experiments/cpu.yaml")
     if not isinstance(content, dict):
-        raise SuiteError(f"{path}: must be a mapping of keys, got {_shown(content)}")
+        raise SuiteError(f"{path}: must be a mapping of keys, got {content!r}")
     return content
 
 
@@ -103,14 +117,16 @@ def _in_words(cls: type, errors: list[dict[str, Any]]) -> str:
     if type(None) in typing.get_args(hint):
         wanted["null"] = None
     value, known = error["input"], [word for word in typing.get_args(hint) if isinstance(word, str)]
-    got = repr(value) if error["type"] in ("must", "literal_error") else _shown(value)
-    return f"{where}: must be {' or '.join(wanted)}, got {got}{did_you_mean(value, known)}"
+    if list(wanted) == [_LIST] and not isinstance(value, dict):
+        wanted = {f"{_LIST}, such as [{value}]": None}
+    return f"{where}: must be {' or '.join(wanted)}, got {value!r}{did_you_mean(value, known)}"
 
 
 def _wanted(error: dict[str, Any]) -> str:
     name = error["type"].removesuffix("_type").removesuffix("_parsing")
-    names = {"int_from_float": "int", "string": "str", "dataclass": "a mapping of keys", "must": error["msg"]}
-    return error["ctx"]["expected"].replace("'", "") if name == "literal_error" else names.get(name, name)
+    if name == "must":
+        return error["msg"]
+    return error["ctx"]["expected"].replace("'", "") if name == "literal_error" else _NAMES.get(name, name)
 
 
 def _place(cls: type, loc: Sequence[str | int]) -> tuple[list[str | int], Any]:
@@ -133,7 +149,3 @@ def _place(cls: type, loc: Sequence[str | int]) -> tuple[list[str | int], Any]:
                 keys, hint = [*keys, part], inside
                 break
     return keys, hint
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r} ({type(value).__name__})"

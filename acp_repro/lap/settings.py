@@ -12,7 +12,9 @@ from acp_repro.common.errors import UsageError
 
 GATES = ("published", "article")
 TRAINING_MASKS = ("soft", "straight_through", "hard_concrete")
-_TEMPERATURE = "a finite number above 0, for it divides (for hard gates take training_mask: straight_through)"
+_TEMPERATURE = (
+    "a finite number above 0, because it divides (for hard gates take training_mask: straight_through)"
+)
 Temperature = Annotated[float, number(_TEMPERATURE, lambda x: 0 < x < math.inf)]
 LOG_REMOVED = -60.0  # for log 0 in a straight-through mask, whose gradient a mask of -inf would not have
 

@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.file and not options.file.is_file():
-            raise UsageError(f"--file {options.file}: no such file")
+            raise UsageError(f"--file {options.file}: no such file; give a file of text, or use --text")
         try:
             text = options.text if options.file is None else options.file.read_text(encoding="utf-8")
         except UnicodeDecodeError:

@@ -63,7 +63,9 @@ def from_pretrained(folder: str | Path, **options: Any) -> nn.Module:
     import transformers
 
     if Path(folder).is_absolute() and not Path(folder).is_dir():
-        raise ValueError(f"{folder}: no such folder")
+        raise ValueError(
+            f"{folder}: no such folder; give one that save_pretrained wrote, or a name on the Hub"
+        )
     config = transformers.AutoConfig.from_pretrained(folder)
     name = (config.architectures or [""])[0]
     if getattr(config, "retention", None) is None or not name.startswith(_PREFIX):

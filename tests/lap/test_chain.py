@@ -86,7 +86,7 @@ def test_names_axes_and_refusals(suite, work):
     one, two = suite.runs[0], suite.runs[1]
     assert {k for k, v in one.as_dict().items() if two.as_dict()[k] != v} == {"compression"}
     for old, new, words in (
-        ("tau: 1", "tau: 0", "pruning.tau: must be a finite number above 0, for it divides"),
+        ("tau: 1", "tau: 0", "pruning.tau: must be a finite number above 0, because it divides"),
         ("vocabulary: 300", "vocabulary: null", "data.vocabulary: a model from scratch needs one"),
         (
             "compression: [null]",

@@ -122,7 +122,7 @@ def test_the_credit_of_a_token_is_bounded():
     [
         (
             {"tau": 0.0},
-            "tau: must be a finite number above 0, for it divides \\(.*straight_through\\), got 0.0",
+            "tau: must be a finite number above 0, because it divides \\(.*straight_through\\), got 0.0",
         ),
         ({"tau": -1.0}, "tau:"),
         ({"tau": math.nan}, "tau:"),

@@ -89,7 +89,9 @@ class ModelConfig(Strict):
     num_layers: Count = 8
     num_decoder_layers: Count = 8
     num_heads: Count = 6
-    dropout_rate: Annotated[float, Must("0, for a resumed run would draw other noise", lambda x: not x)] = 0.0
+    dropout_rate: Annotated[
+        float, Must("0, because a resumed run would draw other noise", lambda x: not x)
+    ] = 0.0
 
     @property
     def shape(self) -> dict[str, float]:
@@ -165,7 +167,7 @@ class TrainingConfig(TrainerConfig):
     beta2: ShareBelow1 = 0.999
     length_warmup_steps: CountFrom0 = 0
     rates_by_size: bool = False
-    compile: Annotated[bool, Must("false, for texts differ in length", lambda x: not x)] = False
+    compile: Annotated[bool, Must("false, because texts differ in length", lambda x: not x)] = False
 
     def __post_init__(self):
         for name in ("warmup_steps", "length_warmup_steps"):

@@ -88,7 +88,10 @@ def read(path: Path) -> Evaluation:
         UsageError: the path does not exist, a file is damaged, or a folder holds two evaluations of a task.
     """
     if not path.exists():
-        raise UsageError(f"{path}: no such file or folder")
+        raise UsageError(
+            f"{path}: no such file or folder; give samples_*.jsonl, runs/evaluations/NAME or "
+            "results/SUITE/RUN"
+        )
     if path.is_file():
         return _of_file(path)
     found: Evaluation = {}
@@ -118,8 +121,8 @@ def _reader(path: Path):
 def _of_file(path: Path) -> Evaluation:
     if (reader := _reader(path)) is None:
         raise UsageError(
-            f"{path} is neither samples_*.jsonl of lm-eval, nor what `python -m acp_repro.evaluate` keeps, "
-            f"nor {RECORDS}"
+            f"{path} is none of these: samples_*.jsonl of lm-eval, what `python -m acp_repro.evaluate` "
+            f"keeps, {RECORDS}; give one of them"
         )
     found: Evaluation = {}
     for task, metric, number, value, document in reader(path):
