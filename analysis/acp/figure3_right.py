@@ -115,7 +115,11 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         for method, shares in ((m, table[f"recall_{m}"]) for m in TITLES)
     }
     with_acp, without = found_words.values()
-    finds = f"With ACP the model finds {with_acp} % of the hidden words, without {without} %."
+    finds = (
+        "Neither model finds the needle."
+        if with_acp == without == "0"
+        else f"With ACP the model finds {with_acp} % of the hidden words, without {without} %."
+    )
     below = (
         f"how many nats the model is short of being certain of the right {first['answer_tokens']} tokens"
         if table["needle_share"].all()

@@ -196,8 +196,8 @@ def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
 
 
 KINDS_IN_WORDS = (
-    f"A head is local if {100 * LOCAL:g} % or more of what the grid of blocks allows is pruned, and global "
-    f"if under {100 * GLOBAL:g} % of it is"
+    f"A head is local if {100 * LOCAL:g} % or more of what the grid of blocks allows is pruned. It is "
+    f"global if under {100 * GLOBAL:g} % of it is"
 )
 ITEMS = (
     Item(

@@ -76,7 +76,9 @@ def segments(records: pd.DataFrame) -> pd.DataFrame:
     keys = ["context_length_tokens", "position"]
     both = side_by_side(longest, keys, "method", "loss_nats", statistics.METHODS, "long_loss_curve")
     times = both["position"] // both["context_length_tokens"]
-    within = times.map(lambda n: "within it" if n == 0 else "up to twice it" if n == 1 else "past that")
+    within = times.map(
+        lambda n: "within the training length" if n == 0 else "up to twice it" if n == 1 else "past that"
+    )
     return both.groupby(within.rename("segment"), sort=False)[list(statistics.METHODS)].mean().reset_index()
 
 
@@ -87,8 +89,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     runs = records.groupby("method")["run"].first()
     alone = runs["acp"] == runs["exact"]
     pair = "the same weights computed exactly" if alone else f"{runs['exact']}, trained apart"
-    numbers = "; ".join(
-        f"{row.segment}, {row.acp:.3f} with ACP and {row.exact:.3f} without"
+    numbers = ". ".join(
+        f"{row.segment.capitalize()}: {row.acp:.3f} with ACP and {row.exact:.3f} without"
         for row in segments(records).itertuples()
     )
     differences = statistics.loss_differences(as_curves(records))
@@ -106,8 +108,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 two and four times that. The model is {models.ARCHITECTURES[first["architecture"]]}: {runs["acp"]} (wide,
 pale) and {pair} (dashed){unlike[:1]}. Below is their difference: pale for windows of {first["window_tokens"]}
 positions, thick for means over 1/{MEAN_OF} of the longest context. {unlike} All lengths read the same
-{first["measured_tokens"]:,} tokens. δ follows the length evaluated. Mean loss in nats, against the
-training length: {numbers}. Largest absolute difference: {largest}. {style.provenance(records)}"""
+{first["measured_tokens"]:,} tokens. δ follows the length evaluated. Mean losses are in nats. {numbers}.
+Largest absolute difference: {largest}. {style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -182,7 +182,7 @@ SHRINKS = Claim(
 SPED_UP = Claim(
     "Attention takes 50 % to 60 % less time in a decoding step",
     "=decoding.attention_time_reduction",
-    "the time of attention falls by the paper's range, with batches of at least 16 prompts of at least 16k "
+    "the time of attention falls by the paper's range. Batches have at least 16 prompts of at least 16k "
     "tokens. The gates are drawn so that two heads in three are local",
     ("decode_time",),
     decoding_attention_sped_up,
@@ -191,8 +191,8 @@ SPED_UP = Claim(
 GAINS_GROW = Claim(
     "Attention in decoding gains most with long prefill and large batches",
     "Appendix F: wall-clock time improvement is most obvious there",
-    "ACP saves a larger share of attention's time for the longer of two prompts of one batch, and for the "
-    "larger of two batches of one prompt. A share that is less than a tenth smaller counts too",
+    "ACP saves a larger share of attention's time for the longer of two prompts of one batch. The same "
+    "holds for the larger of two batches of one prompt. A share that is less than a tenth smaller counts too",
     ("decode_time",),
     decoding_gains_grow,
     item="figure_decode",

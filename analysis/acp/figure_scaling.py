@@ -82,16 +82,14 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["training_step"]
     ours, first = of_linear(records), records.iloc[0]
     several = ours[(ours["method"] == "acp") & (ours["ranks"] > 1)]
-    shares = ", and ".join(
-        f"{style.span(100 * share)} % of linear growth on {ranks} GPUs"
-        for ranks, share in several.groupby("ranks")["of_linear"]
+    shares = " and ".join(
+        f"{style.span(100 * share)} %{' of linear growth' * (place == 0)} on {ranks} GPUs"
+        for place, (ranks, share) in enumerate(several.groupby("ranks")["of_linear"])
     )
-    rivals = "; ".join(
-        _against(row, ours) for row in records.query("implementation == @OFFICIAL").itertuples()
-    )
+    rivals = records.query("implementation == @OFFICIAL")
     pruned = style.span(100 * ours["pruned_ratio"].dropna())
     grows = f" With ACP, training reaches {shares}." if shares else ""
-    beside = f"Beside the authors' model on one GPU in the same run: {rivals}. " if rivals else ""
+    beside = _against(rivals, ours)
     caption = f"""**Training on several GPUs.**{grows} These are whole training steps of this project on
 random tokens. The weights are new, and the gates are set so that ACP prunes {pruned} % of the blocks. Each
 GPU has one process, and each process takes equally many tokens. Times are medians of {first["repeats"]} times
@@ -104,13 +102,24 @@ def _in_words(setting: tuple) -> str:
     return f"{size} ({architecture}) at {style.length_label(length)}, vocabulary {words:,}"
 
 
-def _against(row, ours: pd.DataFrame) -> str:
-    same = (ours["ranks"] == 1) & (ours["method"] == row.method)
-    for name in SETTING:
-        same &= ours[name] == getattr(row, name)
-    ratio = ours.loc[same, "throughput_tokens_per_s"].squeeze() / row.throughput_tokens_per_s
-    setting = _in_words(tuple(getattr(row, name) for name in SETTING))
-    return f"{ratio:.2f} times its rate ({setting}, {row.method})"
+def _against(rivals: pd.DataFrame, ours: pd.DataFrame) -> str:
+    """The rates on one GPU beside those of the authors' model, a sentence a setting."""
+    alone = ours[ours["ranks"] == 1]
+    both = rivals.merge(alone, on=[*SETTING, "method"], suffixes=("", "_ours"))
+    both["times"] = both["throughput_tokens_per_s_ours"] / both["throughput_tokens_per_s"]
+    if both.empty:
+        return ""
+    said = [
+        f"On one GPU, the rate is {style.span(both['times'], '.2f')} times that of the authors' model in the "
+        "same run."
+    ]
+    for setting, rows in both.groupby(SETTING, sort=False):
+        ratios = " and ".join(
+            f"{row.times:.2f} {'with ACP' if row.method == 'acp' else row.method}"
+            for row in rows.itertuples()
+        )
+        said.append(f"{_in_words(setting)}: {ratios}.")
+    return " ".join([*said, ""])
 
 
 ITEMS = (

@@ -60,8 +60,8 @@ CLAIMS = (
     Claim(
         "Pruning is safe: the pruned weights of a row sum to less than epsilon",
         "Abstract, Section 3 and Appendix A: provably safe with δ = −2U − log L + log ε",
-        "the pruned weights of a row sum to less than epsilon, in random rows and in the worst case. Blocks "
-        "of several sizes are tested, in float32 and bfloat16",
+        "the sum is below epsilon in random rows and in the worst case. Blocks of several sizes are tested, "
+        "in float32 and bfloat16",
         test="tests/attention/test_threshold.py::test_pruned_weights_of_every_row_sum_below_epsilon",
     ),
     Claim(
@@ -117,7 +117,7 @@ CLAIMS = (
         "Algorithm 1 finds the boundary blocks",
         "Section 3, Algorithm 1 as printed",
         "the algorithm as printed gives the first block of each row that is not pruned",
-        test=f"{_SHOWN}test_algorithm_1_as_printed_passes_over_boundary_blocks",
+        test=f"{_SHOWN}test_algorithm_1_as_printed_skips_boundary_blocks",
         refuted="a misprint: `l` is raised before $n_m = l$ is set, so rows begin after their boundary "
         "block. In the other order the algorithm is right",
     ),
@@ -160,7 +160,7 @@ CLAIMS = (
     Claim(
         "While decoding, the boundary never moves back, so pruned keys and values can be dropped",
         "Appendix F: j never decreases",
-        "with one delta for all steps, and each step a row, no row begins left of the row above it",
+        "no row begins left of the row above it. Each step is a row, and all steps have one delta",
         test=_SEARCH,
     ),
     figure_decode.SHRINKS,

@@ -84,8 +84,8 @@ CLAIMS = (
         "Kept vectors still tell what the text is about",
         "Section Sentiment Probing: close to what standard attention-based models like BERT get",
         f"votes of kept vectors are at most {CLOSE} less accurate than votes of all tokens' vectors with "
-        "open gates, and better than the larger class. Where an exact one-sided test at 5 % does not show "
-        "that they are better than that, it cannot be told",
+        "open gates. They are also better than the larger class. Where an exact one-sided test at 5 % does "
+        "not show that they are better, it cannot be told",
         ("probe",),
         probe_close,
     ),

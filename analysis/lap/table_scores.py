@@ -177,17 +177,18 @@ CLAIMS = (
     Claim(
         "What soft masks suppress may be removed",
         _GRADUALLY,
-        "in every run with soft masks, by either reading of the gate, accuracy with tokens removed is at "
-        f"most {GAP} below that with the soft mask. The reading tested is that of the article's own code, "
-        "which evaluates with hard masks: a token whose log gate is below -1 is gone",
+        f"accuracy with tokens removed is at most {GAP} below that with the soft mask. This holds in every "
+        "run with soft masks, by either reading of the gate. The reading tested is that of the article's own "
+        "code, which evaluates with hard masks. There a token whose log gate is below -1 is gone",
         ("reconstruction",),
         soft_gap,
     ),
     Claim(
         "What hard concrete gates close may be removed",
         _GRADUALLY,
-        f"in every run with hard concrete gates, accuracy with tokens removed is at most {GAP} below that "
-        "with the soft mask. Both are alike by construction: a closed gate is a mask of minus infinity",
+        f"accuracy with tokens removed is at most {GAP} below that with the soft mask. This holds in every "
+        "run with hard concrete gates. Both are alike by construction: a closed gate is a mask of minus "
+        "infinity",
         ("reconstruction",),
         hard_concrete_gap,
     ),

@@ -29,7 +29,7 @@ WRITTEN = {
             "the file of the Hub: a suite without `measure.lm_eval_data`",
         ),
         Gap(
-            'the step at which a pair parts, where Table A1 has "not recorded"',
+            'the step from which a pair\'s losses differ, where Table A1 has "not recorded"',
             "`python -m acp_repro.fork --suite h200-needle`",
         ),
         Gap(
@@ -60,6 +60,9 @@ def _of_suite(suite: Suite) -> Gap:
 
 
 def _of_runs(suite: Suite) -> Gap:
-    named = ", ".join(f"`{pattern}`" for pattern in suite.file.not_run)
-    how = f"take them out of `not_run` in [its file]({suite.path}); `make all SUITE={suite.name}`"
-    return Gap(f"runs of suite `{suite.name}`, {len(suite.not_run)}: {named}", how)
+    how = f"take them out of `not_run`; `make all SUITE={suite.name}`"
+    count = len(suite.not_run)
+    runs = (
+        f"{count} run{'s' * (count > 1)} of suite `{suite.name}`; see `not_run` in [its file]({suite.path})"
+    )
+    return Gap(runs, how)

@@ -127,7 +127,7 @@ def _cells(line: Line) -> list[str]:
 
 
 def _shown_by(line: Line) -> str:
-    """A link to the test, or for each quantity to its record, or to the folder of several runs' records."""
+    """A link to the test, or for each quantity to the folder of its run, or to that of several runs."""
     if line.claim.test:
         return f"[`{line.claim.test}`]({line.claim.test.partition('::')[0]})"
     files: dict[str, list[tuple[str, Path]]] = {}
@@ -136,6 +136,6 @@ def _shown_by(line: Line) -> str:
     links = []
     for quantity, found in files.items():
         (run, path), *more = found
-        name, target = (f"{len(found)} runs", path.parents[1]) if more else (run, path)
+        name, target = (f"{len(found)} runs", path.parents[1]) if more else (run, path.parent)
         links.append(f"{quantity} of [{name}]({target.as_posix()})")
     return "; ".join(links)

@@ -89,7 +89,7 @@ def test_heat_maps_of_a_pair(name, length, suffix):
     )
     assert "needle in a haystack, easy mode" in caption and "size tiny of FoX (Pro), with ACP" in caption
     assert "60 % of the words with ACP, 75 % without, difference -15.0 points [-15.0, -15.0]" in caption
-    assert "the needle gains +6.0 and +7.5 nats, difference -1.50" in caption and "3 haystacks" in caption
+    assert "The needle gains +6.0 and +7.5 nats, difference -1.50" in caption and "3 haystacks" in caption
     assert "its exact pair, trained apart" in caption
     assert ("10 % of the sequences hold needles" in caption) == bool(suffix)
     image = matplotlib.image.imread(PAPER.item(name).path("mini"))
@@ -153,6 +153,11 @@ def test_further_seeds_are_further_trainings(folder):
     caption = " ".join(synthetic.draw("figureA6").split())
     assert "3 haystacks and all seeds" in caption and "Trained at 512, 3 seeds: over all" in caption
     assert "by seed: 60 and 100 % (seed 0), 90 and 80 % (seed 1), 90 and 90 % (seed 2)" in caption
+
+
+def test_a_needle_that_nobody_finds_is_said_so():
+    pair(512, lambda s, d: 0.0, lambda s, d: 0.004)
+    assert "**Figure 3 (right).** Neither model finds the needle." in synthetic.draw("figure3_right")
 
 
 def test_table_a1_has_the_pairs_of_before_and_todays():
@@ -233,8 +238,8 @@ def test_figure_a4():
         synthetic.write(f"pro-tiny-512-{method}", "long_loss_curve", *rows)
     caption = synthetic.draw("figureA4")
     assert (
-        "within it, 3.863 with ACP and 3.863 without; up to twice it, 3.634 with ACP and 3.624 without"
-        in caption
+        "Within the training length: 3.863 with ACP and 3.863 without. Up to twice it: 3.634 with ACP and "
+        "3.624 without." in caption
     )
     assert "Largest absolute difference: 1k: 0.0100 at" in caption and "trained apart" in caption
     suite = load_suite("mini")

@@ -114,7 +114,7 @@ def running_sums(length: int = 256):
     return [(kind, cumulative_log_fgate(gates(kind, length))) for kind in ("mild", "strong", "open")]
 
 
-def test_algorithm_1_as_printed_passes_over_boundary_blocks():
+def test_algorithm_1_as_printed_skips_boundary_blocks():
     for kind, c in running_sums():
         right = (find_boundary(c, torch.full((1, 1), -15.0), 256, 16, 16)[0, 0] + 1).tolist()
         assert algorithm_1(c[0, 0].tolist(), -15.0, 16, as_printed=False)[0] == right, kind
