@@ -7,8 +7,8 @@ Each side computes the scores again. That costs two products more than one fused
 sums in a fixed order: the same inputs give the same bits.
 
 In exact arithmetic the row sums of dS are 0. In bfloat16 they are small residues of a rounded
-output, but the gradient of a gate is a sum of thousands of them, in which they cancel the same
-residues of the column sums. So both are taken, over the same entries and with the same delta.
+output. The gradient of a gate sums thousands of them, and there they cancel the same residues of
+the column sums. So both are taken, over the same entries and with the same delta.
 """
 
 from __future__ import annotations

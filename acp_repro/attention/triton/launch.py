@@ -1,15 +1,16 @@
 """Launches that are kept ready: what Triton finds out about a call is found out once for each shape.
 
-``kernel[grid](...)`` costs the host 30 to 100 microseconds: arguments are bound, specialised, looked up and
-described anew. A pass of attention is four of them. But a pass that does nothing but allocate and launch
-does the same each time for the same shapes, strides and alignments, up to the addresses of its tensors.
-So :func:`ready` runs such a function as it stands, once, notes what it allocates and what Triton gives its
-launchers in C, and from then on gives them the same with the new addresses.
+``kernel[grid](...)`` costs the host 30 to 100 microseconds. Triton binds, specialises, looks up and describes
+the arguments at every call. A pass of attention has four such calls. A pass that only allocates and launches
+does the same each time for the same shapes, strides and alignments. Only the addresses of its tensors differ.
+So :func:`ready` runs such a function once. It notes what the function allocates and what Triton gives its
+launchers in C. Later calls give the launchers the same arguments with the new addresses.
 
-Nothing is assumed that is not seen while noting (:mod:`.notes`): a pass that calls any operator of PyTorch
-but an allocation or a view, a kernel that wants scratch memory, or a Triton that launches in a way unknown
-here is run as it stands for ever. So is every call where somebody looks on: hooks of profilers, modes of
-PyTorch, Triton's interpreter. ``ACP_REPRO_PLAIN_LAUNCHES=1`` in the environment runs all of them so.
+Only what was seen while noting is repeated (:mod:`.notes`). Three things always run in the usual way: a pass
+that calls an operator of PyTorch other than an allocation or a view, a kernel that needs scratch memory, and
+a Triton that launches in a way unknown here. The same holds for calls that are watched: by hooks of
+profilers, by modes of PyTorch, by Triton's interpreter. ``ACP_REPRO_PLAIN_LAUNCHES=1`` in the environment
+runs every call in the usual way.
 """
 
 from __future__ import annotations

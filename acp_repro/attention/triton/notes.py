@@ -1,8 +1,7 @@
 """What one run of a pass allocates and launches, noted and made into a plan that repeats it.
 
-See :mod:`.launch` for why. Triton's own launcher is asked what it gives its function in C, by running it
-once more with another function in that place; so the order of these arguments, which differs from version
-to version, is Triton's affair.
+See :mod:`.launch` for why. The order of the launcher's arguments differs between Triton versions. So we run
+Triton's launcher once with a recording function and keep what it passes.
 """
 
 from __future__ import annotations

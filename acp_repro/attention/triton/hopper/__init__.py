@@ -1,9 +1,9 @@
 """The backward for Hopper GPUs, in Gluon: products run while the exponentials are taken.
 
 Triton waits for the scores of a tile before it does anything else with it. Here one warp copies tiles
-ahead, and the four that compute ask for the next tile's scores before they are done with this one's,
-so that the tensor cores have a product to do meanwhile. The accumulators of wide heads leave the key side
-no registers for that: there the second program of a multiprocessor has products to do. The sums are those of
+ahead. The four that compute ask for the next tile's scores before they are done with this one's. So the
+tensor cores have a product to do meanwhile. The accumulators of wide heads leave the key side no registers
+for that: there the second program of a multiprocessor has products to do. The sums are those of
 :mod:`..backward`, whose kernels serve every other device and shape.
 """
 

@@ -112,7 +112,7 @@ def copy_the_rest(
     Y_STAGES: gl.constexpr,
     UPWARDS: gl.constexpr,
 ):
-    """The copying warp: each stage is filled anew as soon as its products are done."""
+    """The copying warp: each stage is filled again as soon as its products are done."""
     for n in range(Y_STAGES, count):
         mbarrier.wait(empty.index(n % Y_STAGES), (n // Y_STAGES - 1) & 1)
         fetch(
