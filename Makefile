@@ -104,7 +104,7 @@ endif
 .DEFAULT:
 	@echo "error: nothing is called $@; suite $(SUITE) has $(ITEMS), and make help lists the rest" >&2; exit 2
 
-# Made at every call, for they say what is up to date; Make starts anew where they are other than before.
+# Made at every call, because they say what is up to date. Make starts again where they have changed.
 $(RULES): $(if $(MAKE_RESTARTS),,FORCE) | $(INSTALLED)
 	@mkdir -p .make
 	@$(DO) acp_repro.chain.rules $(SUITE) > $@.new && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
@@ -122,7 +122,7 @@ report: $(FIGURES)/report.html ## one page with every figure, table and claim, c
 	$(if $(drawn_report),@:,@echo "report: $(abspath $<)")
 all: report ## everything: train, measure, figures, tables, report
 
-# Of every suite and paper at once, from the records that lie there: by names that no rule makes anew (`./`).
+# Of every suite and paper at once, from the records that lie there: by names that no rule makes again (`./`).
 reproduction: REPRODUCTION.md ## one page with a verdict on every claim, from all published records
 	@echo "page: $(abspath $<)"
 REPRODUCTION.md: $(wildcard experiments/*.yaml results/./*/*/*.csv*) | $(INSTALLED)

@@ -5,10 +5,10 @@ document a row. Training walks column by column without a shuffle: the first sli
 the order of the rows, then the second slices. So the seed of a run changes its weights and not its data.
 The text was escaped as in JSON before it was tokenised: a line end reads ``\\n``.
 
-A chunk holds a whole document or more in the published arrays, so the rest of what is decoded for one
-slice is needed six million documents later: nothing can keep it. What can be kept is: neighbouring
-documents of one chunk, and a held-out document's slices, come one after another, and recently decoded
-chunks are remembered. Reading costs a chunk for each document at most, however short the slice.
+A chunk holds a whole document or more in the published arrays. The rest of what is decoded for one slice is
+needed six million documents later, and nothing can keep it that long. Recently decoded chunks are remembered.
+This serves neighbouring documents of one chunk, and the slices of one held-out document, which come one after
+another. Reading costs a chunk for each document at most, however short the slice.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ from .graphs import without_graphs
 class RunLog:
     """``FOLDER/metrics.jsonl``, one JSON object a step, and the same numbers for TensorBoard if requested.
 
-    Lines of steps from ``first_step`` on are dropped first, because they will be written again. So is a last
-    line that a kill cut short. JSON has no NaN, so a number that is not finite is written as null.
+    Lines of steps from ``first_step`` on are dropped first, because they will be written again. A last
+    line that a kill cut short is dropped too. JSON has no NaN, so a number that is not finite is written as
+    null.
 
     Args:
         folder: the run's folder; must exist.

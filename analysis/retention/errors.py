@@ -1,9 +1,9 @@
 """Whether two settings differ by more than chance: what the criteria of Tables 1 to 3 and of Figure 2 share.
 
-Two things are drawn at random. *Items*: where both sides' records hold them they are compared one by one,
-those of dev beside those of test, for nothing is chosen by dev; older records have scores alone, of the test
-split, and leave more doubt. *Trainings*: how far seeds of one setting lie apart on a task, over all settings
-that have several, so that a setting with one seed has that doubt too.
+Two things are drawn at random: items and trainings. Items are compared one by one where both sides' records
+hold them. Those of dev count like those of test, because nothing is chosen by dev. Older records have scores
+alone, of the test split, and leave more doubt. Trainings differ by seed. The spread of seeds on a task is
+taken over all settings that have several, because a setting with one seed has that doubt too.
 """
 
 from __future__ import annotations

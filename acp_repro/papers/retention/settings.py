@@ -190,8 +190,8 @@ class MeasureConfig(Strict):
 class GridConfig(Strict):
     """Lists whose product makes the runs.
 
-    ``dense`` has budget 1 and no gates, whatever the lists say. So has ``mlm``, whose ``dataset`` is a name
-    under ``pretraining``.
+    ``dense`` has budget 1 and no gates, whatever the lists say. The same holds for ``mlm``. Its
+    ``dataset`` is a name under ``pretraining``.
     """
 
     dataset: Axis[str]
