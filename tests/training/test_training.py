@@ -116,7 +116,7 @@ def flip_last_bit(path):
         (lambda path: (path.parent / "SHA256SUMS").unlink(), "not written by this run"),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over_and_said_so(run, trained, capsys, damage, said):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(run, trained, capsys, damage, said):
     train_run(run, stop_after=4)
     newest = run.folder / "checkpoints" / "step-00000004"
     (shard,) = newest.glob("*.safetensors")
