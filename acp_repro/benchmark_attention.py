@@ -16,6 +16,7 @@ from .chain.provenance import device_name
 from .chain.records import write_suite_records
 from .chain.registry import find_paper
 from .chain.suite import load_suite
+from .common.docs import plain
 
 NAMES = ("ours", "official", "fla", "flex", "fa4", "cudnn", "eager")
 
@@ -79,7 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m acp_repro.benchmark_attention", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.benchmark_attention", description=plain(__doc__)
+    )
     add = parser.add_argument
     add(
         "--lengths",
@@ -117,7 +120,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--suite",
         metavar="NAME",
-        help="write results/NAME/benchmark/kernel_time.csv, for `make figure-kernel`",
+        help="write results/NAME/benchmark/kernel_time.csv, for `make figure_kernel SUITE=NAME`",
     )
     return parser.parse_args(arguments)
 

@@ -17,6 +17,7 @@ from .chain.provenance import device_name
 from .chain.records import write_suite_records
 from .chain.registry import find_paper
 from .chain.suite import load_suite
+from .common.docs import plain
 
 SHAPES_GPU = ("1x16384", "16x8192", "16x16384", "64x16384", "16x65536")
 SHAPES_CPU = ("1x1024", "1x4096", "4x4096")
@@ -108,7 +109,7 @@ def _shape(text: str) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m acp_repro.benchmark_decode", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m acp_repro.benchmark_decode", description=plain(__doc__))
     add = parser.add_argument
     add(
         "--shapes",
@@ -140,7 +141,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--suite",
         metavar="NAME",
-        help="write results/NAME/benchmark/decode_time.csv, for `make figure-decode`",
+        help="write results/NAME/benchmark/decode_time.csv, for `make figure_decode SUITE=NAME`",
     )
     options = parser.parse_args(arguments)
     if options.breakdown and "model" not in options.scopes:

@@ -117,7 +117,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"tokens (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
     )
     add("--exact", action="store_true", help="evaluate the same weights without pruning")
-    add("--batch-tokens", type=positive, metavar="N", help="tokens in a batch (default: by device)")
+    add(
+        "--batch-tokens",
+        type=positive,
+        metavar="N",
+        help="tokens in a batch (default: 65536 on a GPU, 2048 on a CPU)",
+    )
     add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
     add("--again", action="store_true", help="delete the kept results of these tasks, and start again")
     options = parser.parse_args(arguments)

@@ -131,8 +131,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--mode",
         choices=("easy", "standard", "facts"),
         default="easy",
-        help="easy: the prompt begins the answer; standard: the model gives the whole answer; facts: as "
-        "easy, 24 facts (default: %(default)s)",
+        help="easy: the prompt begins the answer; standard: the model gives the whole answer; facts: "
+        "like easy, with 24 different facts (default: %(default)s)",
     )
     add("--exact", action="store_true", help="evaluate the same weights without pruning")
     add(

@@ -20,6 +20,7 @@ from .chain.paper import Suite
 from .chain.state import measured_run
 from .chain.suite import load_suite
 from .common import files
+from .common.docs import plain
 from .model.flops import peak_flops
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _print(title: str, rows: list[dict[str, str]]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m acp_repro.plan",
-        description=__doc__.split("\n\n")[0],
+        description=plain(__doc__.split("\n\n")[0]),
         epilog="Speeds come from --tokens-per-s, else from finished runs and throughput records of the "
         "same shape, else from --mfu; the last column says which.",
     )

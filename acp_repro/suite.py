@@ -6,11 +6,12 @@ import argparse
 
 from .chain.command import command, run_command
 from .chain.suite import load_suite
+from .common.docs import plain
 
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m acp_repro.suite", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m acp_repro.suite", description=plain(__doc__))
     parser.add_argument("suite", nargs="?", default="cpu", help="a name in experiments/ or a YAML file")
     parser.add_argument("--names", action="store_true", help="print only the names of the runs")
     options = parser.parse_args(arguments)

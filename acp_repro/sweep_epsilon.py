@@ -18,6 +18,7 @@ from .chain.records import read_files
 from .chain.registry import find_paper
 from .chain.suite import load_suite
 from .common import files
+from .common.docs import plain
 from .papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, WHAT, add_text_options, log_epsilon
 from .papers.acp.settings import MeasureConfig
 from .papers.acp.suite import FoXSuite
@@ -111,7 +112,7 @@ def table(rows: list[dict]) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m acp_repro.sweep_epsilon", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m acp_repro.sweep_epsilon", description=plain(__doc__))
     add = parser.add_argument
     add(
         "--log-pruning-tolerance",

@@ -1,9 +1,9 @@
 """From a suite's name to a figure or table on disk: what each item's module shares.
 
-A module of figures or tables has ``ITEMS``, one or several that share a drawing, each with what it is drawn
-from and its claims; the function ``make(found) -> (Figure or Table, caption)``; and ends in
-``drawing.main(globals())``.
-Only functions import what draws, for the modules are read by all who ask what there is to draw.
+A module of figures or tables has ``ITEMS``: one or several items that share a drawing. Each names what it is
+drawn from and its claims. The module's function ``make(found) -> (Figure or Table, caption)`` draws. Its last
+line is ``drawing.main(globals())``.
+Only functions import what draws, because commands import all modules to list what there is to draw.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from acp_repro.chain.records import read_records
 from acp_repro.chain.run import Run
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
+from acp_repro.common.docs import plain
 
 from . import latex, style
 
@@ -152,7 +153,7 @@ def main(module: Mapping[str, Any]) -> None:
 
     @command()
     def draw_one(arguments: list[str] | None = None) -> None:
-        parser = argparse.ArgumentParser(prog=f"python -m {name}", description=module["__doc__"])
+        parser = argparse.ArgumentParser(prog=f"python -m {name}", description=plain(module["__doc__"]))
         parser.add_argument(
             "item", nargs="?", choices=items, default=items[0], help=f"what to draw (default: {items[0]})"
         )

@@ -47,9 +47,9 @@ CARD = """# {name}
 @command()
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--suite", required=True, help="that trained it")
-    parser.add_argument("--run", required=True, help="its name in the suite")
-    parser.add_argument("--name", help="of the folder (default: the run's)")
+    parser.add_argument("--suite", required=True, help="suite that trained the run")
+    parser.add_argument("--run", required=True, help="name of the run in the suite")
+    parser.add_argument("--name", help="name of the new folder (default: the run's)")
     parser.add_argument("--folder", type=Path, default=Path("pretrained"), help="default: pretrained")
     parser.add_argument("--data", default="", help="a line for the card on where the text is from")
     options = parser.parse_args(arguments)

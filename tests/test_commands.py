@@ -24,6 +24,7 @@ from acp_repro.chain import state
 from acp_repro.chain.command import command
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
+from acp_repro.common.docs import plain
 from acp_repro.common.errors import UserError
 from acp_repro.training.run_folder import lock
 from tests.suites import YAML, train_run, write_suite
@@ -41,6 +42,15 @@ def work(tmp_path_factory):
         write_suite(folder)
         assert train.main(["--suite", "mini", "--run", RUN]) == 0
         yield folder
+
+
+@pytest.mark.parametrize("main", [measure.main, train.main, sweep_epsilon.main, benchmark_attention.main])
+def test_help_is_text_for_a_terminal(main, capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "usage: python -m acp_repro." in shown and "``" not in shown
+    assert plain("as :func:`~a.b` says, ``make all``") == "as a.b says, make all"
 
 
 def start(*arguments, **environment):

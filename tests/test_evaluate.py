@@ -104,3 +104,12 @@ def test_what_context_is_taken_is_said():
     assert evaluate._context_length(512, None, notes) == 512 and len(notes) == 1
     assert evaluate._context_length(512, 1024, notes) == 1024
     assert notes[1] == "a context of 1024 tokens is longer than the 512 that the model was trained with"
+
+
+def test_help_says_the_tokens_of_a_batch(harness, capsys):
+    from acp_repro.papers.acp.evaluation.harness import BATCH_TOKENS
+
+    with pytest.raises(SystemExit):
+        evaluate.main(["--help"])
+    words = "(default: {cuda} on a GPU, {cpu} on a CPU)".format(**BATCH_TOKENS)
+    assert words in " ".join(capsys.readouterr().out.split())

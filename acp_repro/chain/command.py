@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.docs import plain
 from ..common.errors import UsageError, UserError
 
 Main = Callable[..., int | None]
@@ -37,8 +38,8 @@ _NOT_WRITABLE = (
 def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
     """Makes a ``main`` that returns an exit code and turns a user's mistakes into one line.
 
-    :class:`UserError` becomes ``error: ...``. So do a full disk and a path that cannot be written to. Ctrl-C
-    prints ``stopped`` and gives 130.
+    :class:`UserError` becomes ``error: ...``. The same holds for a full disk and for a path that cannot be
+    written to. Ctrl-C prints ``stopped`` and gives 130.
 
     Args:
         resume: what the same command does next time, printed after Ctrl-C. An interrupt's own message
@@ -116,7 +117,7 @@ def described_parser(
     else:
         summary, details = doc.split("\n\n", 1)
         doc = summary.split(":")[0] + ". " + details
-    return argparse.ArgumentParser(prog=f"python -m acp_repro.{name}", description=doc, **more)
+    return argparse.ArgumentParser(prog=f"python -m acp_repro.{name}", description=plain(doc), **more)
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..common import files
+from ..common.docs import plain
 from . import state
 from .command import command, run_command
 from .paper import FIGURES, NO_RUN, Item, Page, Paper, Quantity, Suite
@@ -294,7 +295,9 @@ def items_in_words(suite_name: str) -> str:
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m acp_repro.chain.rules", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m acp_repro.chain.rules", description=plain(__doc__.split(": ")[0]) + "."
+    )
     parser.add_argument("suite", help="a name in experiments/ or a YAML file")
     parser.add_argument(
         "--items", action="store_true", help="list figures and tables with their titles instead"

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from acp_repro.common.docs import plain
 from acp_repro.common.errors import UsageError, UserError
 
 DOT = "·"
@@ -141,7 +142,7 @@ def _tokenizer(folder: Path):
 def main(arguments: list[str] | None = None) -> int:
     summary, details = __doc__.split("\n\n", 1)
     parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.retention.show", description=summary.split(":")[0] + ". " + details
+        prog="python -m acp_repro.retention.show", description=plain(summary.split(":")[0] + ". " + details)
     )
     parser.add_argument("model", type=Path, help="folder of a model with gates, or of a run")
     source = parser.add_mutually_exclusive_group(required=True)

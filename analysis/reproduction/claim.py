@@ -16,6 +16,7 @@ from acp_repro.chain.command import command, run_command
 from acp_repro.chain.errors import SuiteError, UnknownName
 from acp_repro.chain.paper import Suite
 from acp_repro.chain.suite import load_suite
+from acp_repro.common.docs import plain
 
 from ..report.gather import all_records
 from .again import Again, by_records
@@ -24,7 +25,7 @@ from .gather import Line, gather, of_suite
 
 @command("the same command goes on from where it was")
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.reproduction.claim", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m analysis.reproduction.claim", description=plain(__doc__))
     parser.add_argument("id", nargs="?", help="of a line of REPRODUCTION.md, such as acp.figure2.1")
     parser.add_argument(
         "--suite", help="measure it on the runs of this suite (default: those that REPRODUCTION.md quotes)"

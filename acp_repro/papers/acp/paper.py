@@ -35,7 +35,7 @@ PAPER = Paper(
     pages=(
         Page(
             "heads",
-            "Every head of a model, down to what each token looks at",
+            "Every head of a model, and which tokens each token attends to",
             "acp_repro.inspect {folder} --html {page}",
             "acp_repro.heads.explorer",
             lambda suite: suite.heads_run,

@@ -19,6 +19,7 @@ from acp_repro.chain.command import command, run_command
 from acp_repro.chain.provenance import processor_name
 from acp_repro.chain.records import write_suite_records
 from acp_repro.chain.suite import load_suite
+from acp_repro.common.docs import plain
 from acp_repro.retention.gates import hard_concrete
 
 TEMPERATURES = (0.1, 0.2, 0.33, 0.5, 0.66, 0.8, 1.0, 1.5)
@@ -139,7 +140,7 @@ SIMULATIONS = {"estimator": estimator, "variance": variance, "complexity": compl
 @command()
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.papers.retention.simulations", description=__doc__.split("\n\n")[0]
+        prog="python -m acp_repro.papers.retention.simulations", description=plain(__doc__.split("\n\n")[0])
     )
     parser.add_argument(
         "--suite", default="retention", help="a name in experiments/ or a YAML file (default: retention)"
