@@ -13,6 +13,10 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)[^)\s#]+")
+# mkdocstrings takes the second name for the type of the first, and may wrap either in tags.
+SHARED_LINE = re.compile(
+    r"<b><code>(?:<[^<>]*>)*(\w+),(?:</\w+>)*</code></b>\s*\(<code>((?:(?!</code>).)*)</code>\)"
+)
 NUMBERED = re.compile(r"(?m)^(\d+\. \S.*\n)((?: {3}.*\n|\n(?= {3}))+)")
 
 
@@ -45,7 +49,7 @@ def on_page_markdown(markdown, page, **_):
 def on_page_content(html, **_):
     """Docstrings name functions as Sphinx does, :func:`name`, and attributes that share a line, `k, v`."""
     html = re.sub(r":(func|class|meth|attr|data|mod|exc):(?=<code>)", "", html)
-    return re.sub(r",</span></code></b>\s*\(<code>(.*?)</code>\)", r", \1</span></code></b>", html)
+    return SHARED_LINE.sub(r"<b><code>\1</code></b>, <b><code>\2</code></b>", html)
 
 
 def _without_folders(markdown: str, path: str) -> str:

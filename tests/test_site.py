@@ -66,7 +66,15 @@ def test_no_page_loads_anything_from_elsewhere(site):
         assert not [url for url in loaded if re.match("(https?:)?//", url)], page
 
 
-@pytest.mark.parametrize("name", ["attention", "heads", "hf", "lap", "model", "retention"])
+def test_attributes_of_one_line_are_two_names(site):
+    """Whatever tags mkdocstrings puts around them."""
+    for page in site.glob("api/*.html"):
+        assert not re.search(r"\w,(</\w+>)*</code></b>\s*\(<code>", page.read_text(encoding="utf-8")), page
+    page = (site / "api" / "acp_repro.attention.html").read_text(encoding="utf-8")
+    assert re.search(r"<b><code>k</code></b>, <b><code>(<[^<>]*>)*v(</\w+>)*</code></b>", page)
+
+
+@pytest.mark.parametrize("name", ["attention", "data", "heads", "hf", "lap", "model", "retention"])
 def test_every_public_name_has_its_entry(site, name):
     module = f"acp_repro.{name}"
     page = (site / "api" / f"{module}.html").read_text(encoding="utf-8")
@@ -84,3 +92,19 @@ def test_a_link_to_a_folder_leads_to_its_files(site, monkeypatch):
         "[runs](../results/h100/benchmark/index.md) and [notebooks](../notebooks/README.md)"
     )
     assert "- [kernel_time.csv](kernel_time.csv)\n" in hooks._made("results/h100/benchmark/index.md")
+
+
+def test_names_that_share_a_line_of_a_docstring_are_set_alike(monkeypatch):
+    pytest.importorskip("mkdocs", reason="make docs installs it")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    hooks = importlib.import_module("hooks")
+    both = "<b><code>k</code></b>, <b><code>{}</code></b>"
+    for first, second in (
+        ("<span>k,</span>", "v"),
+        ("<a href='#k'>k,</a>", "<a href='#v'>v</a>"),
+        ("k,", "v"),
+    ):
+        html = f"<b><code>{first}</code></b>\n  (<code>{second}</code>)"
+        assert hooks.on_page_content(html) == both.format(second)
+    other = "<b><code>k</code></b>\n  (<code>Tensor</code>)"
+    assert hooks.on_page_content(other) == other
