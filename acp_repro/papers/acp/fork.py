@@ -41,6 +41,7 @@ class Way:
     parted: bool = False
 
     def gradients(self) -> list[Tensor]:
+        """The gradient of every weight, in the order and the shapes of the model's parameters."""
         return [p.grad for p in self.model.parameters()]
 
 

@@ -70,6 +70,7 @@ class FoXRun(Run):
         return -(-self.size.tokens // self.training.batch_tokens)
 
     def columns(self) -> dict[str, Any]:
+        """See ``Run.columns``."""
         return {
             "architecture": self.architecture,
             "size": self.size_name,
@@ -86,6 +87,7 @@ class FoXRun(Run):
         return super().parallel_mode(ranks)
 
     def model_config(self, vocab_size: int) -> FoXConfig:
+        """The model of this run, for so many ids."""
         make = FoXConfig.pro if self.architecture == "pro" else FoXConfig.llama
         return make(
             vocab_size=vocab_size,
@@ -98,6 +100,7 @@ class FoXRun(Run):
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """See ``Run.as_dict``."""
         resolved = super().as_dict()
         for name in SIZE_OVERRIDES:  # stands under training
             resolved["size"].pop(name)
@@ -152,6 +155,7 @@ class FoXSuite(Suite):
     runs: tuple[FoXRun, ...]
 
     def check(self) -> None:
+        """See ``Suite.check``."""
         for key in ("heads_run", "sweep_run"):
             try:
                 getattr(self, key)
@@ -253,6 +257,7 @@ class FoXSuite(Suite):
 
     @property
     def aside(self) -> str:
+        """See ``Suite.aside``."""
         with_needles = any(run.needle_share for run in self.runs)
         return "runs that train with needles are for Figure A6 alone" if with_needles else ""
 

@@ -42,6 +42,7 @@ class FoXTask(Task):
         self._config = run.model_config(self.corpus.vocab_size)
 
     def build(self) -> FoXForCausalLM:
+        """See ``Task.build``."""
         if self.run.data.heldout != 0:  # if its documents are too short, fail before hours of training
             try:
                 self.corpus.sequences("heldout", self.run.context_length)
@@ -57,6 +58,7 @@ class FoXTask(Task):
         return self._sequences.batch(index, self._rows)
 
     def loss(self, model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """See ``Task.loss``. ``input_ids`` and ``labels`` are (B, T) integers."""
         return model(input_ids, labels=labels).mean()
 
     def learning_rate(self, step: int) -> float:
@@ -68,6 +70,7 @@ class FoXTask(Task):
         return size.learning_rate * factor
 
     def blocks(self, model: FoXForCausalLM) -> list[nn.Module]:
+        """See ``Task.blocks``: the layers."""
         return list(model.model.layers)
 
     def watch(self, model: nn.Module, input_ids: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -77,6 +80,7 @@ class FoXTask(Task):
         return {"pruned_ratio": pruned_ratio_per_layer(model, input_ids[:1])}
 
     def shown(self, watched: dict[str, Any]) -> str:
+        """See ``Task.shown``: the mean pruned share."""
         ratios = watched.get("pruned_ratio")
         return f"pruned {sum(ratios) / len(ratios):.0%}" if ratios else ""
 
@@ -98,19 +102,23 @@ class FoXTask(Task):
         }
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
+        """See ``Task.describe``."""
         return {
             "parameters": self._config.num_parameters(),
             "data": self.corpus.describe(self.run.context_length),
         }
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """See ``Task.save``. The tokeniser comes with the model."""
         save_pretrained(model, folder, weights)
         self.corpus.save_tokenizer(folder)
 
     def load(self, folder: Path, device: torch.device) -> FoXForCausalLM:
+        """See ``Task.load``."""
         return load_pretrained(folder).to(device)
 
     def trained(self, suite: Suite, device: torch.device) -> TrainedFoX:
+        """See ``Task.trained``."""
         self._check_text()
         found = super().trained(suite, device)
         return TrainedFoX(suite, self.run, self, found.model, device, found.trained_tokens)

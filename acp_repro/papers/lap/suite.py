@@ -41,9 +41,11 @@ class PruningRun(Run):
 
     @property
     def setting(self) -> tuple:
+        """See ``Run.setting``."""
         return self.compression, self.gate, self.training_mask
 
     def columns(self) -> dict[str, Any]:
+        """See ``Run.columns``."""
         return {
             "compression": self.compression,
             "gate": self.gate,
@@ -52,6 +54,7 @@ class PruningRun(Run):
         }
 
     def as_dict(self) -> dict[str, Any]:
+        """See ``Run.as_dict``."""
         return super().as_dict() | {"start": None if self.start is None else self.start.as_dict()}
 
     def pruning_config(self) -> PruningConfig:
@@ -95,6 +98,7 @@ class PruningSuite(Suite):
     runs: tuple[PruningRun, ...]
 
     def check(self) -> None:
+        """See ``Suite.check``."""
         try:
             _ = self.main_run
         except SuiteError as error:
@@ -104,6 +108,7 @@ class PruningSuite(Suite):
                 raise ValueError(f"start: the grid has no run {run.start.name}; add {{compression: [null]}}")
 
     def prerequisites(self, run: Run) -> list[Run]:
+        """See ``Suite.prerequisites``: the run whose weights this one starts from."""
         return [] if run.start is None else [self.run(run.start.name)]
 
     @property

@@ -165,6 +165,7 @@ class PruningTask(Task):
         return rows if most is None else rows[:most]
 
     def build(self) -> Trainee:
+        """See ``Task.build``."""
         config, start = self.run.pruning_config(), self.run.start
         if start is not None:
             check_done(start)
@@ -198,6 +199,7 @@ class PruningTask(Task):
         return self.run.model.num_layers if self._start is None else self._start.t5.config.num_layers
 
     def loss(self, model: nn.Module, input_ids: Tensor, noise: Tensor) -> Tensor:
+        """See ``Task.loss``. ``input_ids`` is (B, T) int64; ``noise`` is (S, B, T) float32, or empty."""
         return model(input_ids, noise)
 
     def learning_rate(self, step: int) -> float:
@@ -232,9 +234,11 @@ class PruningTask(Task):
         return {name: (value / len(rows)).tolist() for name, value in sums.items()}
 
     def shown(self, watched: dict[str, Any]) -> str:
+        """See ``Task.shown``: the accuracy and the share that the last gate keeps."""
         return f"accuracy {watched['accuracy']:.2f}, kept {watched['kept_ratio'][-1]:.0%}" if watched else ""
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
+        """See ``Task.describe``."""
         return {
             "parameters": sum(p.numel() for p in model.parameters()),
             "data": {
@@ -245,15 +249,18 @@ class PruningTask(Task):
         }
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """See ``Task.save``. The model is written without the trainee around it."""
         inner = None
         if weights is not None:
             inner = {n.removeprefix("model."): t for n, t in weights.items() if n.startswith("model.")}
         model.model.save_pretrained(folder, inner)
 
     def load(self, folder: Path, device: torch.device) -> PruningAutoencoder:
+        """See ``Task.load``."""
         return PruningAutoencoder.from_pretrained(folder, device)
 
     def trained(self, suite: Suite, device: torch.device) -> Trained:
+        """See ``Task.trained``."""
         found = super().trained(suite, device)
         if text_hash(self.run) not in (None, self.texts.hash):
             raise TrainingError(

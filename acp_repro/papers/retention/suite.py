@@ -48,9 +48,11 @@ class PretrainingRun(Run):
 
     @property
     def setting(self) -> tuple:
+        """See ``Run.setting``."""
         return (self.dataset_name, self.backbone_name, MLM)
 
     def columns(self) -> dict[str, Any]:
+        """See ``Run.columns``."""
         return {
             "dataset": self.dataset_name,
             "backbone": self.backbone_name,
@@ -99,6 +101,7 @@ class RetentionRun(Run):
 
     @property
     def is_dense(self) -> bool:
+        """Whether the run has no gates."""
         return self.method == "dense"
 
     @property
@@ -114,9 +117,11 @@ class RetentionRun(Run):
 
     @property
     def setting(self) -> tuple:
+        """See ``Run.setting``."""
         return (self.dataset_name, self.backbone_name, self.method, self.budget, self.gates, self.relaxation)
 
     def columns(self) -> dict[str, Any]:
+        """See ``Run.columns``."""
         return {
             "dataset": self.dataset_name,
             "backbone": self.backbone_name,
@@ -232,9 +237,11 @@ class RetentionSuite(Suite):
 
     @property
     def pretrained(self) -> list[PretrainingRun]:
+        """Runs that pre-train an encoder."""
         return [run for run in self.runs if isinstance(run, PretrainingRun)]
 
     def check(self) -> None:
+        """See ``Suite.check``."""
         for run in self.tuned:
             if run.start is not None and run.start not in self.runs:
                 entry = (
@@ -279,10 +286,12 @@ class RetentionSuite(Suite):
 
     @property
     def dense(self) -> list[RetentionRun]:
+        """Runs without gates."""
         return self.select("dense")
 
     @property
     def adaptive(self) -> list[RetentionRun]:
+        """Runs of Adaptive Retention itself, without its ablations."""
         return self.select("ar")
 
     def ablations(self) -> list[RetentionRun]:

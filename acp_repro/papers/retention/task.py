@@ -59,6 +59,7 @@ class RetentionTask(Task):
         self.step_tokens = round(batch * float(np.mean([len(row.ids) for row in self._train])))
 
     def build(self) -> nn.Module:
+        """See ``Task.build``."""
         model = self._dense()
         model.config.classes_are = (
             self.texts.labelled.classes_are
@@ -145,17 +146,21 @@ class RetentionTask(Task):
         return np.concatenate([order[:first], *batches, order[stop:]])
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
+        """See ``Task.loss``. ``batch`` is what :meth:`batch` gives, int64 on any device."""
         return model(**inputs_of(batch, batch[0].device)).loss
 
     def learning_rate(self, step: int) -> float:
+        """See ``Task.learning_rate``: linear warm-up, then linear to 0."""
         return linear(self.run.training, step, self.steps)
 
     def before_step(self, model: nn.Module, step: int) -> None:
+        """See ``Task.before_step``: seeds random numbers and gives the gates the step."""
         seed_step(self.run.seed, step)
         if not self.run.is_dense:
             model.retention.step = step
 
     def after_step(self, model: nn.Module, step: int) -> None:
+        """See ``Task.after_step``: the ascent of the multipliers."""
         if self.run.is_dense:
             return
         retention = model.retention
@@ -179,22 +184,27 @@ class RetentionTask(Task):
         }
 
     def shown(self, watched: dict[str, Any]) -> str:
+        """See ``Task.shown``: the share that the last gate counts as kept."""
         shares = watched.get("counted_share")
         return f"p {shares[-1]:.0%}" if shares else ""
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
+        """See ``Task.describe``."""
         return {"parameters": sum(p.numel() for p in model.parameters()), "data": self.texts.describe()}
 
     def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """See ``Task.save``. The tokeniser and the names of the classes come with the model."""
         save_pretrained(model, folder, weights)
         self.texts.tokenizer.save_pretrained(folder)
         names = json.dumps(list(self.texts.labelled.classes))
         files.write_text(folder / "classes.json", names + "\n")
 
     def load(self, folder: Path, device: torch.device) -> nn.Module:
+        """See ``Task.load``."""
         return load_model(folder).to(device)
 
     def trained(self, suite: Suite, device: torch.device) -> TrainedRetention:
+        """See ``Task.trained``."""
         found = super().trained(suite, device)
         return TrainedRetention(
             suite, self.run, self, found.model.eval(), device, found.trained_tokens, texts=self.texts

@@ -66,6 +66,7 @@ def shown(mean: float, metric: str) -> float:
 
 
 def is_perplexity(metric: str) -> bool:
+    """Whether a metric, with or without ``@`` and its filter, is a perplexity."""
     return metric.partition("@")[0].endswith("perplexity")
 
 

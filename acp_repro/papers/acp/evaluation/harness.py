@@ -97,24 +97,30 @@ class FoXLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
+        """Tokens of context."""
         return self.scorer.max_length
 
     @property
     def device(self) -> torch.device:
+        """The device of the model."""
         return self.scorer.device
 
     @property
     def eot_token_id(self) -> int:
+        """The token that begins a text; FoX has one for both ends."""
         return self.tokenizer.bos_id
 
     @property
     def tokenizer_name(self) -> str:
+        """What the harness writes into its results as the tokeniser."""
         return getattr(self.tokenizer, "name", type(self.tokenizer).__name__)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
+        """The ids of ``string``, after BOS unless ``add_special_tokens`` is False."""
         return [*([] if add_special_tokens is False else [self.tokenizer.bos_id]), *self._encode(string)]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """See ``TemplateLM.loglikelihood`` of lm-eval."""
         # Without the bar for tokenising, which takes a few seconds at most.
         return super().loglikelihood(requests, disable_tqdm=True)
 
