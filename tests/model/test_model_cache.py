@@ -174,7 +174,7 @@ def test_wrong_arguments_of_generate_are_named(arguments, message):
 def test_a_call_that_failed_leaves_a_right_cache_or_a_clear_error(small_model, small_ids, monkeypatch):
     cache = FoXCache(2, max_length=60)
     small_model(small_ids[:, :20], cache=cache)
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match="below vocab_size"):
         small_model(small_ids[:, 20:21] * 0 + 10**6, cache=cache)  # no such token: nothing was written
     after = small_model(small_ids[:, 20:21], cache=cache)
     torch.testing.assert_close(after, small_model(small_ids[:, :21])[:, 20:], rtol=1e-4, atol=1e-4)
