@@ -82,8 +82,8 @@ def in_words(table: pd.DataFrame) -> str:
     def words(row: Any, named: list[str]) -> str:
         trained = ", ".join([*named, *[f"{row.seeds} seeds"] * (row.seeds > 1)]) + row.unlike[:1]
         return (
-            f"Trained at {trained}: over all lengths and depths {row.recall_acp:.0f} % of "
-            f"the words with ACP, {row.recall_exact:.0f} % without, {difference(row, 'recall', '+.1f')}. The "
+            f"Trained at {trained}: over all lengths and depths {row.recall_acp:.3g} % of "
+            f"the words with ACP, {row.recall_exact:.3g} % without, {difference(row, 'recall', '+.1f')}. The "
             f"needle gains {row.gain_acp:+.1f} and {row.gain_exact:+.1f} nats, "
             f"{difference(row, 'gain', '+.2f')}"
         )

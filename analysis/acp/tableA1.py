@@ -75,7 +75,7 @@ def tabulate(records: pd.DataFrame) -> drawing.Table:
             "tokens": table["tokens"].map(style.count_label),
             "text with needles (%)": (100 * table["needle_share"]).map("{:g}".format),
             "prompts": table["prompts"].map(str),
-            "words found, ACP / exact (%)": _both(table, "recall_{}_percent", "{:.0f}"),
+            "words found, ACP / exact (%)": _both(table, "recall_{}_percent", "{:.3g}"),
             "nats from certain, ACP / exact": _both(table, "nll_{}_nats", "{:.1f}"),
             "ACP − exact (nats)": table["difference_nats"].map("{:+.1f}".format),
             "losses differ from step": table["losses_part_at_step"],
