@@ -24,12 +24,11 @@ async function drawHeadView(section, before) {
           zoomButton("+", "Closer", 2), zoomButton("−", "Further away", 0.5), zoomButton("whole", "The whole text", 0),
           node("span", { class: "quiet" }, "click or tap to read; drag to move (a finger: sideways first); pinch, Ctrl + wheel or + and − to zoom")),
         node("div", { id: "attention", tabindex: 0, role: "group", "aria-label": "Attention of this head: plus and minus zoom, arrows move, 0 shows the whole text" }),
-        node("p", { id: "readout", "aria-live": "polite" }),
-        node("div", { id: "query", "aria-live": "polite" }),
         heatLegend(),
         saveButtons(rowFile("attention"), () => $("#attention svg"), () => attentionNumbers(head))),
       node("div", {},
-        figure("Weight by distance", "How far back the weight goes, mean of all queries. Bins are equally wide on this scale.", node("div", { id: "distance" }),
+        node("div", { id: "reading", "aria-live": "polite" }, node("p", { id: "readout" }), node("div", { id: "query" })),
+        figure("Weight by distance", "How far back the weight goes, mean of all queries. A bar’s area is its share; its height is the weight for each doubling of the distance.", node("div", { id: "distance" }),
           saveButtons(rowFile("distance"), () => $("#distance svg"), () => distanceNumbers(head))),
         figure("This head", null, facts(w)))));
   drawAttention(head);
@@ -45,13 +44,14 @@ function zoomButton(sign, says, factor) {
   return node("button", { type: "button", "aria-label": says, title: says, onclick: () => attention.zoomBy(factor) }, sign);
 }
 const HEAT_FLOOR = 1e-4;
+const FAINT = 0.35; // opacity of what is spread, so that it looks like no listed key
 const heatScale = v => Math.max(0, 1 - Math.log(v) / Math.log(HEAT_FLOOR));
 function heatLegend() {
   const stops = d3.range(0, 1.01, 0.1).map(heat);
   return node("p", { class: "legend" }, "share of a query’s weight: 0.01 % ", node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops})` }), " 100 %",
     node("span", {}, node("span", { class: "line" }), "boundary, in blocks"), node("span", {}, node("span", { class: "line thin" }), "first kept key, query by query"),
     node("span", {}, node("span", { class: "swatch pruned" }), "pruned"),
-    node("span", { id: "faint" }, node("span", { class: "swatch", style: `background: ${heat(0.2)}` }), "faint: what is left of a square beside its listed keys, spread evenly"),
+    node("span", { id: "faint" }, node("span", { class: "swatch", style: `background: ${heat(0.5)}; opacity: ${FAINT}` }), "faint: what is left of a square beside its listed keys, spread evenly"),
     node("span", {}, "Weights are rounded: a key’s to within 0.4 points, a square’s to within 3 % of itself."));
 }
 const attentionNumbers = head => [["query", "key", "distance", "weight", "rounded_by_up_to"], d3.range(0, text.length, head.model.stride).flatMap(i => head.keysOf(i).keys.map(k => [k.query, k.key, k.distance, k.weight.toFixed(4), roundedBy(k.weight).toFixed(4)]))];
@@ -131,7 +131,7 @@ function drawAttention(head) {
   }
   const least = Math.min(T, 24), within = (v, low, high) => Math.max(low, Math.min(high, v));
   const zooming = d3.zoom().scaleExtent([1, T / least]).translateExtent([[0, 0], [side, side]]).extent([[0, 0], [side, side]])
-    .filter(event => (event.type === "wheel" ? event.ctrlKey || event.metaKey || document.activeElement === place : event.touches ? event.touches.length > 1 : !event.button))
+    .filter(event => (event.type === "wheel" ? event.ctrlKey || event.metaKey : event.touches ? event.touches.length > 1 : !event.button))
     .on("zoom", ({ transform }) => {
       [x, y] = [transform.rescaleX(x0), transform.rescaleY(x0)];
       shownPart = { key: x.invert(0), query: y.invert(0), tokens: T / transform.k };
@@ -148,6 +148,7 @@ function drawAttention(head) {
   const sees = (v, first) => v >= first && v < first + shownPart.tokens;
   // Onto the square that was clicked, or the chosen query's own, while it is in view; else onto the middle.
   attention.zoomBy = factor => {
+    hovered = null; // the square under a pointer that does not move is another one now
     const { key, query, tokens } = shownPart, i = state.token, onto = factor && i != null && sees(i, query);
     const column = onto ? [readSquare?.query === i ? readSquare.key : i, i].find(j => sees(j, key)) : undefined;
     centre(column === undefined ? key + tokens / 2 : column + 0.5, onto ? i + 0.5 : query + tokens / 2, factor ? tokens / factor : T);
@@ -192,7 +193,7 @@ function drawAttention(head) {
   };
 }
 
-// The chosen query and its keys, under the picture.
+// The chosen query and its keys, beside the picture.
 function showQuery(head) {
   const i = state.token;
   if (i == null) return $("#query").replaceChildren();
@@ -263,7 +264,9 @@ function squaresPainter(head) {
       context.beginPath();
       for (const [key, query] of [[0, diagonal[0][1]], ...diagonal, [0, diagonal.at(-1)[1]]]) context.lineTo(x(key), y(query));
       context.clip();
+      context.globalAlpha = closer ? FAINT : 1;
       context.drawImage(picture, x(0), y(0), x(N * cell) - x(0), y(N * cell) - y(0));
+      context.globalAlpha = 1;
       if (closer)
         for (let i = first; i < last; i++) {
           const { query, keys } = head.keysOf(i);
@@ -297,7 +300,9 @@ function drawStrip(group, value, domain, from, to, x, height, side, format) {
 function drawDistance(place, heads) {
   const { bins } = heads[0].model, width = Math.max(260, Math.min(460, place.clientWidth)), height = 230, left = 46, bottom = 36;
   const x = d3.scaleLog([1, bins.at(-1) + 1], [left, width - 10]), at = i => x(bins[i] + 1);
-  const shares = heads.map(head => [...head.byDistance]), y = d3.scaleLinear([0, d3.max(shares.flat())], [height - bottom, 12]).nice(4);
+  // Few whole tokens make bins of unequal width on this scale: what is drawn is the weight for each doubling of the distance.
+  const shares = heads.map(head => [...head.byDistance]), dense = (v, i) => v / Math.log2((bins[i + 1] + 1) / (bins[i] + 1));
+  const y = d3.scaleLinear([0, d3.max(shares.flatMap(share => share.map(dense)))], [height - bottom, 12]).nice(4);
   const svg = d3.create("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("width", width).attr("height", height).attr("role", "img")
     .attr("aria-label", heads.map(h => `${headName(h.row)}: half of the weight lies within ${h.row.half_weight_tokens} tokens`).join("; "));
   svg.append("g").attr("class", "axes").attr("transform", `translate(${left},0)`).call(d3.axisLeft(y).ticks(4).tickFormat(v => `${d3.format(".0~f")(100 * v)} %`)).select(".domain").remove();
@@ -307,9 +312,9 @@ function drawDistance(place, heads) {
   svg.append("text").attr("class", "axis").attr("x", (left + width) / 2).attr("y", height - 4).attr("text-anchor", "middle").text("distance of the key (tokens)");
   shares.forEach((share, which) => {
     const bars = svg.append("g").attr("class", `bars of${which}`);
-    if (heads.length > 1) svg.append("path").attr("class", `step of${which}`).attr("d", d3.line()(share.flatMap((v, i) => [[at(i), y(v)], [at(i + 1), y(v)]])));
+    if (heads.length > 1) svg.append("path").attr("class", `step of${which}`).attr("d", d3.line()(share.flatMap((v, i) => [[at(i), y(dense(v, i))], [at(i + 1), y(dense(v, i))]])));
     bars.selectAll("rect").data(share).join("rect").attr("x", (_, i) => at(i)).attr("width", (_, i) => Math.max(1, at(i + 1) - at(i) - (heads.length > 1 ? 0 : 0.6)))
-      .attr("y", y).attr("height", v => y(0) - y(v))
+      .attr("y", (v, i) => y(dense(v, i))).attr("height", (v, i) => y(0) - y(dense(v, i)))
       .on("pointermove", (event, v) => {
         const i = share.indexOf(v);
         showTip(event, `${whole(bins[i])}${bins[i + 1] - 1 > bins[i] ? `–${whole(bins[i + 1] - 1)}` : ""} back: ${percent(v)}`);
@@ -318,7 +323,7 @@ function drawDistance(place, heads) {
   if (heads.length === 1) {
     const { row } = heads[0], marks = [[row.half_weight_tokens, "half of the weight"], [row.median_window_tokens - 1, "window"]];
     marks.forEach(([tokens, says], i) => {
-      const px = x(Math.min(tokens, bins.at(-1)) + 1), left_ = px > width - 100;
+      const px = x(Math.min(tokens + 1, bins.at(-1)) + 1), left_ = px > width - 100;
       svg.append("line").attr("class", "mark").attr("x1", px).attr("x2", px).attr("y1", 4 + 13 * i).attr("y2", height - bottom);
       svg.append("text").attr("class", "axis").attr("x", px + (left_ ? -4 : 4)).attr("y", 12 + 13 * i).attr("text-anchor", left_ ? "end" : "start").text(says);
     });

@@ -40,9 +40,9 @@ function placeOf(element) {
 }
 function putFocus({ id, at }, section) {
   const now = document.activeElement;
-  if (now !== document.body && now.getClientRects().length) return;
+  if (now !== document.body && now.getClientRects().length && !now.disabled) return;
   const around = document.getElementById(id), found = at < 0 ? around : around?.querySelectorAll(FOCUSABLE)[at];
-  (found?.getClientRects().length ? found : section).focus({ preventScroll: true });
+  (found?.getClientRects().length && !found.disabled ? found : section).focus({ preventScroll: true });
 }
 
 function draw(before) {

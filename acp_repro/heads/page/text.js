@@ -36,6 +36,8 @@ function turnTo(first, head, lookFor = null) {
   drawPage(head);
   drawOverview(head);
   markTokens(head, lookFor);
+  // The button that was pressed may be gone, or disabled at the end of the text.
+  if (document.activeElement === document.body || document.activeElement.disabled) $("#tokens").focus({ preventScroll: true });
 }
 
 function layText(section, head) {
