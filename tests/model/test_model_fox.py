@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from model_helpers import SMALL, relative_error, with_strong_gates
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from acp_repro.model import FoXConfig, FoXForCausalLM, linear_cross_entropy
 from acp_repro.model import loss as loss_module
@@ -222,6 +223,13 @@ def test_ids_outside_the_vocabulary_are_named(small_ids, wrong):
         model(ids)
     with pytest.raises(ValueError, match=message):
         model.generate(ids, max_new_tokens=1)
+
+
+def test_shapes_alone_can_be_asked_for(small_ids):
+    """A forward looks at no number, so tensors without numbers pass."""
+    model = FoXForCausalLM(FoXConfig.pro(**SMALL))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert model(small_ids).shape == (*small_ids.shape, SMALL["vocab_size"])
 
 
 def test_wrong_labels_are_named(small_ids):
