@@ -5,7 +5,7 @@ from __future__ import annotations
 LEGEND = """Medians in ms. f: forward, f+b: forward + backward, boundary search inside. Limit: the fastest
 without gates, such as fa4 or cudnn, x (1 - pruned share). TFLOP/s of f+b: effective, of the blocks that are
 computed; nominal, as if none were pruned (the triangle of 2 + 5 products). dgate: error of the gate gradient.
-Saved by skipping: time with ACP over that of the blocks it leaves, exact x (1 - pruned share). Search:
+Over the kept: time with ACP over that of the blocks it keeps, exact x (1 - pruned share); 1 is ideal. Search:
 boundary search and running sum of the gates, over forward + backward ("auto": also the norms of q and k).
 Host: until the host has a call behind it, the GPU still at work; f without gradients."""
 
@@ -71,7 +71,7 @@ def _how_skipping_pays(r: dict, records: list[dict]) -> list[str]:
     if r["search_ms"]:
         share = r["search_ms"] / r["forward_backward_ms"]
         parts.append(f"search {1e3 * r['search_ms']:.0f} microseconds, {100 * share:.1f} %")
-    return [f"{r['implementation']} {r['method']}, saved by skipping: {'; '.join(parts)}"]
+    return [f"{r['implementation']} {r['method']}, over the kept: {'; '.join(parts)}"]
 
 
 def _forward(record: dict) -> float:
