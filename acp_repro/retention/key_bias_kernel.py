@@ -179,7 +179,9 @@ def _backward_kernel(
             of_scores = of_scores.to(queries.dtype)
             sum_k = tl.dot(of_scores, queries, sum_k)
             sum_q = tl.dot(tl.trans(of_scores), keys)
-            at = partial + i[:, None] * WIDTH + d[None, :]
+            # The tile's place apart from the entry's: one sum of both costs registers that there are not.
+            at = partial + tl.cast(start, tl.int64) * WIDTH
+            at += tl.arange(0, BLOCK_M)[:, None] * WIDTH + d[None, :]
             if first > begin:
                 sum_q += tl.load(at, mask=inside[:, None], other=0.0)
             if SPLITS == 1 and first + BLOCK_N >= end:
