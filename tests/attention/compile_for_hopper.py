@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from acp_repro.attention import PagedKVCache
 from acp_repro.attention.triton import backward, decode, forward, hopper, tiles, write_blocks, write_kvcache
+from acp_repro.attention.triton.differences import decay_terms
 from acp_repro.attention.triton.norms import threshold_from_norms
 from acp_repro.model import step_kernels, training_kernels
 from acp_repro.retention import key_bias_kernel
@@ -53,7 +54,7 @@ def collect_launches() -> list[tuple[str, object]]:
 
 
 def compile_all(portable: bool = False, head_dim: int = HEAD_DIM) -> Iterator[tuple[str, object]]:
-    """(name, kernel) of the backward kernels for Hopper, or of the portable ones with the forward's:
+    """(name, kernel) of the kernels for Hopper, or of the portable ones, forward and backward:
     exact, pruned, and pruned with padding and shared heads of keys."""
     compiled = collect_launches()
     for pruned, padded, shared in ((False, False, 1), (True, False, 1), (True, True, 4)):
@@ -78,6 +79,10 @@ def compile_all(portable: bool = False, head_dim: int = HEAD_DIM) -> Iterator[tu
             forward.launch_forward(q, k, v, rows(HEADS), lse, *given, one.forward, True)
             backward.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads, one, True)
         else:
+            if head_dim == 128:
+                terms = decay_terms(c, seq_start, hopper.ROWS, LENGTH)
+                redo = torch.empty((BATCH, HEADS, LENGTH // 128, 2), dtype=torch.int32, device="meta")
+                hopper.launch_forward(q, k, v, rows(HEADS), lse, *given, terms, redo)
             hopper.launch_backward(rows(HEADS), q, k, v, rows(HEADS), lse, *given, *grads)
         yield from compiled
         compiled.clear()

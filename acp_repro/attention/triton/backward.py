@@ -78,7 +78,7 @@ def backward(
     given = (dout, q, k, v, out, lse.contiguous(), c.contiguous(), boundary, seq_start)
     given += (sm_scale, block_q, block_k, *grads, dc)
     faster = faster_launch(dout, q, k, v, block_q, block_k, window_size)
-    if faster is None or not _launched(faster, given, _compiled_for(q, k, block_q, block_k)):
+    if faster is None or not launched(faster, given, compiled_for(q, k, block_q, block_k)):
         launch_backward(*given, tiles_for(q, block_q, block_k), window_size=window_size)
     for wanted, grad in zip((dq, dk, dv), grads, strict=True):
         if wanted is not grad:
@@ -146,21 +146,21 @@ def kept_portable(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | Non
     """Why such inputs are kept to the kernels of this module on every device; None: they are not."""
     if os.environ.get("ACP_REPRO_PORTABLE") == "1":
         return "ACP_REPRO_PORTABLE=1 is in the environment"
-    return _refused.get(_compiled_for(q, k, block_q, block_k))
+    return _refused.get(compiled_for(q, k, block_q, block_k))
 
 
-def _compiled_for(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple:
+def compiled_for(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple:
     """What a compiled kernel depends on, whatever the lengths."""
     return q.device, q.dtype, q.shape[-1], q.shape[1] // k.shape[1], block_q, block_k
 
 
-def _launched(faster: Callable, given: tuple, compiled_for: tuple) -> bool:
+def launched(faster: Callable, given: tuple, shape: tuple) -> bool:
     """Whether ``faster`` ran: Gluon is experimental, and a Triton of another version may refuse it."""
     try:
         faster(*given)
     except TritonError as error:
         reason = f"Triton {triton.__version__} does not compile the Hopper kernels: {error}"
-        _refused[compiled_for] = reason
+        _refused[shape] = reason
         warnings.warn(f"{reason}; the slower portable kernels run instead", stacklevel=2)
         return False
     return True

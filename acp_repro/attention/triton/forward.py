@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .differences import decay_terms, load_pair, unpack
+from .backward import compiled_for, launched, why_portable
+from .differences import DecayTerms, decay_terms, load_pair, unpack
 from .launch import launch
 from .query_tile import exact_scores, key_tiles, stream_keys
 from .tiles import (
@@ -102,10 +105,12 @@ def _forward_kernel(
     group,
     seqlen_q,
     seqlen_k,
+    padded,
     row_tiles,
     row_blocks,
     window,
     scale,
+    redo,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -116,7 +121,12 @@ def _forward_kernel(
     DESCRIPTORS: tl.constexpr,
 ):
     bh, tile = share_of_work(batch_heads, row_tiles, group)
-    row = (row_tiles - 1 - tile) * ROWS  # the last rows, which have the most keys, start first
+    tile = row_tiles - 1 - tile  # the last rows, which have the most keys, start first
+    if redo is not None:  # what another kernel has done already, but for a few tiles
+        redo += (bh.to(tl.int64) * row_tiles + tile) * 2
+        if tl.load(redo) + tl.load(redo + 1) == 0:
+            return
+    row = tile * ROWS
     b = bh // heads
     h = bh % heads
     kv_h = h // SHARED  # the head of keys and values that SHARED query heads read
@@ -125,8 +135,8 @@ def _forward_kernel(
     v = head_of(v, b, kv_h, v_b, v_h, DESCRIPTORS)
     out = head_of(out, b, h, o_b, o_h, False)
     bh = bh.to(tl.int64)
-    pairs += bh * seqlen_k
-    tail += bh * seqlen_k
+    pairs += bh * padded
+    tail += bh * padded
     keys = (k, v, b, kv_h, k_t, v_t, seqlen_k)
 
     first = row + seqlen_k - seqlen_q  # absolute position of the tile's first query
@@ -232,11 +242,33 @@ def forward(
     c = c.contiguous()
     boundary = None if boundary is None else boundary.contiguous()
     rows = empty_rows_like(out)
-    given = (q, k, v, rows, lse, c, boundary, seq_start, sm_scale, block_q, block_k, tile)
-    launch_forward(*given, window_size=window_size)
+    given = (q, k, v, rows, lse, c, boundary, seq_start, sm_scale, block_q, block_k)
+    redo = terms = None
+    faster = faster_forward(q, k, v, block_q, block_k, tile, window_size)
+    if faster is not None:
+        # Rows of the pairs start at multiples of 16 bytes, as the copy engine wants them.
+        terms = decay_terms(c, seq_start, tile.columns, triton.cdiv(k.shape[2], 4) * 4)
+        tiles = triton.cdiv(q.shape[2], tile.rows)
+        marks = torch.empty((*q.shape[:2], tiles, 2), dtype=torch.int32, device=q.device)
+        if launched(faster, (*given, terms, marks), compiled_for(q, k, block_q, block_k)):
+            redo = marks
+    launch_forward(*given, tile, window_size=window_size, terms=terms, redo=redo)
     if rows is not out:
         out.copy_(rows)
     return out, lse
+
+
+def faster_forward(
+    q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, tile: Tile, window_size: int | None = None
+) -> Callable | None:
+    """What does most of :func:`launch_forward`'s work, if a kernel for just this device and shape exists."""
+    # At 64 dimensions the portable kernel is faster: a product is too short for the exponentials beside it.
+    fits = q.shape[-1] == 128 and tile[:2] == (128, 64)
+    if not fits or why_portable(q, k, v, block_q, block_k, window_size=window_size):
+        return None
+    from . import hopper
+
+    return hopper.launch_forward
 
 
 def launch_forward(
@@ -254,11 +286,16 @@ def launch_forward(
     tile: Tile,
     descriptors: bool | None = None,
     window_size: int | None = None,
+    terms: DecayTerms | None = None,
+    redo: Tensor | None = None,
 ) -> None:
-    """:func:`forward` into given tensors with a given tile; the last dimensions are contiguous."""
+    """:func:`forward` into given tensors with a given tile; the last dimensions are contiguous.
+
+    ``redo``, with the ``terms`` of its kernel, names the tiles that are left to do.
+    """
     batch, heads, seqlen_q, head_dim = q.shape
     row_tiles = triton.cdiv(seqlen_q, tile.rows)
-    terms = decay_terms(c, seq_start, tile.columns)
+    terms = decay_terms(c, seq_start, tile.columns) if terms is None else terms
     if descriptors is None:
         descriptors = can_stream(k, v)
     launch(
@@ -281,10 +318,12 @@ def launch_forward(
         GROUP,
         seqlen_q,
         k.shape[2],
+        terms.pairs.shape[2],
         row_tiles,
         triton.cdiv(seqlen_q, block_q),
         window_size,
         sm_scale * LOG2E.value,
+        redo,
         BLOCK_Q=block_q,
         BLOCK_K=block_k,
         ROWS=tile.rows,

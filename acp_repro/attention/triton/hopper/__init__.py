@@ -1,4 +1,4 @@
-"""The backward for Hopper GPUs, in Gluon: products run while the exponentials are taken.
+"""Both passes for Hopper GPUs, in Gluon: products run while the exponentials are taken.
 
 Triton waits for the scores of a tile before it does anything else with it. Here one warp copies tiles
 ahead. The four that compute ask for the next tile's scores before they are done with this one's. So the
@@ -18,6 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ..differences import decay_terms
 from ..launch import launch
 from ..tiles import GROUP, LOG2E, strides_of
+from .forward import forward_kernel
 from .key_side import key_side_kernel
 from .query_side import query_side_kernel
 
@@ -27,6 +28,7 @@ ROWS = 64  # queries and keys of a tile: two accumulators and two score tiles fi
 _OPTIONS = {"num_warps": 4, "maxnreg": 128}
 # Tiles in flight on the query side and on the key side, by head_dim; two programs share 228 KB.
 _STAGES = {64: (4, 4), 128: (3, 2)}
+_FORWARD_STAGES = 5  # one program has them all
 
 
 def why_not(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
@@ -41,6 +43,55 @@ def why_not(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
     if block_q % ROWS or block_k % ROWS:
         return f"the grid of {block_q} by {block_k} is not one of multiples of {ROWS}"
     return None
+
+
+def launch_forward(
+    q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, terms, redo
+) -> None:
+    """:func:`..forward.launch_forward` for inputs that :func:`why_not` has nothing against.
+
+    Args:
+        terms: of c, for tiles of 64 keys; rows of multiples of four numbers.
+        redo: (B, H, tiles of 128 queries, 2) int32, not 0 where the portable kernel must do a tile again.
+    """
+    batch, heads, seqlen, head_dim = q.shape
+    element = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
+    matrix = gl.NVMMASharedLayout.get_default_for([1, 1, ROWS, head_dim], element)
+    described = [
+        TensorDescriptor(x, list(x.shape), [*strides_of(x), 1], [1, 1, ROWS, head_dim], matrix)
+        for x in (q, k, v)
+    ]
+    tail = TensorDescriptor(terms.tail, [terms.tail.numel()], [1], [ROWS], gl.NVMMASharedLayout(0, 32, 1))
+    launch(
+        forward_kernel,
+        (redo.numel() // 2,),
+        *described,
+        tail,
+        out,
+        lse,
+        redo,
+        terms.pairs,
+        boundary,
+        seq_start,
+        *out.stride()[:3],
+        batch * heads,
+        heads,
+        GROUP,
+        seqlen,
+        terms.pairs.shape[2],
+        triton.cdiv(seqlen, block_q),
+        sm_scale * LOG2E.value,
+        BLOCK_Q=block_q,
+        BLOCK_K=block_k,
+        ROWS=ROWS,
+        D=head_dim,
+        SHARED=heads // k.shape[1],
+        STAGES=_FORWARD_STAGES,
+        HAS_BOUNDARY=boundary is not None,
+        HAS_START=seq_start is not None,
+        num_warps=4,
+        maxnreg=168,
+    )
 
 
 def launch_backward(
