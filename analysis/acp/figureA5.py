@@ -91,21 +91,25 @@ def _pruned(ax: Axes, records: pd.DataFrame) -> None:
     colours = dict(zip(shares, sns.color_palette("viridis", len(shares.columns)), strict=True))
     for layer, percent in shares.items():
         ax.plot(shares.index, percent, color=colours[layer], lw=0.7, alpha=0.7)
+    low, high = models.PUBLISHED.range("figure2", "pruned_ratio")
+    ax.set_ylim(min(10 * np.floor(shares.min(axis=None) / 10), (low + high) / 2 - 10), 101)
     _name_layers(ax, shares, colours)
     mean = training_logs.mean_pruned(records)
     ax.plot(mean["tokens"], mean["percent"], color="0.1", lw=2, label="all layers")
     line = training_logs.extrapolation(mean, training_logs.paper_tokens(records))
     if line is not None:
         ax.plot(*line, color="0.1", lw=1, ls=(0, (3, 2)), label="extrapolated, not measured")
-    low, high = models.PUBLISHED.range("figure2", "pruned_ratio")
     ax.axhline((low + high) / 2, color=style.PAPER, lw=1, ls="--", label="the paper's 70 %")
-    ax.set_ylim(min(10 * np.floor(shares.min(axis=None) / 10), (low + high) / 2 - 10), 101)
     ax.set_title("Attention pruned (%), axis cut")
 
 
 def _name_layers(ax: Axes, shares: pd.DataFrame, colours: dict) -> None:
-    """The number of each layer behind the end of its line, so far apart that they can be read."""
+    """The number of each layer behind the end of its line, so far apart that they can be read. Of many layers
+    some are named, from the highest line to the lowest."""
     ends = shares.iloc[-1].sort_values(ascending=False)
+    room = np.ptp(ax.get_ylim()) / LEAST_GAP
+    if len(ends) > room:
+        ends = ends.iloc[np.linspace(0, len(ends) - 1, int(room / 2)).round().astype(int)]
     place = np.inf
     for layer, percent in ends.items():
         place = min(percent, place - LEAST_GAP, 100.0)

@@ -154,7 +154,7 @@ def of_records(
         return Line(id, claim, item, words, Word.UNTOLD, Status.MISSING, why_none(claim, judged_on, suites))
     first = strongest(found)
     others = [
-        f"suite {line.suite}: {line.word}"
+        f"suite {line.suite}: {line.word} ({line.ours})"
         if line.status in TELLING
         else f"suite {line.suite} cannot tell: {line.ours}"
         for line in found
