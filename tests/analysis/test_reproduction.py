@@ -231,7 +231,8 @@ def test_another_suite_that_says_otherwise_is_named(mini, monkeypatch):
     (section,) = gather()
     line = lines_of(section, figure2.pruned_at_longest)[0]
     assert line.word is Word.MEASURED
-    assert line.ours == f"{TINY}: 70 % at 512; suite other: same direction, another size"
+    other = f"{TINY}: 10 % at 256 (10 % is below the range of 60 to 80 %)"
+    assert line.ours == f"{TINY}: 70 % at 512; suite other: same direction, another size ({other})"
 
 
 def test_what_another_suite_measured_and_cannot_tell_is_quoted(mini):
