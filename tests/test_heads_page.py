@@ -296,6 +296,10 @@ def test_the_past_of_a_token_is_on_its_page_and_back_returns_to_it(visit):
     tab.wait_for_selector("#token h2:has-text('Token 599')")
     tab.go_back()
     tab.wait_for_selector("#token h2:has-text('Token 699')")
+    tab.goto(tab.url.partition("#")[0] + "#view=head&layer=0&head=1")
+    tab.wait_for_selector("body[data-drawn=head]")
+    tab.wait_for_function("state.token === null")
+    assert tab.locator("line.query").count() == 0
 
 
 def test_what_had_the_focus_has_it_after_a_change(visit):
@@ -419,6 +423,10 @@ def test_two_models_stand_side_by_side(visit, seen):
     assert f"{changed} of 6 heads are of another kind" in tab.locator("#view-compare .lead").inner_text()
     assert tab.locator("#grid-a .cell").count() == tab.locator("#grid-d .cell").count() == 6
     tab.wait_for_selector("#distances svg")
+    tab.locator("#shade").select_option("median_window_tokens")
+    most = np.exp(np.abs(np.log(second["median_window_tokens"] / first["median_window_tokens"])).max())
+    legend = tab.locator("figure:has(#grid-d) .legend").inner_text()
+    assert [float(n.replace(",", "")) for n in re.findall(r"[÷×] ([\d.,]+)", legend)] == [float(f"{most:.2g}")] * 2
     saved = "place => standalone(document.querySelector(`${place} svg`)).source"
     assert "<linearGradient" in tab.evaluate(saved, "#grid-a")
     words = re.findall(r">([^<>]+)</text>", tab.evaluate(saved, "#distances"))
@@ -426,6 +434,15 @@ def test_two_models_stand_side_by_side(visit, seen):
     tab.locator("button:has-text('open it in two')").click()
     tab.wait_for_selector("body[data-drawn=head]")
     assert f"{second['mean_forget_gate'][0]:.3f}" in tab.locator("#chosen").inner_text()
+    tab.keyboard.press("1")
+    tab.wait_for_selector("body[data-drawn=model]")
+    link = tab.locator("#heads tbody a").first
+    assert "model=1" in link.get_attribute("href")
+    with tab.context.expect_page() as other:
+        link.click(modifiers=["Control"])
+    other.value.wait_for_selector("body[data-drawn=head]")
+    assert other.value.locator("#which-model").input_value() == "1"
+    assert "view=model" in tab.url
 
 
 def test_a_notebooks_frame_shows_the_same_page(visit, page, seen):

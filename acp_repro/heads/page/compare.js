@@ -6,6 +6,10 @@ const difference = key => row => models[1].rows[row.index][key] - row[key];
 // A difference of percentages is in points of them.
 const signed = (column, v) => (v > 0 ? "+" : v < 0 ? "−" : "") + column.text(Math.abs(v)).replace("%", "points");
 
+// How often one number holds another, from the logarithm of their ratio.
+const times = log => (log < 6 * Math.LN10 ? whole(Number(Math.exp(log).toPrecision(2))) : `10${superscript(Math.round(log / Math.LN10))}`);
+const ramp = (colours, least, most) => node("p", { class: "legend" }, `${least} `, node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${d3.range(1, -0.01, -0.1).map(colours)})` }), ` ${most}`);
+
 async function drawCompare(section) {
   const key = state.shade === "kind" ? "token_pruned_ratio" : state.shade, column = COLUMNS[key], [a, b] = models;
   const rows = a.rows, all = [...a.rows, ...b.rows], diff = difference(key);
@@ -19,7 +23,7 @@ async function drawCompare(section) {
     node("div", { class: "columns three" },
       figure(a.name, a.pruning, node("div", { id: "grid-a" }), legend(all, key), saveButtons(() => fileName(a.name, key), () => $("#grid-a svg"))),
       figure(b.name, b.pruning, node("div", { id: "grid-b" }), legend(all, key), saveButtons(() => fileName(b.name, key), () => $("#grid-b svg"))),
-      figure("Difference", `${column.name}, second less first: ${column.log ? "blue less, red more, coloured by their ratio" : `from ${signed(column, -most)} (blue) to ${signed(column, most)} (red)`}`, node("div", { id: "grid-d" }), saveButtons(() => fileName("difference", key), () => $("#grid-d svg")))),
+      figure("Difference", `${column.name}, second less first${column.log ? "; coloured by their ratio" : ""}`, node("div", { id: "grid-d" }), ramp(colours, ...(column.log ? [`÷ ${times(most)}`, `× ${times(most)}`] : [signed(column, -most), signed(column, most)])), saveButtons(() => fileName("difference", key), () => $("#grid-d svg")))),
     node("div", { class: "columns" },
       figure("Head against head", `${column.name}: across ${a.name}, up ${b.name}`, node("div", { id: "scatter" }), legend(rows, "kind"), saveButtons(() => fileName("two-models", key), () => $("#scatter svg"))),
       figure(`Weight by distance: ${headName(rows[state.row])}`, null, node("p", { class: "legend" }, node("span", {}, node("span", { class: "swatch of0" }), a.name), node("span", {}, node("span", { class: "swatch of1" }), b.name)),
@@ -59,6 +63,6 @@ function differenceTable(rows, key, diff) {
   return node("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Where they differ most" }, node("table", { id: "differences" },
     node("thead", {}, node("tr", {}, ...heads.map(h => node("th", { scope: "col" }, h)))),
     node("tbody", {}, ...sorted.map(r => node("tr", { "data-head": `${r.layer}.${r.head}`, onclick: () => change({ row: r.index }) },
-      node("th", { scope: "row" }, node("a", { href: `#view=compare&layer=${r.layer}&head=${r.head}`, "aria-label": headName(r), onclick: e => e.preventDefault() }, r.layer)),
+      node("th", { scope: "row" }, headLink(r, "compare")),
       ...[r.head, r.kind ?? "–", other[r.index].kind ?? "–", column.text(r[key]), column.text(other[r.index][key]), signed(column, diff(r))].map(v => node("td", {}, v)))))));
 }

@@ -5,6 +5,11 @@ const modelView = { id: "model", name: "Model", draw: drawModel };
 let sorting = { key: "layer", down: false };
 
 function openHead(row, model = state.model) { change({ model, row: row.index, view: "head" }); }
+// A click is the table's row's; with Ctrl, Shift or the middle button the browser opens the address elsewhere.
+function headLink(row, view) {
+  const elsewhere = e => e.ctrlKey || e.metaKey || e.shiftKey;
+  return node("a", { href: `#${address({ view, row: row.index })}`, "aria-label": headName(row), onclick: e => { elsewhere(e) ? e.stopPropagation() : e.preventDefault(); } }, row.layer);
+}
 const shown = row => state.kinds.has(row.kind ?? "–");
 
 function shadeChoice(chosen = state.shade) {
@@ -123,7 +128,7 @@ function headTable(rows) {
     } }, COLUMNS[key]?.name ?? key)));
   const body = sorted.map(row => node("tr", { "data-head": `${row.layer}.${row.head}`, onclick: () => openHead(row), onpointerenter: () => mark(row), onpointerleave: () => mark(null) },
     ...keys.map(key => {
-      if (key === "layer") return node("th", { scope: "row" }, node("a", { href: `#view=head&layer=${row.layer}&head=${row.head}`, "aria-label": headName(row), onclick: e => { e.preventDefault(); } }, row.layer));
+      if (key === "layer") return node("th", { scope: "row" }, headLink(row, "head"));
       if (key === "kind") return node("td", {}, node("span", { class: "dot", style: `background: ${kindColour(row.kind)}` }), row.kind ?? "–");
       return node("td", {}, key === "head" ? row.head : COLUMNS[key].text(row[key]));
     })));

@@ -16,9 +16,10 @@ const node = (name, attributes = {}, ...children) => {
 
 // ---- numbers ----
 const SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+const superscript = n => [...String(n)].map(d => SUPERSCRIPT[d]).join("");
 function small(x) {
   const [digits, exponent] = x.toExponential(0).split("e-");
-  return `${digits}·10⁻${[...exponent].map(d => SUPERSCRIPT[d]).join("")}`;
+  return `${digits}·10⁻${superscript(exponent)}`;
 }
 function percent(x) {
   if (x == null) return "–";
@@ -64,19 +65,23 @@ function readAddress() {
   const { rows } = models[state.model];
   const found = rows.findIndex(r => r.layer === Number(words.get("layer")) && r.head === Number(words.get("head")));
   state.row = words.has("layer") && found >= 0 ? found : state.row;
-  state.token = within("token", text.length, state.token);
+  state.token = within("token", text.length, null);
   state.shade = SORTS.includes(words.get("shade")) ? words.get("shade") : "kind";
+}
+// The words of the address, of the state or of another.
+function address(changes = {}) {
+  const { view, model, row: index, token, shade } = { ...state, ...changes }, row = models[model].rows[index];
+  const words = new URLSearchParams({ view, ...(models.length > 1 && { model }), layer: row.layer, head: row.head });
+  if (token != null) words.set("token", token);
+  if (shade !== "kind") words.set("shade", shade);
+  return words;
 }
 // A jump is an entry of its own in the browser's history, as another view is.
 function change(changes, jump = false) {
   const before = { ...state };
   Object.assign(state, changes);
-  const row = models[state.model].rows[state.row];
-  const words = new URLSearchParams({ view: state.view, ...(models.length > 1 && { model: state.model }), layer: row.layer, head: row.head });
-  if (state.token != null) words.set("token", state.token);
-  if (state.shade !== "kind") words.set("shade", state.shade);
   // A page inside a notebook has no address of its own.
-  try { history[before.view === state.view && !jump ? "replaceState" : "pushState"](null, "", `#${words}`); } catch { /* stays */ }
+  try { history[before.view === state.view && !jump ? "replaceState" : "pushState"](null, "", `#${address()}`); } catch { /* stays */ }
   listeners.forEach(listener => listener(before));
 }
 const currentRow = () => models[state.model].rows[state.row];
