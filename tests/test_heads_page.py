@@ -426,7 +426,9 @@ def test_two_models_stand_side_by_side(visit, seen):
     tab.locator("#shade").select_option("median_window_tokens")
     most = np.exp(np.abs(np.log(second["median_window_tokens"] / first["median_window_tokens"])).max())
     legend = tab.locator("figure:has(#grid-d) .legend").inner_text()
-    assert [float(n.replace(",", "")) for n in re.findall(r"[÷×] ([\d.,]+)", legend)] == [float(f"{most:.2g}")] * 2
+    assert [float(n.replace(",", "")) for n in re.findall(r"[÷×] ([\d.,]+)", legend)] == [
+        float(f"{most:.2g}")
+    ] * 2
     saved = "place => standalone(document.querySelector(`${place} svg`)).source"
     assert "<linearGradient" in tab.evaluate(saved, "#grid-a")
     words = re.findall(r">([^<>]+)</text>", tab.evaluate(saved, "#distances"))

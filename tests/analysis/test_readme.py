@@ -23,9 +23,9 @@ def pruned(run: str) -> float:
     return 100 * blocks["pruned_blocks"].sum() / blocks["causal_blocks"].sum()
 
 
-def two(quantity: str, length: str) -> list[float]:
-    """With ACP and exact, of the 125M model of suite h100."""
-    table = record(f"h100/pro-125m-{length}-acp/{quantity}").set_index("method")
+def two(quantity: str, length: str, suite: str = "h100", size: str = "125m") -> list[float]:
+    """With ACP and exact, of one model."""
+    table = record(f"{suite}/pro-{size}-{length}-acp/{quantity}").set_index("method")
     columns = {"attention_time": ["forward_ms", "backward_ms"], "throughput": ["throughput_tokens_per_s"]}[
         quantity
     ]
@@ -37,8 +37,9 @@ LENGTHS = ("4k", "8k", "16k")
 
 def skipped() -> str:
     one, other, last = (round(pruned(f"h100/pro-125m-{length}-acp")) for length in LENGTHS)
-    arm = pruned("h200-arms/pro-125m-lr2e-3-50k-4k-acp")
-    return f"**{one}, {other} and {last} % of the blocks** at 4k, 8k and 16k|{arm:.1f} % is skipped"
+    arm, larger = pruned("h200-arms/pro-125m-lr2e-3-50k-4k-acp"), pruned("h200-sizes/pro-360m-4k-acp")
+    ours = f"**{one}, {other} and {last} % of the blocks** at 4k, 8k and 16k|{arm:.1f} % is skipped"
+    return f"{ours}|360M skips {larger:.0f} % at 4k|[{larger:.0f} % at 4k](figures/h200-sizes"
 
 
 def saved() -> str:
@@ -46,7 +47,11 @@ def saved() -> str:
     less = [round(100 * (1 - acp / exact)) for acp, exact in times]
     rates = [two("throughput", length) for length in LENGTHS]
     more = [round(100 * (acp / exact - 1)) for acp, exact in rates]
-    return "{}, {} and {} % less time|{}, {} and {} % faster".format(*less, *more)
+    time, rate = (two(quantity, "4k", "h200-sizes", "360m") for quantity in ("attention_time", "throughput"))
+    larger = "360M at 4k: {:.0f} % less time, {:.0f} % faster".format(
+        100 * (1 - time[0] / time[1]), 100 * (rate[0] / rate[1] - 1)
+    )
+    return "{}, {} and {} % less time|{}, {} and {} % faster".format(*less, *more) + f"|{larger}"
 
 
 def kernel() -> str:
@@ -54,7 +59,11 @@ def kernel() -> str:
     ms = table["forward_backward_ms"]
     ours = f"**{ms['triton', 'acp']:.2f} ms with ACP, {ms['triton', 'exact']:.1f} ms without"
     theirs = f"takes {ms['official', 'acp']:.1f} and {ms['official', 'exact']:.1f} ms"
-    return f"{ours}|{theirs}|without gates {ms['cudnn', 'no gates']:.1f} ms"
+    table = record("h200-speed/benchmark/kernel_time", method="acp")
+    ms_of = table.set_index(["length_tokens", "implementation"])["forward_backward_ms"]
+    times = [ms_of[length, "official"] / ms_of[length, "triton"] for length in (4096, 16384)]
+    paper = "{:.1f} and {:.1f} times as fast as theirs at 4k and 16k".format(*times)
+    return f"{ours}|{theirs}|without gates {ms['cudnn', 'no gates']:.1f} ms|{paper}"
 
 
 def step() -> str:
