@@ -48,9 +48,8 @@ def saved() -> str:
     rates = [two("throughput", length) for length in LENGTHS]
     more = [round(100 * (acp / exact - 1)) for acp, exact in rates]
     time, rate = (two(quantity, "4k", "h200-sizes", "360m") for quantity in ("attention_time", "throughput"))
-    larger = "360M at 4k: {:.0f} % less time, {:.0f} % faster".format(
-        100 * (1 - time[0] / time[1]), 100 * (rate[0] / rate[1] - 1)
-    )
+    shorter, faster = 100 * (1 - time[0] / time[1]), 100 * (rate[0] / rate[1] - 1)
+    larger = f"360M at 4k: {shorter:.0f} % less time, {faster:.0f} % faster"
     return "{}, {} and {} % less time|{}, {} and {} % faster".format(*less, *more) + f"|{larger}"
 
 
