@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     device = choose_device(options.device)
     suite = load_suite(options.suite) if options.suite else None
     paper = suite.paper if suite else find_paper("acp")
+    gates = options.gates or (suite.measure_settings.gates if suite else "bimodal")
     gpu = device.type == "cuda"
     dtype = torch.bfloat16 if gpu else torch.float32
     lengths = options.lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
@@ -51,14 +52,14 @@ def main(arguments: list[str] | None = None) -> int:
     for length in lengths:
         heads, tokens = options.heads or (12 if gpu else 4), options.tokens or (65536 if gpu else 1)
         try:
-            problem = make_problem(length, heads, options.head_dim, options.gates, tokens, device, dtype)
+            problem = make_problem(length, heads, options.head_dim, gates, tokens, device, dtype)
         except torch.OutOfMemoryError as error:
             print(f"\n{length} tokens: {why_not(error)}")
             give_memory_back()
             continue
         print(
             f"\n{length} tokens, {problem.q.shape[0]} x {heads} heads of {options.head_dim}, "
-            f"gates {options.gates}, {str(dtype)[6:]}"
+            f"gates {gates}, {str(dtype)[6:]}"
         )
         found = []
         try:
@@ -66,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
                 if isinstance(call, str):
                     print(f"  {name}: {call}")
                     continue
-                for one in measure(problem, options.gates, name, call, options.repeats):
+                for one in measure(problem, gates, name, call, options.repeats):
                     print(f"  {one}") if isinstance(one, str) else found.append(one)
         finally:  # if a long table ends early, its records are kept
             records += found
@@ -95,10 +96,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--head-dim", type=positive, default=64, metavar="N", help="default: %(default)s")
     add(
         "--gates",
-        default="bimodal",
         choices=("bimodal", "paper", "local", "global", "one-global"),
         help="which heads are local: two thirds, so many that 65 to 70 %% is pruned at every length, all, "
-        "none, all but one (default: %(default)s)",
+        "none, all but one (default: the suite's measure.gates, else bimodal)",
     )
     add(
         "--tokens",

@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"suite {suite.name} is of paper {suite.paper.name}, which has no steps to time here; name one "
             "of acp"
         )
+    options.gates = options.gates or suite.measure_settings.gates
     runs = [suite.run(name) for name in options.run] if options.run else [suite.heads_run]
     if options.rows:
         return _measure(runs, options)
@@ -148,10 +149,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--gates",
-        default="bimodal",
         choices=("bimodal", "paper"),
         help="which heads are local: two thirds, or so many that 65 to 70 %% is pruned at every length "
-        "(default: %(default)s)",
+        "(default: the suite's measure.gates, else bimodal)",
     )
     add("--official", action="store_true", help="time the authors' model beside ours, on one GPU")
     add("--repeats", type=positive, default=3, metavar="N", help="default: %(default)s")

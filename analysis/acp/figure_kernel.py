@@ -24,6 +24,14 @@ RIVALS = {
     "eager": ("eager PyTorch", "#8c564b"),
 }
 METHODS = {"acp": "ACP", "exact": "exact", "no gates": "no gates"}
+# Which heads are local.
+DRAWN = {
+    "bimodal": "two heads in three are local",
+    "paper": "so many heads are local that as much is pruned as in the paper",
+    "local": "all heads are local",
+    "global": "no head is local",
+    "one-global": "all heads but one are local",
+}
 DASHES = {"acp": "-", "exact": "--", "no gates": ":"}
 
 
@@ -110,8 +118,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     at = style.length_label(longest["length_tokens"].iloc[0])
     caption = f"""**Kernel times.** At {at}, our kernel takes {acp:.3g} ms with ACP and {exact:.3g} ms
 without, forward and backward. Calls have {first["heads"]} heads of {first["head_dim"]} and
-{first["measured_tokens"]:,} random tokens, with gates "{first["gates"]}"; in "bimodal" gates two heads in
-three are local. Times include the boundary search and are medians of {first["repeats"]}. Pruned: {share}.
+{first["measured_tokens"]:,} random tokens, with gates "{first["gates"]}":
+{DRAWN[first["gates"]]}. Times include the boundary search and are medians of {first["repeats"]}.
+Pruned: {share}.
 The limit is {fastest}'s causal attention, which has no gates, times the share of blocks that are kept.
 Right: FLOPs of the computed blocks over time. Pale: FLOPs of the whole triangle ("nominal"), most of which
 pruning skips. {style.provenance(records)}"""

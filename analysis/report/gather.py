@@ -46,8 +46,8 @@ def gather(name: str) -> Report:
     shown = tuple(e for e in entries if e.made or rules.is_usual(suite, e.item))
     return Report(
         suite,
-        models.describe(suite) if models else "",
-        models.caveat(suite) if models else "",
+        models.describe(suite) if models and of_runs else "",
+        models.caveat(suite) if models and of_runs else "",
         facts(records),
         runs_table(suite, of_runs, models),
         shown,

@@ -20,7 +20,7 @@ from acp_repro.model.capture import AttentionInputs
 from acp_repro.papers.acp.paper import PAPER
 from analysis import drawing
 from analysis.acp import figure_kernel
-from tests.suites import write_suite
+from tests.suites import YAML, write_suite
 
 GPU = torch.cuda.is_available()
 SMALL = ["--device", "cpu", "--lengths", "128", "256", "--heads", "3", "--head-dim", "16", "--repeats", "1"]
@@ -122,6 +122,15 @@ def test_flashattention_4_is_given_the_same_problem_with_time_before_heads(monke
     fake_fa4(monkeypatch, flash_attn_func=lambda q, k, v, **how: flash_attn_func(q, k * 1.05, v, **how))
     (line,) = benchmark.measure(problem, "bimodal", "fa4", rivals.RIVALS["fa4"].load(), 1)
     assert line.startswith("fa4, no gates: wrong: out")
+
+
+def test_a_suite_names_its_gates_and_an_option_other_ones(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_suite(tmp_path, YAML.replace("measure: {", "measure: {gates: paper, "))
+    for options, gates in (([], "paper"), (["--gates", "local"], "local")):
+        assert main([*SMALL, *options, "--suite", "mini", "--rivals"]) == 0
+        assert f"gates {gates}, float32" in capsys.readouterr().out
+        assert set(read_records(load_suite("mini"), "kernel_time")["gates"]) == {gates}
 
 
 @pytest.mark.parametrize(("gates", "local"), [("bimodal", 2), ("local", 3), ("global", 0), ("one-global", 2)])

@@ -100,6 +100,7 @@ class MeasureConfig(Strict):
     )
     lm_eval_items: Count | None = None  # only the first so many items of each task
     lm_eval_data: str | None = None  # a folder of the tasks' files; default: from the Hub
+    gates: Literal["bimodal", "paper"] = "bimodal"  # what the benchmarks of kernels and training steps draw
 
     def __post_init__(self):
         try:
