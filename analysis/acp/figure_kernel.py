@@ -105,7 +105,7 @@ def limit(records: pd.DataFrame) -> pd.Series:
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
-    records = found.records["kernel_time"]
+    records = found.records["kernel_time"].sort_values("length_tokens", kind="stable")
     first = records.iloc[0]
     share = ", ".join(
         f"{100 * row.pruned_ratio:.0f} % at {style.length_label(row.length_tokens)}"

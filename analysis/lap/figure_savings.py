@@ -64,6 +64,23 @@ def bound_by(records: pd.DataFrame) -> str:
     )
 
 
+def at_half(records: pd.DataFrame) -> str:
+    """What about half of the tokens removed leaves of each time and memory, where the time can be told."""
+    told = [c for c in PANELS if c not in TIMES or tells_time(records, c)]
+    shares = records["kept_ratio"].drop_duplicates()
+    half = shares[(shares - 0.5).abs() < 0.05]
+    if half.empty:
+        return ""
+    parts = []
+    for column in told:
+        table = relative(records, column)
+        ratios = table.loc[table["kept_ratio"].isin(half), "relative"]
+        low, high = f"{ratios.min():.2f}", f"{ratios.max():.2f}"
+        name = PANELS[column].replace(":", "'s")
+        parts.append(f"{name} {low if low == high else f'{low} to {high}'}")
+    return f" With half of the tokens removed, of what masks need: {', '.join(parts)}."
+
+
 def draw(records: pd.DataFrame) -> Figure:
     """Removal relative to masks against the kept share, one line a length.
 
@@ -99,8 +116,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     gates = found.suite.file.pruning.config("published", "soft").gated_blocks(model.num_layers)
     after = model.num_layers - 1 - gates[-1]
     where = f"The last of {len(gates)} gates has {after} of {model.num_layers} encoder blocks after it."
-    caption = f"""**What removal saves.** Time and memory of the model with tokens really removed, as a share
-of the same model with masks. Under 1, removal saves. The gates' bias sets the share of tokens kept.
+    caption = f"""**What removal saves.**{at_half(records)} The figure has time and memory of the model with
+tokens really removed, as a share of the same model with masks. Under 1, removal saves. The gates' bias sets the share of tokens kept.
 {bound_by(records)} Batches have {texts} texts, and times are medians of {repeats}. A batch is as long as
 what is left of its longest text. The decoder writes 16 tokens, with a cache. Peak memory is the most that is
 held at once beside the weights. *Held* is what stays from token to token: vectors, and their keys and
