@@ -116,9 +116,11 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     gates = found.suite.file.pruning.config("published", "soft").gated_blocks(model.num_layers)
     after = model.num_layers - 1 - gates[-1]
     where = f"The last of {len(gates)} gates has {after} of {model.num_layers} encoder blocks after it."
-    caption = f"""**What removal saves.**{at_half(records)} The figure has time and memory of the model with
-tokens really removed, as a share of the same model with masks. Under 1, removal saves. The gates' bias sets the share of tokens kept.
-{bound_by(records)} Batches have {texts} texts, and times are medians of {repeats}. A batch is as long as
+    caption = f"""**What removal saves.**{at_half(records)}
+The figure has time and memory of the model with tokens really removed, as a share of the same model with
+masks. Under 1, removal saves. The gates' bias sets the share of tokens kept.
+{bound_by(records)}
+Batches have {texts} texts, and times are medians of {repeats}. A batch is as long as
 what is left of its longest text. The decoder writes 16 tokens, with a cache. Peak memory is the most that is
 held at once beside the weights. *Held* is what stays from token to token: vectors, and their keys and
 values. {where} {style.provenance(records)}"""
