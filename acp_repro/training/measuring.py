@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..chain.paper import Quantity, Suite
 from ..chain.provenance import made_on
 from ..chain.records import write_records
 from ..chain.run import Run
+from ..common.errors import UserError
 
 
 def bring_up_to_date(
@@ -39,6 +41,8 @@ def bring_up_to_date(
 
     Raises:
         TrainingError: a run is not trained; the message names the command that trains it.
+        UserError: a record cannot be measured, for lack of a library, say. Others are measured first: weights
+            may live on a machine that is soon gone.
     """
     again = again or path is not None or bool(options)
     state.claim_name(suite)
@@ -56,6 +60,7 @@ def bring_up_to_date(
 def _measure(
     suite: Suite, stale: list[tuple[Run, Quantity]], device: Any, path: Path | None, options: dict[str, Any]
 ) -> None:
+    failed = 0
     for (run, untrained), pairs in itertools.groupby(
         stale, key=lambda pair: (pair[0], pair[1].untrained(pair[0]))
     ):
@@ -63,11 +68,19 @@ def _measure(
         took = state.measured_run(run)
         for _, quantity in pairs:
             begun = time.perf_counter()
+            try:
+                rows = quantity.measure(trained, **options)
+            except UserError as error:
+                if len(stale) == 1:
+                    raise
+                failed += 1
+                print(f"error: {run.name}, {quantity.name}: {error}", file=sys.stderr)
+                continue
             written = write_records(
                 suite.paper,
                 run,
                 quantity,
-                quantity.measure(trained, **options),
+                rows,
                 dtype=run.training.dtype,
                 trained_tokens=trained.trained_tokens,
                 path=path,
@@ -78,6 +91,8 @@ def _measure(
                 state.write_settings(suite, run, [quantity], took and dataclasses.asdict(took), seconds)
             print(written)
         trained.written()
+    if failed:
+        raise UserError(f"{failed} of {len(stale)} records could not be measured; the reasons are above")
 
 
 def _trained(suite: Suite, run: Run, untrained: bool, device: Any) -> Any:

@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records, write_records
 from acp_repro.chain.suite import load_suite
+from acp_repro.common.errors import UserError
 from acp_repro.data.corpora import short_sentences, stdlib_sentences
 from acp_repro.data.files import DataError
 from acp_repro.papers.lap.paper import PAPER
@@ -22,6 +24,7 @@ from acp_repro.papers.lap.task import PruningTask
 from acp_repro.papers.lap.texts import Batches, load_texts
 from acp_repro.training.graphs import without_graphs
 from acp_repro.training.loop import train
+from acp_repro.training.measuring import bring_up_to_date
 from acp_repro.training.optimizer import make_optimizer
 from acp_repro.training.run_folder import TrainingError
 
@@ -415,6 +418,19 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
     judged = [j for entry in gather("mini").entries for j in entry.judgements]
     assert len(judged) == sum(len(item.claims) for item in PAPER.items)
     assert not {j.status for j in judged} & {Status.MISSING, Status.ABSENT}
+
+
+def test_a_missing_library_costs_no_other_record(suite, monkeypatch, capsys):
+    run = suite.run("ungated")
+    train(PAPER, run, device=torch.device("cpu"))
+    names = {"reconstruction", "dynamics"}
+    wanted = [(run, quantity) for quantity in PAPER.quantities if quantity.name in names]
+    monkeypatch.setitem(sys.modules, "rapidfuzz.distance.Levenshtein", None)
+    with pytest.raises(UserError, match="1 of 2 records could not be measured; the reasons are above"):
+        bring_up_to_date(suite, wanted, "cpu", again=True)
+    said = capsys.readouterr()
+    assert "dynamics.csv" in said.out and "reconstruction.csv" not in said.out
+    assert "error: ungated, reconstruction: " in said.err and "pip install -e '.[lap]'" in said.err
 
 
 def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
