@@ -37,7 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
     gpu = device.type == "cuda"
     dtype = torch.bfloat16 if gpu else torch.float32
     lengths = options.lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
-    calls = {name: available(name, device) for name in ("ours", *options.rivals) if name in NAMES}
+    found = {name: available(name, device) for name in ("ours", *options.rivals) if name in NAMES}
+    calls = {name: call for name, call in found.items() if not isinstance(call, str)}
+    for name, why in found.items():
+        if name not in calls:
+            print(f"{name}: {why}")
     records = []
     quantity = paper.quantity("kernel_time")
     provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
@@ -63,12 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         found = []
         try:
-            for name, call in calls.items():
-                if isinstance(call, str):
-                    print(f"  {name}: {call}")
-                    continue
-                for one in measure(problem, gates, name, call, options.repeats):
-                    print(f"  {one}") if isinstance(one, str) else found.append(one)
+            for one in measure(problem, gates, calls, options.repeats):
+                print(f"  {one}") if isinstance(one, str) else found.append(one)
         finally:  # if a long table ends early, its records are kept
             records += found
             if records:

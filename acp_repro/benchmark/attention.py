@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ from ..attention.threshold import logit_bound_from_norms
 from ..model.capture import AttentionInputs
 from .rivals import RIVALS, Call
 from .timing import ORDER, Clock, device_ms, host_ms, interleaved, orders
+
+Key = tuple[str, str]  # a rival and one of its methods
 
 # How many heads are local.
 GATES = {
@@ -182,73 +184,79 @@ def why_not(error: Exception) -> str:
     return f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
 
 
-def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
-    """Yields one record, or one line of text on why there is none, for each method of a rival.
+def measure(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: int):
+    """Yields one record, or one line of text on why there is none, for each method of each rival.
 
-    Its methods take turns: forward, forward + backward (the boundary search inside), and the search alone.
-    Then the same by the host's clock, the forward without gradients. A method that fails, at any point, has
-    no record, and its memory is freed.
+    All methods of all rivals take turns: forward, forward + backward (the boundary search inside), and the
+    search alone. Then the same by the host's clock, the forward without gradients. A method that fails, at
+    any point, has no record, and its memory is freed.
+
+    Args:
+        calls: by the names of :data:`.rivals.RIVALS`.
     """
     batch, heads, length, head_dim = problem.q.shape
     device, gpu = problem.q.device, problem.q.device.type == "cuda"
     entries = causal_blocks(length, length, 1, 1) * batch * heads
     forward = attention_flops(entries, 1, 1, head_dim, backward=False) / 1e12
     backward = attention_flops(entries, 1, 1, head_dim, backward=True) / 1e12
-    methods = RIVALS[name].methods
-    pruned: dict[str, float] = {}
-    gate_errors: dict[str, float | None] = {}
-    failed: dict[str, str] = {}
+    keys = [(name, method) for name in calls for method in RIVALS[name].methods]
+    pruned: dict[Key, float] = {}
+    gate_errors: dict[Key, float | None] = {}
+    failed: dict[Key, str] = {}
 
-    def attempt(method: str, work: Callable[[], Any]) -> None:
+    def attempt(key: Key, work: Callable[[], Any]) -> None:
         """``work()``, unless the method has failed before."""
-        if method in failed:
+        if key in failed:
             return
         try:
             work()
         except Exception as error:  # the whole batch may not fit, even after a passed check
-            failed[method] = why_not(error)
-        if method in failed:
+            failed[key] = why_not(error)
+        if key in failed:
             give_memory_back()
 
-    def look(method: str) -> None:
-        wrong, gate_errors[method] = check(call, problem, problem.threshold_of(method), method != "no gates")
+    def look(key: Key) -> None:
+        name, method = key
+        gated = method != "no gates"
+        wrong, gate_errors[key] = check(calls[name], problem, problem.threshold_of(method), gated)
         if wrong:
-            failed[method] = wrong
+            failed[key] = wrong
         else:
-            pruned[method] = problem.pruned_ratio(method)
+            pruned[key] = problem.pruned_ratio(method)
 
-    for method in methods:
-        if name == "eager" and 6 * entries * 8 > _EAGER_LIMIT_BYTES:
-            failed[method] = "not timed, its scores do not fit into memory"
-        attempt(method, functools.partial(look, method))
+    for key in keys:
+        if key[0] == "eager" and 6 * entries * 8 > _EAGER_LIMIT_BYTES:
+            failed[key] = "not timed, its scores do not fit into memory"
+        attempt(key, functools.partial(look, key))
 
-    def timed(part: Callable[[str], Any], clock: Clock, methods=methods) -> dict[str, float]:
-        calls = {m: functools.partial(attempt, m, functools.partial(part, m)) for m in methods}
-        times = interleaved(calls, device, repeats, clock, warm_ups=4 if gpu else 1)
-        return {m: median(values) for m, values in times.items()}
+    def timed(part: Callable[[Key], Any], clock: Clock, keys: list[Key]) -> dict[Key, float]:
+        parts = {k: functools.partial(attempt, k, functools.partial(part, k)) for k in keys}
+        times = interleaved(parts, device, repeats, clock, warm_ups=4 if gpu else 1)
+        return {k: median(values) for k, values in times.items()}
 
+    keys = [key for key in keys if key not in failed]
     leaves = [x.detach().requires_grad_() for x in problem.inputs]
 
-    def attend(method: str) -> Tensor:
-        return call(*leaves, problem.threshold_of(method))
+    def attend(key: Key) -> Tensor:
+        return calls[key[0]](*leaves, problem.threshold_of(key[1]))
 
-    def both(method: str) -> None:
-        inputs = leaves if method != "no gates" else leaves[:3]
-        torch.autograd.grad(attend(method), inputs, problem.dout)
+    def both(key: Key) -> None:
+        inputs = leaves if key[1] != "no gates" else leaves[:3]
+        torch.autograd.grad(attend(key), inputs, problem.dout)
 
-    searching = [m for m in methods if name == "ours" and m.startswith("acp")]
+    searching = [key for key in keys if key[0] == "ours" and key[1].startswith("acp")]
     columns = {
-        "forward_ms": timed(attend, device_ms),
-        "forward_backward_ms": timed(both, device_ms),
-        "search_ms": timed(problem.search, device_ms, searching),
+        "forward_ms": timed(attend, device_ms, keys),
+        "forward_backward_ms": timed(both, device_ms, keys),
+        "search_ms": timed(lambda key: problem.search(key[1]), device_ms, searching),
         # A CPU is both host and device.
-        "forward_host_ms": timed(torch.no_grad()(attend), host_ms) if gpu else {},
-        "forward_backward_host_ms": timed(both, host_ms) if gpu else {},
+        "forward_host_ms": timed(torch.no_grad()(attend), host_ms, keys) if gpu else {},
+        "forward_backward_host_ms": timed(both, host_ms, keys) if gpu else {},
     }
-    for method in methods:
-        if method in failed:
-            yield f"{name}, {method}: {failed[method]}"
-            continue
+    turns = len(list(orders(keys, repeats)))
+    yield from (f"{name}, {method}: {reason}" for (name, method), reason in failed.items())
+    for key in (key for key in keys if key not in failed):
+        name, method = key
         yield {
             "implementation": name if name != "ours" else choose_implementation(device),
             "method": method,
@@ -257,13 +265,13 @@ def measure(problem: Problem, gates: str, name: str, call: Call, repeats: int):
             "heads": heads,
             "head_dim": head_dim,
             "measured_tokens": batch * length,
-            "repeats": len(list(orders(methods, repeats))),
+            "repeats": turns,
             "order": ORDER,
-            "pruned_ratio": pruned[method],
+            "pruned_ratio": pruned[key],
             "nominal_forward_tflop": forward,
             "nominal_forward_backward_tflop": forward + backward,
-            "gate_gradient_error": gate_errors[method],
-            **{column: times.get(method) for column, times in columns.items()},
+            "gate_gradient_error": gate_errors[key],
+            **{column: times.get(key) for column, times in columns.items()},
         }
 
 

@@ -10,7 +10,7 @@ import torch
 from acp_repro.attention import choose_implementation
 from acp_repro.attention.boundary import count_blocks
 from acp_repro.benchmark import attention as benchmark
-from acp_repro.benchmark import rivals
+from acp_repro.benchmark import rivals, timing
 from acp_repro.benchmark.table import table
 from acp_repro.benchmark_attention import main
 from acp_repro.chain.errors import RecordError
@@ -114,13 +114,13 @@ def test_flashattention_4_is_given_the_same_problem_with_time_before_heads(monke
 
     fake_fa4(monkeypatch, flash_attn_func=flash_attn_func)
     problem, call = small_problem(), rivals.RIVALS["fa4"].load()
-    (record,) = benchmark.measure(problem, "bimodal", "fa4", call, 1)
+    (record,) = benchmark.measure(problem, "bimodal", {"fa4": call}, 1)
     assert record["implementation"] == "fa4" and record["method"] == "no gates"
     assert record["forward_ms"] > 0 and record["forward_backward_ms"] > 0
     assert record["pruned_ratio"] == 0 and record["gate_gradient_error"] is None
 
     fake_fa4(monkeypatch, flash_attn_func=lambda q, k, v, **how: flash_attn_func(q, k * 1.05, v, **how))
-    (line,) = benchmark.measure(problem, "bimodal", "fa4", rivals.RIVALS["fa4"].load(), 1)
+    (line,) = benchmark.measure(problem, "bimodal", {"fa4": rivals.RIVALS["fa4"].load()}, 1)
     assert line.startswith("fa4, no gates: wrong: out")
 
 
@@ -160,7 +160,7 @@ def test_what_is_right_passes_and_what_is_wrong_is_named(name):
     assert "out" in benchmark.check(scaled, problem, None, True)[0]
     assert "gate gradient is off by 100 %" in benchmark.check(ungated, problem, None, True)[0]
     assert benchmark.check(broken, problem, None, True)[0] == "does not run: no kernel"
-    (line,) = benchmark.measure(problem, "bimodal", "eager", scaled, 1)
+    (line,) = benchmark.measure(problem, "bimodal", {"eager": scaled}, 1)
     assert line.startswith("eager, exact: wrong: out")
 
 
@@ -181,7 +181,7 @@ def out_of_memory(after):
 def test_what_runs_out_of_memory_is_a_line_and_gives_its_memory_back(after, monkeypatch):
     given_back = []
     monkeypatch.setattr(benchmark, "give_memory_back", lambda: given_back.append(sys.exc_info()))
-    (line,) = benchmark.measure(small_problem(), "bimodal", "eager", out_of_memory(after), 1)
+    (line,) = benchmark.measure(small_problem(), "bimodal", {"eager": out_of_memory(after)}, 1)
     assert line == "eager, exact: out of memory: CUDA out of memory. Tried to allocate 48.00 GiB."
     assert given_back == [(None, None, None)]  # once nothing holds the error, which holds tensors
 
@@ -223,14 +223,35 @@ def test_a_length_that_fails_costs_no_records_of_others(error, tmp_path, monkeyp
     assert set(pd.read_csv(csv)["length_tokens"]) == expected
 
 
-def test_what_stops_a_length_costs_no_records_of_it(tmp_path, monkeypatch):
-    def stopped(*_):
-        raise KeyboardInterrupt
+def test_what_stops_a_length_costs_no_records_of_those_before(tmp_path, monkeypatch):
+    def stopped(q, *arguments):
+        if q.shape[2] == 256:
+            raise KeyboardInterrupt
+        return rivals._eager(q, *arguments)
 
     monkeypatch.setitem(rivals.RIVALS, "eager", rivals.RIVALS["eager"]._replace(load=lambda: stopped))
     csv = tmp_path / "times.csv"
     assert main([*SMALL, "--csv", str(csv)]) == 130
-    assert pd.read_csv(csv)["method"].tolist() == ["acp", "acp auto", "exact"]
+    records = pd.read_csv(csv)
+    assert records["method"].tolist() == ["acp", "acp auto", "exact", "exact"]
+    assert set(records["length_tokens"]) == {128}
+
+
+def test_all_methods_of_all_rivals_take_turns(monkeypatch):
+    turns = []
+
+    def interleaved(calls, *arguments, **options):
+        turns.append(list(calls))
+        return timing.interleaved(calls, *arguments, **options)
+
+    monkeypatch.setattr(benchmark, "interleaved", interleaved)
+    calls = {name: rivals.available(name, torch.device("cpu")) for name in ("ours", "eager")}
+    records = list(benchmark.measure(small_problem(), "bimodal", calls, 3))
+    ours = [("ours", "acp"), ("ours", "acp auto")]
+    all_of_them = [*ours, ("ours", "exact"), ("eager", "exact")]
+    assert turns == [all_of_them, all_of_them, ours]  # forward, forward + backward, search
+    assert [r["method"] for r in records] == ["acp", "acp auto", "exact", "exact"]
+    assert {r["repeats"] for r in records} == {4}
 
 
 def test_rivals_that_are_not_here_say_why(monkeypatch):
