@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,14 @@ PATIENCE_MS = 180_000  # the 30 s of a wait by default were too short on a machi
 
 def tokens(length=LENGTH):
     return torch.tensor([ByteTokenizer.bos_id, *(WORDS * length).encode()[: length - 1]])[None]
+
+
+def until(tab, condition, arg=None, seconds=30):
+    """Waits for a condition on the page. Playwright's own wait uses ``eval``, which the page forbids."""
+    begun = time.monotonic()
+    while not tab.evaluate(condition, arg):
+        assert time.monotonic() < begun + seconds, condition
+        tab.wait_for_timeout(20)
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +267,7 @@ def test_keys_move_between_heads_tokens_and_views(visit):
     tab.keyboard.press("ArrowRight")
     tab.wait_for_selector("#token h2:has-text('Token 101')")
     tab.keyboard.press("]")
-    tab.wait_for_function("document.querySelector('#which').value === '1'")
+    until(tab, "document.querySelector('#which').value === '1'")
     assert "layer=0&head=1&token=101" in tab.url
     tab.keyboard.press("1")
     tab.wait_for_selector("body[data-drawn=model]")
@@ -270,7 +279,7 @@ def test_keys_move_between_heads_tokens_and_views(visit):
     tab.locator("#attention").focus()
     before = tab.locator(".boundary").get_attribute("d")
     tab.keyboard.press("+")
-    tab.wait_for_function("d => document.querySelector('.boundary').getAttribute('d') !== d", arg=before)
+    until(tab, "d => document.querySelector('.boundary').getAttribute('d') !== d", arg=before)
     tab.go_back()
     tab.wait_for_selector("body[data-drawn=model]")
     roles = tab.evaluate(
@@ -298,7 +307,7 @@ def test_the_past_of_a_token_is_on_its_page_and_back_returns_to_it(visit):
     tab.wait_for_selector("#token h2:has-text('Token 699')")
     tab.goto(tab.url.partition("#")[0] + "#view=head&layer=0&head=1")
     tab.wait_for_selector("body[data-drawn=head]")
-    tab.wait_for_function("state.token === null")
+    until(tab, "state.token === null")
     assert tab.locator("line.query").count() == 0
 
 
@@ -316,12 +325,12 @@ def test_what_had_the_focus_has_it_after_a_change(visit):
     tab.wait_for_selector("body[data-drawn=compare]")
     assert tab.evaluate(focused) == "tab-compare"
     tab.locator("#grid-a .cell").nth(4).press("Enter")
-    tab.wait_for_function("document.activeElement.dataset.head === '1.1'")
+    until(tab, "document.activeElement.dataset.head === '1.1'")
     tab.keyboard.press("3")
     tab.wait_for_selector("body[data-drawn=text]")
     tab.locator("#tokens").press("]")
-    tab.wait_for_function("document.querySelector('#which').value === '5'")
-    tab.wait_for_function("document.activeElement.id === 'tokens'")
+    until(tab, "document.querySelector('#which').value === '5'")
+    until(tab, "document.activeElement.id === 'tokens'")
 
 
 def test_zoom_goes_to_the_chosen_query_and_stays_there_when_the_window_changes(visit):
@@ -333,8 +342,10 @@ def test_zoom_goes_to_the_chosen_query_and_stays_there_when_the_window_changes(v
     assert all(shown[first] <= 650 < shown[first] + 24 for first in ("key", "query"))
     for width in (360, 1280):
         tab.set_viewport_size({"width": width, "height": 860})
-        tab.wait_for_function(
-            "wide => (document.querySelector('#attention svg').clientWidth > 400) === wide", arg=width > 400
+        until(
+            tab,
+            "wide => (document.querySelector('#attention svg').clientWidth > 400) === wide",
+            arg=width > 400,
         )
         assert tab.evaluate("shownPart") == pytest.approx(shown)
         assert "NaN" not in tab.locator(".sums .curve").get_attribute("d")
@@ -370,7 +381,7 @@ def test_a_tap_reads_a_query_and_one_finger_moves_the_picture(visit, seen):
     assert moved["key"] - shown["key"] == pytest.approx(60 / box["width"] * moved["tokens"], rel=0.05)
     assert tab.evaluate("scrollY") == scrolled
     drag(0, 80)
-    tab.wait_for_function("before => scrollY < before", arg=scrolled)
+    until(tab, "before => scrollY < before", arg=scrolled)
     assert tab.evaluate("shownPart") == moved
     tab.get_by_role("button", name="Read it in the text").tap()
     tab.wait_for_selector("body[data-drawn=text]")
@@ -385,7 +396,7 @@ def test_search_sorting_and_filters(visit):
     assert tab.locator("#tokens .chosen").inner_text() == "m"
     tab.fill("#search", "élse")
     tab.keyboard.press("Enter")
-    tab.wait_for_function("document.querySelector('#tokens .chosen').innerText === 'é'")
+    until(tab, "document.querySelector('#tokens .chosen').innerText === 'é'")
     assert tab.locator("#far button").count() or "none" in tab.locator("#far").inner_text()
     tab.get_by_role("tab", name="Model").click()
     tab.locator("[data-sort=mean_forget_gate]").click()
