@@ -37,9 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     gpu = device.type == "cuda"
     dtype = torch.bfloat16 if gpu else torch.float32
     lengths = options.lengths or ([4096, 8192, 16384, 32768] if gpu else [512, 1024, 2048])
-    found = {name: available(name, device) for name in ("ours", *options.rivals) if name in NAMES}
-    calls = {name: call for name, call in found.items() if not isinstance(call, str)}
-    for name, why in found.items():
+    rivals = {name: available(name, device) for name in ("ours", *options.rivals) if name in NAMES}
+    calls = {name: call for name, call in rivals.items() if not isinstance(call, str)}
+    for name, why in rivals.items():
         if name not in calls:
             print(f"{name}: {why}")
     records = []

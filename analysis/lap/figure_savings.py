@@ -13,10 +13,12 @@ from ..tables import side_by_side
 from ..verdict import Status, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from matplotlib.figure import Figure
 
 FASTER_BELOW = 0.5  # of the tokens kept
-LESS = 0.99  # of what all tokens need, without masks too: else the masks are what removal saves
+LESS = 0.99  # of what all tokens need without masks; above it removal saves the masks and not the tokens
 GROWS = 0.5  # of the growth of tokens that time must show, or the host sets the pace
 TIMES = {"encoder_ms": "encoder", "decoder_ms": "decoder"}
 PANELS = {
@@ -65,21 +67,25 @@ def bound_by(records: pd.DataFrame) -> str:
     )
 
 
+def told(records: pd.DataFrame, columns: Iterable[str]) -> list[str]:
+    """The columns that speak of removal: memory, and the times that are those of the work."""
+    return [column for column in columns if column not in TIMES or tells_time(records, column)]
+
+
 def at_half(records: pd.DataFrame) -> str:
-    """What about half of the tokens removed leaves of each time and memory, where the time can be told."""
-    told = [c for c in PANELS if c not in TIMES or tells_time(records, c)]
+    """What is left of each time and memory where about half of the tokens are kept; empty if none are."""
     shares = records["kept_ratio"].drop_duplicates()
     half = shares[(shares - 0.5).abs() < 0.05]
     if half.empty:
         return ""
     parts = []
-    for column in told:
+    for column in told(records, PANELS):
         table = relative(records, column)
         ratios = table.loc[table["kept_ratio"].isin(half), "relative"]
         low, high = f"{ratios.min():.2f}", f"{ratios.max():.2f}"
-        name = PANELS[column].replace(":", "'s")
+        name = PANELS[column].replace(":", "")
         parts.append(f"{name} {low if low == high else f'{low} to {high}'}")
-    return f" With half of the tokens removed, of what masks need: {', '.join(parts)}."
+    return f" With half of the tokens removed, relative to masks: {', '.join(parts)}."
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -148,13 +154,13 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
         of_all[column] = (few["relative"] / few["length_tokens"].map(all_kept)).max()
     if any(pd.isna(value) for value in (*worst.values(), *of_all.values())):
         return Verdict(Status.UNDECIDED, "no kept share was that small")
-    told = [column for column in columns if column not in TIMES or tells_time(removal_time, column)]
+    compared = told(removal_time, columns)
     ours = "; ".join(
         f"{PANELS[c]} at most {worst[c]:.2f} of that with masks, {of_all[c]:.2f} of that with all tokens kept"
-        for c in told
+        for c in compared
     )
-    met = all(worst[c] < 1 and of_all[c] <= LESS for c in told)
-    if len(told) == len(columns) or not met:
+    met = all(worst[c] < 1 and of_all[c] <= LESS for c in compared)
+    if len(compared) == len(columns) or not met:
         return Verdict.of(met, ours)
     return Verdict(Status.UNDECIDED, f"{ours}; time hardly grows with the tokens, so it cannot be told")
 
