@@ -61,7 +61,8 @@ def shap_values(
     explainer = shap.PermutationExplainer(value, np.zeros((1, players)), seed=seed)
     least = 2 * players + 1  # one permutation, forwards and backwards
     found = explainer(np.ones((1, players)), max_evals=max(least, evaluations), silent=True)
-    return Attribution(found.values[0], memory.positions[0].tolist(), written)
+    values = found.values.reshape(players, len(written))  # shap drops the axis of a single token
+    return Attribution(values, memory.positions[0].tolist(), written)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import sys
 import time
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,9 @@ def bring_up_to_date(
 
     Raises:
         TrainingError: a run is not trained; the message names the command that trains it.
-        UserError: a record cannot be measured, for lack of a library, say. Others are measured first: weights
-            may live on a machine that is soon gone.
+        UserError: a record cannot be measured, for lack of a library or of memory, say. Others are measured
+            first: weights may live on a machine that is soon gone. An error of our own comes with its
+            traceback.
     """
     again = again or path is not None or bool(options)
     state.claim_name(suite)
@@ -70,10 +72,12 @@ def _measure(
             begun = time.perf_counter()
             try:
                 rows = quantity.measure(trained, **options)
-            except UserError as error:
+            except Exception as error:
                 if len(stale) == 1:
                     raise
                 failed += 1
+                if not isinstance(error, UserError):
+                    traceback.print_exc()
                 print(f"error: {run.name}, {quantity.name}: {error}", file=sys.stderr)
                 continue
             written = write_records(

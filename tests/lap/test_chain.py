@@ -420,17 +420,26 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
     assert not {j.status for j in judged} & {Status.MISSING, Status.ABSENT}
 
 
-def test_a_missing_library_costs_no_other_record(suite, monkeypatch, capsys):
+def test_a_record_that_fails_costs_no_other_one(suite, monkeypatch, capsys):
     run = suite.run("ungated")
     train(PAPER, run, device=torch.device("cpu"))
-    names = {"reconstruction", "dynamics"}
-    wanted = [(run, quantity) for quantity in PAPER.quantities if quantity.name in names]
+    scores, steps = (next(q for q in PAPER.quantities if q.name == n) for n in ("reconstruction", "dynamics"))
     monkeypatch.setitem(sys.modules, "rapidfuzz.distance.Levenshtein", None)
     with pytest.raises(UserError, match="1 of 2 records could not be measured; the reasons are above"):
-        bring_up_to_date(suite, wanted, "cpu", again=True)
+        bring_up_to_date(suite, [(run, scores), (run, steps)], "cpu", again=True)
     said = capsys.readouterr()
     assert "dynamics.csv" in said.out and "reconstruction.csv" not in said.out
     assert "error: ungated, reconstruction: " in said.err and "pip install -e '.[lap]'" in said.err
+
+    def broken(trained):
+        return [][0]
+
+    scores = dataclasses.replace(scores, measure=broken)
+    with pytest.raises(UserError, match="1 of 2 records"):
+        bring_up_to_date(suite, [(run, scores), (run, steps)], "cpu", again=True)
+    said = capsys.readouterr()
+    assert "dynamics.csv" in said.out and "reconstruction.csv" not in said.out
+    assert "in broken" in said.err and "list index out of range" in said.err
 
 
 def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
