@@ -43,8 +43,8 @@ def bring_up_to_date(
     Raises:
         TrainingError: a run is not trained; the message names the command that trains it.
         UserError: a record cannot be measured, for lack of a library or of memory, say. Others are measured
-            first: weights may live on a machine that is soon gone. An error of our own comes with its
-            traceback.
+            first: weights may live on a machine that is soon gone. An error that nobody foresaw
+            comes with its traceback.
     """
     again = again or path is not None or bool(options)
     state.claim_name(suite)

@@ -83,9 +83,9 @@ def at_half(records: pd.DataFrame) -> str:
         table = relative(records, column)
         ratios = table.loc[table["kept_ratio"].isin(half), "relative"]
         low, high = f"{ratios.min():.2f}", f"{ratios.max():.2f}"
-        name = PANELS[column].replace(":", "")
-        parts.append(f"{name} {low if low == high else f'{low} to {high}'}")
-    return f" With half of the tokens removed, relative to masks: {', '.join(parts)}."
+        name = PANELS[column].replace(":", "").capitalize()
+        parts.append(f"{name}: {low if low == high else f'{low} to {high}'}")
+    return f" With half of the tokens removed, this is left of what masks need. {'. '.join(parts)}."
 
 
 def draw(records: pd.DataFrame) -> Figure:
