@@ -12,6 +12,7 @@ import itertools
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from .chain.command import choose_device, command, described_parser, output_file, positive, run_command
@@ -36,48 +37,51 @@ def main(arguments: list[str] | None = None) -> int:
         )
     options.gates = options.gates or suite.measure_settings.gates
     runs = [suite.run(name) for name in options.run] if options.run else [suite.heads_run]
+    quantity = suite.paper.quantity("training_step")
     if options.rows:
-        return _measure(runs, options)
+        write = functools.partial(
+            write_suite_records,
+            suite.name,
+            suite.paper,
+            quantity,
+            dtype=runs[0].training.dtype,
+            path=options.csv,
+        )
+        return _measure(runs, options, write)
     device = choose_device(options.device)
     _check_ranks(options.nproc, device.type)
     from .training.distributed import launch_ranks
 
-    records: list[dict] = []
-    write = functools.partial(
-        write_suite_records,
-        suite.name,
-        suite.paper,
-        suite.paper.quantity("training_step"),
-        records,
-        dtype=runs[0].training.dtype,
-        path=options.csv,
-        **made_on(device),
-    )
     with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.json"
         for ranks, parallel in itertools.product(options.nproc, options.parallel):
             if ranks == 1 and parallel != options.parallel[0]:
                 continue  # one process has no two ways
-            rows = Path(folder) / f"{ranks}-{parallel}.json"
             # This command again, whose last words count.
             again = sys.argv[1:] if arguments is None else arguments
             words = [*again, "--rows", str(rows), "--parallel", parallel]
-            status = launch_ranks(ranks, "acp_repro.benchmark_training", words)
-            if rows.exists():  # what was measured before a failure is kept
-                records += json.loads(rows.read_text())
-                path = write()
-            if status:
+            if status := launch_ranks(ranks, "acp_repro.benchmark_training", words):
                 return status
-    print(f"records: {path}")
+    print(f"records: {options.csv or quantity.path(suite.name)}")
     return 0
 
 
-def _measure(runs: list, options: argparse.Namespace) -> int:
-    """The work of one rank; rank 0 leaves the records of all in a file."""
+def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]) -> int:
+    """The work of one rank. Rank 0 adds its records to those of the ranks before, in a file of rows.
+
+    After each model it writes all as the records of the suite: what ends the command costs one model at most.
+    """
     from .papers.acp.training_steps import measure
     from .training.distributed import on_rank_zero, process_group, world_size
 
     with process_group(options.device) as device:
-        records = []
+        records = json.loads(options.rows.read_text()) if options.rows.exists() else []
+
+        def keep(record: dict) -> None:
+            print(_in_words(record), flush=True)
+            write_text(options.rows, json.dumps(records))
+            write(records, **made_on(device))
+
         for run, words in itertools.product(runs, options.vocab_size):
             for record in measure(
                 run,
@@ -90,8 +94,7 @@ def _measure(runs: list, options: argparse.Namespace) -> int:
                 gates=options.gates,
             ):
                 records.append(record)
-                on_rank_zero(lambda record=record: print(_in_words(record), flush=True))
-                on_rank_zero(lambda: write_text(options.rows, json.dumps(records)))
+                on_rank_zero(lambda record=record: keep(record))
     return 0
 
 

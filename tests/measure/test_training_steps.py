@@ -91,6 +91,20 @@ def test_a_rank_leaves_its_records_in_a_file(run, tmp_path):
     assert [row["method"] for row in json.loads(rows.read_text())] == ["acp", "exact"]
 
 
+def test_records_are_on_the_disk_before_the_next_model_is_measured(run, monkeypatch, tmp_path):
+    real, found = training_steps.measure, []
+
+    def counted(run, words, *rest, **options):
+        if words == 512:
+            found.append(len(read_records(load_suite("mini"), "training_step")))
+        return real(run, words, *rest, **options)
+
+    monkeypatch.setattr(training_steps, "measure", counted)
+    words = ["--suite", "mini", "--vocab-size", "301", "512", "--repeats", "1", "--steps", "1"]
+    assert command([*words, "--device", "cpu", "--rows", str(tmp_path / "rows.json")]) == 0
+    assert found == [2]
+
+
 def test_linear_growth_is_counted_from_the_fewest_ranks():
     setting = {"architecture": "pro", "size": "125M", "context_length_tokens": 4096, "vocab_size": 50_257}
     rows = [
