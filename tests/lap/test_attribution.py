@@ -10,7 +10,7 @@ import numpy as np
 
 from acp_repro.lap.attribution import game, shap_values
 from acp_repro.lap.autoencoder import pad
-from acp_repro.papers.lap.measure.attribution import chosen
+from acp_repro.papers.lap.measure.attribution import chosen, told
 from tests.lap.tiny import TEXTS, model
 
 
@@ -48,6 +48,11 @@ def test_a_vector_that_nobody_can_see_is_worth_nothing():
     np.testing.assert_allclose(with_it, without, atol=1e-5)
     whole, _, _ = game(built, row)
     assert np.abs(whole(coalitions)[0] - whole(coalitions)[1]).max() > 1e-4
+
+
+def test_pairs_worth_nothing_have_no_record_but_every_token_has_one():
+    values = np.array([[0.0, 0.3, 0.0], [0.0, 0.0, 0.0], [-0.2, 0.0, 0.0]])
+    np.testing.assert_array_equal(told(values), [[1, 1, 1], [1, 0, 0], [1, 0, 0]])
 
 
 def test_long_texts_are_explained_where_they_come_back():

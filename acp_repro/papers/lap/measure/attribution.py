@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tqdm import tqdm
 
 from acp_repro.chain.paper import Quantity
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 SHOWN = 5  # texts that are short enough to be drawn word by word
 SHORT = range(12, 41)  # tokens of these
 SAME = 0.9  # share of a long text's tokens that must be written again, or places would mean nothing
+DECIMALS = 2  # of a value in nats
 
 
 def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """One record per text, kept vector and written token; see :func:`chosen` for the texts."""
+    """One record per text, kept vector and written token; see :func:`chosen` for the texts and :func:`told`
+    for the pairs."""
     from acp_repro.lap.attribution import shap_values
 
     tokenizer = trained.task.tokenizer
@@ -27,6 +30,8 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     for number, row in enumerate(tqdm(chosen(trained), desc=f"{trained.run.name}: attribution", leave=False)):
         found = shap_values(trained.model, row, trained.measure_settings.shap_evaluations, trained.run.seed)
         words, kept = tokenizer.tokens(found.written), tokenizer.tokens(row[i] for i in found.positions)
+        values = found.values.round(DECIMALS) + 0.0  # without negative zeros
+        pairs = np.ones_like(values, dtype=bool) if number < SHOWN else told(values)
         for vector, position in enumerate(found.positions):
             records += [
                 {
@@ -37,11 +42,23 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
                     "written_position": column,
                     "written_token": repr(word),
                     "matches_text": column < len(row) and found.written[column] == row[column],
-                    "shap_nats": float(found.values[vector, column]),
+                    "shap_nats": float(values[vector, column]),
                 }
                 for column, word in enumerate(words)
+                if pairs[vector, column]
             ]
     return records
+
+
+def told(values: np.ndarray) -> np.ndarray:
+    """Which pairs of a long text have a record: (vectors, written tokens) bool, of SHAP values so shaped.
+
+    Most pairs lie far apart and are worth nothing. Left out, a record is a seventh of its size. Every vector
+    and every written token keeps a pair, so that all are counted.
+    """
+    pairs = values != 0
+    pairs[0], pairs[:, 0] = True, True
+    return pairs
 
 
 @without_gradients
