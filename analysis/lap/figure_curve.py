@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from acp_repro.chain.paper import Claim, Item
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 COLOURS = {"soft": "#0072B2", "straight_through": "#009E73", "hard_concrete": "#D55E00"}
 UNGATED = "0.2"
+# Shares kept that differ less may be chance. Trainings of one run differ on a GPU: exact-10 of lap-h200 kept
+# 52, 54, 55 and 60 %, a standard deviation of 3.4 points, so two differ by less than 9.5 in 95 % of cases.
+CHANCE = 0.1
 FREE = {"bleu": ("D", "BLEU"), "exact_match": ("s", "whole texts")}
 
 
@@ -73,8 +77,9 @@ def draw(records: pd.DataFrame) -> Figure:
         low += at_foot
         if not (at_foot or to_left):
             named.append(place)
+        share = "" if at_foot else f", {100 * place[0]:.0f} %"
         ax.annotate(
-            f"λ {first['compression']:g}{models.READINGS[first['gate']]}" if gated else "no gates",
+            f"λ {first['compression']:g}{models.READINGS[first['gate']]}{share}" if gated else "no gates",
             place,
             offset if gated else (-3, -11),
             ha="right" if not gated or (to_left and not at_foot) else "left",
@@ -112,7 +117,8 @@ keeps is {models.SOFT_RATIO}. Right: texts that the model writes from what is ke
 
 
 def lambda_compresses(reconstruction: pd.DataFrame) -> Verdict:
-    """Met if no larger lambda keeps more, among runs with hard concrete gates that differ in it alone."""
+    """Met if no larger lambda keeps more and the largest keeps clearly less, among runs with hard concrete
+    gates that differ in it alone."""
     runs = gated(reconstruction, "removed")
     runs = runs[runs["training_mask"] == "hard_concrete"]
     groups = [group.sort_values("compression") for _, group in runs.groupby(["gate", "seed"])]
@@ -122,14 +128,21 @@ def lambda_compresses(reconstruction: pd.DataFrame) -> Verdict:
     ours = "; ".join(
         f"λ {r.compression:g}: {r.kept_ratio:.0%}" for group in groups for r in group.itertuples()
     )
-    return Verdict.of(all((group["kept_ratio"].diff().dropna() <= 0).all() for group in groups), ours)
+    kept = [group["kept_ratio"].to_numpy() for group in groups]
+    if any((shares > np.minimum.accumulate(shares) + CHANCE).any() for shares in kept):
+        return Verdict(Status.MISSED, ours)
+    clear = all(shares[-1] < shares[0] - CHANCE for shares in kept)
+    return Verdict(Status.MET if clear else Status.UNDECIDED, ours)
 
 
 CLAIMS = (
     Claim(
         "Lambda trades accuracy for compression",
         "Section Loss Function: lambda controls how much we care about compression against accuracy",
-        "among runs with hard concrete gates and one seed, no larger lambda keeps more tokens",
+        "among runs with hard concrete gates and one seed, the largest lambda keeps less than the smallest, "
+        f"by at least {100 * CHANCE:.0f} % of the tokens. A larger lambda that keeps so much more than a "
+        "smaller one contradicts it. Smaller differences are chance: four trainings of one run kept 52 to "
+        "60 %",
         ("reconstruction",),
         lambda_compresses,
     ),
