@@ -1,7 +1,8 @@
 """Times whole training steps on random tokens: ``python -m acp_repro.benchmark_training --suite h100``.
 
 Shapes and settings are those of the suite's runs. No training is needed: weights are new, with drawn gates,
-some of which forget fast. Each number of GPUs runs in its own set of processes.
+some of which forget fast. Each number of GPUs runs in its own set of processes. Records are written after
+each model; from the first on they replace those of a command before.
 """
 
 from __future__ import annotations

@@ -224,6 +224,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         f"{row.grid_percent:.1f} % at {style.length_label(row.context_length_tokens)}"
         for row in grids.itertuples()
     )
+    timed = records["attention_time"], records["throughput"]
     gained = statistics.throughput_gain(records["throughput"])["percent"]
     start = any(map(models.at_start, pruned["trained_tokens"], pruned["size"]))
     pale = (
@@ -239,7 +240,7 @@ time, forward and backward, with the boundary search. The bars name the millisec
 {", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput. The bars name the tokens a second
 with / without ACP. {THRESHOLD[architecture]} Hatched: the range that the paper prints for 125M to 760M
 parameters and 4k to 16k tokens. Its hardware is another, so compare percentages only.
-{models.commits_in_words(*records.values())} {style.provenance(*records.values())}"""
+{models.commits_in_words(*timed)} {style.provenance(*records.values())}"""
     return draw(records, found.item.name), caption
 
 

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 COLOURS = {"soft": "#0072B2", "straight_through": "#009E73", "hard_concrete": "#D55E00"}
 UNGATED = "0.2"
-# Shares kept that differ less may be chance. Trainings of one run differ on a GPU: exact-10 of lap-h200 kept
-# 52, 54, 55 and 60 %, a standard deviation of 3.4 points, so two differ by less than 9.5 in 95 % of cases.
-CHANCE = 0.1
+# Shares kept that differ less may be chance. Trainings of one run differ on a GPU: of the texts looked at
+# while training, exact-10 of lap-h200 kept 56, 54, 55 and 63 % at the end, with a standard deviation of 4.
+# So two differ by less than 11 in 95 % of cases.
+CHANCE = 0.11
 FREE = {"bleu": ("D", "BLEU"), "exact_match": ("s", "whole texts")}
 
 
@@ -140,9 +141,9 @@ CLAIMS = (
         "Lambda trades accuracy for compression",
         "Section Loss Function: lambda controls how much we care about compression against accuracy",
         "among runs with hard concrete gates and one seed, the largest lambda keeps less than the smallest, "
-        f"by at least {100 * CHANCE:.0f} % of the tokens. A larger lambda that keeps so much more than a "
-        "smaller one contradicts it. Smaller differences are chance: four trainings of one run kept 52 to "
-        "60 %",
+        f"by more than {100 * CHANCE:.0f} % of the tokens. A larger lambda that keeps so much more than a "
+        "smaller one contradicts it. Smaller differences are chance: four trainings of one run kept 54 to "
+        "63 %",
         ("reconstruction",),
         lambda_compresses,
     ),

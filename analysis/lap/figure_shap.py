@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from acp_repro.chain.paper import Item
+from acp_repro.papers.lap.measure.attribution import SHOWN
 
 from .. import drawing, style
 
@@ -59,14 +60,17 @@ def most_added(text: pd.DataFrame) -> str:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["attribution"]
-    matches = records.groupby("text")["matches_text"].mean()
+    records = records[records["text"] < SHOWN]  # of the long ones not every pair has a record
+    written = records.drop_duplicates(["text", "written_position"])
+    matches = written.groupby("text")["matches_text"].mean()
     chosen = matches.idxmax()  # the first of those that came back best
     first = records[records["text"] == chosen]
     back = "came back word for word" if matches[chosen] == 1 else "came back best"
     kept, tokens = first["kept_position"].nunique(), int(first["text_tokens"].iloc[0])
+    best = (matches == matches.max()).sum()
     caption = f"""**SHAP.** {most_added(first)} Shown is what each kept vector adds to the log probability of
-each token that the model writes from memory alone. The text is the first of {len(matches)} held-out ones that
-{back}. {kept} of its {tokens} tokens are kept. Rows are in the order of the text.
+each token that the model writes from memory alone. The text is the first of {best} that {back}, of
+{len(matches)} short held-out ones. {kept} of its {tokens} tokens are kept. Rows are in the order of the text.
 {style.provenance(records)}"""
     return draw(first), caption
 

@@ -100,7 +100,9 @@ def lap() -> str:
     forced = record("lap-h200/exact-10/reconstruction", decoding="removed").iloc[0]
     assert round(100 * forced["exact_match"]) == round(100 * free["exact_match"])  # "forced or free"
     whole = record("lap-h200/ungated/reconstruction", decoding="free").iloc[0]["exact_match"]
-    ours = f"{100 * forced['token_accuracy']:.1f} % accuracy|{100 * free['exact_match']:.0f} % of whole texts"
+    kept, accuracy = 100 * forced["kept_ratio"], 100 * forced["token_accuracy"]
+    ours = f"{kept:.0f} % of the tokens give {accuracy:.1f} % accuracy"
+    ours += f"|{100 * free['exact_match']:.0f} % of whole texts"
     return f"{ours} come back, forced or free ({100 * whole:.0f} % with all tokens)"
 
 

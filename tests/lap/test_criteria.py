@@ -115,7 +115,7 @@ def test_lambda_is_compared_within_one_seed():
         return scores(**runs)
 
     assert status(figure_curve.lambda_compresses, table(0.6, 0.5, 0.4)) == "met"
-    assert status(figure_curve.lambda_compresses, table(0.59, 0.6, 0.48)) == "met"
+    assert status(figure_curve.lambda_compresses, table(0.59, 0.6, 0.47)) == "met"
     assert status(figure_curve.lambda_compresses, table(0.6, 0.4, 0.55)) == "not met"
     assert status(figure_curve.lambda_compresses, table(0.59, 0.6, 0.5)) == "undecided"
     assert status(figure_curve.lambda_compresses, table(0.6)) == "undecided"
@@ -211,12 +211,11 @@ def test_few_or_short_texts_tell_nothing(check):
     assert status(check, strayed) == "undecided"
 
 
-def test_the_committed_attributions_are_of_too_few_texts(monkeypatch):
+def test_the_committed_attributions_are_of_slices_and_eos_of_the_end(monkeypatch):
     monkeypatch.chdir(ROOT)
     records = pd.read_csv("results/lap-h200/exact-10/attribution.csv.gz")
-    texts = records.loc[records["text_tokens"] >= 60, "text"].nunique()
-    wanted = {figure_slices.own_slice(records).status, figure_slices.eos_is_global(records).status}
-    assert texts >= 50 or wanted == {"undecided"}
+    assert status(figure_slices.own_slice, records) == "met"
+    assert status(figure_slices.eos_is_global, records) == "not met"
 
 
 def times(growth=4.0, **of_removal):
