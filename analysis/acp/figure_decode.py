@@ -12,7 +12,7 @@ from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Status, Verdict, in_range
 from . import models
-from .figure_kernel import RIVALS
+from .figure_kernel import DRAWN, RIVALS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,8 +93,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**A decoding step.** Where it takes longest, a step of the whole model takes
 {step["acp"]:.2f} ms with ACP and {step["exact"]:.2f} ms without: batch {batch}, prompts of
 {style.length_label(length)}. A step adds one token to every row after a prompt of random tokens. There are
-{first["heads"]} heads of {first["head_dim"]} with gates "{first["gates"]}"; in "bimodal" gates two heads in
-three are local. The model has random weights. Lines: the time to read once what the step needs, which is the
+{first["heads"]} heads of {first["head_dim"]}, with gates "{first["gates"]}": {DRAWN[first["gates"]]}. The
+model has random weights. Lines: the time to read once what the step needs, which is the
 kept keys and values, and a model's weights. Right: what the cache holds for each head. The line there is
 what it has allocated. Axes are logarithmic. {style.provenance(records)}"""
     return draw(records), caption
