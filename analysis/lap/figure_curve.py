@@ -118,8 +118,8 @@ keeps is {models.SOFT_RATIO}. Right: texts that the model writes from what is ke
 
 
 def lambda_compresses(reconstruction: pd.DataFrame) -> Verdict:
-    """Met if no larger lambda keeps more and the largest keeps clearly less, among runs with hard concrete
-    gates that differ in it alone."""
+    """Not met if a larger lambda keeps clearly more than a smaller one, met if the largest keeps clearly less
+    than the smallest. Runs have hard concrete gates and differ in lambda alone. *Clearly* is ``CHANCE``."""
     runs = gated(reconstruction, "removed")
     runs = runs[runs["training_mask"] == "hard_concrete"]
     groups = [group.sort_values("compression") for _, group in runs.groupby(["gate", "seed"])]
