@@ -31,7 +31,6 @@ IN_WORDS = (
 # Test scores of TF-IDF and logistic regression on the same splits, of as much text as an encoder reads
 # (docs/lab-notebook.md), where an encoder here was below.
 BAG_OF_WORDS = {"cuad": 76.3, "books": 56.0}
-_NOT_PAIRED = "; the scores are not paired, because these records hold no items"
 _ONE_TRAINING = "; there is one training of each, and another may differ as much"
 
 
@@ -41,11 +40,13 @@ class Comparison(NamedTuple):
     Attributes:
         row: of :func:`settings`, the columns of the other side ending in ``_other``.
         estimate: of the difference, in points.
+        scores: what is compared, in percent: of the items of all splits if paired, else of the test split.
         paired: whether items were compared one by one.
     """
 
     row: Any
     estimate: Estimate
+    scores: tuple[float, float]
     paired: bool
 
     @property
@@ -62,9 +63,10 @@ class Comparison(NamedTuple):
 
 def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
     """One row a setting, of the first score of its task: ``mean`` over seeds of the test split, in percent;
-    ``examples`` of that and ``seeds``; ``spread``, the standard deviation of a task's seeds, and its
-    ``freedom``; ``items``, by split and hash of the set an array (seeds, items) of 1 where an answer is
-    right. Without tasks whose dense model is below a bag of words."""
+    ``examples`` of that and ``seeds``; ``items``, by split and hash of the set an array (seeds, items) of 1
+    where an answer is right; ``spread``, the standard deviation of a task's seeds, and its ``freedom``. It is
+    taken of what is compared: of all items where a record has them. Without tasks whose dense model is below a
+    bag of words."""
     test = score[score["split"] == "test"]
     first = test.groupby("dataset")["metric"].first()
     score = score[score["metric"] == score["dataset"].map(first)]
@@ -74,7 +76,6 @@ def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
         .groupby(key, as_index=False)
         .agg(
             mean=("score_percent", "mean"),
-            variance=("score_percent", "var"),
             seeds=("seed", "nunique"),
             examples=("measured_examples", "max"),
         )
@@ -83,7 +84,10 @@ def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
     unlearnt = [task for task, mean in dense.items() if mean < BAG_OF_WORDS.get(task[0], 0.0)]
     table = table[~table.set_index(_TASK).index.isin(unlearnt)]
     items = {name: _items(rows) for name, rows in score.groupby(key)}
-    table["items"] = [items[name] for name in table[key].itertuples(index=False, name=None)]
+    names = list(table[key].itertuples(index=False, name=None))
+    table["items"] = [items[name] for name in names]
+    bare = score[score["split"] == "test"].groupby(key)["score_percent"].var()
+    table["variance"] = [_variance(items[name]) if items[name] else bare[name] for name in names]
     freedom = table["seeds"] - 1
     by_task = [table[name] for name in _TASK]
     table["freedom"] = freedom.groupby(by_task).transform("sum")
@@ -104,6 +108,12 @@ def _items(rows: pd.DataFrame) -> dict[tuple[str, str], np.ndarray]:
     return found
 
 
+def _variance(items: dict[tuple[str, str], np.ndarray]) -> float:
+    """Over seeds, of the share of right answers, in squared percent; NaN of one seed."""
+    right = 100 * np.concatenate(list(items.values()), axis=1).mean(1)
+    return float(right.var(ddof=1)) if len(right) > 1 else math.nan
+
+
 def compared(
     ours: pd.DataFrame, other: pd.DataFrame, on: Sequence[str] = _TASK, share: float = 1.0
 ) -> list[Comparison]:
@@ -119,17 +129,18 @@ def _compare(row: Any, share: float) -> Comparison:
             np.concatenate([items[split].mean(0) for split in common])
             for items in (row.items, row.items_other)
         )
-        apart, rest = over_items(first - second), (1 - share) * 100 * second.mean()
-        mean = 100 * apart.mean + rest
-        of_items = (100 * apart.error) ** 2 + ((1 - share) * _error(100 * second.mean(), len(second))) ** 2
+        scores = 100 * first.mean(), 100 * second.mean()
+        of_items = (100 * over_items(first - second).error) ** 2
+        of_items += ((1 - share) * _error(scores[1], len(second))) ** 2
     else:
-        mean = row.mean - share * row.mean_other
+        scores = row.mean, row.mean_other
         of_items = _error(row.mean, row.examples) ** 2
         of_items += (share * _error(row.mean_other, row.examples_other)) ** 2
     of_seeds = row.spread**2 * (1 / row.seeds + share**2 / row.seeds_other)
     # The freedom of a sum of two variances (Satterthwaite); that of items is as good as unlimited.
     freedom = row.freedom * (1 + of_items / of_seeds) ** 2 if of_seeds else math.inf
-    return Comparison(row, Estimate(mean, math.sqrt(of_items + of_seeds), freedom), bool(common))
+    mean = scores[0] - share * scores[1]
+    return Comparison(row, Estimate(mean, math.sqrt(of_items + of_seeds), freedom), scores, bool(common))
 
 
 def _error(percent: float, count: int) -> float:
@@ -174,7 +185,8 @@ def _sorted_out(
     for of, named in ((True, "holds on"), (False, "does not hold on"), (None, "cannot be told on")):
         some = [words(one) for one, value in zip(found, each, strict=True) if value is of]
         parts += [f"{named} {'; '.join(some)}"] if some else []
-    doubts = "" if all(one.paired for one in found) else _NOT_PAIRED
+    bare = ", ".join(dict.fromkeys(one.row.dataset for one in found if not one.paired))
+    doubts = f"; no pairs of items on {bare}, whose records are older" if bare else ""
     doubts += "" if all(one.row.freedom for one in found) else _ONE_TRAINING
     met = False if False in each else None if None in each else True
     return Verdict.of(met, "; ".join(parts) + doubts)

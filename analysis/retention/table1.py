@@ -115,7 +115,7 @@ def keeps_dense_score(score: pd.DataFrame) -> Verdict:
         return Verdict.of(None, "no task has both a dense model and Adaptive Retention")
 
     def words(one: errors.Comparison) -> str:
-        mean, dense = one.row.mean, one.row.mean_other
+        mean, dense = one.scores
         half = one.estimate.interval().high - one.estimate.mean
         return f"{one.place}: {mean:.1f} ± {half:.1f} of {dense:.1f} ({100 * mean / dense:.1f} %)"
 
