@@ -65,8 +65,8 @@ def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
     """One row a setting, of the first score of its task: ``mean`` over seeds of the test split, in percent;
     ``examples`` of that and ``seeds``; ``items``, by split and hash of the set an array (seeds, items) of 1
     where an answer is right; ``spread``, the standard deviation of a task's seeds, and its ``freedom``. It is
-    taken of what is compared: of all items where a record has them. Without tasks whose dense model is below a
-    bag of words."""
+    taken of what is compared: of all items where a record has them. Without tasks whose dense model is below
+    a bag of words."""
     test = score[score["split"] == "test"]
     first = test.groupby("dataset")["metric"].first()
     score = score[score["metric"] == score["dataset"].map(first)]
@@ -74,11 +74,7 @@ def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
     table = (
         score[score["split"] == "test"]
         .groupby(key, as_index=False)
-        .agg(
-            mean=("score_percent", "mean"),
-            seeds=("seed", "nunique"),
-            examples=("measured_examples", "max"),
-        )
+        .agg(mean=("score_percent", "mean"), seeds=("seed", "nunique"), examples=("measured_examples", "max"))
     )
     dense = table[table["method"] == "dense"].groupby(_TASK)["mean"].mean()
     unlearnt = [task for task, mean in dense.items() if mean < BAG_OF_WORDS.get(task[0], 0.0)]
