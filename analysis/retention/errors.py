@@ -3,13 +3,13 @@
 Two things are drawn at random: items and trainings. Items are compared one by one where both sides' records
 hold them. Those of dev count like those of test, because nothing is chosen by dev. Older records have scores
 alone, of the test split, and leave more doubt. Trainings differ by seed. The spread of seeds on a task is
-taken over all settings that have several, because a setting with one seed has that doubt too.
+taken over all settings of the same table that have several, because one with one seed has that doubt too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,8 +65,8 @@ def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
     """One row a setting, of the first score of its task: ``mean`` over seeds of the test split, in percent;
     ``examples`` of that and ``seeds``; ``items``, by split and hash of the set an array (seeds, items) of 1
     where an answer is right; ``spread``, the standard deviation of a task's seeds, and its ``freedom``. It is
-    taken of what is compared: of all items where a record has them. Without tasks whose dense model is below
-    a bag of words."""
+    of the items that all settings of the task have, or of test scores. Without tasks whose dense model is
+    below a bag of words."""
     test = score[score["split"] == "test"]
     first = test.groupby("dataset")["metric"].first()
     score = score[score["metric"] == score["dataset"].map(first)]
@@ -74,16 +74,21 @@ def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
     table = (
         score[score["split"] == "test"]
         .groupby(key, as_index=False)
-        .agg(mean=("score_percent", "mean"), seeds=("seed", "nunique"), examples=("measured_examples", "max"))
+        .agg(
+            mean=("score_percent", "mean"),
+            variance=("score_percent", "var"),
+            seeds=("seed", "nunique"),
+            examples=("measured_examples", "max"),
+        )
     )
     dense = table[table["method"] == "dense"].groupby(_TASK)["mean"].mean()
     unlearnt = [task for task, mean in dense.items() if mean < BAG_OF_WORDS.get(task[0], 0.0)]
     table = table[~table.set_index(_TASK).index.isin(unlearnt)]
     items = {name: _items(rows) for name, rows in score.groupby(key)}
-    names = list(table[key].itertuples(index=False, name=None))
-    table["items"] = [items[name] for name in names]
-    bare = score[score["split"] == "test"].groupby(key)["score_percent"].var()
-    table["variance"] = [_variance(items[name]) if items[name] else bare[name] for name in names]
+    table["items"] = [items[name] for name in table[key].itertuples(index=False, name=None)]
+    for _, rows in table.groupby(_TASK):
+        if common := set.intersection(*map(set, rows["items"])):
+            table.loc[rows.index, "variance"] = [_variance(of, common) for of in rows["items"]]
     freedom = table["seeds"] - 1
     by_task = [table[name] for name in _TASK]
     table["freedom"] = freedom.groupby(by_task).transform("sum")
@@ -94,20 +99,20 @@ def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
 
 
 def _items(rows: pd.DataFrame) -> dict[tuple[str, str], np.ndarray]:
-    """None of a split where a seed lacks them."""
-    found = {}
-    for split, of_split in rows.groupby("split"):
-        hashes = set(of_split["items_hash"])
-        if of_split["items_right"].notna().all() and len(hashes) == 1:
+    """Seeds in order; none of a split where a seed lacks them or has those of another set."""
+    found, seeds = {}, sorted(rows.loc[rows["split"] == "test", "seed"])
+    for split, of_split in rows.sort_values("seed").groupby("split"):
+        hashes, whole = set(of_split["items_hash"]), list(of_split["seed"]) == seeds
+        if whole and of_split["items_right"].notna().all() and len(hashes) == 1:
             right = [[answer == RIGHT for answer in one] for one in of_split["items_right"]]
             found[split, hashes.pop()] = np.asarray(right, dtype=float)
     return found
 
 
-def _variance(items: dict[tuple[str, str], np.ndarray]) -> float:
-    """Over seeds, of the share of right answers, in squared percent; NaN of one seed."""
-    right = 100 * np.concatenate(list(items.values()), axis=1).mean(1)
-    return float(right.var(ddof=1)) if len(right) > 1 else math.nan
+def _variance(items: dict[tuple[str, str], np.ndarray], splits: Iterable[tuple[str, str]]) -> float:
+    """Over seeds, of the share of right answers in ``splits``, in squared percent; NaN of one seed."""
+    right = np.concatenate([items[split] for split in splits], axis=1).mean(1)
+    return float(pd.Series(100 * right).var())
 
 
 def compared(
@@ -125,17 +130,16 @@ def _compare(row: Any, share: float) -> Comparison:
             np.concatenate([items[split].mean(0) for split in common])
             for items in (row.items, row.items_other)
         )
-        scores = 100 * first.mean(), 100 * second.mean()
-        of_items = (100 * over_items(first - second).error) ** 2
-        of_items += ((1 - share) * _error(scores[1], len(second))) ** 2
+        scores, apart = (100 * first.mean(), 100 * second.mean()), over_items(first - second)
+        mean = 100 * apart.mean + (1 - share) * scores[1]
+        of_items = (100 * apart.error) ** 2 + ((1 - share) * _error(scores[1], len(second))) ** 2
     else:
-        scores = row.mean, row.mean_other
+        scores, mean = (row.mean, row.mean_other), row.mean - share * row.mean_other
         of_items = _error(row.mean, row.examples) ** 2
         of_items += (share * _error(row.mean_other, row.examples_other)) ** 2
     of_seeds = row.spread**2 * (1 / row.seeds + share**2 / row.seeds_other)
     # The freedom of a sum of two variances (Satterthwaite); that of items is as good as unlimited.
     freedom = row.freedom * (1 + of_items / of_seeds) ** 2 if of_seeds else math.inf
-    mean = scores[0] - share * scores[1]
     return Comparison(row, Estimate(mean, math.sqrt(of_items + of_seeds), freedom), scores, bool(common))
 
 
@@ -181,8 +185,8 @@ def _sorted_out(
     for of, named in ((True, "holds on"), (False, "does not hold on"), (None, "cannot be told on")):
         some = [words(one) for one, value in zip(found, each, strict=True) if value is of]
         parts += [f"{named} {'; '.join(some)}"] if some else []
-    bare = ", ".join(dict.fromkeys(one.row.dataset for one in found if not one.paired))
-    doubts = f"; no pairs of items on {bare}, whose records are older" if bare else ""
+    bare = "; ".join(dict.fromkeys(one.place for one in found if not one.paired))
+    doubts = f"; not paired by item: {bare}" if bare else ""
     doubts += "" if all(one.row.freedom for one in found) else _ONE_TRAINING
     met = False if False in each else None if None in each else True
     return Verdict.of(met, "; ".join(parts) + doubts)

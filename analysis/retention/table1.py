@@ -78,8 +78,9 @@ def _seeds(table: pd.DataFrame) -> str:
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["score"]
     table, percent = tabulate(records, found.item.name), PERCENT[found.item.name]
-    caption = f"""**{found.item.label}.** {_kept(records, percent)}Shown are scores in percent on the test
-split. A cell is {_seeds(table.values)}. Columns that end in "paper" and rows that end in "quoted" are the
+    caption = f"""**{found.item.label}.** {_kept(records, percent)}Such shares count dev items too,
+where records hold single items. Shown are scores in percent on the test split. A cell is
+{_seeds(table.values)}. Columns that end in "paper" and rows that end in "quoted" are the
 paper's and were never run here. A dash is a gap. The paper's dense row falls with the budget, though a dense
 model has none. Here it is one row. {style.provenance(records)}"""
     return table, caption
@@ -97,7 +98,7 @@ def _kept(score: pd.DataFrame, percent: int) -> str:
     """The least and the most of the dense model's score that Adaptive Retention keeps, as a sentence."""
     found = [one for one in _against(score, "dense") if one.row.mean_other]
     kept = {
-        f"{one.row.dataset}, {models.PLACES[one.row.gates]}": 100 * one.row.mean / one.row.mean_other
+        f"{one.row.dataset}, {models.PLACES[one.row.gates]}": 100 * one.scores[0] / one.scores[1]
         for one in found
     }
     ends = dict.fromkeys((min(kept, key=kept.__getitem__), max(kept, key=kept.__getitem__))) if kept else ()

@@ -78,6 +78,20 @@ def test_seeds_that_differ_leave_items_in_doubt():
     assert table1.beats_h2o(apart).status.value == "undecided"
 
 
+def test_the_spread_of_seeds_is_of_the_items_that_are_compared():
+    """Seeds that are level on test and apart on dev leave doubt where dev counts; records in any order."""
+    right = {n: np.arange(1000) < n for n in (700, 760, 800, 840, 850)}
+    test = with_items(ar=[right[800]], h2o=[right[760]], dense=[right[850]] * 2)
+    dev = with_items("dev", ar=[right[800]], h2o=[right[760]], dense=[right[840], right[700]])
+    assert table1.beats_h2o(test).status.value == "met"
+    both = pd.concat([test, dev[::-1]])
+    assert table1.beats_h2o(both).status.value == "undecided"
+    spread = errors.settings(both).query("method == 'dense'")["spread"].item()
+    assert spread == pytest.approx(7 / math.sqrt(2))  # 84.5 and 77.5 % of dev and test
+    lost = both[(both["split"] == "test") | (both["seed"] == 0)]  # a seed without its dev row
+    assert errors.settings(lost)["spread"].tolist() == [0.0] * 3
+
+
 def test_every_task_has_its_own_verdict():
     same, better, worse = ([np.arange(400) < n] for n in (300, 340, 260))
     tables = [
@@ -122,6 +136,11 @@ def test_a_plateau_needs_items_enough_to_rule_out_a_slope():
     assert figure2.plateau(records(8000, 0.8)).status.value == "met"
     assert figure2.plateau(records(100, 0.8)).status.value == "undecided"
     assert figure2.plateau(records(8000, 0.7)).status.value == "not met"
+    other = with_items(ar=[np.arange(8000) < 6000]).assign(
+        temperature=0.66, stretch_low=-0.1, stretch_high=1.1
+    )
+    seeds = pd.concat([records(8000, 0.8), other.assign(seed=1)])
+    assert figure2.plateau(seeds).status.value == "undecided"  # another training is 5 points off
 
 
 def test_an_error_is_of_examples_and_of_seeds():

@@ -55,9 +55,10 @@ def test_where_the_gate_stands_is_drawn_on_one_axis_for_all_tasks():
 
 def test_first_sentences_say_the_ends_of_a_range_and_nothing_where_there_is_no_record():
     same = {"dataset": "d", "backbone": "b", "gates": "input", "split": "test", "metric": "accuracy"}
-    swept = pd.DataFrame([{**figure2.DEFAULTS, "score_percent": 80.0}]).assign(**same, budget=0.3)
+    swept = pd.DataFrame([{**figure2.DEFAULTS, "score_percent": 80.0, "seed": 0}]).assign(**same, budget=0.3)
     swept = pd.concat([swept, swept.assign(temperature=0.4, score_percent=78.5)])
     swept = pd.concat([swept, swept[:1].assign(stretch_high=1.3, score_percent=80.5)])
+    swept = pd.concat([swept, swept[:1].assign(seed=1, score_percent=90.0)])  # tells the spread, is not drawn
     assert figure2.spans(swept).to_dict() == {("d", 0.3): 1.5}
 
     gates = pd.DataFrame({"budget": [0.5, 0.5], "budget_tokens": [50.0, 100.0]})
