@@ -33,7 +33,7 @@ PRESENT = [page for page in PAGES if page.name != "lab-notebook.md"]
 FOLDERS = "acp_repro|analysis|docs|experiments|figures|notebooks|pretrained|results|scripts|tests"
 # What the chain makes is there after it ran.
 MADE = re.compile(r"(figures|results)/(?!h100)|experiments/toy\.yaml")  # toy: of tests/test_toy_paper.py
-PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|[*{]")
+STANDS_FOR_OTHERS = re.compile(r"\b[A-Z]{3,}\b|[*{]")
 
 texts = {page: page.read_text(encoding="utf-8") for page in PRESENT}
 ids = {"ids": lambda page: str(page.relative_to(ROOT))}
@@ -139,7 +139,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PRESENT, **ids)
 def test_files_exist(page):
     paths = re.findall(rf"(?<![\w./-])((?:{FOLDERS})/[\w./*-]*[\w/])", texts[page])
-    missing = [path for path in paths if not PLACEHOLDER.search(path) and not (ROOT / path).exists()]
+    missing = [path for path in paths if not STANDS_FOR_OTHERS.search(path) and not (ROOT / path).exists()]
     # A link is relative to its page; that is looked at above.
     assert not [path for path in missing if not (page.parent / path).exists() and not MADE.match(path)]
 

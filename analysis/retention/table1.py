@@ -78,9 +78,8 @@ def _seeds(table: pd.DataFrame) -> str:
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records = found.records["score"]
     table, percent = tabulate(records, found.item.name), PERCENT[found.item.name]
-    caption = f"""**{found.item.label}.** {_kept(records, percent)}Such shares count dev items too,
-where records hold single items. Shown are scores in percent on the test split. A cell is
-{_seeds(table.values)}. Columns that end in "paper" and rows that end in "quoted" are the
+    caption = f"""**{found.item.label}.** {_kept(records, percent)}Shown are scores in percent on the test
+split. A cell is {_seeds(table.values)}. Columns that end in "paper" and rows that end in "quoted" are the
 paper's and were never run here. A dash is a gap. The paper's dense row falls with the budget, though a dense
 model has none. Here it is one row. {style.provenance(records)}"""
     return table, caption
@@ -96,7 +95,7 @@ def _against(score: pd.DataFrame, method: str, share: float = 1.0) -> list[error
 
 def _kept(score: pd.DataFrame, percent: int) -> str:
     """The least and the most of the dense model's score that Adaptive Retention keeps, as a sentence."""
-    found = [one for one in _against(score, "dense") if one.row.mean_other]
+    found = [one for one in _against(score, "dense") if one.scores[1]]
     kept = {
         f"{one.row.dataset}, {models.PLACES[one.row.gates]}": 100 * one.scores[0] / one.scores[1]
         for one in found
@@ -107,7 +106,7 @@ def _kept(score: pd.DataFrame, percent: int) -> str:
     dense = score.loc[score["method"] == "dense", "dataset"].unique()
     left_out = ", ".join(name for name in dense if name not in {one.row.dataset for one in found})
     without = f" Left out: {left_out}, which the dense model has not learnt." if left_out else ""
-    return f"{subject}{words} of the dense model's score.{without} " if words else ""
+    return f"{subject}{words} of the dense model's score, {errors.COUNTED}.{without} " if words else ""
 
 
 def keeps_dense_score(score: pd.DataFrame) -> Verdict:

@@ -63,11 +63,11 @@ def _column(row) -> str:
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     scores, speed = found.records["score"], found.records["speed"]
-    caption = f"""**Table 3.** {_changes(scores)}Changes count dev items too, where records hold single
-items. Scores are of the test split, in percent, as means over seeds. Throughput is of inference, against
-the same encoder without gates at {speed["length_tokens"].max():,} tokens. Memory is the peak of a batch,
-without the weights. The paper says that its full method uses the least memory, and its table gives it the
-most. A dash: not measured, as memory on a CPU. {style.provenance(scores, speed)}"""
+    caption = f"""**Table 3.** {_changes(scores)}Scores are of the test split, in percent, as means over
+seeds. Throughput is of inference, against the same encoder without gates at {speed["length_tokens"].max():,}
+tokens. Memory is the peak of a batch, without the weights. The paper says that its full method uses the least
+memory, and its table gives it the most. A dash: not measured, as memory on a CPU.
+{style.provenance(scores, speed)}"""
     return tabulate(scores, speed), caption
 
 
@@ -91,7 +91,7 @@ def _changes(score: pd.DataFrame) -> str:
         f"{one.row.dataset}, {100 * one.row.budget:g} %)"
         for one in (*found[:1], *found[-1:])
     )
-    return f"An ablation changes the score by {' to '.join(ends)}. " if ends else ""
+    return f"An ablation changes the score by {' to '.join(ends)}, {errors.COUNTED}. " if ends else ""
 
 
 def ablations_lose(score: pd.DataFrame) -> Verdict:

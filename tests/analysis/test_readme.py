@@ -92,16 +92,20 @@ def generation() -> str:
 
 
 def retention() -> str:
-    def score(task: str, *runs: str) -> float:
-        tables = [record(f"retention-h200/{task}-base-{run}/score", split="test") for run in runs]
+    def score(task: str, *runs: str, split: str = "test") -> float:
+        tables = [record(f"retention-h200/{task}-base-{run}/score", split=split) for run in runs]
         return sum(table["score_percent"].iloc[0] for table in tables) / len(tables)
 
     tasks = ("facts", "imdb", "sst2")
-    dense = [score(task, "dense", "dense-seed1", "dense-seed2") for task in tasks]
-    ours = [score(task, *(f"ar-30-input{seed}" for seed in ("", "-seed1", "-seed2"))) for task in tasks]
+    full, pruned = (
+        [f"{method}{seed}" for seed in ("", "-seed1", "-seed2")] for method in ("dense", "ar-30-input")
+    )
+    dense, ours = ([score(task, *runs) for task in tasks] for runs in (full, pruned))
     drawn = [score(task, "random-30-input") for task in tasks]
     falls = [f"from {a:.1f} to {b:.1f}" for a, b in zip(dense, ours, strict=True)]
-    return "|".join((*falls, "Random tokens score {:.1f}, {:.1f} and {:.1f}".format(*drawn)))
+    phrases = 100 * score("sst2", *pruned, split="dev") / score("sst2", *full, split="dev")
+    kept = f"On SST-2's short phrases it keeps {phrases:.0f} %"
+    return "|".join((*falls, "Random tokens score {:.1f}, {:.1f} and {:.1f}".format(*drawn), kept))
 
 
 def lap() -> str:

@@ -74,12 +74,13 @@ def test_first_sentences_say_the_ends_of_a_range_and_nothing_where_there_is_no_r
     records = pd.DataFrame(rows)
     assert table1._kept(records, 30) == (
         "With 30 % of the tokens, Adaptive Retention keeps 75 % (d, at the input) of the dense model's "
-        "score. Left out: cuad, which the dense model has not learnt. "
+        "score, dev items counted where records hold them. Left out: cuad, which the dense model has not "
+        "learnt. "
     )
     assert table1._kept(records[records["method"] == "ar"], 30) == ""
     assert table3._changes(records) == (
         "An ablation changes the score by -2.0 points (without alternating optimization, d, 30 %) to +1.0 "
-        "points (with a fixed multiplier, d, 30 %). "
+        "points (with a fixed multiplier, d, 30 %), dev items counted where records hold them. "
     )
     assert table3._changes(records[records["method"] == "ar"]) == ""
 
