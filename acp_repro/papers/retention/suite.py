@@ -279,10 +279,12 @@ class RetentionSuite(Suite):
         ]
 
     def of_table(self, budget: float) -> list[RetentionRun]:
-        """Tables 1 and 2: the dense models, and every method at this budget, all seeds."""
+        """Tables 1 and 2: every method at this budget and the dense models of the same tasks, all seeds."""
         methods = [name for name in METHODS if name not in ABLATIONS]
         runs = self.select(*methods, budget=budget)
-        return runs if any(not run.is_dense for run in runs) and any(run.is_dense for run in runs) else []
+        pruned = {(run.dataset_name, run.backbone_name) for run in runs if not run.is_dense}
+        runs = [run for run in runs if (run.dataset_name, run.backbone_name) in pruned]
+        return runs if any(run.is_dense for run in runs) else []
 
     @property
     def dense(self) -> list[RetentionRun]:
