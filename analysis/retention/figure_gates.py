@@ -57,7 +57,7 @@ def draw(records: pd.DataFrame) -> Figure:
         ax.set(title=f"{task}: {metric.replace('_', ' ')}", ylim=(0, 100))
     for ax in axes[:, 0]:
         ax.set_ylabel("test score (%)")
-    for ax in axes[-1]:
+    for ax in axes.flat[max(0, len(tasks) - columns) : len(tasks)]:  # the lowest of each column
         ax.set_xlabel("tokens kept (%)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     columns = max(2, columns)
