@@ -20,6 +20,7 @@ from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.rules import can_be_drawn, make_rules, why_not
 from acp_repro.chain.suite import load_suite
+from acp_repro.common.errors import UsageError
 from acp_repro.data.files import DataError
 from acp_repro.papers.retention import backbones, simulations
 from acp_repro.papers.retention.measure.score import RIGHT
@@ -393,6 +394,10 @@ def test_longformer_answers_questions_with_a_fresh_tokeniser(here):
     told = texts.labelled.splits["train"][0]._replace(question="what [SEP] units?")
     with pytest.raises(DataError, match=r"qasper: Longformer needs a question, and no \[SEP\] inside it"):
         texts._encode([told])
+    Path("experiments/keys.yaml").write_text(text.replace("retention: {", "retention: {gate_keys: true, "))
+    keyed = load_suite("keys").run("asked-mini-ar-50-afterblocks")
+    with pytest.raises(UsageError, match="^gate_keys: windowed attention takes no bias; leave it off"):
+        PAPER.load_task()(keyed).build()
 
 
 def grouped(run):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from acp_repro.chain.paper import Suite
 from acp_repro.chain.run import file_of
 from acp_repro.common import files
+from acp_repro.common.errors import usage_errors
 from acp_repro.retention import from_pretrained, retain
 from acp_repro.training.distributed import mean_over_ranks
 from acp_repro.training.run_folder import TrainingError, check_done
@@ -67,7 +68,8 @@ class RetentionTask(Task):
         if self.run.is_dense:
             return model
         teacher = self._teacher() if self.run.method == "top" else None
-        return retain(model, self._config(), teacher)
+        with usage_errors():  # such as a setting that this encoder does not take
+            return retain(model, self._config(), teacher)
 
     def _config(self):
         share = self.run.training
