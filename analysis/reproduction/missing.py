@@ -40,7 +40,22 @@ WRITTEN = {
             "suite `h200-speed`: training steps of 760M at the paper's pruned share; kernels at 8k and 32k",
             "the commands in [its file](experiments/h200-speed.yaml)",
         ),
-    )
+    ),
+    "retention": (
+        Gap(
+            "`haystack` at 50 % of the tokens, with gates after the blocks, and its sweeps",
+            "lines in the grid of [its file](experiments/retention-h200.yaml)",
+        ),
+        Gap(
+            "`masked_loss` of two of the three pre-trainings behind suite `retention-h200`",
+            "all of the suite again, from one pre-training: their weights are gone",
+        ),
+        Gap(
+            "times of gates after the blocks at 50 % and at 4,096 tokens, and of ablations at 50 %",
+            "more names under `timed` of [its file](experiments/retention-h200.yaml)",
+        ),
+        Gap("QASPER's sample on a GPU; it is too small to learn from", "suite `retention-paper` has it"),
+    ),
 }
 
 

@@ -26,21 +26,25 @@ TITLES = {
 
 
 def swept(records: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The first score on the test split of the runs that differ from the default in ``name`` alone."""
-    test = records[(records["split"] == "test") & (records["seed"] == records["seed"].min())]
+    """The first score on the test split of the runs that differ from the default in ``name`` alone: the mean
+    over seeds, with ``low`` and ``high`` of them."""
+    test = records[records["split"] == "test"]
     for other, value in DEFAULTS.items():
         if other != name:
             test = test[test[other] == value]
     test = test[test["metric"] == test.groupby("dataset")["metric"].transform("first")]
     key = ["dataset", "backbone", "budget", "gates", name]
-    return one_each(test, key, "figure2").sort_values(name)
+    one_each(test, [*key, "seed"], "figure2")
+    score = ("score_percent", "mean"), ("score_percent", "min"), ("score_percent", "max")
+    columns = dict(zip(("score_percent", "low", "high"), score, strict=True))
+    return test.groupby(key, as_index=False, sort=False).agg(**columns).sort_values(name)
 
 
 def draw(records: pd.DataFrame) -> Figure:
     """A panel for each setting, a line for each task and budget.
 
     Args:
-        records: ``score`` records; of the lowest seed is drawn.
+        records: ``score`` records; where seeds differ, a bar spans them.
     """
     from matplotlib import pyplot as plt
 
@@ -48,7 +52,10 @@ def draw(records: pd.DataFrame) -> Figure:
     for ax, (name, title) in zip(axes, TITLES.items(), strict=True):
         table = swept(records, name)
         for (dataset, _, budget, _), line in table.groupby(["dataset", "backbone", "budget", "gates"]):
-            ax.plot(line[name], line["score_percent"], "o-", label=f"{dataset}, {100 * budget:g} %")
+            (drawn,) = ax.plot(
+                line[name], line["score_percent"], "o-", label=f"{dataset}, {100 * budget:g} %"
+            )
+            ax.vlines(line[name], line["low"], line["high"], color=drawn.get_color())
             default = line[line[name] == DEFAULTS[name]]
             ax.plot(default[name], default["score_percent"], "x", color="0.1", ms=8, zorder=3)
         ax.set(xlabel=title)
@@ -73,8 +80,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         for (task, budget), points in spans(records).items()
     )
     caption = f"""**Figure 2.** Moving one setting of the relaxation changes the test score by at most
-{moved}. Each point is one training run of Adaptive Retention. A cross marks the paper's default. What the
-paper's figure calls threshold is the stretch, gamma and zeta of Eq. 6. {style.provenance(records)}"""
+{moved}. Each point is the mean over seeds of Adaptive Retention, and a bar spans them. A cross marks the
+paper's default. What the paper's figure calls threshold is the stretch, gamma and zeta of Eq. 6.
+{style.provenance(records)}"""
     return draw(records), caption
 
 

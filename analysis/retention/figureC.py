@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.chain.paper import Claim, Item
+from acp_repro.chain.paper import Item
 
 from .. import drawing, style
-from ..verdict import Verdict
 from . import models
 
 if TYPE_CHECKING:
@@ -76,38 +75,18 @@ def draw(records: pd.DataFrame) -> Figure:
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["slackness"]
     first, *others = counts(records).itertuples()
+    table = bounds(records)
+    within = (table["weighted_slack_nats"] <= table["gap_nats"]).sum()
     more = "".join(f"; at {100 * row.budget:g} %, {row.counted:.0f} % and {row.open:.0f} %" for row in others)
     caption = f"""**Figure C.** At a budget of {100 * first.budget:g} %, trained gates count as
 {first.counted:.0f} % of the tokens by the paper's sum of p and as {first.open:.0f} % by open gates{more}.
 These are means over gates. Left: both counts beside the budget M. Each mark is a seed. Right: slack A times
 lambda against the gap that bounds it (Appendices C and G). On the grey line both are equal. To its right the
-bound holds. The two axes have different scales. The least loss is unknown, and a feasible loss stands for it.
-A model whose training ends at hard masks minimises another loss than the soft one, so the bound need not hold
-there. {style.provenance(records)}"""
+bound holds, as for {within} of {len(table)} gates. The two axes have different scales. The least loss is
+unknown, and a feasible loss stands for it. A model whose training ends at hard masks minimises another loss
+than the soft one, so the bound need not hold there. {style.provenance(records)}"""
     return draw(records), caption
 
-
-def slack_bounded(slackness: pd.DataFrame) -> Verdict:
-    """Never more than a count: no model here is what the theorem is about."""
-    table = bounds(slackness)
-    within = (table["weighted_slack_nats"] <= table["gap_nats"]).sum()
-    return Verdict.of(
-        None,
-        "not tested: the theorem is about a minimiser of the Lagrangian. Training here ends at hard masks, "
-        f"which have another loss. Lambda times the slack is under the gap at {within} of {len(table)} gates",
-    )
-
-
-CLAIMS = (
-    Claim(
-        "The slack is bounded by the gap over lambda",
-        "Appendix C (and G): A <= (F* - E[L]) / lambda",
-        "not tested: it needs a minimiser of the Lagrangian, and none is trained here. The figure shows how "
-        "far lambda times the slack lies from the gap",
-        ("slackness",),
-        slack_bounded,
-    ),
-)
 
 ITEMS = (
     Item(
@@ -116,7 +95,6 @@ ITEMS = (
         ("slackness",),
         lambda suite: suite.adaptive,
         "Adaptive Retention",
-        CLAIMS,
         ours=True,
     ),
 )

@@ -106,7 +106,14 @@ def retention() -> str:
     falls = [f"from {a:.1f} to {b:.1f}" for a, b in zip(dense, ours, strict=True)]
     phrases = 100 * score("sst2", *pruned, split="dev") / score("sst2", *full, split="dev")
     kept = f"On SST-2's short phrases it keeps {phrases:.0f} %"
-    return "|".join((*falls, "Random tokens score {:.1f}, {:.1f}, {:.1f} and {:.1f}".format(*drawn), kept))
+    after = [
+        score(task, *(f"{method}-30-afterblocks{seed}" for seed in seeds))
+        for method, seeds in (("ar", ("", "-seed1", "-seed2")), ("random", ("",)))
+        for task in ("imdb", "sst2")
+    ]
+    place = "IMDb has {:.1f} and SST-2 {:.1f}, random tokens {:.1f} and {:.1f}".format(*after)
+    drawn = "Random tokens score {:.1f}, {:.1f}, {:.1f} and {:.1f}".format(*drawn)
+    return "|".join((*falls, drawn, kept, place))
 
 
 def lap() -> str:

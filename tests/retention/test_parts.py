@@ -210,3 +210,35 @@ def test_cost_follows_the_tokens_left():
     assert half.scorer_flop < 0.02 * half.flop
     assert dense.attention_matrix_bytes == 512**2 * 12 * 2
     assert encoder_cost([512], 768, 3072, 12, windows=[64]).attention_flop == 4 * 512 * 64 * 768
+
+
+def _expected(loss: torch.Tensor, masks: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """E[L] under independent gates; ``loss`` of each mask, ``p`` (rows, tokens)."""
+    return torch.where(masks.bool(), p[:, None], 1 - p[:, None]).prod(-1) @ loss
+
+
+def test_the_slack_of_a_minimiser_is_at_most_the_gap_over_lambda():
+    """Appendix C, Proposition 1. E[L] is linear in each p, so the Lagrangian is least where p is a mask."""
+    generator, budget = torch.Generator().manual_seed(0), 2
+    masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 5)
+    p = torch.rand(2000, 5, dtype=torch.float64, generator=generator)
+    p = torch.cat([p * (budget / p.sum(1, keepdim=True)).clamp(max=1), masks[masks.sum(1) <= budget]])
+    over = 0
+    for _ in range(50):
+        loss = torch.rand(32, dtype=torch.float64, generator=generator) - 0.3 * masks.sum(1)
+        for multiplier in (0.05, 0.2, 0.5):
+            best = (loss + multiplier * (masks.sum(1) - budget)).argmin()
+            slack = masks[best].sum() - budget
+            assert multiplier * slack <= _expected(loss, masks, p).min() - loss[best] + 1e-12
+            over += int(slack > 0)
+    assert over > 50  # the bound says something where the budget is broken
+
+
+def test_the_duality_gap_does_not_bound_the_slack_of_a_minimiser_over_the_budget():
+    """Appendix G, Lemma 3: the loss is the share of tokens that are dropped, of four with a budget of one."""
+    masks, multiplier = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4), 0.01
+    loss, slack = 1 - masks.mean(1), masks.sum(1) - 1
+    best = (loss + multiplier * slack).argmin()
+    least = _expected(loss, masks, masks[slack <= 0]).min()  # linear in p, so least at a mask
+    gap = loss[best] + multiplier * slack[best] - least
+    assert gap < 0 < multiplier * slack[best] <= least - loss[best]

@@ -28,8 +28,8 @@ PAPER = Paper(
     ),
     measures=f"{__package__}.measure",
     measured=(
-        *("masked_loss", "score", "pruned_dense", "tokens_kept", "slackness", "speed", "estimator"),
-        *("variance", "complexity"),
+        *("masked_loss", "score", "bag_of_words", "pruned_dense", "tokens_kept", "slackness", "speed"),
+        *("estimator", "variance", "complexity"),
     ),
     contents=(
         *("table1", "table2", "table3", "table4", "table5", "table6", "figure2", "figure_gates"),

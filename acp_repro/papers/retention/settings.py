@@ -61,6 +61,11 @@ class DatasetConfig(CorpusConfig):
                 f"micro_batch_examples: {micro} must divide batch_examples {self.batch_examples}"
             )
 
+    @property
+    def is_extractive(self) -> bool:
+        """Whether its scores are of answers that stand in the text, and not of classes."""
+        return bool({"exact_match", "f1"} & set(self.scores))
+
 
 @dataclass(frozen=True)
 class BackboneConfig(Strict):

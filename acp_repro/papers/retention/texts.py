@@ -51,7 +51,7 @@ class Texts:
         self, dataset: DatasetConfig, backbone: BackboneConfig, tokenizer_folder: Path | None = None
     ):
         self.dataset = dataset
-        self.labelled = _cut(_labelled(dataset), dataset.max_examples)
+        self.labelled = labelled_of(dataset)
         for split, examples in self.labelled.splits.items():
             if not examples:
                 raise DataError(f"{dataset.corpus}: the split {split} has no example")
@@ -193,6 +193,11 @@ def steps_of(run: RetentionRun | PretrainingRun) -> int:
 @functools.lru_cache
 def _training_examples(dataset: DatasetConfig) -> int:
     return len(_labelled(dataset).splits["train"])
+
+
+def labelled_of(dataset: DatasetConfig) -> LabelledSet:
+    """The set of a task, at most ``max_examples`` of each split."""
+    return _cut(_labelled(dataset), dataset.max_examples)
 
 
 def _labelled(dataset: DatasetConfig) -> LabelledSet:
