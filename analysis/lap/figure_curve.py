@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from . import models
 from .table_scores import gated
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = {"soft": "#0072B2", "straight_through": "#009E73", "hard_concrete": "#D55E00"}
@@ -24,7 +25,19 @@ UNGATED = "0.2"
 # while training, exact-10 of lap-h200 kept 56, 54, 55 and 63 % at the end, with a standard deviation of 4.
 # So two differ by less than 11 in 95 % of cases.
 CHANCE = 0.11
+# Of an axis: points that are nearer than SAME look like one; from a point to its name; a line of text; below
+# FOOT names stand above their points.
+SAME, GAP, LINE, FOOT = 0.012, 0.05, 0.08, 0.2
 FREE = {"bleu": ("D", "BLEU"), "exact_match": ("s", "whole texts")}
+
+
+class Point(NamedTuple):
+    """A point of the axes with what is to stand beside it."""
+
+    x: float
+    y: float
+    name: str
+    colour: str
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -38,56 +51,28 @@ def draw(records: pd.DataFrame) -> Figure:
     one_each(records, ["run", "decoding"], "figure_curve")
     figure, (ax, right) = plt.subplots(1, 2, figsize=(style.PAGE_INCHES, 3.2), layout="constrained")
     labelled = set()  # settings; a name stands once, at the first of its seeds
-    low = 0  # runs at the foot of the axes, whose names stand above each other
-    named: list[tuple[float, float]] = []  # points whose names stand to their right
+    named: dict[Axes, list[Point]] = {ax: [], right: []}
+    records = records.sort_values("compression", kind="stable")  # so that names stand in this order
     for _, run in records.groupby("run", sort=False):
         points = run.set_index("decoding")
         first = run.iloc[0]
         gated = pd.notna(first["compression"])
         colour = COLOURS[first["training_mask"]] if gated else UNGATED
         soft, removed, free = (points.loc[name] for name in ("soft", "removed", "free"))
-        ax.plot(
-            [soft["kept_ratio"], removed["kept_ratio"]],
-            [soft["token_accuracy"], removed["token_accuracy"]],
-            color=colour,
-            lw=0.8,
-            zorder=1,
-        )
-        ax.scatter(soft["kept_ratio"], soft["token_accuracy"], 28, "white", edgecolors=colour, zorder=2)
-        ax.scatter(removed["kept_ratio"], removed["token_accuracy"], 28, colour, zorder=3)
+        shares, accuracies = ([one[of] for one in (soft, removed)] for of in ("kept_ratio", "token_accuracy"))
+        ax.plot(shares, accuracies, color=colour, lw=0.8, zorder=1)
+        ax.scatter(shares[:1], accuracies[:1], 28, "white", edgecolors=colour, zorder=2)
+        ax.scatter(shares[1:], accuracies[1:], 28, colour, zorder=3)
         for column, (marker, _) in FREE.items():
-            right.scatter(
-                free["kept_ratio"],
-                free[column],
-                18,
-                colour,
-                marker=marker,
-                alpha=0.7,
-                zorder=3,
-                clip_on=False,
-            )
-        setting = (first["training_mask"], first["gate"], first["compression"]) if gated else None
-        if setting in labelled:
+            style_of = {"marker": marker, "alpha": 0.7, "zorder": 3, "clip_on": False}
+            right.scatter(free["kept_ratio"], free[column], 18, colour, **style_of)
+        setting = first["training_mask"], first["gate"], first["compression"]
+        if not gated or setting in labelled:
             continue
         labelled.add(setting)
-        at_foot = removed["token_accuracy"] < 0.2
-        place = removed["kept_ratio"], removed["token_accuracy"]
-        to_left = any(abs(x - place[0]) < 0.06 and abs(y - place[1]) < 0.1 for x, y in named)
-        above = not to_left and any(abs(x - place[0]) < 0.12 for x, _ in named)
-        offset = (7, 4 + 9 * low) if at_foot else (-4 if to_left else 4, 5 if above else -9)
-        low += at_foot
-        if not (at_foot or to_left):
-            named.append(place)
-        share = "" if at_foot else f", {100 * place[0]:.0f} %"
-        ax.annotate(
-            f"λ {first['compression']:g}{models.READINGS[first['gate']]}{share}" if gated else "no gates",
-            place,
-            offset if gated else (-3, -11),
-            ha="right" if not gated or (to_left and not at_foot) else "left",
-            textcoords="offset points",
-            fontsize=7,
-            color=colour,
-        )
+        name = f"λ {first['compression']:g}{models.READINGS[first['gate']]}"
+        named[ax].append(Point(shares[1], accuracies[1], f"{name}, {100 * shares[1]:.0f} %", colour))
+        named[right] += [Point(free["kept_ratio"], free[column], name, colour) for column in FREE]
     for mask in dict.fromkeys(records.loc[records["compression"].notna(), "training_mask"]):
         ax.scatter([], [], 28, COLOURS[mask], label=f"trained with {models.MASKS[mask]}")
     if records["compression"].isna().any():
@@ -101,8 +86,42 @@ def draw(records: pd.DataFrame) -> Figure:
         (right, "score", "written freely"),
     ):
         axes.set(xlim=(0, 1.05), ylim=(0, 1.12), xlabel="share of tokens kept", ylabel=score, title=title)
+        _name(axes, named[axes])
     figure.legend(loc="outside lower center", ncols=3)
     return figure
+
+
+def _name(ax: Axes, points: list[Point]) -> None:
+    """Writes names below their points, with a line to each. Points that look like one share a line."""
+    places: list[list[Point]] = []
+    for point in points:
+        same = [p for p in places if max(abs(p[0].x - point.x), abs(p[0].y - point.y)) < SAME]
+        if same:
+            same[0].append(point)
+        else:
+            places.append([point])
+    line = {"arrowstyle": "-", "lw": 0.5, "shrinkA": 0, "shrinkB": 2}
+    ends: dict[tuple[bool, bool], float] = {}  # where the last name ends, by where names stand
+    for place in sorted(places, key=lambda p: -abs(p[0].y - FOOT)):
+        x, y, _, colour = place[0]
+        names = list(dict.fromkeys(point.name for point in place))
+        foot = y < FOOT
+        # To the left where another point stands to the right, or the axis ends.
+        left = x > 0.8 or any(SAME < other[0].x - x < 0.3 and abs(other[0].y - y) < 0.2 for other in places)
+        edge = y + GAP if foot else y - GAP
+        if (end := ends.get((left, foot))) is not None:
+            edge = max(edge, end) if foot else min(edge, end)
+        ends[left, foot] = edge + LINE * len(names) * (1 if foot else -1)
+        ax.annotate(
+            "\n".join(names),
+            (x, y),
+            (x - 0.06 if left else x + 0.06, edge),
+            ha="right" if left else "left",
+            va="bottom" if foot else "top",
+            fontsize=7,
+            color=colour,
+            arrowprops=line | {"color": colour, "relpos": (left, 0.5)},
+        )
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
@@ -112,7 +131,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     gaps = "; ".join(f"{run}: {row.soft - row.removed:+.3f}" for run, row in wide.iterrows())
     caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. Left: a full point is a
 model with tokens really removed. A hollow point is the same weights under the soft mask. The share that it
-keeps is {models.SOFT_RATIO}. Right: texts that the model writes from what is kept alone.
+keeps is {models.SOFT_RATIO}. Right: texts that the model writes from what is kept alone. A thin
+line leads from a point to its λ.
 {style.provenance(records)}"""
     return draw(records), caption
 

@@ -1,9 +1,11 @@
 """What the criteria find in records, on both sides of each bound."""
 
+import itertools
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
 from analysis.lap import (
     figure_curve,
@@ -285,10 +287,16 @@ def h200(quantity):
 def test_the_curve_shows_the_model_without_gates_and_names_a_lambda_once():
     records = h200("reconstruction")
     other = records[records["run"] == "soft-5"].assign(run="soft-5-seed1", seed=1)
-    left, right = figure_curve.draw(pd.concat([records, other])).axes
-    names = [text.get_text() for text in left.texts]
-    hard = ["λ 10, 60 %", "λ 20, 50 %", "λ 5, 59 %"]
-    assert sorted(names) == sorted(["no gates", *hard, "λ 1", "λ 3", "λ 5"])
+    figure = figure_curve.draw(pd.concat([records, other]))
+    left, right = figure.axes
+    names = {text.get_text(): text for text in left.texts}
+    assert sorted(names) == ["λ 1, 2 %\nλ 3, 2 %\nλ 5, 2 %", "λ 20, 50 %", "λ 5, 59 %\nλ 10, 60 %"]
+    assert names["λ 20, 50 %"].xy[0] == pytest.approx(0.501, abs=1e-3)  # where its line leads
+    assert [text.get_text() for text in right.texts].count("λ 20") == 2  # BLEU and whole texts
+    figure.draw_without_rendering()
+    for axes in (left, right):
+        boxes = [Text.get_window_extent(text) for text in axes.texts]
+        assert not any(one.overlaps(two) for one, two in itertools.combinations(boxes, 2))
     shown = {tuple(point) for points in right.collections for point in points.get_offsets().tolist()}
     free = records[(records["run"] == "ungated") & (records["decoding"] == "free")].iloc[0]
     assert {(1.0, free["bleu"]), (1.0, free["exact_match"])} <= shown
