@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from acp_repro.chain.paper import Claim, Item
+from acp_repro.common.statistics import Interval
 
 from .. import drawing, style
 from ..verdict import Status, Verdict
@@ -31,11 +32,11 @@ def draw(records: pd.DataFrame) -> Figure:
     text.
 
     Args:
-        records: ``attribution`` records.
+        records: ``attribution`` records, of which those of :func:`_told` are drawn.
     """
     from matplotlib import pyplot as plt
 
-    table = slices.positive(records)
+    table = slices.positive(_told(records)[0])
     shares, thirds = slices.by_distance(table), slices.by_third(table)
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(style.PAGE_INCHES * 0.8, 2.2), width_ratios=(2, 1), layout="constrained"
@@ -63,18 +64,16 @@ def draw(records: pd.DataFrame) -> Figure:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["attribution"]
-    share = slices.behind(slices.positive(records), BEHIND)
+    told, texts = _told(records)
+    share = slices.behind(slices.positive(told), BEHIND)
     behind = (
         "No vector but EOS has a positive SHAP value."
         if share is None
-        else f"Without EOS, {100 * share:.0f} % of the positive SHAP values fall on the vector's own token "
-        f"and the {BEHIND} before it."
+        else f"Without EOS, {_words(share)} of the positive SHAP values fall on the vector's own token "
+        f"and the {BEHIND} before it (in brackets: 95 % interval, by a bootstrap over texts)."
     )
-    texts = records.groupby("run")["text"].nunique().sum()
-    long = slices.came_back(records, LONG_TOKENS, CAME_BACK).groupby("run")["text"].nunique().sum()
     caption = f"""**Slices.** {behind} Left: by distance from the token that the vector was. Right: by third
-of the text (dashed: spread evenly). Only written tokens that stand at their place count. There are {texts}
-held-out texts; {long} of them have {LONG_TOKENS} tokens or more and came back.
+of the text (dashed: spread evenly). Only written tokens that stand at their place count. Shown are {texts}.
 {style.provenance(records)}"""
     return draw(records), caption
 
@@ -84,8 +83,9 @@ def own_slice(attribution: pd.DataFrame) -> Verdict:
     table, few = _long(attribution)
     if few or table["is_eos"].all():
         return Verdict(Status.UNDECIDED, few or "no vector but EOS has positive attribution")
-    width = slices.widths(table)[False]
-    return Verdict.of(width <= SLICE_OF_TEXT, f"half of it on {width:.0%} of the text")
+    vectors = slices.width_of_each(table[~table["is_eos"]])
+    width = slices.over_texts(vectors, vectors["width"])
+    return Verdict.of(width.mean <= SLICE_OF_TEXT, f"half of it on {_words(width)} of the text")
 
 
 def eos_is_global(attribution: pd.DataFrame) -> Verdict:
@@ -93,23 +93,42 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
     table, few = _long(attribution)
     if few or not table["is_eos"].any():
         return Verdict(Status.UNDECIDED, few or "EOS has no positive attribution")
-    thirds = slices.by_third(table[table["is_eos"]]).set_index("third")["share"]
-    thirds = thirds.reindex(range(slices.THIRDS), fill_value=0.0)
-    ours = "first, second and last third: " + ", ".join(f"{share:.0%}" for share in thirds)
-    return Verdict.of(thirds.min() >= LEAST_THIRD, ours)
+    eos = table[table["is_eos"]]
+    thirds = [slices.of_third(eos, third) for third in range(slices.THIRDS)]
+    ours = "first, second and last third: " + ", ".join(map(_words, thirds))
+    return Verdict.of(min(third.mean for third in thirds) >= LEAST_THIRD, ours)
 
 
 def _long(attribution: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Positive attributions of long texts that came back, and why they are too few, if they are."""
     records = slices.came_back(attribution, LONG_TOKENS, CAME_BACK)
-    texts = records.groupby("run")["text"].nunique().sum()
+    texts = _count(records)
     few = f"{texts} texts of {LONG_TOKENS} tokens or more that came back; {LONG_TEXTS} are needed"
     return slices.positive(records), few if texts < LONG_TEXTS else ""
 
 
+def _told(attribution: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The records that are drawn, of the texts of the verdicts, and these texts in words. A suite of short
+    texts, of which its verdicts can tell nothing, shows all that it has."""
+    long = slices.came_back(attribution, LONG_TOKENS, CAME_BACK)
+    if long.empty:
+        return attribution, f"all {_count(attribution)} held-out texts, which are short or did not come back"
+    return long, f"the {_count(long)} held-out texts of {LONG_TOKENS} tokens or more that came back"
+
+
+def _count(records: pd.DataFrame) -> int:
+    return int(records.groupby("run")["text"].nunique().sum())
+
+
+def _words(share: Interval) -> str:
+    """ "63.2 % (62.1 to 64.5)"."""
+    return f"{100 * share.mean:.1f} % ({100 * share.low:.1f} to {100 * share.high:.1f})"
+
+
 _OF = (
     f". This is measured on at least {LONG_TEXTS} held-out texts of {LONG_TOKENS} tokens or more. At least "
-    f"{CAME_BACK:.0%} of the tokens of each were written at their place"
+    f"{CAME_BACK:.0%} of the tokens of each were written at their place. In brackets stands a 95 % interval "
+    "over texts, by a bootstrap"
 )
 CLAIMS = (
     Claim(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 
+import numpy as np
 import pandas as pd
+
+from acp_repro.common.statistics import LEVEL, Interval
 
 EOS = "</s>"
 VECTOR = ["run", "text", "kept_position"]
 SLICE = 0.5  # of a vector's attribution, that the slice holds
 THIRDS = 3  # parts of a text
+DRAWS = 10_000  # of the bootstrap
 
 
 def positive(records: pd.DataFrame) -> pd.DataFrame:
@@ -43,8 +47,17 @@ def by_distance(table: pd.DataFrame) -> pd.DataFrame:
 
 def by_third(table: pd.DataFrame) -> pd.DataFrame:
     """Mean share of a vector's attribution in each third of the text, 0 to 2, likewise."""
+    return _mean(table, _third(table))
+
+
+def of_third(table: pd.DataFrame, third: int) -> Interval:
+    """Mean share of a vector's attribution in one third of the text, and its interval over texts."""
+    return over_texts(table, table["share"].where(_third(table) == third, 0.0), table["share"])
+
+
+def _third(table: pd.DataFrame) -> pd.Series:
     third = table["written_position"] * THIRDS // table["text_tokens"]
-    return _mean(table, third.clip(upper=THIRDS - 1).rename("third"))
+    return third.clip(upper=THIRDS - 1).rename("third")
 
 
 def _mean(table: pd.DataFrame, place: pd.Series) -> pd.DataFrame:
@@ -53,23 +66,40 @@ def _mean(table: pd.DataFrame, place: pd.Series) -> pd.DataFrame:
     return sums.assign(share=sums["share"] / sums["is_eos"].map(vectors))
 
 
-def behind(table: pd.DataFrame, reach: int) -> float | None:
+def behind(table: pd.DataFrame, reach: int) -> Interval | None:
     """Share of the attribution of vectors, EOS apart, on their origin and the ``reach`` tokens before it;
     None where no other vector has any."""
     others = table[~table["is_eos"].astype(bool)]
-    held = others.loc[others["distance"].between(-reach, 0), "positive"].sum()
-    return None if others.empty else float(held / others["positive"].sum())
+    held = others["positive"].where(others["distance"].between(-reach, 0), 0.0)
+    return None if others.empty else over_texts(others, held, others["positive"])
 
 
 def widths(table: pd.DataFrame) -> pd.Series:
     """How much of the text the shortest run of tokens covers that holds half of a vector's attribution, as a
     mean share by ``is_eos``; of an attribution that is spread evenly it covers half."""
-    sliced = {
-        (vector["is_eos"].iloc[0], *name): _shortest(vector) / vector["text_tokens"].iloc[0]
+    return width_of_each(table).groupby("is_eos")["width"].mean()
+
+
+def width_of_each(table: pd.DataFrame) -> pd.DataFrame:
+    """The same of each vector: a row with ``is_eos``, ``run``, ``text`` and ``width``."""
+    rows = [
+        (vector["is_eos"].iloc[0], *name[:2], _shortest(vector) / vector["text_tokens"].iloc[0])
         for name, vector in table.groupby(VECTOR)
-    }
-    found = pd.Series(sliced, dtype=float)
-    return found.groupby(level=0).mean()
+    ]
+    return pd.DataFrame(rows, columns=["is_eos", "run", "text", "width"])
+
+
+def over_texts(table: pd.DataFrame, part: pd.Series, whole: pd.Series | float = 1.0) -> Interval:
+    """The sum of ``part`` over that of ``whole``, with its interval by a bootstrap that draws texts.
+
+    Args:
+        part, whole: a value a row of ``table``.
+    """
+    sums = table.assign(part=part, whole=whole).groupby(["run", "text"])[["part", "whole"]].sum().to_numpy()
+    draws = np.random.default_rng(0).integers(len(sums), size=(DRAWS, len(sums)))
+    parts, wholes = sums[draws].sum(axis=1).T
+    low, high = np.quantile(parts / wholes, (LEVEL / 2, 1 - LEVEL / 2))
+    return Interval(*map(float, (sums[:, 0].sum() / sums[:, 1].sum(), low, high)))
 
 
 def _shortest(vector: pd.DataFrame) -> int:

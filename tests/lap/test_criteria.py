@@ -213,6 +213,24 @@ def test_few_or_short_texts_tell_nothing(check):
     assert status(check, strayed) == "undecided"
 
 
+def test_the_picture_shows_the_texts_of_the_verdicts():
+    whole, short = attribution(at30=BEFORE, eos=EVEN), attribution(texts=3, eos=LATE, at58=LATE)
+    short = short.assign(text=short["text"] + 50, text_tokens=59)
+
+    def bars(records):
+        return [bar.get_height() for bar in figure_slices.draw(records).axes[1].patches]
+
+    assert bars(pd.concat([whole, short])) == pytest.approx(bars(whole))
+    assert max(bars(short)) == pytest.approx(100)  # where all are short, all are shown
+
+
+def test_the_interval_of_a_share_is_over_texts():
+    table = pd.DataFrame({"run": "a", "text": [0, 0, 1, 1]})
+    same = slices.over_texts(table, pd.Series([0.0, 1.0, 1.0, 0.0]), 2.0)
+    assert same == pytest.approx((0.25, 0.25, 0.25))  # rows differ, texts do not
+    assert slices.over_texts(table, pd.Series([0.0, 0.0, 1.0, 1.0])) == pytest.approx((0.5, 0.0, 1.0))
+
+
 def test_the_committed_attributions_are_of_slices_and_eos_of_the_end(monkeypatch):
     monkeypatch.chdir(ROOT)
     records = pd.read_csv("results/lap-h200/exact-10/attribution.csv.gz")
