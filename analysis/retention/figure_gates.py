@@ -88,7 +88,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 gate. After the last block nothing is saved. The dense model is pruned at inference only. It keeps random
 tokens, or those that receive most attention (H2O). The paper's text allows all three places. In its table
 random pruning loses 3.7 and 8.1 points on SST-2, so its gate must stand where tokens still matter.
-{style.provenance(records)}"""
+{models.own_tasks(records)}{style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -27,10 +27,19 @@ METHODS = {
 }
 PLACES = {"input": "at the input", "after_blocks": "after blocks", "output": "at the output", "none": ""}
 
+OWN_TASKS = ("facts", "haystack")
+
 
 def row_name(method: str, gates: str) -> str:
     """ "H2O, at the input"."""
     return ", ".join(filter(None, (METHODS[method], PLACES[gates])))
+
+
+def own_tasks(records: pd.DataFrame) -> str:
+    """A sentence on the tasks of the records that the project made up; nothing where there are none."""
+    own = [name for name in OWN_TASKS if (records["dataset"] == name).any()]
+    subject = f"The tasks {' and '.join(own)} are" if len(own) > 1 else f"The task {''.join(own)} is"
+    return f"{subject} the project's own. " if own else ""
 
 
 def run_cells(run: RetentionRun | PretrainingRun) -> dict[str, str]:

@@ -110,7 +110,8 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
 test split. A cell is {_seeds(table.values)}. Columns that end in "paper" and rows that end in "quoted" are
 the paper's and were never run here. A dash is a gap. The paper's dense row falls with the budget, though a
 dense model has none. Here it is one row. The bag of words is TF-IDF and logistic regression on as many words
-as the encoder reads tokens, the best of six settings on the test split. {style.provenance(records)}"""
+as the encoder reads tokens, the best of six settings on the test split.
+{models.own_tasks(records)}{style.provenance(records)}"""
     return table, caption
 
 

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from analysis.retention import figure2, figure_gates, figureC, table1, table3, table4, tableI
+from analysis.retention import figure2, figure_gates, figureC, models, table1, table3, table4, tableI
 
 
 def test_times_of_short_batches_keep_their_digits():
@@ -51,6 +51,18 @@ def test_where_the_gate_stands_is_drawn_on_one_axis_for_all_tasks():
     ]
     figure = figure_gates.draw(pd.DataFrame(rows).assign(metric="accuracy"))
     assert [ax.get_ylim() for ax in figure.axes] == [(0, 100), (0, 100)]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        (["sst2"], ""),
+        (["sst2", "facts"], "The task facts is the project's own. "),
+        (["haystack", "sst2", "facts"], "The tasks facts and haystack are the project's own. "),
+    ],
+)
+def test_captions_name_the_tasks_that_no_paper_has(tasks, words):
+    assert models.own_tasks(pd.DataFrame({"dataset": tasks})) == words
 
 
 def test_first_sentences_say_the_ends_of_a_range_and_nothing_where_there_is_no_record():
