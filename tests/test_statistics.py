@@ -104,11 +104,12 @@ def test_what_is_beyond_the_margin_is_told_from_what_is_open():
     assert wide.p_value > 0.05 and wide.beyond_p_value > 0.05
 
 
-def test_one_value_shows_nothing_and_two_that_are_equal_show_all():
+def test_one_value_and_two_that_are_equal_show_nothing_and_three_show_all():
     one = statistics.equivalence(statistics.over_draws([0.0]), 1.0)
     assert all(map(math.isnan, one))
-    same = statistics.equivalence(statistics.over_draws([0.0, 0.0]), 1e-9)
-    assert same == (0.0, 0.0, 0.0, 1.0)
+    two = statistics.equivalence(statistics.over_draws([0.0, 0.0]), 1e-9)
+    assert two == (0.0, 0.0, 1.0, 1.0) and two.shown is None
+    assert statistics.equivalence(statistics.over_draws([0.0] * 3), 1e-9) == (0.0, 0.0, 0.0, 1.0)
     # Items are no trainings: ten that agree do not show that the next will.
     assert statistics.equivalence(statistics.over_items([0.0] * 10), 0.01).p_value > 0.05
     assert statistics.equivalence(statistics.over_items([0.0] * 1000), 0.01).p_value < 0.05

@@ -45,11 +45,15 @@ class Estimate(NamedTuple):
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def p_above(self, bound: float) -> float:
-        """One-sided p of a test that the true mean is above ``bound``; 0 or 1 if the values do not spread."""
+        """One-sided p of a test that the true mean is above ``bound``.
+
+        0 or 1 if three values or more do not spread. Two that are equal are too few to say that none will be
+        apart, so their p is 1.
+        """
         from scipy import stats
 
         if self.error == 0:
-            return float(self.mean <= bound)
+            return float(self.mean <= bound or self.freedom < 2)
         return float(stats.t.sf((self.mean - bound) / self.error, self.freedom))
 
 

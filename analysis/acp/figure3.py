@@ -165,31 +165,34 @@ nats, and where: {numbers}.{noise} {style.provenance(records)}"""
 
 def losses_match(loss: pd.DataFrame) -> Verdict:
     """Met if pairs of trainings rule out a mean difference of :data:`LOSS_WITHIN_NATS`; missed if they show
-    one that is larger. Pairs of all sizes and lengths stand side by side.
+    one that is larger. Pairs of all suites, sizes and lengths stand side by side.
     """
-    keys = PAIR[:-1]
     method = loss["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
-    loss = one_each(loss.assign(method=method, size=models.marked(loss)), [*PAIR, "method"], "loss")
-    sides = (loss[loss["method"] == side].set_index(PAIR)["loss_nats"] for side in ("acp", "exact"))
+    loss = loss.assign(method=method, size=models.marked(loss), suite=loss.get("suite", ""))
+    keys = ["suite", *PAIR]
+    one_each(loss, [*keys, "method"], "loss")
+    sides = (loss[loss["method"] == side].set_index(keys)["loss_nats"] for side in ("acp", "exact"))
     difference = next(sides).sub(next(sides)).dropna()
     if difference.empty:
-        return Verdict(Status.UNDECIDED, "no run is measured together with its exact pair")
-    unlike = models.unlike(loss, PAIR)
+        return Verdict(Status.UNDECIDED, paired.NO_PAIR)
+    unlike = {pair: words for pair, words in models.unlike(loss, keys).items() if pair in difference.index}
+    several = loss["suite"].nunique() > 1
     each = "; ".join(
-        f"{size}, {style.length_label(length)}: "
+        f"{f'{suite}, ' if several else ''}{size}, {style.length_label(length)}: "
         + ", ".join(
             f"{gap:+.4f}{unlike[pair][:1]}" + (f" (seed {pair[-1]})" if len(gaps) > 1 else "")
             for pair, gap in gaps.items()
         )
-        for (size, length, _), gaps in difference.groupby([*keys[1:], keys[0]])
+        for (suite, size, length, _), gaps in difference.groupby([keys[0], *keys[2:4], keys[1]])
     )
-    ours = f"ACP − exact in nats: {each}"
-    if len(difference) < 2:
-        return Verdict(Status.UNDECIDED, f"{paired.ONE_PAIR}. {ours}{models.notes(unlike, '; ')}")
-    estimate = over_draws(difference)
+    ours, note = f"ACP − exact in nats: {each}", models.notes(unlike, "; ", paired.NOT_COUNTED)
+    counted = difference[[not unlike[pair] for pair in difference.index]]
+    if why := paired.too_few(counted):
+        return Verdict(Status.UNDECIDED, f"{why}. {ours}{note}")
+    estimate = over_draws(counted)
     found = equivalence(estimate, LOSS_WITHIN_NATS)
-    mean = f"mean {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
-    return Verdict.of(found.shown, f"{ours}; {mean}, margin {LOSS_WITHIN_NATS:g}{models.notes(unlike, '; ')}")
+    mean = f"mean of {len(counted)} pairs {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+    return Verdict.of(found.shown, f"{ours}; {mean}, margin {LOSS_WITHIN_NATS:g}{note}")
 
 
 CLAIMS = (

@@ -23,7 +23,17 @@ SETTING = ["architecture", "size", "context_length_tokens"]
 COLUMN = ["task", "metric"]
 TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
 ONE_PAIR = "one pair of trainings, and another may differ as much"
+NO_PAIR = "no run is measured together with its exact pair"
+NOT_COUNTED = ", and not counted"  # behind what models.unlike says of a pair
 SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
+
+
+def too_few(apart: pd.Series) -> str:
+    """Why the differences of some pairs of trainings, of one code each, are too few to test; empty if not."""
+    if len(apart) < 2:
+        return ONE_PAIR if len(apart) else "no pair was trained with one version of the code"
+    same = len(apart) < 3 and not apart.any()
+    return f"the same bits in {len(apart)} pairs, and another may differ" if same else ""
 
 
 def differences(records: pd.DataFrame) -> pd.DataFrame:

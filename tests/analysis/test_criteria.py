@@ -8,7 +8,6 @@ import pytest
 from acp_repro.papers.acp.paper import PAPER
 from analysis.acp import (
     figure2,
-    figure3,
     figure4,
     figure5,
     figure6,
@@ -19,7 +18,6 @@ from analysis.acp import (
     figureA3,
     figureA5,
     models,
-    paired,
     statistics,
     table4,
 )
@@ -147,52 +145,6 @@ def test_two_tolerances_are_never_averaged():
         statistics.pruned_percent(pd.concat([blocks(70), blocks(70)]))
     with pytest.raises(UnfitRecords, match="epsilon_sweep"):
         figure7.default_nearly_optimal(sweep({-1: 0.7}).loc[[0, 0]])
-    with pytest.raises(UnfitRecords, match="loss: more than one record"):
-        figure3.losses_match(pd.concat([losses((3.0, 3.0))] * 2))
-
-
-def losses(*pairs: tuple[float, float]) -> pd.DataFrame:
-    """A seed for each (with ACP, exact)."""
-    return table(
-        *(
-            {"log_pruning_tolerance": tolerance, "seed": seed, "loss_nats": loss}
-            for seed, pair in enumerate(pairs)
-            for tolerance, loss in zip((-10.0, None), pair, strict=True)
-        )
-    )
-
-
-def test_losses_match_where_pairs_rule_out_the_papers_own_difference():
-    close = figure3.losses_match(losses((3.001, 3.0), (3.2, 3.2), (3.099, 3.1)))
-    assert close.status is MET
-    # Errors 0.001 / sqrt(3), two degrees of freedom: 2.920 of them on either side.
-    assert "mean +0.0000 [-0.0017, +0.0017]" in close.ours
-    assert "+0.0010 (seed 0), +0.0000 (seed 1), -0.0010 (seed 2)" in close.ours
-    # Of one pair nobody knows what the next would be, and seeds that differ by 0.2 make nothing easier.
-    one = figure3.losses_match(losses((3.0001, 3.0)))
-    assert one.status is UNDECIDED and one.ours.startswith("one pair of trainings")
-    noisy = losses((3.1, 3.0), (3.1, 3.1), (3.1, 3.2), (3.25, 3.1))
-    assert figure3.losses_match(noisy).status is UNDECIDED
-    # One pair far apart is not made up for by one that is far apart the other way, nor by an identical one.
-    assert figure3.losses_match(losses((3.25, 3.0), (3.1, 3.2), (3.1, 3.1))).status is UNDECIDED
-    assert figure3.losses_match(losses((3.02, 3.0), (3.021, 3.001))).status is MISSED
-    better = figure3.losses_match(losses((2.98, 3.0), (2.981, 3.001)))
-    assert better.status is MISSED  # nor is that the same
-    assert figure3.losses_match(losses((3.0, 3.0))[:1]).status is UNDECIDED
-
-
-NOTE = "† the two trainings ran on different commits"
-
-
-def test_a_pair_of_two_commits_is_marked_beside_its_loss():
-    records = losses((3.001, 3.0), (3.2, 3.2), (3.099, 3.1))
-    assert "†" not in figure3.losses_match(records.assign(commit="one", device="gpu")).ours
-    commits = ["one", "two", "two", "two", None, "two"]  # what is not recorded says nothing
-    ours = figure3.losses_match(records.assign(commit=commits)).ours
-    assert "+0.0010† (seed 0), +0.0000 (seed 1), -0.0010 (seed 2)" in ours and ours.endswith(f"; {NOTE}")
-    one = figure3.losses_match(records[:2].assign(commit="one", torch_version=["2.10", "2.11"])).ours
-    assert one.endswith("512: +0.0010†; † the two trainings ran on different versions of torch")
-    assert figure3.losses_match(records[:2].assign(commit=commits[:2])).ours.endswith(f"+0.0010†; {NOTE}")
 
 
 def test_sizes_of_two_commits_are_named():
@@ -202,12 +154,6 @@ def test_sizes_of_two_commits_are_named():
     assert models.commits_in_words(times[::2]) == ""
     words = "Sizes were not timed on one commit: one (a, c); two (b)."
     assert models.commits_in_words(times, times[:1]) == words
-
-
-def test_the_margin_of_losses_is_no_more_than_the_papers_own_pairs():
-    """A word is fewer than two tokens, so half of what they differ by in nats a word."""
-    largest = paired.paper_gaps()["wikitext", "word_perplexity"]
-    assert 0.4 * largest < figure3.LOSS_WITHIN_NATS <= largest / 2
 
 
 def heads(*ratios: float, layers=None, length: int = 640) -> pd.DataFrame:

@@ -68,7 +68,9 @@ def test_seeds_differ_where_chance_does_not_explain_it():
     assert told.status == Status.MET
     assert told.ours == "1 of 2 metrics differ between two seeds: 125M, 4k: piqa acc 0.5 and 0.54"
     apart = table1.seeds_differ(other.assign(commit=other["seed"].map(str)))
-    assert apart.ours.startswith("1 of 2 metrics† differ") and apart.ours.endswith("ran on different commits")
+    assert apart.ours.startswith("1 of 2 metrics† differ") and apart.ours.endswith(
+        "two versions of the kernels"
+    )
     by_method = other["log_pruning_tolerance"].map(str)
     assert "†" not in table1.seeds_differ(other.assign(commit=by_method)).ours
     with pytest.raises(UnfitRecords, match="at two seeds: not the same items"):

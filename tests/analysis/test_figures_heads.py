@@ -356,10 +356,10 @@ def test_a_pair_of_two_commits_is_marked_in_picture_and_words():
     records = pd.concat(pairs).assign(commit=["one"] * 2 + ["two"] * 6)
     figure = figure3.draw(records)
     assert [t.get_text() for t in figure.axes[1].get_legend().texts] == ["largest gap:", "1.0000† / 1.0000"]
-    assert figure.legends[0].get_title().get_text() == "† the two trainings ran on different commits"
+    assert figure.legends[0].get_title().get_text() == "† trained with two versions of the kernels"
     found = figure3.gaps_in_words(statistics.loss_differences(records), models.unlike(records, figure3.PAIR))
     assert found == (
-        "big, 256: 1.0000 at 0† (seed 0), 1.0000 at 0 (seed 1); † the two trainings ran on different commits"
+        "big, 256: 1.0000 at 0† (seed 0), 1.0000 at 0 (seed 1); † trained with two versions of the kernels"
     )
     assert not figure3.draw(records.assign(commit="one")).legends[0].get_title().get_text()
 
