@@ -185,6 +185,8 @@ class Claim:
         check: the criterion: takes a table of records for each quantity and gives an
             ``analysis.verdict.Verdict``.
         item: for a claim in ``Paper.claims``, the item on whose runs it is judged.
+        pooled: for a claim in ``Paper.claims``, whether it is judged once on the runs of every published
+            suite and of all items with its ``check``, and not suite by suite.
         test: ``FILE::FUNCTION``, which shows what needs no record: what is proved or follows from a formula.
         refuted: what the test shows instead, if the paper is wrong as printed.
         untested: why it cannot be judged here.
@@ -198,6 +200,7 @@ class Claim:
     quantities: tuple[str, ...] = ()
     check: Callable[..., Any] | None = None
     item: str = ""
+    pooled: bool = False
     test: str = ""
     refuted: str = ""
     untested: str = ""

@@ -11,7 +11,7 @@ from acp_repro.chain.paper import Claim
 from acp_repro.papers.acp.plan.cost import attention_share_of_flops
 
 from ..verdict import Verdict
-from . import by_length, figure2, figure5, figure6, figure_decode, figureA5, models, table1
+from . import by_length, figure2, figure3, figure5, figure6, figure_decode, figureA5, models, table1
 
 SHARE_POINTS = 2.0  # what "roughly" is taken to mean of attention's share of all FLOPs
 _SHOWN = "tests/attention/test_paper_text.py::"
@@ -135,6 +135,7 @@ CLAIMS = (
         check=attention_share,
         test="tests/model/test_model_flops.py::test_flops_by_hand",
     ),
+    figure3.EVERY_PAIR,
     table1.SEEDS_DIFFER,
     figure5.LIKE_THE_MODEL,
     figure5.PRUNE_MOST_OR_NONE,

@@ -90,5 +90,17 @@ def by_records(claim: Claim, item: Item, suite: Suite, runs: Sequence[Run]) -> A
     )
 
 
+def together(each: Sequence[Again]) -> Again:
+    """What makes the records of several suites, as one of the suite with the longest training."""
+    return Again(
+        tuple(command for one in each for command in one.commands),
+        max(each, key=lambda one: one.training_seconds).suite,
+        sum(one.training_seconds for one in each),
+        sum(one.untimed for one in each),
+        sum(one.measuring_seconds for one in each),
+        tuple(sorted({device for one in each for device in one.devices})),
+    )
+
+
 def _named(runs: Iterable[Run]) -> str:
     return "".join(f" --run {run.name}" for run in runs)

@@ -20,7 +20,7 @@ from acp_repro.chain.suite import load_suite, suite_names
 from .. import style
 from ..report.gather import all_records, judge, of_item, paper_words, record_paths
 from ..verdict import Status, Verdict, Word
-from .again import Again, by_records, by_test
+from .again import Again, by_records, by_test, together
 
 TELLING = (Status.MET, Status.BEYOND, Status.SHORT, Status.MISSED)
 
@@ -116,7 +116,8 @@ def of_text(
 ) -> Line:
     """One of ``Paper.claims``: judged on records, or by a test, or not at all."""
     if claim.quantities:
-        return of_records(id, claim, None, paper.item(claim.item), suites, records)
+        judged = of_pool if claim.pooled else of_records
+        return judged(id, claim, None, paper.item(claim.item), suites, records)
     if claim.untested:
         verdict = Verdict(Status.UNDECIDED, claim.untested)
     elif claim.check:
@@ -161,6 +162,36 @@ def of_records(
         if line.word is not first.word
     ]
     return replace(first, ours="; ".join((first.ours, *others)))
+
+
+def of_pool(
+    id: str,
+    claim: Claim,
+    item: Item | None,
+    judged_on: Item,
+    suites: Sequence[Suite],
+    records: Mapping[str, Mapping[str, pd.DataFrame]],
+) -> Line:
+    """A claim that is judged once, on the records of all suites: see ``Claim.pooled``."""
+    items = [one for one in suites[0].paper.items if any(c.check is claim.check for c in one.claims)]
+    places = [(one, suite, records[suite.name]) for suite in suites for one in items]
+    found = [(of_suite(id, claim, item, *place), of_item(*place)) for place in places]
+    found = [(line, tables) for line, tables in found if line.status in (*TELLING, Status.UNDECIDED)]
+    if not found:
+        return of_records(id, claim, item, judged_on, suites, records)
+    lines = [line for line, _ in found]
+    verdict = claim.check(*(pd.concat(tables[name] for _, tables in found) for name in claim.quantities))
+    return replace(
+        strongest(lines),
+        word=Word.of(verdict.status),
+        status=verdict.status,
+        ours=verdict.ours,
+        scale=". ".join(line.scale for line in lines),
+        records=tuple(record for line in lines for record in line.records),
+        runs=sum(line.runs for line in lines),
+        trained_tokens=max(line.trained_tokens for line in lines),
+        again=together([line.again for line in lines]),
+    )
 
 
 def strongest(found: Iterable[Line]) -> Line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ MEANINGS = {
     Word.MISPRINT: "the paper is wrong as printed; the line says what is right",
 }
 # What a reader in a hurry wants to know, in this order.
-HEADLINES = ("acp.figureA1.1", "acp.figure8.1", "acp.figure2.1", "acp.figure2.3", "acp.figureA6.1")
+HEADLINES = ("acp.figureA1.1", "acp.text.19", "acp.figure2.1", "acp.figure2.3", "acp.figureA6.1")
 HEADER = ("Claim", "The paper", "Here", "Measured on", "Verdict", "Shown by", "Measure it again")
 
 
@@ -50,7 +51,7 @@ def render(sections: Sequence[Section]) -> str:
         "- Where several suites have records of a claim, one decides: the one with the most runs measured "
         "for it. With equal numbers, the suite whose models saw the most tokens decides. Where another "
         "suite comes to another verdict, or cannot tell, the line gives its numbers. A claim that two "
-        "figures show counts twice.\n"
+        "figures show counts twice. *All pairs together* are those of all suites, judged once.\n"
         "- `make claim ID=acp.figure2.1` measures a line again. It trains runs that lack weights, measures, "
         "and prints the old and the new number and verdict. With `SUITE=cpu` it takes the small models of a "
         "laptop. The last column gives the training time behind the records. It includes the measuring where "
@@ -127,7 +128,7 @@ def _cells(line: Line) -> list[str]:
 
 
 def _shown_by(line: Line) -> str:
-    """A link to the test, or for each quantity to the folder of its run, or to that of several runs."""
+    """A link to the test, or for each quantity to the folder of its run, or to that of all its runs."""
     if line.claim.test:
         return f"[`{line.claim.test}`]({line.claim.test.partition('::')[0]})"
     files: dict[str, list[tuple[str, Path]]] = {}
@@ -135,7 +136,7 @@ def _shown_by(line: Line) -> str:
         files.setdefault(quantity, []).append((run, path))
     links = []
     for quantity, found in files.items():
-        (run, path), *more = found
-        name, target = (f"{len(found)} runs", path.parents[1]) if more else (run, path.parent)
+        name = f"{len(found)} runs" if len(found) > 1 else found[0][0]
+        target = Path(os.path.commonpath([path.parent for _, path in found]))
         links.append(f"{quantity} of [{name}]({target.as_posix()})")
     return "; ".join(links)

@@ -249,6 +249,27 @@ def test_what_another_suite_measured_and_cannot_tell_is_quoted(mini):
     assert line.ours == f"{TINY}: 50 % at 256, 70 % at 512; {other}"
 
 
+def test_a_pooled_claim_is_judged_once_on_all_suites(mini):
+    for length, loss in ((256, 3.001), (512, 3.002)):
+        for method, nats in (("acp", loss), ("exact", 3.001)):
+            synthetic.write(f"pro-tiny-{length}-{method}", "loss", {"loss_nats": nats})
+    other = Path("experiments/other.yaml")
+    other.write_text(mini.read_text())
+    for method in ("acp", "exact"):
+        path = Path(f"results/mini/pro-tiny-256-{method}/loss.csv")
+        copy = Path("results/other", *path.parts[2:])
+        copy.parent.mkdir(parents=True)
+        copy.write_text(path.read_text().replace("mini", "other"))
+    (section,) = gather()
+    alone, *_, line = lines_of(section, figure3.losses_match)
+    assert alone.claim in figure3.CLAIMS and line.claim is figure3.EVERY_PAIR
+    assert "mean of 2 pairs" in alone.ours and "mean of 3 pairs +0.0003 [" in line.ours
+    assert (line.word, line.runs, len(line.again.commands)) == (Word.MEASURED, 6, 4)
+    page = render([section])
+    assert f"\n| {line.claim.claim} | ACP − exact" in page  # a headline
+    assert "loss of [6 runs](results)" in page
+
+
 def test_the_loss_of_each_published_pair_stands_on_the_page(sections, monkeypatch):
     monkeypatch.chdir(ROOT)
     (acp,) = (section for section in sections if section.paper.name == "acp")
