@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
 from acp_repro.chain.paper import Item
+from acp_repro.chain.suite import load_suite
 from acp_repro.papers.acp.settings import SizeConfig
 from acp_repro.papers.acp.suite import FoXRun, FoXSuite
 
@@ -90,6 +92,15 @@ def marked(records: pd.DataFrame, column: str = "size") -> pd.Series:
         return records[column]
     pairs = zip(records["trained_tokens"].fillna(0), records["size"], strict=True)
     return records[column] + [start_mark(tokens, size) for tokens, size in pairs]
+
+
+def vocabulary(records: pd.DataFrame) -> float:
+    """The most tokens that a model of some records has; infinite if their suites do not say."""
+    if "suite" not in records:
+        return math.inf
+    runs = records[["suite", "run"]].drop_duplicates().itertuples(index=False)
+    sizes = [load_suite(suite).run(run).data.vocab_size for suite, run in runs]
+    return max(size or math.inf for size in sizes)
 
 
 def unlike(records: pd.DataFrame, keys: Sequence[str]) -> dict[tuple, str]:

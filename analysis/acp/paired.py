@@ -77,29 +77,29 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def equivalences(differences: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Two one-sided tests of each column of the paper's, over pairs of trainings.
+def equivalences(differences: pd.DataFrame, vocabulary: float = math.inf) -> tuple[pd.DataFrame, list[str]]:
+    """Two one-sided tests of each column of the paper's that the exact models know, over pairs of trainings.
 
     Args:
         differences: of :func:`differences`.
+        vocabulary: tokens of the models. A perplexity above it is worse than to know nothing.
 
     Returns:
-        one row per column: :data:`COLUMN`, ``mean`` (see :func:`apart_in_kind`), ``low``, ``high``,
-        ``p_value`` and, after Holm's correction, ``adjusted_beyond_p_value`` of
-        :func:`statistics.equivalence`, and its ``margin``, of :func:`paper_gaps`; and the columns, in words,
-        that are left out as no exact model is better than guessing there.
+        one row per column: :data:`COLUMN`, ``mean`` (see :func:`apart_in_kind`), ``low``, ``high`` and, after
+        Holm's correction, ``adjusted_p_value`` and ``adjusted_beyond_p_value`` of
+        :func:`statistics.equivalence`, and its ``margin``, of :func:`paper_gaps`; and the columns that are
+        left out: accuracies of which no exact model is better than guessing, the perplexities of their tasks,
+        and those of which every exact model is above the vocabulary.
     """
     margins, guesses = paper_gaps(), {(c.task, c.metric): c.guess for c in COLUMNS}
-    rows, guessed = [], []
-    for key, pairs in differences.groupby(COLUMN, sort=False):
-        if key not in margins:
+    columns = {key: pairs for key, pairs in differences.groupby(COLUMN, sort=False) if key in margins}
+    unknown = {key for key, pairs in columns.items() if not _known(pairs, guesses[key], vocabulary)}
+    guessed = {task for task, metric in unknown if not is_perplexity(metric)}
+    unknown |= {key for key in columns if key[0] in guessed and is_perplexity(key[1])}
+    rows = []
+    for key, pairs in columns.items():
+        if key in unknown:
             continue
-        if (guess := guesses[key]) is not None:
-            right = [(round(pair.exact * pair.items), pair.items) for pair in pairs.itertuples()]
-            p_values = [statistics.p_above_guessing(*counts, guess) for counts in right]
-            if min(statistics.holm(p_values)) >= statistics.LEVEL:
-                guessed.append(" ".join(key))
-                continue
         apart = [apart_in_kind(pair.acp, pair.exact, key[1]) for pair in pairs.itertuples()]
         estimate = statistics.over_draws(apart)
         found = statistics.equivalence(estimate, margins[key])
@@ -107,8 +107,18 @@ def equivalences(differences: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         rows.append(row | found._asdict())
     names = [*COLUMN, "mean", "margin", *statistics.Equivalence._fields]
     table = pd.DataFrame(rows, columns=names)
-    beyond = statistics.holm(table.pop("beyond_p_value"))
-    return table.assign(adjusted_beyond_p_value=beyond), ", ".join(guessed)
+    for name in ("p_value", "beyond_p_value"):
+        table[f"adjusted_{name}"] = statistics.holm(table.pop(name))
+    return table, [" ".join(key) for key in columns if key in unknown]
+
+
+def _known(pairs: pd.DataFrame, guess: float | None, vocabulary: float) -> bool:
+    """Whether the exact model of a pair knows anything of a column."""
+    if guess is None:
+        return bool(pairs["exact"].min() < vocabulary)
+    right = [(round(pair.exact * pair.items), pair.items) for pair in pairs.itertuples()]
+    p_values = [statistics.p_above_guessing(*counts, guess) for counts in right]
+    return bool(min(statistics.holm(p_values)) < statistics.LEVEL)
 
 
 def between_seeds(records: pd.DataFrame) -> pd.DataFrame:

@@ -121,11 +121,17 @@ def test_tasks_match_where_pairs_rule_out_what_the_papers_own_differ_by():
     verdict = table1.tasks_match(close)
     assert verdict.status == Status.MET
     assert verdict.ours == "3 pairs: 1 of 1 columns differ by less than the paper's own pairs"
-    other = close.assign(commit=close["log_pruning_tolerance"].isna().map({True: "one", False: "two"}))
-    marked = table1.tasks_match(other).ours
-    assert marked.startswith(
-        "3 pairs†: 1 of 1 columns differ by less than the paper's own pairs; † the two tr"
+    exact = close["log_pruning_tolerance"].isna()
+    marked = table1.tasks_match(close.assign(commit=["new" if new else "old" for new in exact]))
+    assert marked.status == Status.UNDECIDED and marked.ours.startswith(
+        "no pair was trained with one version"
     )
+    third = close.assign(commit=["new" if new else "old" for new in exact & (close["seed"] == 2)])
+    found = table1.tasks_match(third).ours
+    assert found.startswith("2 pairs: ") and found.endswith("versions of the kernels, and not counted")
+    same = table1.tasks_match(pairs("winogrande", (700, 700), (720, 720)))
+    assert (same.status, same.ours[:27]) == (Status.UNDECIDED, "the same bits in 2 pairs, a")
+    assert table1.tasks_match(pairs("winogrande", *[(700, 700)] * 3)).status == Status.MET
     # One pair, though it were the same to the last item: nobody knows what the next would be.
     one = table1.tasks_match(pairs("winogrande", (700, 700)))
     assert one.status == Status.UNDECIDED and one.ours.startswith("one pair of trainings")
@@ -146,21 +152,47 @@ def test_tasks_match_where_pairs_rule_out_what_the_papers_own_differ_by():
 
 def test_models_that_guess_show_nothing_of_tasks():
     """A coin is as good with ACP as without."""
-    guessing = pairs("winogrande", (500, 500), (501, 501), (499, 499))
+    guessing = pairs("winogrande", (500, 500), (501, 502), (499, 499))
     verdict = table1.tasks_match(guessing)
     assert verdict.status == Status.UNDECIDED
-    assert verdict.ours == "the exact models guess in every column (winogrande acc)"
+    few = "3 pairs: the exact models know {} columns, less than half; not known: "
+    assert verdict.ours == few.format("0 of 1") + "winogrande acc"
     # BoolQ says yes to 62 %, so 60 % is a habit.
-    assert table1.tasks_match(pairs("boolq", (600, 600), (600, 600))).status == Status.UNDECIDED
-    both = pd.concat([guessing, pairs("arc_easy", (400, 401), (410, 409), (405, 405))])
-    verdict = table1.tasks_match(both)
-    assert verdict.status == Status.MET and verdict.ours.endswith("; guessed: winogrande acc")
+    assert "not known: boolq acc" in table1.tasks_match(pairs("boolq", (600, 600), (600, 601))).ours
+    known = pairs("arc_easy", (400, 401), (410, 409), (405, 405))
+    verdict = table1.tasks_match(pd.concat([guessing, known]))
+    assert verdict.status == Status.MET and verdict.ours.endswith("; not known: winogrande acc")
+    # The perplexity of a task whose accuracy is guessed is of words that the model does not know.
+    lambada = pairs("lambada_openai", (16, 16), (15, 15), (16, 16))
+    of_words = lambada.assign(metric="perplexity", value=-4.0)
+    verdict = table1.tasks_match(pd.concat([known, lambada, of_words]))
+    assert verdict.status == Status.UNDECIDED
+    assert verdict.ours == few.format("1 of 3") + "lambada_openai acc, lambada_openai perplexity"
     assert {column.task for column in COLUMNS if column.is_accuracy and column.guess is None} == set()
+
+
+def test_a_perplexity_above_the_vocabulary_is_no_knowledge():
+    words = pairs("wikitext", (0, 0), (0, 0), (0, 0), metric="word_perplexity").assign(value=-math.log(99))
+    (row,) = paired.equivalences(paired.differences(words), 100)[0].itertuples()
+    assert row.adjusted_p_value == 0
+    table, unknown = paired.equivalences(paired.differences(words), 98)
+    assert table.empty and unknown == ["wikitext word_perplexity"]
+
+
+def test_columns_are_corrected_for_their_number():
+    apart = [(700, 715), (720, 700), (710, 711)]
+    one = pairs("winogrande", *apart)
+    both = pd.concat([one, one.assign(task="piqa")])
+    alone, together = (
+        paired.equivalences(paired.differences(records))[0].set_index("task") for records in (one, both)
+    )
+    p_value = alone.loc["winogrande", "adjusted_p_value"]
+    assert together.loc["winogrande", "adjusted_p_value"] == pytest.approx(2 * p_value)
 
 
 def test_tasks_are_not_judged_without_a_pair_or_a_column_of_the_papers():
     assert table1.tasks_match(items("acp", right(500))).status == Status.UNDECIDED
-    book = table1.tasks_match(pairs("book_last_word", (700, 700), (710, 710)))
+    book = table1.tasks_match(pairs("book_last_word", (700, 701), (710, 710)))
     assert book.status == Status.UNDECIDED and "no column of the paper's" in book.ours
 
 
