@@ -200,26 +200,41 @@ def test_layers_match_the_model_as_far_as_their_heads_can_tell():
     most = 36 / 55
     kinds = {"local": most, "global": 0.0, "between": 0.3}
 
-    def model(*layers):
+    def run(*layers, name="one"):
         """Two local layers, and then such numbers of local, global and other heads."""
         drawn = [[kind for kind, n in zip(kinds, layer, strict=True) for _ in range(n)] for layer in layers]
         ratios = [most, most, *(kinds[kind] for layer in drawn for kind in layer)]
         numbers = [0, 1, *(2 + i for i, layer in enumerate(drawn) for _ in layer)]
-        return figure5.layers_match_model(heads(*ratios, layers=numbers))
+        return heads(*ratios, layers=numbers).assign(run=name)
 
-    assert model(*[(9, 1, 2)] * 10).status is MET
+    def model(*layers):
+        return figure5.layers_match_model(run(*layers))
+
+    alike = [(9, 1, 2)] * 10
+    assert model(*alike).status is MET
     # Ten layers of twelve heads drawn from one model: half of them lack a global head, and that is chance.
     drawn = [(11, 0, 1), (8, 1, 3), (11, 0, 1), (12, 0, 0), (7, 2, 3)]
     drawn += [(10, 0, 2), (10, 1, 1), (6, 4, 2), (8, 3, 1), (9, 1, 2)]
     verdict = model(*drawn)
     assert verdict.status is UNDECIDED
-    assert verdict.ours.startswith("10 layers of 12 heads: shuffled, they differ as much in 1")
+    assert verdict.ours.startswith("layers are alike in 0 of 1 runs and differ in 0. Shuffled,")
     # Half of the layers local and half global: the same numbers over all, and no layer is like the whole.
-    assert model(*[(12, 0, 0), (0, 12, 0)] * 5).status is MISSED
+    split = [(12, 0, 0), (0, 12, 0)] * 5
+    assert model(*split).status is MISSED
     # Three heads a layer tell nothing, whatever they are.
     assert model((2, 1, 0), (3, 0, 0)).status is UNDECIDED
     assert model(*[(12, 0, 0)] * 3).status is MET  # all of one kind
     assert model().status is UNDECIDED
+    # Each run is judged, and one is enough to contradict, if it is not what chance gives in so many runs.
+    verdict = figure5.layers_match_model(pd.concat([run(*alike, name="two"), run(*split)]))
+    assert verdict.status is MISSED
+    assert verdict.ours.startswith("layers are alike in 1 of 2 runs and differ in 1 (one). Shuffled,")
+    assert "two, 10 layers of 12 heads: 100.0 % and 0.00; one, 10 layers of 12" in verdict.ours
+    rare = [run(*[(8, 0, 4)] * 4, (5, 4, 3), name=name) for name in "abc"]  # 2.3 % of cases
+    assert figure5.layers_match_model(rare[0]).status is MISSED
+    assert figure5.layers_match_model(pd.concat(rare)).status is UNDECIDED
+    mixed = pd.concat([run(*alike, name="two"), run(*drawn)])
+    assert figure5.layers_match_model(mixed).status is UNDECIDED
 
 
 def test_throughput_falls_at_first_and_then_stays_level():
