@@ -101,25 +101,22 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if in every run the kinds of heads differ by less than :data:`LAYERS_EFFECT` between the layers
     past the second; missed if in one by more than heads that are shuffled among them; undecided where neither
     can be seen."""
-    found = {}
+    found, names = {}, {}
     for run, heads in pruned_ratio.groupby("run", sort=False):
         if heads["layer"].nunique() > 2 and grid_limit(heads)[0] > 0:
-            counts = pd.crosstab(heads["layer"], head_kinds(heads)).iloc[2:]
-            name = f"{models.run_name(heads.iloc[0])}, {len(counts)} layers of {counts.iloc[0].sum()} heads"
-            found[run] = (name, homogeneity(counts))
+            found[run] = homogeneity(pd.crosstab(heads["layer"], head_kinds(heads)).iloc[2:])
+            names[run] = models.run_name(heads.iloc[0])
     if not found:
         return Verdict(Status.UNDECIDED, "no run has layers past the second, and blocks enough")
-    alike = {run for run, (_, one) in found.items() if one.effect_high < LAYERS_EFFECT}
-    adjusted = zip(found, holm([one.p_value for _, one in found.values()]), strict=True)
-    apart = [run for run, p_value in adjusted if p_value < LEVEL and run not in alike]
+    alike = {run for run, one in found.items() if one.effect_high < LAYERS_EFFECT}
+    adjusted = dict(zip(found, holm([one.p_value for one in found.values()]), strict=True))
+    apart = [run for run in found if adjusted[run] < LEVEL and run not in alike]
     each = "; ".join(
-        f"{name}: {100 * one.p_value:.1f} % and {one.effect_high:.2f}" for name, one in found.values()
+        f"{names[run]} {100 * one.p_value:.1f} %, {one.effect_high:.2f}" for run, one in found.items()
     )
-    named = f" ({', '.join(apart)})" if apart else ""
-    ours = (
-        f"layers are alike in {len(alike)} of {len(found)} runs and differ in {len(apart)}{named}. Shuffled, "
-        f"they differ as much in these shares of cases, and the effect is this large at most: {each}"
-    )
+    counts = f"alike in {len(alike)} of {len(found)} runs, apart in {len(apart)}"
+    counts += f" ({', '.join(apart)})" if apart else ""
+    ours = f"{counts}. Cases that differ as much when shuffled, and largest effect: {each}"
     return Verdict.of(False if apart else True if len(alike) == len(found) else None, ours)
 
 

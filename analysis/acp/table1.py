@@ -205,11 +205,11 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
     unlike = {pair: words for pair, words in models.unlike(lm_eval_items, keys).items() if words}
     note = models.notes(unlike, "; ", paired.NOT_COUNTED)
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
-    if why := paired.too_few(table["difference"].abs().groupby([table[key] for key in keys]).max()):
-        return Verdict(Status.UNDECIDED, why + note)
     columns, unknown = paired.equivalences(table, models.vocabulary(lm_eval_items))
     known, every = len(columns), len(columns) + len(unknown)
     left_out = f"; not known: {', '.join(unknown)}" if unknown else ""
+    if why := paired.too_few(table["difference"].abs().groupby([table[key] for key in keys]).max()):
+        return Verdict(Status.UNDECIDED, why + left_out + note)
     pairs = f"{len(table[keys].drop_duplicates())} pairs"
     if not every:
         return Verdict(Status.UNDECIDED, f"no column of the paper's{note}")

@@ -217,7 +217,7 @@ def test_layers_match_the_model_as_far_as_their_heads_can_tell():
     drawn += [(10, 0, 2), (10, 1, 1), (6, 4, 2), (8, 3, 1), (9, 1, 2)]
     verdict = model(*drawn)
     assert verdict.status is UNDECIDED
-    assert verdict.ours.startswith("layers are alike in 0 of 1 runs and differ in 0. Shuffled,")
+    assert verdict.ours.startswith("alike in 0 of 1 runs, apart in 0. Cases that")
     # Half of the layers local and half global: the same numbers over all, and no layer is like the whole.
     split = [(12, 0, 0), (0, 12, 0)] * 5
     assert model(*split).status is MISSED
@@ -228,8 +228,8 @@ def test_layers_match_the_model_as_far_as_their_heads_can_tell():
     # Each run is judged, and one is enough to contradict, if it is not what chance gives in so many runs.
     verdict = figure5.layers_match_model(pd.concat([run(*alike, name="two"), run(*split)]))
     assert verdict.status is MISSED
-    assert verdict.ours.startswith("layers are alike in 1 of 2 runs and differ in 1 (one). Shuffled,")
-    assert "two, 10 layers of 12 heads: 100.0 % and 0.00; one, 10 layers of 12" in verdict.ours
+    assert verdict.ours.startswith("alike in 1 of 2 runs, apart in 1 (one). Cases that")
+    assert "largest effect: two 100.0 %, 0.00; one 0.0 %" in verdict.ours
     rare = [run(*[(8, 0, 4)] * 4, (5, 4, 3), name=name) for name in "abc"]  # 2.3 % of cases
     assert figure5.layers_match_model(rare[0]).status is MISSED
     assert figure5.layers_match_model(pd.concat(rare)).status is UNDECIDED
