@@ -20,6 +20,7 @@ from analysis.acp import (
     models,
     statistics,
     table4,
+    table_speed,
 )
 from analysis.tables import UnfitRecords
 from analysis.verdict import Status, in_range
@@ -280,6 +281,28 @@ def test_speedups_are_ratios_of_times():
     assert figure2.attention_sped_up(times(2.1)).status is MISSED
     fast = figure2.attention_sped_up(times(0.5))
     assert fast.status is BEYOND and "4.0 times is above the range of 2 to 3 times" in fast.ours
+
+
+def test_speed_is_judged_at_the_papers_pruned_share_alone():
+    """Of ours: the authors' kernels stand in the words, and other rivals nowhere."""
+    shape = {"length_tokens": 4096, "heads": 12, "head_dim": 64}
+    sides = {"triton": (4.0, 10.0), "official": (9.0, 10.0), "flex": (1.0, 10.0)}
+    times = pd.DataFrame(
+        {**shape, "implementation": name, "method": method, "pruned_ratio": 0.67 * (method == "acp")}
+        | {"forward_backward_ms": ms}
+        for name, both in sides.items()
+        for method, ms in zip(("acp", "exact"), both, strict=True)
+    )
+    verdict = table_speed.attention_saved(times)
+    assert verdict.status is MET
+    assert verdict.ours.startswith("12 heads of 64: 60 % at 4k (2.5 times as fast); the authors'")
+    assert "12 heads of 64: 10 % at 4k; gates drawn so that 67 % is pruned" in verdict.ours
+    with pytest.raises(UnfitRecords, match="another share than 65 to 70 %"):
+        table_speed.attention_saved(times.assign(pruned_ratio=0.64))
+    steps = times.assign(size="1M-recomputed", context_length_tokens=4096, ranks=1)
+    steps["throughput_tokens_per_s"] = 100 / steps["forward_backward_ms"]
+    verdict = table_speed.training_sped_up(steps)
+    assert verdict.status is BEYOND and verdict.ours.startswith("1M with checkpointing: +150 % at 4k; the")
 
 
 def test_sparse_means_few_of_the_causal_entries():

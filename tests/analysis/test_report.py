@@ -200,7 +200,8 @@ def test_an_existing_kernel_figure_is_shown_and_a_missing_one_named(made, tmp_pa
     folder, text = made
     decoding = (
         "Training on several GPUs (make figure_scaling SUITE=mini), "
-        "Time and memory of a decoding step (make figure_decode SUITE=mini)."
+        "Time and memory of a decoding step (make figure_decode SUITE=mini), "
+        "Speed at the paper's pruned share (make table_speed SUITE=mini)."
     )
     kernels = "Speed of the kernels (make figure_kernel SUITE=mini), "
     assert "Not drawn here: " + kernels + decoding in words(text)

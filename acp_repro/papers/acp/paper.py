@@ -27,7 +27,7 @@ PAPER = Paper(
         *("figure8", "figure9", "figure10", "figure11", "figure11_right"),
         *("table1", "table2", "table3", "table4"),
         *("figureA1", "figureA2", "figureA3", "figureA4", "figureA5", "figureA6", "tableA1", "figureA7"),
-        *("figure_kernel", "figure_scaling", "figure_decode"),
+        *("figure_kernel", "figure_scaling", "figure_decode", "table_speed"),
     ),
     task=f"{__package__}.task:FoXTask",
     analysis="analysis.acp",

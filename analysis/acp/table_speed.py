@@ -1,0 +1,159 @@
+"""What ACP saves at the paper's pruned share, with gates drawn for it: attention, and whole training steps.
+
+Figure 2 compares at the share that its models prune, which is larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from acp_repro.chain.paper import Claim, Item
+
+from .. import drawing, style
+from ..tables import UnfitRecords, side_by_side
+from ..verdict import Verdict, in_range
+from . import by_length, models
+from .figure_kernel import RIVALS
+from .figure_scaling import OFFICIAL
+from .statistics import METHODS
+
+SHARE_PERCENT = (65.0, 70.0)  # what gates "paper" of the benchmarks are drawn for
+RECOMPUTED = "-recomputed"  # ends the name of a size of suite h200-speed with gradient checkpointing
+KEY = ["size", "context_length_tokens"]
+
+
+def attention(kernel_time: pd.DataFrame) -> pd.DataFrame:
+    """Milliseconds of attention, forward and backward, and the percentage that ACP takes off.
+
+    Returns:
+        one row per shape, length and implementation (ours, or ``official``): :data:`KEY`, ``implementation``,
+        ``acp``, ``exact``, ``pruned_percent`` and ``percent``.
+
+    Raises:
+        UnfitRecords: a length was not timed at :data:`SHARE_PERCENT`.
+    """
+    shapes = [f"{row.heads} heads of {row.head_dim}" for row in kernel_time.itertuples()]
+    records = kernel_time.assign(size=shapes, context_length_tokens=kernel_time["length_tokens"])
+    table = _sides(records, "forward_backward_ms", "kernel_time")
+    return table.assign(percent=100 * (1 - table["acp"] / table["exact"]))
+
+
+def training(training_step: pd.DataFrame) -> pd.DataFrame:
+    """Tokens a second of training on one GPU, and the percentage that ACP adds; as :func:`attention`."""
+    sizes = training_step["size"].str.replace(RECOMPUTED, " with checkpointing", regex=False)
+    records = training_step.assign(size=sizes)[training_step["ranks"] == 1]
+    table = _sides(records, "throughput_tokens_per_s", "training_step")
+    return table.assign(percent=100 * (table["acp"] / table["exact"] - 1))
+
+
+def _sides(records: pd.DataFrame, value: str, what: str) -> pd.DataFrame:
+    ours = records[~records["implementation"].isin(RIVALS) & (records["method"] == "acp")]
+    pruned = ours[KEY].assign(pruned_percent=100 * ours["pruned_ratio"])
+    if pruned.empty or not pruned["pruned_percent"].between(*SHARE_PERCENT).all():
+        raise UnfitRecords(f"{what}: timed at another share than {_range(SHARE_PERCENT)} % pruned")
+    records = records[~records["implementation"].isin(set(RIVALS) - {OFFICIAL})]
+    table = side_by_side(records, [*KEY, "implementation"], "method", value, METHODS, what)
+    return table.merge(pruned, on=KEY)
+
+
+def tabulate(kernel_time: pd.DataFrame, training_step: pd.DataFrame) -> drawing.Table:
+    """One row per shape and length, ours and then the authors'."""
+    kinds = {"attention (ms)": attention(kernel_time), "training (tokens/s)": training(training_step)}
+    values = pd.concat(table.assign(what=what) for what, table in kinds.items())
+    rows = []
+    for (what, size, length), both in values.groupby(["what", *KEY], sort=False):
+        form, sign = ("{:.3g}".format, "−") if "ms" in what else (style.count_label, "+")
+        row = {
+            "": f"{what}, {size}",
+            "L": style.length_label(length),
+            "pruned": f"{both['pruned_percent'].iloc[0]:.0f} %",
+        }
+        for one in both.sort_values("implementation", key=lambda name: name == OFFICIAL).itertuples():
+            whose = "authors'" if one.implementation == OFFICIAL else "ours"
+            row |= {f"{whose}, exact": form(one.exact), f"{whose}, ACP": form(one.acp)}
+            row[f"{whose}, change"] = f"{sign}{one.percent:.0f} %"
+        rows.append(row)
+    return drawing.Table(pd.DataFrame(rows).fillna("–"), values)
+
+
+def make(found: drawing.Found) -> tuple[drawing.Table, str]:
+    times, steps = found.records["kernel_time"], found.records["training_step"]
+    saved, gained = (_ours(table) for table in (attention(times), training(steps)))
+    pruned = pd.concat([saved, gained])["pruned_percent"]
+    caption = f"""**Speed at the paper's pruned share.** ACP takes {style.span(saved["percent"])} % off the
+time of attention, and training gains {style.span(gained["percent"], "+.0f")} % more tokens a second. Gates
+are drawn so that {style.span(pruned)} % of the blocks are pruned at every context length $L$. Weights
+and tokens are random. Attention: one call of {times["measured_tokens"].iloc[0]:,} tokens, forward and
+backward, with the boundary search. Training: whole steps on one GPU, in micro-batches of
+{steps["step_tokens"].iloc[0]:,} tokens. Checkpointing is gradient checkpointing, which the paper uses. The
+authors' are their kernels, and their model in our loop. {style.provenance(times, steps)}"""
+    return tabulate(times, steps), caption
+
+
+def _ours(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["implementation"] != OFFICIAL]
+
+
+def _range(ends: Sequence[float]) -> str:
+    return "{:g} to {:g}".format(*ends)
+
+
+# --- what the paper says of them ------------------------------------------------------------------------
+
+
+def attention_saved(kernel_time: pd.DataFrame) -> Verdict:
+    """Met if our attention saves what the paper's range says at every length; beyond if it saves more."""
+    table = attention(kernel_time)
+    ours = _ours(table)
+    fast = f" ({style.span(ours['exact'] / ours['acp'], '.1f')} times as fast)"
+    return _judge(table, "attention_time_reduction", "the authors' kernels", fast)
+
+
+def training_sped_up(training_step: pd.DataFrame) -> Verdict:
+    """Met if our training gains what the paper's range says in every setting; beyond if it gains more."""
+    return _judge(training(training_step), "throughput_gain", "the authors' model", sign="+")
+
+
+def _judge(table: pd.DataFrame, quantity: str, theirs: str, more: str = "", sign: str = "") -> Verdict:
+    """A verdict on ours; the words give the authors' too."""
+    ours = _ours(table)
+    both = [by_length.listed(by_length.in_order(some), sign=sign) for some in (ours, table.drop(ours.index))]
+    words = f"{both[0]}{more}; {theirs}: {both[1] or 'not measured'}"
+    drawn = f"gates drawn so that {style.span(ours['pruned_percent'])} % is pruned"
+    return in_range(ours["percent"], *models.PUBLISHED.range("figure2", quantity), f"{words}; {drawn}")
+
+
+DRAWN = f"where gates are drawn so that {_range(SHARE_PERCENT)} % of the blocks are pruned,"
+ITEMS = (
+    Item(
+        "table_speed",
+        "Speed at the paper's pruned share",
+        ("kernel_time", "training_step"),
+        claims=(
+            Claim(
+                "At the paper's pruned share attention takes 50 % to 70 % less time",
+                "=figure2.attention_time_reduction",
+                f"{DRAWN} our attention saves 50 to 70 % at every context length, forward and backward",
+                ("kernel_time",),
+                attention_saved,
+            ),
+            Claim(
+                "At the paper's pruned share training throughput rises by 10 % to 40 %",
+                "=figure2.throughput_gain",
+                f"{DRAWN} our training gains 10 to 40 % at every context length, with and without gradient "
+                "checkpointing",
+                ("training_step",),
+                training_sped_up,
+            ),
+        ),
+        ours=True,
+        extra=True,
+        aliases=("table-speed",),
+    ),
+)
+
+
+if __name__ == "__main__":
+    drawing.main(globals())
