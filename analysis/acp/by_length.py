@@ -10,6 +10,7 @@ from ..verdict import Verdict
 from . import models
 
 LONGER = "Abstract: longer context lengths yield greater computational savings"
+NOT_BY_THE_GRID = "and no smaller share of what the grid of blocks allows"
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -35,9 +36,15 @@ def listed(
 
 
 def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
-    """Met if every size has more at every longer context; undecided with one context length."""
+    """Met if every size has more at every longer context; undecided with one context length.
+
+    With ``of_grid_percent`` that must not fall: a share of all blocks grows with their number alone.
+    """
     table = in_order(table)
-    several = [r for _, r in table.groupby("size", sort=False)["percent"] if len(r) > 1]
-    met = all((rows.diff().iloc[1:] > 0).all() for rows in several) if several else None
-    note = "" if several else " (one context length only)"
-    return Verdict.of(met, listed(table, sign=sign) + note)
+    words = listed(table, sign=sign)
+    several = [rows for _, rows in table.groupby("size", sort=False) if len(rows) > 1]
+    met = all((rows["percent"].diff().iloc[1:] > 0).all() for rows in several) if several else None
+    if "of_grid_percent" in table:
+        words += f"; of what the grid allows: {listed(table, 'of_grid_percent')}"
+        met = met and all((rows["of_grid_percent"].diff().iloc[1:] >= 0).all() for rows in several)
+    return Verdict.of(met, words + ("" if several else " (one context length only)"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from acp_repro.chain.paper import Claim, Item
+from acp_repro.papers.acp import grid
 
 from .. import drawing, style
 from ..tables import one_each
@@ -88,33 +89,34 @@ are the share of pruned blocks and the mean loss over all positions. Every lengt
     return draw(records), caption
 
 
-def savings_grow_past_training(long_context: pd.DataFrame) -> Verdict:
-    """Met if every longer evaluated length prunes more, from the training length on."""
+def savings_grow_past_training(long_context: pd.DataFrame, pruned_ratio: pd.DataFrame) -> Verdict:
+    """Met if every longer evaluated length prunes more, from the training length on, and no smaller share of
+    what the grid of ``pruned_ratio`` allows."""
     one_each(long_context, ["evaluated_length_tokens"], "long_context")
     trained = long_context["context_length_tokens"].iloc[0]
     if trained not in set(long_context["evaluated_length_tokens"]):
         return Verdict(
             Status.UNDECIDED, f"not evaluated at the training length, {style.length_label(trained)}"
         )
-    table = long_context.sort_values("evaluated_length_tokens")
-    table = table.rename(columns={"context_length_tokens": "trained"}).assign(
-        context_length_tokens=table["evaluated_length_tokens"], percent=100 * table["pruned_ratio"]
-    )
-    return by_length.grows(table)
+    blocks = [int(pruned_ratio[f"block_{side}_tokens"].iloc[0]) for side in "qk"]
+    lengths, percent = long_context["evaluated_length_tokens"], 100 * long_context["pruned_ratio"]
+    most = [grid.largest_pruned_ratio(length, *blocks) for length in lengths]
+    columns = {"context_length_tokens": lengths, "percent": percent, "of_grid_percent": percent / most}
+    return by_length.grows(long_context.assign(**columns))
 
 
 ITEMS = (
     Item(
         "figureA3",
         "Contexts longer than in training",
-        ("long_context",),
+        ("long_context", "pruned_ratio"),
         lambda suite: [suite.sweep_run],
         claims=(
             Claim(
                 "Savings keep growing past the training length",
                 by_length.LONGER,
-                "the same model prunes more at every longer evaluated length",
-                ("long_context",),
+                f"the same model prunes more at every longer evaluated length, {by_length.NOT_BY_THE_GRID}",
+                ("long_context", "pruned_ratio"),
                 savings_grow_past_training,
             ),
         ),

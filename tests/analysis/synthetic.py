@@ -65,8 +65,8 @@ def write_savings(architecture: str = "pro") -> None:
                 {
                     "layer": layer,
                     "head": 0,
-                    "block_q_tokens": 64,
-                    "block_k_tokens": 64,
+                    "block_q_tokens": 16,
+                    "block_k_tokens": 16,
                     "pruned_blocks": pruned,
                     "causal_blocks": 10,
                     "pruned_ratio": pruned / 10,

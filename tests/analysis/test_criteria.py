@@ -55,6 +55,8 @@ def blocks(*pruned: int, lengths=(512, 1024), size: str = "a") -> pd.DataFrame:
                 "head": 0,
                 "pruned_blocks": p,
                 "causal_blocks": 100,
+                "block_q_tokens": 16,
+                "block_k_tokens": 16,
             }
             for p, length in zip(pruned, lengths, strict=False)
         )
@@ -79,6 +81,10 @@ def test_growth_needs_two_lengths_and_every_size():
     assert figure2.savings_grow(blocks(60, 60)).status is MISSED
     assert figure2.savings_grow(pd.concat([blocks(50, 60), blocks(60, 50, size="b")])).status is MISSED
     assert figure2.savings_grow(blocks(50)).status is UNDECIDED
+    # The grid lets 465 of 528 blocks go at 512 tokens and 1,953 of 2,080 at 1k, so 2 points more are less.
+    grown = figure2.savings_grow(blocks(60, 62))
+    assert grown.status is MISSED
+    assert grown.ours.endswith("62 % at 1k; of what the grid allows: a: 68 % at 512, 66 % at 1k")
     # The order of the records does not matter.
     assert figure2.savings_grow(blocks(60, 50, lengths=(1024, 512))).status is MET
 
@@ -368,8 +374,11 @@ def test_blocks_and_long_contexts():
         {"evaluated_length_tokens": 1024, "pruned_ratio": 0.8},
         {"evaluated_length_tokens": 512, "pruned_ratio": 0.7},
     )
-    assert figureA3.savings_grow_past_training(longer).status is MET
-    assert figureA3.savings_grow_past_training(longer.assign(pruned_ratio=0.7)).status is MISSED
+    grid = blocks(70)
+    assert figureA3.savings_grow_past_training(longer, grid).status is MET
+    for share in (0.7, [0.71, 0.7]):  # as much, and more but less of what the grid allows
+        other = figureA3.savings_grow_past_training(longer.assign(pruned_ratio=share), grid)
+        assert other.status is MISSED
 
 
 @pytest.mark.parametrize(

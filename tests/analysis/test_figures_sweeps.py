@@ -77,6 +77,7 @@ FIGURES = {
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
+    synthetic.write(RUN, "pruned_ratio", {})  # whose grid Figure A3 takes
     yield tmp_path
     plt.close("all")
 

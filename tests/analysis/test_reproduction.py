@@ -245,8 +245,9 @@ def test_what_another_suite_measured_and_cannot_tell_is_quoted(mini):
     (section,) = gather()
     line = lines_of(section, figure2.savings_grow)[0]
     assert line.word is Word.MEASURED
-    other = f"suite other cannot tell: {TINY}: 50 % at 256 (one context length only)"
-    assert line.ours == f"{TINY}: 50 % at 256, 70 % at 512; {other}"
+    shares = f"{TINY}: 50 % at 256{{}}; of what the grid allows: {TINY}: 65 % at 256{{}}"
+    other = f"suite other cannot tell: {shares.format('', '')} (one context length only)"
+    assert line.ours == f"{shares.format(', 70 % at 512', ', 79 % at 512')}; {other}"
 
 
 def test_a_pooled_claim_is_judged_once_on_all_suites(mini):
