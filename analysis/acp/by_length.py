@@ -36,15 +36,18 @@ def listed(
 
 
 def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
-    """Met if every size has more at every longer context; undecided with one context length.
+    """Met if every size has more at every longer context; undecided with one context length. Sizes decide as
+    in :func:`models.settled`.
 
     With ``of_grid_percent`` that must not fall: a share of all blocks grows with their number alone.
     """
     table = in_order(table)
+    deciding = models.settled(table)
     words = listed(table, sign=sign)
-    several = [rows for _, rows in table.groupby("size", sort=False) if len(rows) > 1]
+    several = [rows for _, rows in deciding.groupby("size", sort=False) if len(rows) > 1]
     met = all((rows["percent"].diff().iloc[1:] > 0).all() for rows in several) if several else None
     if "of_grid_percent" in table:
         words += f"; of what the grid allows: {listed(table, 'of_grid_percent')}"
         met = met and all((rows["of_grid_percent"].diff().iloc[1:] >= 0).all() for rows in several)
-    return Verdict.of(met, words + ("" if several else " (one context length only)"))
+    where = " past the start of training" if len(deciding) < len(table) else ""
+    return Verdict.of(met, words + ("" if several else f" (one context length only{where})"))

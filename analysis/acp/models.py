@@ -81,13 +81,41 @@ def start_mark(tokens: float, size: str) -> str:
     return f" ({style.count_label(tokens)} tokens, start of training)" if at_start(tokens, size) else ""
 
 
+def starting(records: pd.DataFrame) -> pd.Series:
+    """By row, whether it is of the start of training; formulas have no ``trained_tokens`` and no start."""
+    if "trained_tokens" not in records:
+        return pd.Series(False, records.index)
+    pairs = zip(records["trained_tokens"].fillna(0), records["size"], strict=True)
+    return pd.Series([at_start(*pair) for pair in pairs], records.index, dtype=bool)
+
+
+def settled(records: pd.DataFrame) -> pd.DataFrame:
+    """The rows that decide a verdict: those past the start of training, or all where there are none such."""
+    start = starting(records)
+    return records if start.all() else records[~start]
+
+
+def all_at_start(runs: Iterable[FoXRun]) -> bool:
+    """Whether no run sees more than the start of training."""
+    return all(at_start(run.size.tokens, run.size_name) for run in runs)
+
+
+def span(table: pd.DataFrame, form: str = ".0f") -> str:
+    """The range of ``percent``, with the start of training apart: "77 to 86 % (start of training: 91 %)"."""
+    start = starting(table)
+    past, early = (f"{style.span(table.loc[rows, 'percent'], form)} %" for rows in (~start, start))
+    if start.all():
+        return f"{early} (start of training)"
+    return f"{past} (start of training: {early})" if start.any() else past
+
+
 def run_name(record: pd.Series) -> str:
     """The run that a record is of, with :func:`start_mark`."""
     return record["run"] + start_mark(record["trained_tokens"], record["size"])
 
 
 def marked(records: pd.DataFrame, column: str = "size") -> pd.Series:
-    """Names in a column, with :func:`start_mark`; formulas have no ``trained_tokens`` and no mark."""
+    """Names in a column, with :func:`start_mark`, of which formulas have none."""
     if "trained_tokens" not in records:
         return records[column]
     pairs = zip(records["trained_tokens"].fillna(0), records["size"], strict=True)

@@ -40,6 +40,7 @@ class Line:
         suite: the one whose records these are.
         runs: how many were measured for it.
         trained_tokens: the most that one of them saw.
+        settled: whether some saw more than the start of training.
         again: what measures it again; None where nothing does.
     """
 
@@ -55,6 +56,7 @@ class Line:
     suite: str = ""
     runs: int = 0
     trained_tokens: int = 0
+    settled: bool = True
     again: Again | None = None
 
 
@@ -195,10 +197,11 @@ def of_pool(
 
 
 def strongest(found: Iterable[Line]) -> Line:
-    """Of the suites that can tell, the one with the most runs measured, of equals the longest trained."""
+    """Of the suites that can tell, the one with the most runs measured, of equals the longest trained; one
+    whose models all are at the start of training comes last."""
     found = list(found)
     telling = [line for line in found if line.status in TELLING] or found
-    return max(telling, key=lambda line: (line.runs, line.trained_tokens))
+    return max(telling, key=lambda line: (line.settled, line.runs, line.trained_tokens))
 
 
 def of_suite(
@@ -217,6 +220,7 @@ def of_suite(
     tables = [found[name] for name in claim.quantities if name in found]
     named = {run for table in tables for run in table["run"].dropna()}
     measured = [run for run in runs if run.name in named]
+    at_start = getattr(models, "all_at_start", None)
     at_scale = models is not None and models.at_paper_scale(judged_on, measured)
     files = [
         (name, run, path)
@@ -240,6 +244,7 @@ def of_suite(
         suite.name,
         len(measured),
         max(trained, default=0),
+        not (at_start and measured and at_start(measured)),
         by_records(claim, judged_on, suite, measured),
     )
 

@@ -89,6 +89,21 @@ def test_growth_needs_two_lengths_and_every_size():
     assert figure2.savings_grow(blocks(60, 50, lengths=(1024, 512))).status is MET
 
 
+def test_rows_past_the_start_of_training_decide_where_there_are_some():
+    young = blocks(70, 90, size="1M").assign(trained_tokens=500_000)
+    mark = "1M (500k tokens, start of training)"
+    both = figure2.pruned_at_longest(pd.concat([blocks(60, 70), young]))
+    assert (both.status, both.ours) == (MET, f"a: 70 % at 1k; {mark}: 90 % at 1k")
+    assert figure2.pruned_at_longest(young).status is BEYOND
+    falls = blocks(70, 60, size="1M").assign(trained_tokens=500_000)
+    assert figure2.savings_grow(pd.concat([blocks(50, 60), falls])).status is MET
+    assert figure2.savings_grow(pd.concat([blocks(60), young])).status is UNDECIDED
+    assert figure2.savings_grow(falls).status is MISSED
+    table = statistics.pruned_percent(pd.concat([blocks(60, 70), young]))
+    assert models.span(table) == "60 to 70 % (start of training: 70 to 90 %)"
+    assert models.span(table[2:]) == "70 to 90 % (start of training)" and models.span(table[:1]) == "60 %"
+
+
 def both_methods(column: str, acp: float, exact: float) -> pd.DataFrame:
     return table({"method": "acp", column: acp}, {"method": "exact", column: exact})
 

@@ -1,5 +1,6 @@
 """REPRODUCTION.md: as generated now, one line a claim, and the right suite speaks."""
 
+import dataclasses
 import itertools
 import re
 import shutil
@@ -165,6 +166,7 @@ def test_the_suite_that_can_tell_and_has_most_runs_counts():
     )
     assert strongest([blind]) is blind
     assert strongest([few, evidence("long", Status.MET, 1, 500)]).suite == "long"
+    assert strongest([few, dataclasses.replace(many, settled=False)]) is few
 
 
 @pytest.mark.parametrize(
