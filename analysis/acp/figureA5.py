@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
 TENTHS = 10  # of a training run, in which its speed is compared
 OURS = style.SIZES[0]
-# Where the loss rises in the logs of suites h100 and h200-long: an epoch ends with the late parts of long
-# books, which are easy, and the next begins with the first part of every book.
-EPOCH_TOKENS = {"data/books": 89_000_000}
 AT_START_POINTS = 1.0  # the axis begins where a layer has left its first pruned share by more
 LEAST_GAP = 2.8  # points between the names of two layers
 
@@ -138,7 +135,7 @@ def _loss(ax: Axes, records: pd.DataFrame) -> None:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["training_log"]
-    epoch = EPOCH_TOKENS.get(found.runs[0].data.path)
+    epoch = style.EPOCH_TOKENS.get(found.suite.name)
     return draw(records, epoch), training_logs.caption(records, len(epoch_ends(records, epoch)))
 
 

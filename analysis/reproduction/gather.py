@@ -239,7 +239,7 @@ def of_suite(
         Word.of(judgement.status),
         judgement.status,
         judgement.ours,
-        f"{suite.name}: " + "; ".join(filter(None, (shapes, *_origin(tables)))),
+        f"{suite.name}: " + "; ".join(filter(None, (shapes, *_origin(tables, suite.name)))),
         tuple(files),
         suite.name,
         len(measured),
@@ -262,13 +262,14 @@ def _all_claims(paper: Paper) -> list[Claim]:
     return [*(claim for item in paper.items for claim in item.claims), *paper.claims]
 
 
-def _origin(tables: Sequence[pd.DataFrame]) -> list[str]:
-    """Tokens of training and devices of some records."""
+def _origin(tables: Sequence[pd.DataFrame], suite: str) -> list[str]:
+    """Tokens of training and devices of some records of a suite."""
     if not tables:
         return []
     both = pd.concat([table[["trained_tokens", "device"]] for table in tables])
     counts = both["trained_tokens"].dropna()
     tokens = counts[counts > 0]
     span = " to ".join(dict.fromkeys(style.count_label(n) for n in (tokens.min(), tokens.max())))
-    weights = [f"{span} tokens"] * bool(len(tokens)) + ["fresh weights"] * bool((counts == 0).any())
+    span += f" tokens{style.epochs(tokens.max(), suite)}"
+    weights = [span] * bool(len(tokens)) + ["fresh weights"] * bool((counts == 0).any())
     return [" and ".join(weights), ", ".join(sorted(both["device"].dropna().unique()))]

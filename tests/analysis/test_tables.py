@@ -88,6 +88,14 @@ def test_table4_says_the_batches(suite):
     assert "Timed in batches of 512 tokens (tiny)." in caption
 
 
+def test_a_text_that_was_read_more_than_twice_is_said_to_be():
+    assert style.epochs(400_031_744, "h200-long") == ", 4.5 epochs"
+    assert not any((style.epochs(100_007_936, "h100"), style.epochs(10**12, "cpu"), style.epochs(0, "h100")))
+    record = {"suite": "h200-long", "trained_tokens": 400_031_744, "device": "a", "dtype": "b"}
+    table = pd.DataFrame([record | {"torch_version": "2", "commit": "c"}])
+    assert style.provenance(table).endswith("; models trained on 400,031,744 tokens, 4.5 epochs.")
+
+
 def test_times_in_one_fixed_order_are_named_by_their_commit():
     new = pd.DataFrame({name: ["x"] for name in ("suite", "device", "dtype", "torch_version", "commit")})
     new = new.assign(trained_tokens=0, order="balanced", commit="abc")
