@@ -40,7 +40,7 @@ class Found:
 
     Attributes:
         runs: those that the item is about, in the order of the suite.
-        records: by quantity, of these runs.
+        records: by quantity, of these runs; an optional quantity without records is left out.
     """
 
     suite: Suite
@@ -68,8 +68,13 @@ def find(suite_name: str, item_name: str) -> Found:
     if not rules.can_be_drawn(suite, item):
         raise SuiteError(rules.why_not(suite, item))
     runs = item.runs(suite)
-    kinds = [suite.paper.quantity(name) for name in item.quantities]
-    records = {kind.name: read_records(suite, kind.name, item.runs_with(suite, kind)) for kind in kinds}
+    records = {}
+    for kind in map(suite.paper.quantity, item.quantities):
+        about = item.runs_with(suite, kind)
+        if kind.optional:
+            about = [run for run in about if kind.path(suite.name, run.name).is_file()]
+        if about:
+            records[kind.name] = read_records(suite, kind.name, about)
     return Found(suite, item, tuple(runs), records)
 
 

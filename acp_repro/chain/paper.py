@@ -134,6 +134,8 @@ class Quantity:
             installs it before the first such record.
         later: columns that records of earlier versions lack and that no drawing from them needs. They are
             read as missing values.
+        optional: whether a run may lack it, because it was measured before the quantity existed and its
+            weights are gone. Figures are then drawn, and claims judged, without it.
     """
 
     name: str
@@ -148,6 +150,7 @@ class Quantity:
     command: str = ""
     library: tuple[str, str] | None = None
     later: tuple[str, ...] = ()
+    optional: bool = False
 
     def __post_init__(self):
         if isinstance(self.columns, str):
@@ -182,8 +185,8 @@ class Claim:
             of the paper's values, or ``=ITEM.QUANTITY``.
         holds_if: the criterion in words; nothing else is checked.
         quantities: the records that it is judged by, in the order in which ``check`` takes them.
-        check: the criterion: takes a table of records for each quantity and gives an
-            ``analysis.verdict.Verdict``.
+        check: the criterion: takes a table of records for each quantity, None for an optional one without
+            records, and gives an ``analysis.verdict.Verdict``.
         item: for a claim in ``Paper.claims``, the item on whose runs it is judged.
         pooled: for a claim in ``Paper.claims``, whether it is judged once on the runs of every published
             suite and of all items with its ``check``, and not suite by suite.
@@ -405,6 +408,10 @@ class Paper:
         """
         if name not in self.contents:
             raise UnknownName.among(f"paper {self.name} has no item {name!r}", name, self.contents)
+
+    def required(self, names: Iterable[str]) -> list[str]:
+        """Those quantities of ``names`` without which nothing is drawn or judged."""
+        return [name for name in names if not self.quantity(name).optional]
 
     def columns(self, quantity: Quantity) -> tuple[str, ...]:
         """All columns of a quantity's CSV, in order."""

@@ -82,6 +82,8 @@ def records_of(suite: Suite, items: Iterable[Item]) -> list[tuple[Run | None, Qu
     for item in items:
         for quantity in map(suite.paper.quantity, item.quantities):
             runs = [None] if quantity.command else item.runs_with(suite, quantity)
+            if quantity.optional:
+                runs = [run for run in runs if not state.is_lost(run, quantity)]
             pairs |= dict.fromkeys((run, quantity) for run in runs)
     return list(pairs)
 

@@ -44,6 +44,12 @@ def is_current(suite: Suite, run: Run, quantity: Quantity) -> bool:
     return quantity.path(run.suite, run.name).is_file() and not is_older(suite, run, quantity)
 
 
+def is_lost(run: Run, quantity: Quantity) -> bool:
+    """Whether a measured run lacks a record and the weights to make it from."""
+    there = quantity.path(run.suite, run.name).is_file() or run.weights_file.is_file()
+    return not there and settings_path(run).is_file()
+
+
 def claim_name(suite: Suite) -> None:
     """Reserves the folders of a suite whose file is not in ``experiments/`` for that file.
 

@@ -130,11 +130,11 @@ def judge(
     words = paper_words(claim, suite.paper, item)
     if absent:
         return Judgement(claim, words, Status.ABSENT, absent)
-    missing = [name for name in claim.quantities if name not in records]
+    missing = [name for name in suite.paper.required(claim.quantities) if name not in records]
     if missing:
         return Judgement(claim, words, Status.MISSING, f"no records of {' or '.join(missing)}")
     try:
-        verdict = claim.check(*(records[name] for name in claim.quantities))
+        verdict = claim.check(*(records.get(name) for name in claim.quantities))
     except UnfitRecords as error:
         return Judgement(claim, words, Status.MISSING, str(error))
     return Judgement(claim, words, verdict.status, verdict.ours)

@@ -148,7 +148,7 @@ def of_records(
     found = [
         of_suite(id, claim, item, judged_on, suite, records[suite.name])
         for suite in suites
-        if set(claim.quantities) <= set(records[suite.name])
+        if set(paper.required(claim.quantities)) <= set(records[suite.name])
         and (item is not None or judged_on.name not in suite.file.leave_out)
     ]
     found = [line for line in found if line.status in (*TELLING, Status.UNDECIDED)]

@@ -245,6 +245,13 @@ class FoXSuite(Suite):
         return _paired(run for run in self.runs if run.needle_share)
 
     @property
+    def needle_trainings(self) -> list[FoXRun]:
+        """The runs of :attr:`trained_with_needles`, and the null: exact runs from a changed weight."""
+        pairs = self.trained_with_needles
+        null = [r for r in self.runs if r.nudged and r.needle_share and r.log_pruning_tolerance is None]
+        return self.in_order(pairs, null) if pairs else []
+
+    @property
     def arms(self) -> list[FoXRun]:
         """Trainings with ACP that differ from the first in one thing that could change the pruned share, or
         in the seed.

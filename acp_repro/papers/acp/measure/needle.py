@@ -91,10 +91,10 @@ COLUMNS = (
 
 
 def _runs(suite: FoXSuite) -> list[FoXRun]:
-    """The runs of Figures 3, 9 and 11 and of Figure A6."""
+    """The runs of Figures 3, 9, 11 and A6 and of Table A1."""
     longest, shorter = (suite.needle_runs("pro", longest=longest) for longest in (True, False))
     llama = suite.needle_runs("llama", longest=True)
-    return suite.in_order(longest, shorter, llama, suite.trained_with_needles)
+    return suite.in_order(longest, shorter, llama, suite.needle_trainings)
 
 
 QUANTITY = Quantity("needle", COLUMNS, measure, _runs, large=True, later=("fact",))

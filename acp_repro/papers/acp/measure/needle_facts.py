@@ -21,4 +21,6 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     return try_mode(trained, "facts", trained.methods(both=True))
 
 
-QUANTITY = Quantity("needle_facts", COLUMNS, measure, lambda suite: suite.trained_with_needles, large=True)
+QUANTITY = Quantity(
+    "needle_facts", COLUMNS, measure, lambda suite: suite.needle_trainings, large=True, optional=True
+)

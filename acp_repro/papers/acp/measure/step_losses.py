@@ -27,6 +27,7 @@ QUANTITY = Quantity(
     "step_losses",
     "step tokens loss_nats grad_norm",
     measure,
-    lambda suite: suite.trained_with_needles,
+    lambda suite: suite.needle_trainings,
     large=True,
+    optional=True,
 )
