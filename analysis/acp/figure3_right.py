@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,13 @@ from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
 from ..verdict import Status, Verdict
-from . import models, needle_statistics, paired
+from . import models, needle_facts, needle_statistics, paired
+from .needle_statistics import FOUND_RECALL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
 RECALL_POINTS = 10.0  # a loss of recall that an interval must rule out to show that there is no damage
 LEARNT_RECALL = 0.8  # of a model that was trained to find
 TITLES = {"acp": "with ACP", "exact": "without"}
@@ -111,13 +112,13 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         else ""
     )
     found_words = {
-        method: " to ".join(dict.fromkeys(f"{share:.0f}" for share in (shares.min(), shares.max())))
+        method: " to ".join(dict.fromkeys(f"{share:.3g}" for share in (shares.min(), shares.max())))
         for method, shares in ((m, table[f"recall_{m}"]) for m in TITLES)
     }
     with_acp, without = found_words.values()
     finds = (
         "Neither model finds the needle."
-        if with_acp == without == "0"
+        if not table[[f"recall_{method}" for method in TITLES]].round().any(axis=None)
         else f"With ACP the model finds {with_acp} % of the hidden words, without {without} %."
     )
     below = (
@@ -126,23 +127,28 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         else f"how much likelier the right answer of {first['answer_tokens']} tokens is than after the same "
         "prompt without the needle"
     )
+    facts = found.records.get("needle_facts")
+    asked = "" if facts is None else f" Many facts (Table A1): {needle_facts.kept(facts).ours}."
     model = f"{models.in_words(records['size'].unique())} of {models.ARCHITECTURES[first['architecture']]}"
     caption = f"""**{found.item.label}.** {finds} This is the needle in a haystack, {first["mode"]} mode: a
 sentence is hidden at a depth of {first["haystack"]} and asked for at the end. The models are {model}, with
 ACP and without: {other}. Above: the share of the sentence's words in the greedy answer, not counting words
-like "and". Below: {below}. {means}.{trained} {numbers}. {over} {style.provenance(records)}"""
+like "and". Below: {below}. {means}.{trained} {numbers}. {over}{asked} {style.provenance(records)}"""
     return draw(records), caption
 
 
-def retrieval_kept(needle: pd.DataFrame) -> Verdict:
-    """Met if ACP's recall is not below the exact one by more than chance, wherever that one finds
-    :data:`FOUND_RECALL` of the words.
+def retrieval_kept(needle: pd.DataFrame, facts: pd.DataFrame | None = None) -> Verdict:
+    """Judged by :func:`needle_facts.kept` if there are ``facts``. Else met if ACP's recall is not below the
+    exact one by more than chance, wherever that one finds :data:`FOUND_RECALL` of the words.
 
     Chance is what pairs of trainings vary by, or haystacks where one model is evaluated both ways. Undecided
     where exact attention never finds it, with one pair of trainings or one haystack, or where they vary so
     much that a loss of :data:`RECALL_POINTS` would not show."""
     table = needle_statistics.differences(needle)
     ours = needle_statistics.in_words(table)
+    if facts is not None:
+        verdict = needle_facts.kept(facts)
+        return dataclasses.replace(verdict, ours=f"{verdict.ours}. One fact: {ours}")
     finds = table[table["recall_exact"] >= 100 * FOUND_RECALL]
     if finds.empty:
         return Verdict(Status.UNDECIDED, f"exact attention does not find the needle either. {ours}")
@@ -181,11 +187,17 @@ CLAIMS = (
         f"above −{RECALL_POINTS:g} points. The interval is over pairs of trainings, or over haystacks where "
         "one model is evaluated both ways. A length counts if exact attention finds the needle there: a mean "
         f"recall of {FOUND_RECALL:g} or more of its words. Where the interval reaches both 0 and "
-        f"−{RECALL_POINTS:g} points, or where there is one pair of trainings, it cannot be told",
+        f"−{RECALL_POINTS:g} points, or where there is one pair of trainings, it cannot be told. "
+        "Models that were asked for many facts (Figure A6) are judged by the negative log-likelihood of the "
+        "right answer instead. Its mean difference, ACP − exact, is over pairs of trainings, in one-sided t "
+        f"tests at 5 %. The claim holds if that is shown to be below {needle_facts.MARGIN_NATS:g} nats, and "
+        "is contradicted if it is shown to be above. It cannot be told if neither test shows anything, with "
+        f"fewer than {needle_facts.LEAST_PAIRS} pairs, or where exact attention finds too few words",
         ("needle",),
         retrieval_kept,
     ),
 )
+FACTS = tuple(dataclasses.replace(claim, quantities=("needle", "needle_facts")) for claim in CLAIMS)
 LEARNT = Claim(
     "The test can tell: exact attention finds the needle",
     "Section 4.2, Figure 3 (right): models that retrieve are compared",
@@ -226,10 +238,10 @@ ITEMS = (
     Item(
         "figureA6",
         "Needle in a haystack, trained with needles",
-        ("needle",),
+        ("needle", "needle_facts"),
         lambda suite: suite.trained_with_needles,
         "a pair that trains with needles (needle_share), with ACP and exact",
-        (*CLAIMS, LEARNT),
+        (*FACTS, LEARNT),
         ours=True,
     ),
 )

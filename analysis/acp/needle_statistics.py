@@ -16,6 +16,7 @@ from . import models
 SETTING = ["architecture", "size", "context_length_tokens", "needle_share"]
 CELL = [*SETTING, "seed", "evaluated_length_tokens", "depth", "haystack_sample"]
 METHODS = ("acp", "exact")
+FOUND_RECALL = 0.2  # under this a model finds nothing that could be damaged
 
 
 def cells(records: pd.DataFrame) -> pd.DataFrame:
@@ -99,7 +100,7 @@ def by_seed(records: pd.DataFrame) -> str:
     table = means.reset_index()
     table = table[table.groupby(SETTING)["seed"].transform("nunique") > 1]
     return ", ".join(
-        f"{row.acp:.0f} and {row.exact:.0f} % ({', '.join([*named, f'seed {row.seed}'])})"
+        f"{row.acp:.3g} and {row.exact:.3g} % ({', '.join([*named, f'seed {row.seed}'])})"
         for row, named in zip(table.itertuples(), names(table), strict=True)
     )
 
