@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -10,52 +12,84 @@ from acp_repro.chain.paper import Item
 from acp_repro.common.statistics import interval
 
 from .. import drawing, style
-from . import models, needle_statistics
+from . import models, needle_facts, needle_statistics
 
 # Pairs whose records later ones have replaced; the commit of each holds them.
 HISTORY = Path(__file__).with_name("needle_pairs.csv")
 
 
-def pairs(records: pd.DataFrame) -> pd.DataFrame:
+def pairs(
+    records: pd.DataFrame,
+    nudged: Collection[str] = (),
+    facts: pd.DataFrame | None = None,
+    losses: pd.DataFrame | None = None,
+) -> pd.DataFrame:
     """One row a pair: those of :data:`HISTORY`, and of ``records`` those whose ACP run is not among them.
+
+    The null of each exact run follows. It is no pair: exact again, from a changed weight, in ACP's place.
 
     Args:
         records: ``needle`` records of runs that train with needles.
+        nudged: the names of those that began with a changed weight.
+        facts, losses: ``needle_facts`` and ``step_losses`` records of some of these runs.
 
     Returns:
-        the columns of the file, and ``difference_nats``, ACP's negative log-likelihood of the right answer
-        less the exact run's: below 0 ACP is the better.
+        the columns of the file, ``is_null``, the means of many facts, and ``difference_nats``, ACP's negative
+        log-likelihood of the right answer less the exact run's: below 0 ACP is the better.
     """
     history = pd.read_csv(HISTORY, dtype=str)
     numbers = [c for c in history if c.endswith(("_percent", "_nats"))] + ["needle_share"]
     history[numbers] = history[numbers].astype(float)
     history[["tokens", "prompts"]] = history[["tokens", "prompts"]].astype(int)
-    new, unlike = [], models.unlike(records, ["seed", "needle_share"])
-    for (seed, share), pair in records.groupby(["seed", "needle_share"]):
-        acp, exact = (pair[pair["method"] == method] for method in needle_statistics.METHODS)
-        if set(acp["commit"]) & set(history["kernel_commit"]):
-            continue
-        new.append(
-            {
-                "record_commit": f"suite {pair['suite'].iloc[0]}, seed {seed}",
-                "kernel_commit": acp["commit"].iloc[0],
-                "needle_share": share,
-                "tokens": acp["trained_tokens"].iloc[0],
-                "prompts": len(acp),
-                "recall_acp_percent": 100 * acp["answer_recall"].mean(),
-                "recall_exact_percent": 100 * exact["answer_recall"].mean(),
-                "nll_acp_nats": -acp["answer_log_likelihood_nats"].mean(),
-                "nll_exact_nats": -exact["answer_log_likelihood_nats"].mean(),
-                "losses_part_at_step": "not recorded",
-                "source": unlike[seed, share],
-            }
-        )
+    asked = None if facts is None else needle_facts.trainings(facts).set_index("run")
+    new = []
+    for _, some in records.groupby(["seed", "needle_share"]):
+        null = some["run"].isin(nudged)
+        acp, exact = (some[~null & (some["method"] == method)] for method in needle_statistics.METHODS)
+        if not set(acp["commit"]) & set(history["kernel_commit"]):
+            new.append(_row(acp, exact, asked, losses) | {"is_null": False})
+        if null.any():
+            new.append(_row(some[null], exact, asked, losses) | {"is_null": True})
+    history["is_null"] = False
     table = pd.concat([history, pd.DataFrame(new)], ignore_index=True) if new else history
     return table.assign(difference_nats=table["nll_acp_nats"] - table["nll_exact_nats"])
 
 
+def _row(
+    acp: pd.DataFrame, exact: pd.DataFrame, asked: pd.DataFrame | None, losses: pd.DataFrame | None
+) -> dict[str, Any]:
+    """A row of :func:`pairs` from ``needle`` records of two trainings; ``asked`` of many facts, by run."""
+    row = {
+        "record_commit": f"suite {acp['suite'].iloc[0]}, seed {acp['seed'].iloc[0]}",
+        "kernel_commit": acp["commit"].iloc[0],
+        "needle_share": acp["needle_share"].iloc[0],
+        "tokens": acp["trained_tokens"].iloc[0],
+        "prompts": len(acp),
+        "losses_part_at_step": parts_at(losses, acp["run"].iloc[0], exact["run"].iloc[0]),
+        "source": next(iter(models.unlike(pd.concat([acp, exact]), ["seed"]).values())),
+    }
+    for method, one in (("acp", acp), ("exact", exact)):
+        row[f"recall_{method}_percent"] = 100 * one["answer_recall"].mean()
+        row[f"nll_{method}_nats"] = -one["answer_log_likelihood_nats"].mean()
+        if asked is not None and one["run"].iloc[0] in asked.index:
+            many = asked.loc[one["run"].iloc[0]]
+            row[f"facts_recall_{method}_percent"], row[f"facts_nll_{method}_nats"] = many[["recall", "nats"]]
+    return row
+
+
+def parts_at(losses: pd.DataFrame | None, *runs: str) -> str:
+    """The first step, counted from 0, at which the losses of two trainings differ, in words."""
+    if losses is None or not set(runs) <= set(losses["run"]):
+        return "not recorded"
+    one, other = (losses[losses["run"] == run].set_index("step")["loss_nats"] for run in runs)
+    one, other = one.align(other, join="inner")
+    differ = one.index[one != other]
+    return f"{differ[0]:,}" if len(differ) else "no difference seen"
+
+
 def in_words(table: pd.DataFrame) -> str:
-    """How many pairs differ, who was better then, and the mean difference with its interval."""
+    """How many pairs differ, who was better then, and the mean difference with its interval; no nulls."""
+    table = table[~table["is_null"]]
     apart = table[table["difference_nats"] != 0]
     mean, low, high = interval(table["difference_nats"])
     better = int((apart["difference_nats"] < 0).sum())
@@ -66,38 +100,50 @@ def in_words(table: pd.DataFrame) -> str:
     )
 
 
-def tabulate(records: pd.DataFrame) -> drawing.Table:
+def tabulate(table: pd.DataFrame) -> drawing.Table:
     """The pairs to read; see :func:`pairs`."""
-    table = pairs(records)
-    shown = pd.DataFrame(
-        {
-            "records of": table["record_commit"] + table["source"].str.extract("^(†)")[0].fillna(""),
-            "tokens": table["tokens"].map(style.count_label),
-            "text with needles (%)": (100 * table["needle_share"]).map("{:g}".format),
-            "prompts": table["prompts"].map(str),
-            "words found, ACP / exact (%)": _both(table, "recall_{}_percent", "{:.3g}"),
-            "nats from certain, ACP / exact": _both(table, "nll_{}_nats", "{:.1f}"),
-            "ACP − exact (nats)": table["difference_nats"].map("{:+.1f}".format),
-            "losses differ from step": table["losses_part_at_step"],
-        }
-    )
-    return drawing.Table(shown, table)
+    marks = table["is_null"].map({True: ", the null", False: ""})
+    marks += table["source"].str.extract("^(†)")[0].fillna("")
+    columns = {
+        "records of": table["record_commit"] + marks,
+        "tokens": table["tokens"].map(style.count_label),
+        "text with needles (%)": (100 * table["needle_share"]).map("{:g}".format),
+        "prompts": table["prompts"].map(str),
+        "words found, ACP / exact (%)": _both(table, "recall_{}_percent", "{:.3g}"),
+        "nats from certain, ACP / exact": _both(table, "nll_{}_nats", "{:.1f}"),
+        "ACP − exact (nats)": table["difference_nats"].map("{:+.1f}".format),
+        "many facts: words found, ACP / exact (%)": _both(table, "facts_recall_{}_percent", "{:.3g}"),
+        "many facts: nats from certain, ACP / exact": _both(table, "facts_nll_{}_nats", "{:.2f}"),
+        "losses differ from step": table["losses_part_at_step"],
+    }
+    return drawing.Table(pd.DataFrame(columns), table)
 
 
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
-    table = tabulate(found.records["needle"])
-    unlike = models.unlike(found.records["needle"], ["seed"])
+    records, facts = found.records["needle"], found.records.get("needle_facts")
+    nudged = [run.name for run in found.runs if run.nudged]
+    table = pairs(records, nudged, facts, found.records.get("step_losses"))
+    null = (
+        " The null is no pair: both trainings are exact, and the one in ACP's place began with one weight "
+        "moved by one unit in its last place."
+        if table["is_null"].any()
+        else ""
+    )
+    many = "" if facts is None else f" Of many facts, {facts['fact'].nunique()} were asked for."
+    unlike = dict(enumerate(source for source in table["source"].dropna() if source.startswith("†")))
     caption = f"""**Table A1.** The pairs show no effect of ACP, and would not show one of less than some
-nats. {in_words(table.values)} (95 %, Student's t, the pair as the unit). One training says little: the last
-two pairs share their exact run, and their ACP runs are one program, trained twice from one seed. Listed is
-every pair of 125M models trained on text with needles, in order. The training text changed from pair to pair.
-"Nats from certain" is the mean negative log-likelihood of the right answer, 0 for a model that is sure of
-it.{models.notes(unlike, " ", ".")}"""
-    return table, caption
+nats. {in_words(table)} (95 %, Student's t, the pair as the unit). One training says little: pair d43912a
+and the one after it share their exact run, and their ACP runs are one program, trained twice from one seed.
+Listed is every pair of 125M models trained on text with needles, in order.{null} The training text changed
+from pair to pair. "Nats from certain" is the mean negative log-likelihood of the right answer, 0 for a model
+that is sure of it.{many}{models.notes(unlike, " ", ".")}"""
+    return tabulate(table), caption
 
 
 def _both(table: pd.DataFrame, column: str, form: str) -> pd.Series:
-    acp, exact = (table[column.format(method)].map(form.format) for method in needle_statistics.METHODS)
+    """Two columns in one; "–" where nothing was measured."""
+    names = [column.format(method) for method in needle_statistics.METHODS]
+    acp, exact = (table.reindex(columns=names)[name].map(form.format).replace("nan", "–") for name in names)
     return acp + " / " + exact
 
 
@@ -105,8 +151,8 @@ ITEMS = (
     Item(
         "tableA1",
         "Every pair trained with needles",
-        ("needle",),
-        lambda suite: suite.trained_with_needles,
+        ("needle", "needle_facts", "step_losses"),
+        lambda suite: suite.needle_trainings,
         "a pair that trains with needles (needle_share), with ACP and exact",
         ours=True,
     ),

@@ -29,8 +29,8 @@ WRITTEN = {
             "the file of the Hub: a suite without `measure.lm_eval_data`",
         ),
         Gap(
-            'the step from which a pair\'s losses differ, where Table A1 has "not recorded"',
-            "`python -m acp_repro.fork --suite h200-needle`",
+            'the step from which the losses of a pair differ, where Table A1 has "not recorded"',
+            "nothing: they were not kept, and a new training is another pair. New pairs keep `step_losses`",
         ),
         Gap(
             "the pruned share after training with the paper's batch of 524,288 tokens",
