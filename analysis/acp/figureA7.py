@@ -114,7 +114,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     counted = [f"{row.what} ({row.moved_points:+.1f} points)" for row in table[counts(table)].itertuples()]
     verdict = f"What counts: {', '.join(counted)}." if counted else "No suspect counts."
     gap = seed_gap(table)
-    seeds = f"The two are {gap:.1f} points apart." if gap == gap else "There is one seed."
+    seeds = f"The two are {gap:.2g} points apart." if gap == gap else "There is one seed."
     caption = f"""**Figure A7.** {verdict} Shown is what moves the pruned share of
 {models.in_words([base.size_name])} at {base.context_length:,} tokens. Each training sees
 {style.count_label(base.size.tokens)} tokens and differs from the first in what its line names. A suspect

@@ -79,3 +79,4 @@ def test_all_that_were_trained_are_drawn(monkeypatch):
     monkeypatch.chdir(PROJECT)  # the one that trains with needles, too
     found = drawing.find("h200-arms", "figureA7")
     assert set(found.records["pruned_ratio"]["run"]) == {run.name for run in found.runs}
+    assert "The two are 0.032 points apart" in figureA7.make(found)[1]  # and not 0.0
