@@ -100,7 +100,7 @@ def first_layers_local(pruned_ratio: pd.DataFrame) -> Verdict:
 def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
     """Met if in every run the kinds of heads differ by less than :data:`LAYERS_EFFECT` between the layers
     past the second; missed if in one by more than heads that are shuffled among them; undecided where neither
-    can be seen."""
+    can be seen. Runs of the start of training are printed alone, where there are others."""
     found, names = {}, {}
     for run, heads in pruned_ratio.groupby("run", sort=False):
         if heads["layer"].nunique() > 2 and grid_limit(heads)[0] > 0:
@@ -108,16 +108,18 @@ def layers_match_model(pruned_ratio: pd.DataFrame) -> Verdict:
             names[run] = models.run_name(heads.iloc[0])
     if not found:
         return Verdict(Status.UNDECIDED, "no run has layers past the second, and blocks enough")
-    alike = {run for run, one in found.items() if one.effect_high < LAYERS_EFFECT}
-    adjusted = dict(zip(found, holm([one.p_value for one in found.values()]), strict=True))
-    apart = [run for run in found if adjusted[run] < LEVEL and run not in alike]
+    deciding = set(models.settled(pruned_ratio[pruned_ratio["run"].isin(found)])["run"])
+    judged = {run: one for run, one in found.items() if run in deciding}
+    alike = {run for run, one in judged.items() if one.effect_high < LAYERS_EFFECT}
+    adjusted = dict(zip(judged, holm([one.p_value for one in judged.values()]), strict=True))
+    apart = [run for run in judged if adjusted[run] < LEVEL and run not in alike]
     each = "; ".join(
         f"{names[run]} {100 * one.p_value:.1f} %, {one.effect_high:.2f}" for run, one in found.items()
     )
-    counts = f"alike in {len(alike)} of {len(found)} runs, apart in {len(apart)}"
+    counts = f"alike in {len(alike)} of {len(judged)} runs, apart in {len(apart)}"
     counts += f" ({', '.join(apart)})" if apart else ""
     ours = f"{counts}. Cases that differ as much when shuffled, and largest effect: {each}"
-    return Verdict.of(False if apart else True if len(alike) == len(found) else None, ours)
+    return Verdict.of(False if apart else True if len(alike) == len(judged) else None, ours)
 
 
 def local_and_global_heads(pruned_ratio: pd.DataFrame) -> Verdict:
@@ -154,11 +156,11 @@ ITEMS = (
 LIKE_THE_MODEL = Claim(
     "Layers are like the whole model, but for the first two",
     "Section 4.3: the distribution for each layer matches the distribution for the entire model",
-    "in every run with ACP the kinds of heads (local, global, between) differ little between the layers "
-    f"past the second. The 95 % upper bound of the effect is under {LAYERS_EFFECT:g} (Cohen's w; a medium "
-    "effect). The claim fails where in one of the other runs heads that are shuffled among these layers "
-    "differ as much in fewer than 5 % of cases, after Holm's correction for all runs. Where neither is so, "
-    "layers have too few heads, and it cannot be told",
+    "in every run with ACP past the start of training the kinds of heads (local, global, between) differ "
+    "little between the layers past the second. The 95 % upper bound of the effect is under "
+    f"{LAYERS_EFFECT:g} (Cohen's w; a medium effect). The claim fails where in one of the other runs heads "
+    "that are shuffled among these layers differ as much in fewer than 5 % of cases, after Holm's correction "
+    "for these runs. Where neither is so, layers have too few heads, and it cannot be told",
     ("pruned_ratio",),
     layers_match_model,
     item="figure2",

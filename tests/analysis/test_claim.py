@@ -123,7 +123,7 @@ def test_a_claim_with_a_test_runs_it(mini, capsys):
 def test_without_an_id_all_are_listed(mini, capsys):
     assert claim.main([]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert len(listed) == 63
+    assert len(listed) == 65
     assert "a test, under a minute on two CPU cores" in next(x for x in listed if x.startswith("acp.text.4 "))
 
 
