@@ -135,10 +135,12 @@ def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
     }
     ends = dict.fromkeys((min(kept, key=kept.__getitem__), max(kept, key=kept.__getitem__))) if kept else ()
     words = " to ".join(f"{kept[place]:.0f} % ({place})" for place in ends)
-    subject = f"With {percent} % of the tokens, Adaptive Retention keeps "
     left_out = ", ".join(unlearnt(score, bag))
-    without = f" Left out: {left_out}, where the dense model is below a bag of words." if left_out else ""
-    return f"{subject}{words} of the dense model's score, {errors.COUNTED}.{without} " if words else ""
+    without = f"Left out: {left_out}, where the dense model is below a bag of words. " if left_out else ""
+    if not words:
+        return without
+    subject = f"With {percent} % of the tokens, Adaptive Retention keeps "
+    return f"{subject}{words} of the dense model's score, {errors.COUNTED}. {without}"
 
 
 def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
