@@ -33,6 +33,14 @@ WRITTEN = {
             "nothing: they were not kept, and a new training is another pair. New pairs keep `step_losses`",
         ),
         Gap(
+            "pairs of 125M in Figures 2 and 8 and Table 4 trained with one version of the kernels",
+            "`make all SUITE=h100` from nothing",
+        ),
+        Gap(
+            "exact seed 0 of `h200-needle`, asked for many facts and with the loss of every step",
+            "that run again: its weights are gone",
+        ),
+        Gap(
             "the pruned share after training with the paper's batch of 524,288 tokens",
             "suite `h200-arms` with `training.batch_tokens`",
         ),
@@ -80,8 +88,9 @@ def _of_suite(suite: Suite) -> Gap:
 
 def _of_runs(suite: Suite) -> Gap:
     how = f"take them out of `not_run`; `make all SUITE={suite.name}`"
-    count = len(suite.not_run)
-    runs = (
-        f"{count} run{'s' * (count > 1)} of suite `{suite.name}`; see `not_run` in [its file]({suite.path})"
-    )
-    return Gap(runs, how)
+    count, seeds = len(suite.not_run), {}
+    for run in suite.not_run:
+        seeds.setdefault(run.name.removesuffix(f"-seed{run.seed}"), []).append(str(run.seed))
+    names = (f"{name} (seeds {', '.join(of)})" if len(of) > 1 else name for name, of in seeds.items())
+    words = f"{count} run{'s' * (count > 1)} of suite `{suite.name}` (`not_run` in [its file]({suite.path}))"
+    return Gap(f"{words}: {', '.join(names)}", how)

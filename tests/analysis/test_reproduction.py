@@ -291,7 +291,7 @@ def test_what_is_missing_is_one_list(sections, monkeypatch):
     listed = page.partition("## What is missing")[2]
     for suite in map(load_suite, suite_names()):
         assert (f"suite `{suite.name}`, " in listed) == (suite.file.published is False)
-        assert (f"of suite `{suite.name}`; see `not_run` in " in listed) == bool(suite.not_run)
+        assert (f"of suite `{suite.name}` (`not_run` in " in listed) == bool(suite.not_run)
         # A suite that somebody ran says so: it is published, or nobody waits for it.
         assert suite.file.published is not False or not (ROOT / "results" / suite.name).exists(), suite.name
     for line in (line for section in sections for line in section.lines if line.item):
@@ -307,7 +307,7 @@ def test_gaps_of_a_suite_name_what_closes_them(mini):
     suites = {gap.what.split("`")[1]: gap for gap in gaps(section) if "suite `" in gap.what}
     assert suites["never"].what == "suite `never`, 4 runs: a test"
     assert suites["never"].how == "`make all SUITE=never`"
-    words = "1 run of suite `mini`; see `not_run` in [its file](experiments/mini.yaml)"
+    words = "1 run of suite `mini` (`not_run` in [its file](experiments/mini.yaml)): pro-tiny-256-exact"
     assert (suites["mini"].what, suites["mini"].how) == (
         words,
         "take them out of `not_run`; `make all SUITE=mini`",
