@@ -12,7 +12,7 @@ from acp_repro.common.statistics import LEVEL, over_draws
 
 from ..tables import UnfitRecords, one_each
 from ..verdict import Status, Verdict
-from . import models, needle_statistics
+from . import models, needle_statistics, paired
 from .needle_statistics import CELL, FOUND_RECALL, METHODS, SETTING
 
 # Written before any pair was asked for many facts. On one question two exact trainings, one of them from a
@@ -74,13 +74,16 @@ def kept(facts: pd.DataFrame) -> Verdict:
     Both are one-sided t tests over pairs of trainings, so the interval has twice their level. Undecided if
     neither shows, with fewer than :data:`LEAST_PAIRS` pairs, or where exact attention finds less than
     :data:`FOUND_RECALL` of the words."""
-    table = pairs(facts)
+    table, keys = pairs(facts), [*SETTING, "seed"]
+    unlike = {pair: words for pair, words in models.unlike(facts, keys).items() if words}
+    table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
+    note = models.notes(unlike, ". ", paired.NOT_COUNTED)
     if table.empty:
-        words = f"no pair of trainings was asked for many facts, and {LEAST_PAIRS} are needed"
+        words = f"no pair of trainings was asked for many facts, and {LEAST_PAIRS} are needed{note}"
         return Verdict(Status.UNDECIDED, f"{words}. {in_words(facts)}")
     named = needle_statistics.names(table[SETTING].drop_duplicates().sort_values(SETTING), always=True)
-    unlike, told, words = models.unlike(facts, SETTING), [], []
-    for (setting, some), trained_at in zip(table.groupby(SETTING), named, strict=True):
+    told, words = [], []
+    for (_, some), trained_at in zip(table.groupby(SETTING), named, strict=True):
         acp, exact = some["nats_acp"], some["nats_exact"]
         mean, low, high = over_draws(acp - exact).interval(2 * LEVEL)
         enough = len(some) >= LEAST_PAIRS and some["recall_exact"].mean() >= 100 * FOUND_RECALL
@@ -88,11 +91,11 @@ def kept(facts: pd.DataFrame) -> Verdict:
         told.append(shown if enough else None)
         count = f"{len(some)} pairs" if len(some) > 1 else "one pair"
         ends = f" [{low:+.2f}, {high:+.2f}]" if len(some) > 1 else ""
-        asked = f"{', '.join(trained_at)}{unlike[setting][:1]}, {some['facts_acp'].max()} facts, {count}"
+        asked = f"{', '.join(trained_at)}, {some['facts_acp'].max()} facts, {count}"
         recall = " and ".join(f"{some[f'recall_{method}'].mean():.3g}" for method in METHODS)
         words.append(
             f"Trained at {asked}: {acp.mean():.2f} nats from certain with ACP, {exact.mean():.2f} without, "
             f"difference {mean:+.2f}{ends}, margin {MARGIN_NATS:g}; {recall} % of the words found"
         )
-    ours = ". ".join(words) + models.notes(unlike, ". ")
+    ours = ". ".join(words) + note
     return Verdict.of(False if False in told else all(told) or None, ours)

@@ -125,7 +125,7 @@ def _judge(table: pd.DataFrame, quantity: str, theirs: str, more: str = "", sign
     return in_range(ours["percent"], *models.PUBLISHED.range("figure2", quantity), f"{words}; {drawn}")
 
 
-DRAWN = f"where gates are drawn so that {_range(SHARE_PERCENT)} % of the blocks are pruned,"
+DRAWN = f"gates are drawn so that {_range(SHARE_PERCENT)} % of the blocks are pruned."
 ITEMS = (
     Item(
         "table_speed",
@@ -135,14 +135,14 @@ ITEMS = (
             Claim(
                 "At the paper's pruned share attention takes 50 % to 70 % less time",
                 "=figure2.attention_time_reduction",
-                f"{DRAWN} our attention saves 50 to 70 % at every context length, forward and backward",
+                f"{DRAWN} Our attention saves 50 to 70 % at every context length, forward and backward",
                 ("kernel_time",),
                 attention_saved,
             ),
             Claim(
                 "At the paper's pruned share training throughput rises by 10 % to 40 %",
                 "=figure2.throughput_gain",
-                f"{DRAWN} our training gains 10 to 40 % at every context length, with and without gradient "
+                f"{DRAWN} Our training gains 10 to 40 % at every context length, with and without gradient "
                 "checkpointing",
                 ("training_step",),
                 training_sped_up,

@@ -74,6 +74,14 @@ def test_verdict_over_pairs_of_trainings(differences, status):
     assert "margin 0.5; 90 and 90 % of the words found" in verdict.ours
 
 
+def test_a_pair_with_two_versions_of_the_code_is_not_counted():
+    table = records(0.7, 0.8, 0.9, -9.0)
+    other = (table["seed"] == 3) & table["run"].str.startswith("exact")
+    verdict = needle_facts.kept(table.assign(commit=other.map({True: "b", False: "a"})))
+    assert verdict.status is Status.MISSED
+    assert "3 pairs" in verdict.ours and verdict.ours.endswith("versions of the kernels, and not counted")
+
+
 def test_words_say_facts_pairs_and_the_interval_of_the_one_sided_tests():
     verdict = needle_facts.kept(records(0.0, 0.1, 0.2))
     assert verdict.ours.startswith(
