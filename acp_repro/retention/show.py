@@ -81,7 +81,9 @@ def show(folder: Path, text: str, question: str = "", budget: float | None = Non
     tokenizer = _tokenizer(folder)
     pair = (question, text) if question else (text,)
     limit = {"truncation": "longest_first" if question else True, "max_length": _longest(model)}
-    encoded = tokenizer(*pair, return_offsets_mapping=True, return_tensors="pt", **limit)
+    encoded = tokenizer(
+        *pair, return_offsets_mapping=True, return_tensors="pt", split_special_tokens=True, **limit
+    )
     offsets = encoded.pop("offset_mapping")[0].tolist()
     inside = [part == len(pair) - 1 for part in encoded.sequence_ids(0)]
     inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}

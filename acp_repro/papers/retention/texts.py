@@ -89,7 +89,8 @@ class Texts:
         texts = [example.text for example in examples]
         given = ([example.question for example in examples], texts) if asks else (texts,)
         limit = {"truncation": truncation, "max_length": self.dataset.max_tokens}
-        out = self.tokenizer(*given, return_offsets_mapping=extractive, **limit)
+        # Papers on language models write "[SEP]": in a text it is five characters, and ends nothing.
+        out = self.tokenizer(*given, return_offsets_mapping=extractive, split_special_tokens=True, **limit)
         for row, example in enumerate(examples):
             offsets, span = [], None
             if extractive:
@@ -104,12 +105,12 @@ class Texts:
         """Checks the separators for Longformer.
 
         Raises:
-            DataError: Longformer's head would not find the question's end.
+            DataError: Longformer's head would not find the question's end, since there is no question.
         """
         if self._separators == 2 and ids.count(self.tokenizer.sep_token_id) != 3:
             raise DataError(
-                f"{self.dataset.corpus}: Longformer needs a question, and no {SEP} inside it or its text; "
-                f"{example.text[:40]!r} is not like that"
+                f"{self.dataset.corpus}: Longformer finds an answer only if there is a question; the text "
+                f"{example.text[:40]!r} comes without one"
             )
 
     def _truncations(self, examples: Sequence[Row]) -> list[str | bool]:
@@ -117,7 +118,7 @@ class Texts:
         asking = [example.question for example in examples if example.question]
         if not asking:
             return [True] * len(examples)
-        ids = iter(self.tokenizer(asking, add_special_tokens=False)["input_ids"])
+        ids = iter(self.tokenizer(asking, add_special_tokens=False, split_special_tokens=True)["input_ids"])
         kinds = [len(next(ids)) <= self.dataset.max_tokens // 2 if e.question else None for e in examples]
         return [{None: True, True: "only_second", False: "longest_first"}[kind] for kind in kinds]
 
