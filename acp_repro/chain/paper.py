@@ -188,8 +188,8 @@ class Claim:
         check: the criterion: takes a table of records for each quantity, None for an optional one without
             records, and gives an ``analysis.verdict.Verdict``.
         item: for a claim in ``Paper.claims``, the item on whose runs it is judged.
-        pooled: for a claim in ``Paper.claims``, whether it is judged once on the runs of every published
-            suite and of all items with its ``check``, and not suite by suite.
+        pooled: whether it is judged once on the runs of every published suite, and not suite by suite; one in
+            ``Paper.claims`` on those of all items with its ``check``.
         test: ``FILE::FUNCTION``, which shows what needs no record: what is proved or follows from a formula.
         refuted: what the test shows instead, if the paper is wrong as printed.
         untested: why it cannot be judged here.

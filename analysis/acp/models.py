@@ -37,6 +37,7 @@ SAME_CODE = {
     "dd1eb2f4643d": "9eb847634052",
     "7a8e6684351c": "9eb847634052",
     "1187c3778b14": "86f75ef6e418",
+    "31f20100b5b3": "86f75ef6e418",
 }
 PAIR = (
     *("suite", "architecture", "size", "context_length_tokens"),
@@ -95,9 +96,11 @@ def settled(records: pd.DataFrame) -> pd.DataFrame:
     return records if start.all() else records[~start]
 
 
-def all_at_start(runs: Iterable[FoXRun]) -> bool:
-    """Whether no run sees more than the start of training."""
-    return all(at_start(run.size.tokens, run.size_name) for run in runs)
+def past_start(runs: Iterable[FoXRun]) -> int:
+    """How many shapes and contexts there are among the runs that see more than the start of training. Seeds
+    and variants of one shape count once."""
+    past = (run for run in runs if not at_start(run.size.tokens, run.size_name))
+    return len({(run.size.num_hidden_layers, run.size.hidden_size, run.context_length) for run in past})
 
 
 def span(table: pd.DataFrame, form: str = ".0f") -> str:

@@ -2,7 +2,7 @@
 
 A paper's analysis may have a module ``models`` that describes its models: ``run_cells(run)``,
 ``describe(suite)``, ``caveat(suite)``, ``scale(item, runs)``, and for REPRODUCTION.md ``shapes(runs)`` and
-``at_paper_scale(item, runs)`` and, if training has a start that says little, ``all_at_start(runs)``.
+``at_paper_scale(item, runs)`` and, if training has a start that says little, ``past_start(runs)``.
 """
 
 from __future__ import annotations

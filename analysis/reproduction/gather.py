@@ -40,7 +40,7 @@ class Line:
         suite: the one whose records these are.
         runs: how many were measured for it.
         trained_tokens: the most that one of them saw.
-        settled: whether some saw more than the start of training.
+        settled: how many shapes and contexts of them saw more than the start of training.
         again: what measures it again; None where nothing does.
     """
 
@@ -56,7 +56,7 @@ class Line:
     suite: str = ""
     runs: int = 0
     trained_tokens: int = 0
-    settled: bool = True
+    settled: int = 0
     again: Again | None = None
 
 
@@ -91,7 +91,7 @@ def gather() -> tuple[Section, ...]:
         lines = [
             of_text(id, claim, paper, own, records)
             if item is None
-            else of_records(id, claim, item, item, own, records)
+            else (of_pool if claim.pooled else of_records)(id, claim, item, item, own, records)
             for id, claim, item in numbered(paper)
         ]
         of_paper = tuple(suite for suite in every if suite.paper.name == name)
@@ -175,7 +175,8 @@ def of_pool(
     records: Mapping[str, Mapping[str, pd.DataFrame]],
 ) -> Line:
     """A claim that is judged once, on the records of all suites: see ``Claim.pooled``."""
-    items = [one for one in suites[0].paper.items if any(c.check is claim.check for c in one.claims)]
+    every = [one for one in suites[0].paper.items if any(c.check is claim.check for c in one.claims)]
+    items = [item] if item else every
     places = [(one, suite, records[suite.name]) for suite in suites for one in items]
     found = [(of_suite(id, claim, item, *place), of_item(*place)) for place in places]
     found = [(line, tables) for line, tables in found if line.status in (*TELLING, Status.UNDECIDED)]
@@ -191,14 +192,15 @@ def of_pool(
         scale=". ".join(line.scale for line in lines),
         records=tuple(record for line in lines for record in line.records),
         runs=sum(line.runs for line in lines),
+        settled=max(line.settled for line in lines),
         trained_tokens=max(line.trained_tokens for line in lines),
         again=together([line.again for line in lines]),
     )
 
 
 def strongest(found: Iterable[Line]) -> Line:
-    """Of the suites that can tell, the one with the most runs measured, of equals the longest trained; one
-    whose models all are at the start of training comes last."""
+    """Of the suites that can tell, the one with the most shapes and contexts past the start of training; of
+    equals the one with the most runs, then the longest trained."""
     found = list(found)
     telling = [line for line in found if line.status in TELLING] or found
     return max(telling, key=lambda line: (line.settled, line.runs, line.trained_tokens))
@@ -220,7 +222,7 @@ def of_suite(
     tables = [found[name] for name in claim.quantities if name in found]
     named = {run for table in tables for run in table["run"].dropna()}
     measured = [run for run in runs if run.name in named]
-    at_start = getattr(models, "all_at_start", None)
+    past_start = getattr(models, "past_start", len)
     at_scale = models is not None and models.at_paper_scale(judged_on, measured)
     files = [
         (name, run, path)
@@ -244,7 +246,7 @@ def of_suite(
         suite.name,
         len(measured),
         max(trained, default=0),
-        not (at_start and measured and at_start(measured)),
+        past_start(measured),
         by_records(claim, judged_on, suite, measured),
     )
 

@@ -55,7 +55,7 @@ WRITTEN = {
             "lines in the grid of [its file](experiments/retention-h200.yaml)",
         ),
         Gap(
-            "`masked_loss` of two of the three pre-trainings behind suite `retention-h200`",
+            "`masked_loss` of three of the four pre-trainings behind suite `retention-h200`",
             "all of the suite again, from one pre-training: their weights are gone",
         ),
         Gap(

@@ -49,8 +49,8 @@ class Comparison(NamedTuple):
 
     @property
     def place(self) -> str:
-        """ "imdb, after blocks"."""
-        return f"{self.row.dataset}, {self.row.gates.replace('_', ' ')}"
+        """ "imdb, after blocks", or "imdb (base), after blocks" where there are several encoders."""
+        return f"{self.row.task}, {self.row.gates.replace('_', ' ')}"
 
     @property
     def points(self) -> str:
@@ -60,10 +60,10 @@ class Comparison(NamedTuple):
 
 
 def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
-    """One row a setting, of the first score of its task: ``mean`` over seeds of the test split, in percent;
-    ``examples`` of that and ``seeds``; ``items``, by split and hash of the set an array (seeds, items) of 1
-    where an answer is right; ``spread``, the standard deviation of a task's seeds, and its ``freedom``. It is
-    of the items that all settings of the task have, or of test scores."""
+    """One row a setting, of the first score of its task: ``task`` in words; ``mean`` over seeds of the test
+    split, in percent; ``examples`` of that and ``seeds``; ``items``, by split and hash of the set an array
+    (seeds, items) of 1 where an answer is right; ``spread``, the standard deviation of a task's seeds, and
+    its ``freedom``. It is of the items that all settings of the task have, or of test scores."""
     test = score[score["split"] == "test"]
     first = test.groupby("dataset")["metric"].first()
     score = score[score["metric"] == score["dataset"].map(first)]
@@ -78,6 +78,8 @@ def settings(score: pd.DataFrame, key: Sequence[str] = SETTING) -> pd.DataFrame:
             examples=("measured_examples", "max"),
         )
     )
+    several = table["backbone"].nunique() > 1
+    table["task"] = table["dataset"] + (" (" + table["backbone"] + ")" if several else "")
     items = {name: _items(rows) for name, rows in score.groupby(key)}
     table["items"] = [items[name] for name in table[key].itertuples(index=False, name=None)]
     for _, rows in table.groupby(_TASK):

@@ -149,6 +149,7 @@ def evidence(suite: str, status: Status, runs: int, tokens: int) -> Line:
         "",
         suite=suite,
         runs=runs,
+        settled=runs,
         trained_tokens=tokens,
     )
 
@@ -166,7 +167,7 @@ def test_the_suite_that_can_tell_and_has_most_runs_counts():
     )
     assert strongest([blind]) is blind
     assert strongest([few, evidence("long", Status.MET, 1, 500)]).suite == "long"
-    assert strongest([few, dataclasses.replace(many, settled=False)]) is few
+    assert strongest([few, dataclasses.replace(many, settled=0)]) is few
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ def bag(**of_tasks):
     rows = [
         {"dataset": task, "score_percent": best - less} for task, best in of_tasks.items() for less in (0, 9)
     ]
-    return pd.DataFrame(rows, columns=["dataset", "score_percent"]).assign(split="test", metric="accuracy")
+    same = {"split": "test", "metric": "accuracy", "backbone": "b"}
+    return pd.DataFrame(rows, columns=["dataset", "score_percent"]).assign(**same)
 
 
 NO_BAG = bag()
@@ -65,6 +66,10 @@ def test_a_task_that_the_dense_model_has_not_learnt_is_left_out():
     assert "cuad" not in table1.beats_random(pd.concat([below, other]), bag(cuad=46.1, d=44.9)).ours
     assert "d, input" in table1.beats_random(pd.concat([below, other]), bag(cuad=46.1, d=44.9)).ours
     assert table1.beats_random(below, bag(cuad=46.1)).status.value == "undecided"
+    shallow = below.assign(backbone="shallow", score_percent=below["score_percent"] + 9)  # has learnt it
+    words = pd.concat([bag(cuad=46.1), bag(cuad=46.1).assign(backbone="shallow")])
+    two = table1.beats_random(pd.concat([below, shallow, other]), words).ours
+    assert "cuad (shallow), input" in two and "cuad (b)" not in two and "d (b), input" in two
     assert "cuad" in table1.beats_random(pd.concat([below, other]), bag(cuad=45.9)).ours
 
 

@@ -84,7 +84,7 @@ def test_first_sentences_say_the_ends_of_a_range_and_nothing_where_there_is_no_r
     rows = [score("dense", 80.0, 1.0), score("ar", 60.0), score("dense", 50.0, 1.0, "cuad")]
     rows += [score("ar", 55.0, dataset="cuad"), score("ar_joint", 58.0), score("ar_fixed", 61.0)]
     records = pd.DataFrame(rows)
-    bag = pd.DataFrame({"dataset": ["cuad"], "score_percent": [60.0], "split": "test", "metric": "accuracy"})
+    bag = pd.DataFrame({**same, "dataset": ["cuad"], "score_percent": [60.0]})
     assert table1._kept(records, bag, 30) == (
         "With 30 % of the tokens, Adaptive Retention keeps 75 % (d, at the input) of the dense model's "
         "score, dev items counted where records hold them. Left out: cuad, where the dense model is below a "
