@@ -58,14 +58,15 @@ def _again(line: Line, suite_name: str | None) -> int:
     if suite is None:
         print(f"new: {line.word}: the test passes")
         return 0
-    if line.claim.pooled and again is line.again:
+    if pooled := line.claim.pooled and again is line.again:
         found = next(new for section in gather() for new in section.lines if new.id == line.id)
     else:
         records = all_records(suite, line.claim.quantities)
         judged_on = suite.paper.item(_item_name(line))
         found = of_suite(line.id, line.claim, line.item, judged_on, suite, records)
     print(f"new: {found.word}: {found.ours} ({found.scale})")
-    print(f"the new records lie in results/{suite.name}/; `git diff results/{suite.name}` shows what changed")
+    folder = "results" if pooled else f"results/{suite.name}"
+    print(f"the new records lie in {folder}/; `git diff {folder}` shows what changed")
     return 0
 
 

@@ -153,8 +153,13 @@ def of_records(
     ]
     found = [line for line in found if line.status in (*TELLING, Status.UNDECIDED)]
     if not found:
-        words = paper_words(claim, paper, judged_on)
-        return Line(id, claim, item, words, Word.UNTOLD, Status.MISSING, why_none(claim, judged_on, suites))
+        words, why = paper_words(claim, paper, judged_on), why_none(claim, judged_on, suites)
+        again = (
+            by_records(claim, judged_on, able, judged_on.runs(able))
+            if (able := _able(judged_on, suites))
+            else None
+        )
+        return Line(id, claim, item, words, Word.UNTOLD, Status.MISSING, why, again=again)
     first = strongest(found)
     others = [
         f"suite {line.suite}: {line.word} ({line.ours})"
@@ -251,10 +256,14 @@ def of_suite(
     )
 
 
+def _able(item: Item, suites: Sequence[Suite]) -> Suite | None:
+    """The first suite that has runs for an item."""
+    return next((suite for suite in suites if item.runs(suite)), None)
+
+
 def why_none(claim: Claim, item: Item, suites: Sequence[Suite]) -> str:
     """Why no published records tell anything of a claim, and the command that would make some."""
-    able = next((suite for suite in suites if item.runs(suite)), None)
-    if able is None:
+    if (able := _able(item, suites)) is None:
         return f"no published suite has a run of {item.runs_needed}"
     lacks = " or ".join(f"`{name}`" for name in claim.quantities)
     return f"no published records of {lacks}; `make {item.name} SUITE={able.name}` makes them"

@@ -62,12 +62,16 @@ def test_ids_are_unique_and_count_from_one():
     ("again", "words", "quick"),
     [
         (Again(("",)), "a test, under a minute on two CPU cores", True),
-        (Again(("",), "s"), "trains nothing, measures", True),
-        (Again(("",), "s", 921.4, 0, 0, ("a GPU",)), "trains 921 s (a GPU), then measures", True),
+        (Again(("",), "s"), "trains nothing, measures in a time not recorded", True),
+        (
+            Again(("",), "s", 921.4, 0, 0, ("a GPU",)),
+            "trains 921 s (a GPU), then measures in a time not recorded",
+            True,
+        ),
         (Again(("",), "s", 1700, 0, 200, ("a GPU",)), "trains 1,700 s (a GPU), then measures 200 s", False),
         (
             Again(("",), "s", 9, 2, 0, ("a GPU",)),
-            "trains 9 s (a GPU) and 2 runs of no recorded time, then measures",
+            "trains 9 s (a GPU) and 2 runs of no recorded time, then measures in a time not recorded",
             False,
         ),
     ],
@@ -102,7 +106,7 @@ def test_a_claim_is_trained_measured_and_judged_again(mini, capsys):
     ]
     said = capsys.readouterr().out
     assert "old: measured in the paper's range: tiny (1.5k tokens, start of training): 70 % at 512" in said
-    assert "cost: trains 2 runs of no recorded time, then measures" in said
+    assert "cost: trains 2 runs of no recorded time, then measures in a time not recorded" in said
     assert "new: same direction, another size: tiny (1.5k tokens, start of training): 10 % at 512" in said
     assert "git diff results/mini" in said
 
@@ -132,7 +136,7 @@ def test_without_an_id_all_are_listed(mini, capsys):
     [
         (["acp.figure2.9"], "no claim has the ID 'acp.figure2.9'"),
         (["acp.text.1"], "nothing measures it: no suite trains a Transformer with RoPE"),
-        (["acp.figure9.1"], "or name a suite to measure it on: SUITE=name"),
+        (["acp.figure11.1"], "or name a suite to measure it on: SUITE=name"),
         (["acp.figure10.1", "--suite", "mini"], "suite mini cannot show acp.figure10.1"),
     ],
 )
