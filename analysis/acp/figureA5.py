@@ -10,7 +10,6 @@ import pandas as pd
 from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
-from ..tables import one_each
 from ..verdict import Status, Verdict
 from . import models, training_logs
 
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 SETTLED_PERCENT = 5.0  # a change of training's speed that counts as none
 TENTHS = 10  # of a training run, in which its speed is compared
 OURS = style.SIZES[0]
-AT_START_POINTS = 1.0  # the axis begins where a layer has left its first pruned share by more
 LEAST_GAP = 2.8  # points between the names of two layers
+BAR_TICKS = 4  # layers whose number stands beside the colour bar
 
 
 def draw(records: pd.DataFrame, epoch_tokens: int | None = None) -> Figure:
@@ -41,7 +40,7 @@ def draw(records: pd.DataFrame, epoch_tokens: int | None = None) -> Figure:
         right.axvline(end, color="0.85", lw=0.8, zorder=0)
     figure.legend(loc="outside lower center", ncols=5, columnspacing=1.2)
     _loss(right, records)
-    first, last = _first_change(records), training_logs.paper_tokens(records)
+    first, last = training_logs.before_change(records), training_logs.paper_tokens(records)
     for ax in (left, right):
         ax.axvline(last, color=style.PAPER, lw=0.8, ls=":", zorder=0)
         ax.set_xscale("log")
@@ -67,24 +66,10 @@ def epoch_ends(records: pd.DataFrame, epoch_tokens: int | None) -> list[int]:
     return list(range(epoch_tokens, int(records["tokens"].max()) + 1, epoch_tokens)) if epoch_tokens else []
 
 
-def _shares(records: pd.DataFrame) -> pd.DataFrame:
-    """``percent`` by ``tokens``, a column a layer."""
-    layers = records[records["layer"].notna()]
-    one_each(layers, ["run", "step", "layer"], "training_log")
-    return 100 * layers.pivot_table(index="tokens", columns="layer", values="pruned_ratio")
-
-
-def _first_change(records: pd.DataFrame) -> float:
-    """The last look before any layer has left its first pruned share."""
-    shares = _shares(records)
-    changed = ((shares - shares.iloc[0]).abs() > AT_START_POINTS).any(axis=1)
-    return float(shares.index[max(int(changed.argmax()) - 1, 0)])
-
-
 def _pruned(ax: Axes, records: pd.DataFrame) -> None:
     import seaborn as sns
 
-    shares = _shares(records)
+    shares = training_logs.shares(records)
     colours = dict(zip(shares, sns.color_palette("viridis", len(shares.columns)), strict=True))
     for layer, percent in shares.items():
         ax.plot(shares.index, percent, color=colours[layer], lw=0.7, alpha=0.7)
@@ -101,12 +86,12 @@ def _pruned(ax: Axes, records: pd.DataFrame) -> None:
 
 
 def _name_layers(ax: Axes, shares: pd.DataFrame, colours: dict) -> None:
-    """The number of each layer behind the end of its line, so far apart that they can be read. Of many layers
-    some are named, from the highest line to the lowest."""
+    """The number of each layer behind the end of its line, so far apart that they can be read. Where there
+    are too many for that, a colour bar does it."""
     ends = shares.iloc[-1].sort_values(ascending=False)
-    room = np.ptp(ax.get_ylim()) / LEAST_GAP
-    if len(ends) > room:
-        ends = ends.iloc[np.linspace(0, len(ends) - 1, int(room / 2)).round().astype(int)]
+    if len(ends) > np.ptp(ax.get_ylim()) / LEAST_GAP:
+        _colour_bar(ax, colours)
+        return
     place = np.inf
     for layer, percent in ends.items():
         place = min(percent, place - LEAST_GAP, 100.0)
@@ -122,12 +107,26 @@ def _name_layers(ax: Axes, shares: pd.DataFrame, colours: dict) -> None:
         )
 
 
+def _colour_bar(ax: Axes, colours: dict) -> None:
+    """The colour of each layer, the first on top, where its line is."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+
+    first, last = min(colours), max(colours)
+    scale = ScalarMappable(Normalize(first - 0.5, last + 0.5), ListedColormap(list(colours.values())))
+    bar = ax.figure.colorbar(scale, ax=ax, ticks=np.linspace(first, last, BAR_TICKS).round(), aspect=30)
+    bar.ax.invert_yaxis()
+    bar.ax.set_title("layer", fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_visible(False)
+
+
 def _loss(ax: Axes, records: pd.DataFrame) -> None:
     points = training_logs.losses(records)
     for name, some in points.groupby(points["log_pruning_tolerance"].isna()):
         style_of = {"color": "0.2", "ls": (0, (4, 2)), "lw": 1} if name else {"color": OURS, "lw": 2}
         ax.plot(some["tokens"], some["loss_nats"], label="exact" if name else "ACP", **style_of)
-    seen = points.loc[points["tokens"] >= _first_change(records), "loss_nats"]
+    seen = points.loc[points["tokens"] >= training_logs.before_change(records), "loss_nats"]
     ax.set_ylim(top=np.quantile(seen, 0.97) * 1.05)
     ax.set_title("Training loss (nats a token)")
     ax.legend(loc="lower left")

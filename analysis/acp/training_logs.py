@@ -6,9 +6,11 @@ import numpy as np
 import pandas as pd
 
 from .. import style
+from ..tables import one_each
 from . import models
 
 LEAST_POINTS = 6  # fewer make no line
+CHANGE_POINTS = 2.0  # a layer further from its first pruned share is seen to have changed
 
 
 def paper_tokens(records: pd.DataFrame) -> float:
@@ -16,6 +18,20 @@ def paper_tokens(records: pd.DataFrame) -> float:
     size = records["size"].iloc[0]
     known = set(models.PUBLISHED.table.query("item == 'table2'")["size"].dropna())
     return float(models.paper_size(size if size in known else "125M").tokens)
+
+
+def shares(records: pd.DataFrame) -> pd.DataFrame:
+    """``percent`` pruned by ``tokens``, a column a layer, of the run with ACP."""
+    layers = records[records["layer"].notna()]
+    one_each(layers, ["run", "step", "layer"], "training_log")
+    return 100 * layers.pivot_table(index="tokens", columns="layer", values="pruned_ratio")
+
+
+def before_change(records: pd.DataFrame) -> float:
+    """Tokens at the last look before any layer has left its first pruned share."""
+    percent = shares(records)
+    changed = ((percent - percent.iloc[0]).abs() > CHANGE_POINTS).any(axis=1)
+    return float(percent.index[max(int(changed.argmax()) - 1, 0)])
 
 
 def mean_pruned(records: pd.DataFrame) -> pd.DataFrame:
@@ -108,6 +124,8 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
 {style.count_label(last["tokens"])}. The paper says around 70 %, of models trained on
 {style.count_label(to_tokens)} tokens and more. {further} The curves are from the log of
-{run}{other}{unlike[:1]}, trained on {devices}. Left: each layer on the first
-sequence of a batch, and the mean of all. Right: mean loss of the steps since the point before{between}.
+{run}{other}{unlike[:1]}, trained on {devices}. The axes begin at
+{style.count_label(before_change(records))} tokens: until then no layer's share has changed by more than
+{CHANGE_POINTS:g} percentage points. Left: each layer on the first sequence of a batch, and the mean of all.
+Right: mean loss of the steps since the point before{between}.
 {unlike} {again} {style.provenance(records)}"""

@@ -301,6 +301,19 @@ def test_figure_a5():
     assert tokens[-1] == pytest.approx(2.7e9) and percent[-1] == pytest.approx(paper)
 
 
+def test_figure_a5_of_many_layers_begins_where_they_change():
+    """Names of some layers looked chosen for a reason; before the change there is nothing to see."""
+    acp = write_logs().query("layer == 0")
+    acp = pd.concat([acp.assign(layer=layer) for layer in range(24)])
+    acp["pruned_ratio"] = np.where(acp["step"].le(6) | acp["layer"].ne(5), 0.9, 0.4)
+    figure = figureA5.draw(acp)
+    left, bar = figure.axes[0], figure.axes[-1]
+    assert not left.texts and bar.get_title() == "layer"
+    assert bar.get_yticks().tolist() == [0, 8, 15, 23]
+    assert left.get_xlim()[0] == pytest.approx(35e6)  # step 6
+    assert "axes begin at\n35M tokens" in training_logs.caption(acp)
+
+
 def test_losses_of_logs_thinned_apart_are_compared_over_the_same_steps():
     every_step = 9 * np.exp(-np.arange(96) / 20)
     rows = [
