@@ -225,6 +225,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         for row in grids.itertuples()
     )
     timed = records["attention_time"], records["throughput"]
+    commits = models.commits_in_words(*timed) + models.two_commits(records["pruned_ratio"], *timed)
     gained = models.span(statistics.throughput_gain(records["throughput"]), "+.0f")
     pale = (
         "Pale bars are of models at the start of training: they saw fewer tokens than they have weights, and "
@@ -239,7 +240,7 @@ time, forward and backward, with the boundary search. The bars name the millisec
 {", ".join(f"{t:,}" for t in tokens)} tokens. Right: training throughput. The bars name the tokens a second
 with / without ACP. {THRESHOLD[architecture]} Hatched: the range that the paper prints for 125M to 760M
 parameters and 4k to 16k tokens. Its hardware is another, so compare percentages only.
-{models.commits_in_words(*timed)} {style.provenance(*records.values())}"""
+{commits} {style.provenance(*records.values())}"""
     return draw(records, found.item.name), caption
 
 

@@ -169,6 +169,22 @@ def commits_in_words(*tables: pd.DataFrame) -> str:
     return f"Sizes were not timed on one commit: {'; '.join(f'{of} ({sizes})' for of, sizes in each)}."
 
 
+def two_commits(pruned: pd.DataFrame, *times: pd.DataFrame) -> str:
+    """Models whose pruned share and times are of different commits, as a sentence; empty without any."""
+    by_model = (
+        table.dropna(subset="commit").groupby(["size", "context_length_tokens"], sort=False)["commit"]
+        for table in (pruned, pd.concat(times))
+    )
+    named = [commits.agg(lambda each: " and ".join(sorted(set(each)))) for commits in by_model]
+    both = pd.concat(named, axis=1, join="inner", keys=["share", "timed"]).query("share != timed")
+    words = "; ".join(
+        ", ".join(f"{size} at {style.length_label(length)}" for size, length in rows.index)
+        + f" (share {share}, times {timed})"
+        for (share, timed), rows in both.groupby(["share", "timed"], sort=False)
+    )
+    return f" Pruned share and times are not of one commit: {words}." if words else ""
+
+
 def describe(suite: FoXSuite) -> str:
     """The models of a suite in half a sentence."""
     sizes = in_words(dict.fromkeys(run.size_name for run in suite.runs))
