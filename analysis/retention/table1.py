@@ -90,6 +90,13 @@ def unlearnt(score: pd.DataFrame, bag: pd.DataFrame) -> pd.MultiIndex:
     return both.index[both["score_percent_y"] - both["score_percent_x"] > UNLEARNT_POINTS]
 
 
+def left_out(score: pd.DataFrame, bag: pd.DataFrame) -> str:
+    """Which tasks :func:`unlearnt` names, as a sentence; nothing where there are none."""
+    tasks = ", ".join(unlearnt(score, bag).unique("dataset"))
+    why = f"where the dense model is more than {UNLEARNT_POINTS} points below a bag of words"
+    return f"Left out: {tasks}, {why}. " if tasks else ""
+
+
 def _cell(row: pd.Series) -> str:
     """ "91.5 ± 0.2 (3)": mean and standard deviation of so many seeds; one seed has no deviation."""
     spread = f" ± {row['std']:.1f} ({row['count']:.0f})" if row["count"] > 1 else ""
@@ -138,8 +145,7 @@ def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
     }
     ends = dict.fromkeys((min(kept, key=kept.__getitem__), max(kept, key=kept.__getitem__))) if kept else ()
     words = " to ".join(f"{kept[place]:.0f} % ({place})" for place in ends)
-    left_out = ", ".join(unlearnt(score, bag).unique("dataset"))
-    without = f"Left out: {left_out}, where the dense model is below a bag of words. " if left_out else ""
+    without = left_out(score, bag)
     if not words:
         return without
     subject = f"With {percent} % of the tokens, Adaptive Retention keeps "
