@@ -144,6 +144,18 @@ def test_an_ablation_fails_where_the_printed_loss_is_ruled_out():
     assert table3.ablations_lose(level.assign(dataset="d")).status.value == "undecided"
 
 
+def test_table_3_shows_what_its_verdict_tests():
+    """The score is of test, where 1 point is lost; with dev it is about 6."""
+    right = {n: np.arange(100) < n for n in (64, 74, 75)}
+    test = with_items(ar=[right[75]], ar_joint=[right[74]])
+    both = pd.concat([test, with_items("dev", ar=[right[75]], ar_joint=[right[64]])])
+    timed = test[:1].assign(length_tokens=8, peak_memory_bytes=1.0, dense_batch_ms=2.0, batch_ms=1.0)
+    shown = table3.tabulate(both, timed).shown
+    assert shown["d accuracy"].tolist() == ["75.0", "74.0"]
+    none, lost = shown["d, lost"]
+    assert none == "–" and lost.startswith("+5.9 [") and f"{lost} points" in table3.ablations_lose(both).ours
+
+
 def test_a_plateau_needs_items_enough_to_rule_out_a_slope():
     def records(count, other):
         ours = np.arange(count) < 0.8 * count
