@@ -15,6 +15,7 @@ from . import errors, models
 
 KEPT_OF_DENSE = 0.95
 UNLEARNT_POINTS = 5
+LEVEL_POINTS = 2
 PERCENT = {"table1": 50, "table2": 30}  # of the tokens
 _TASK = ["dataset", "backbone"]
 _KEY = [*_TASK, "method", "gates", "metric"]
@@ -115,11 +116,11 @@ def _seeds(table: pd.DataFrame) -> str:
 def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     records, bag = found.records["score"], found.records["bag_of_words"]
     table, percent = tabulate(records, bag, found.item.name), PERCENT[found.item.name]
-    caption = f"""**{found.item.label}.** {_kept(records, bag, percent)}Shown are scores in percent on the
-test split. A cell is {_seeds(table.values)}. Columns that end in "paper" and rows that end in "quoted" are
-the paper's and were never run here. A dash is a gap. The paper's dense row falls with the budget, though a
-dense model has none. Here it is one row. The bag of words is TF-IDF and logistic regression on as many words
-as the encoder reads tokens, the best of six settings on the test split.
+    caption = f"""**{found.item.label}.** {_kept(records, bag, percent)}{_rivals(records, bag)}Shown are
+scores in percent on the test split. A cell is {_seeds(table.values)}. Columns that end in "paper" and rows
+that end in "quoted" are the paper's and were never run here. A dash is a gap. The paper's dense row falls
+with the budget, though a dense model has none. Here it is one row. The bag of words is TF-IDF and logistic
+regression on as many words as the encoder reads tokens, the best of six settings on the test split.
 {models.own_tasks(records)}{style.provenance(records)}"""
     return table, caption
 
@@ -150,6 +151,19 @@ def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
         return without
     subject = f"With {percent} % of the tokens, Adaptive Retention keeps "
     return f"{subject}{words} of the dense model's score, {errors.COUNTED}. {without}"
+
+
+def _rivals(score: pd.DataFrame, bag: pd.DataFrame) -> str:
+    """Where Infor-Coef is level with Adaptive Retention and ToP below it, in a sentence each."""
+    near, below = (_against(score, bag, method) for method in ("infor_coef", "top"))
+    words = ""
+    if near:
+        found = errors.within(near, LEVEL_POINTS, lambda one: one.place)
+        words += f'"Infor-Coef is within {LEVEL_POINTS} points of Adaptive Retention" {found.ours}. '
+    if below:
+        found = errors.above(below, lambda one: one.place)
+        words += f'"Constraint-aware pruning (ToP) is below Adaptive Retention" {found.ours}. '
+    return f"{words}Each of these is tested at 5 %, with Holm's correction. " if words else ""
 
 
 def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:

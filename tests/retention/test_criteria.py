@@ -144,6 +144,18 @@ def test_an_ablation_fails_where_the_printed_loss_is_ruled_out():
     assert table3.ablations_lose(level.assign(dataset="d")).status.value == "undecided"
 
 
+def test_tables_1_and_2_say_where_rivals_are_level_or_below():
+    right = {n: np.arange(4000) < n for n in (2800, 3160, 3200)}
+    records = with_items(ar=[right[3200]], infor_coef=[right[3160]], top=[right[2800]])
+    other = with_items(ar=[right[3200]], infor_coef=[right[2800]], top=[right[3200]]).assign(dataset="e")
+    found = table1._rivals(pd.concat([records, other]), NO_BAG)
+    assert (
+        'points of Adaptive Retention" holds on 1 of 2: d, input; does not hold on 1 of 2: e, input' in found
+    )
+    assert 'below Adaptive Retention" holds on 1 of 2: d, input; cannot be told on 1 of 2: e, input' in found
+    assert table1._rivals(with_items(ar=[right[3200]]), NO_BAG) == ""
+
+
 def test_table_3_shows_what_its_verdict_tests():
     """The score is of test, where 1 point is lost; with dev it is about 6."""
     right = {n: np.arange(100) < n for n in (64, 74, 75)}
