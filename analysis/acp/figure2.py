@@ -48,13 +48,13 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> Figure:
             None,
         ),
         (
-            "Attention time saved (%)\nin bars: ms with / without ACP",
+            "Attention time saved (%)\nalong bars: ms with / without ACP",
             "attention_time_reduction",
             statistics.time_reduction(records["attention_time"]),
             "ms",
         ),
         (
-            "Training throughput gained (%)\nin bars: tokens/s with / without ACP",
+            "Training throughput gained (%)\nalong bars: tokens/s with / without ACP",
             "throughput_gain",
             statistics.throughput_gain(records["throughput"]),
             "tok/s",

@@ -22,12 +22,13 @@ COLUMNS = {
 
 
 def tabulate(suite: FoXSuite) -> drawing.Table:
-    """One row per size of the suite, then one row per size of the paper."""
+    """One row per size that the suite trains, then one row per size of the paper."""
     ours = pd.DataFrame(
         [
             {"source": f"suite {suite.name}", "size": name}
             | {column: getattr(size, column) for column in COLUMNS}
             for name, size in suite.file.sizes.items()
+            if any(run.size_name == name for run in suite.runs)
         ]
     )
     table = models.PUBLISHED.table.query("item == 'table2' and size.notna()")

@@ -59,8 +59,16 @@ WRITTEN = {
             "all of the suite again, from one pre-training: their weights are gone",
         ),
         Gap(
-            "times of gates after the blocks at 50 % and at 4,096 tokens, and of ablations at 50 %",
+            "times of six blocks with gates after them at 50 % and at 4,096 tokens, and of ablations at 50 %",
             "more names under `timed` of [its file](experiments/retention-h200.yaml)",
+        ),
+        Gap(
+            "scores of single items of CUAD and books; more seeds of all but dense, AR and the ablations",
+            "all runs of a task again, from one pre-training",
+        ),
+        Gap(
+            "ToP, Infor-Coef, `facts`, `haystack` and roles on 12 blocks",
+            "lines in the grid of [its file](experiments/retention-h200-deep.yaml)",
         ),
         Gap("QASPER's sample on a GPU; it is too small to learn from", "suite `retention-paper` has it"),
     ),

@@ -95,7 +95,7 @@ def left_out(score: pd.DataFrame, bag: pd.DataFrame) -> str:
     """Which tasks :func:`unlearnt` names, as a sentence; nothing where there are none."""
     tasks = ", ".join(unlearnt(score, bag).unique("dataset"))
     why = f"where the dense model is more than {UNLEARNT_POINTS} points below a bag of words"
-    return f"Left out: {tasks}, {why}. " if tasks else ""
+    return f"Left out of this: {tasks}, {why}. " if tasks else ""
 
 
 def _cell(row: pd.Series) -> str:

@@ -311,8 +311,8 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
         "figure2": r"at most\s[\d.]+ points \(",
         "figureC": r"as\s\d+ % of the tokens by the paper's sum of p and as \d+ % by open gates",
         # A model of a second's training is below a bag of words.
-        "figure_gates": r"Left out: toy, where the dense model is more than 5 points below",
-        "table2": r"Left out: toy, where the dense model is more than 5 points below",
+        "figure_gates": r"Left out of this: toy, where the dense model is more than 5 points below",
+        "table2": r"Left out of this: toy, where the dense model is more than 5 points below",
         "table3": r"An ablation changes the score by [+-][\d.]+ points \(",
         "table4": r"of the tokens, inference is [\d.]+ (to [\d.]+ )?times as fast as dense\.",
         "table5": r"At most [\d.]+ % of the tokens go on",

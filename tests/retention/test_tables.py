@@ -87,8 +87,8 @@ def test_first_sentences_say_the_ends_of_a_range_and_nothing_where_there_is_no_r
     bag = pd.DataFrame({**same, "dataset": ["cuad"], "score_percent": [60.0]})
     assert table1._kept(records, bag, 30) == (
         "With 30 % of the tokens, Adaptive Retention keeps 75 % (d, at the input) of the dense model's "
-        "score, dev items counted where records hold them. Left out: cuad, where the dense model is more "
-        "than 5 points below a bag of words. "
+        "score, dev items counted where records hold them. Left out of this: cuad, where the dense model is "
+        "more than 5 points below a bag of words. "
     )
     assert table1._kept(records[records["method"] == "ar"], bag, 30) == ""
     assert table3._changes(records) == (
@@ -117,6 +117,6 @@ def test_first_sentences_say_the_ends_of_a_range_and_nothing_where_there_is_no_r
     both = pd.concat([dense, dense.assign(pruning="none", score_percent=80.0)]).assign(backbone="b")
     both = pd.concat([both, both.assign(dataset="cuad", score_percent=50.0)]).assign(method="dense")
     assert figure_gates.of_learnt(both, bag) == (
-        f"{figure_gates.random_scores(dense)}Left out: cuad, where the dense model is more than 5 points "
-        "below a bag of words. "
+        f"{figure_gates.random_scores(dense)}Left out of this: cuad, where the dense model is more than 5 "
+        "points below a bag of words. "
     )
