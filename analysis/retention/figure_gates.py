@@ -98,8 +98,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     first = of_learnt(records, found.records["bag_of_words"])
     caption = f"""**Where the gate stands.** {first}Shown are test scores by the place of the
 gate. After the last block nothing is saved, and both lines may lie on each other. The dense model is pruned
-at inference only. It keeps random tokens, or those that receive most attention (H2O). The paper's text allows all three places. In its table
-random pruning loses 3.7 and 8.1 points on SST-2, so its gate must stand where tokens still matter.
+at inference only. It keeps random tokens, or those that receive most attention (H2O). The paper's text
+allows all three places. In its table random pruning loses 3.7 and 8.1 points on SST-2, so its gate must stand
+where tokens still matter.
 {models.own_tasks(records)}{style.provenance(records)}"""
     return draw(records), caption
 
