@@ -6,8 +6,8 @@ const difference = key => row => models[1].rows[row.index][key] - row[key];
 // A difference of percentages is in points of them.
 const signed = (column, v) => (v > 0 ? "+" : v < 0 ? "−" : "") + column.text(Math.abs(v)).replace("%", "points");
 
-// How often one number holds another, from the logarithm of their ratio.
-const times = log => (log < 6 * Math.LN10 ? whole(Number(Math.exp(log).toPrecision(2))) : `10${superscript(Math.round(log / Math.LN10))}`);
+// How often one number holds another, from the logarithm of their ratio; 12 digits first, since 23.5 comes back as 23.499999999999996.
+const times = log => (log < 6 * Math.LN10 ? whole(Number(Number(Math.exp(log).toPrecision(12)).toPrecision(2))) : `10${superscript(Math.round(log / Math.LN10))}`);
 const ramp = (colours, least, most) => node("p", { class: "legend" }, `${least} `, node("span", { class: "ramp", style: `background: linear-gradient(90deg, ${d3.range(1, -0.01, -0.1).map(colours)})` }), ` ${most}`);
 
 async function drawCompare(section) {
