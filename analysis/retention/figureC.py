@@ -77,9 +77,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     first, *others = counts(records).itertuples()
     table = bounds(records)
     within = (table["weighted_slack_nats"] <= table["gap_nats"]).sum()
-    more = "".join(f"; at {100 * row.budget:g} %, {row.counted:.0f} % and {row.open:.0f} %" for row in others)
+    more = "".join(f" At {100 * row.budget:g} %: {row.counted:.0f} and {row.open:.0f} %." for row in others)
     caption = f"""**Figure C.** At a budget of {100 * first.budget:g} %, trained gates count as
-{first.counted:.0f} % of the tokens by the paper's sum of p and as {first.open:.0f} % by open gates{more}.
+{first.counted:.0f} % of the tokens by the paper's sum of p and as {first.open:.0f} % by open gates.{more}
 These are means over gates. Left: both counts beside the budget M. Each mark is a seed. Right: slack A times
 lambda against the gap that bounds it (Appendices C and G). On the grey line both are equal. To its right the
 bound holds, as for {within} of {len(table)} gates. The two axes have different scales. The least loss is

@@ -78,7 +78,7 @@ def random_scores(records: pd.DataFrame) -> str:
         return ""
     means = by_place.mean()
     parts = [f"{means[gates]:.0f} % {words}" for gates, words in PLACES.items() if gates in means]
-    over = f", in the mean over {len(by_place)} tasks" if len(by_place) > 1 else ""
+    over = f". These are means over {len(by_place)} tasks" if len(by_place) > 1 else ""
     return f"With {100 * least:g} % of the tokens, random ones score {', '.join(parts)}{over}. "
 
 

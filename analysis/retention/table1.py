@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pandas as pd
@@ -150,7 +151,7 @@ def _kept(score: pd.DataFrame, bag: pd.DataFrame, percent: int) -> str:
     if not words:
         return without
     subject = f"With {percent} % of the tokens, Adaptive Retention keeps "
-    return f"{subject}{words} of the dense model's score, {errors.COUNTED}. {without}"
+    return f"{subject}{words} of the dense model's score. Dev items count where records hold them. {without}"
 
 
 def _rivals(score: pd.DataFrame, bag: pd.DataFrame) -> str:
@@ -159,11 +160,18 @@ def _rivals(score: pd.DataFrame, bag: pd.DataFrame) -> str:
     words = ""
     if near:
         found = errors.within(near, LEVEL_POINTS, lambda one: one.place)
-        words += f'"Infor-Coef is within {LEVEL_POINTS} points of Adaptive Retention" {found.ours}. '
+        words += (
+            f'"Infor-Coef is within {LEVEL_POINTS} points of Adaptive Retention" {_sentences(found.ours)}. '
+        )
     if below:
         found = errors.above(below, lambda one: one.place)
-        words += f'"Constraint-aware pruning (ToP) is below Adaptive Retention" {found.ours}. '
+        words += f'"Constraint-aware pruning (ToP) is below Adaptive Retention" {_sentences(found.ours)}. '
     return f"{words}Each of these is tested at 5 %, with Holm's correction. " if words else ""
+
+
+def _sentences(ours: str) -> str:
+    """What a claim does not hold on, or cannot tell, as sentences of their own."""
+    return re.sub("; (cannot be told|does not hold)", r". It \1", ours)
 
 
 def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:

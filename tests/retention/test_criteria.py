@@ -150,9 +150,12 @@ def test_tables_1_and_2_say_where_rivals_are_level_or_below():
     other = with_items(ar=[right[3200]], infor_coef=[right[2800]], top=[right[3200]]).assign(dataset="e")
     found = table1._rivals(pd.concat([records, other]), NO_BAG)
     assert (
-        'points of Adaptive Retention" holds on 1 of 2: d, input; does not hold on 1 of 2: e, input' in found
+        'points of Adaptive Retention" holds on 1 of 2: d, input. It does not hold on 1 of 2: e, input'
+        in found
     )
-    assert 'below Adaptive Retention" holds on 1 of 2: d, input; cannot be told on 1 of 2: e, input' in found
+    assert (
+        'below Adaptive Retention" holds on 1 of 2: d, input. It cannot be told on 1 of 2: e, input' in found
+    )
     assert table1._rivals(with_items(ar=[right[3200]]), NO_BAG) == ""
 
 

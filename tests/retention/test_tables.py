@@ -87,7 +87,7 @@ def test_first_sentences_say_the_ends_of_a_range_and_nothing_where_there_is_no_r
     bag = pd.DataFrame({**same, "dataset": ["cuad"], "score_percent": [60.0]})
     assert table1._kept(records, bag, 30) == (
         "With 30 % of the tokens, Adaptive Retention keeps 75 % (d, at the input) of the dense model's "
-        "score, dev items counted where records hold them. Left out of this: cuad, where the dense model is "
+        "score. Dev items count where records hold them. Left out of this: cuad, where the dense model is "
         "more than 5 points below a bag of words. "
     )
     assert table1._kept(records[records["method"] == "ar"], bag, 30) == ""
