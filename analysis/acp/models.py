@@ -38,6 +38,7 @@ SAME_CODE = {
     "7a8e6684351c": "9eb847634052",
     "1187c3778b14": "86f75ef6e418",
     "31f20100b5b3": "86f75ef6e418",
+    "e3527856122b": "86f75ef6e418",
 }
 PAIR = (
     *("suite", "architecture", "size", "context_length_tokens"),

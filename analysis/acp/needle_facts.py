@@ -90,12 +90,13 @@ def kept(facts: pd.DataFrame) -> Verdict:
         shown = True if high < MARGIN_NATS else False if low > MARGIN_NATS else None
         told.append(shown if enough else None)
         count = f"{len(some)} pairs" if len(some) > 1 else "one pair"
-        ends = f" [{low:+.2f}, {high:+.2f}]" if len(some) > 1 else ""
+        count += f" of the {LEAST_PAIRS} needed" * (len(some) < LEAST_PAIRS)
+        ends = f" [{low:+.3f}, {high:+.3f}]" if len(some) > 1 else ""
         asked = f"{', '.join(trained_at)}, {some['facts_acp'].max()} facts, {count}"
         recall = " and ".join(f"{some[f'recall_{method}'].mean():.3g}" for method in METHODS)
         words.append(
             f"Trained at {asked}: {acp.mean():.2f} nats from certain with ACP, {exact.mean():.2f} without, "
-            f"difference {mean:+.2f}{ends}, margin {MARGIN_NATS:g}; {recall} % of the words found"
+            f"difference {mean:+.3f}{ends}, margin {MARGIN_NATS:g}; {recall} % of the words found"
         )
     ours = ". ".join(words) + note
     return Verdict.of(False if False in told else all(told) or None, ours)

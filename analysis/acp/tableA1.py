@@ -135,8 +135,8 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
 nats. {in_words(table)} (95 %, Student's t, the pair as the unit). One training says little: pair d43912a
 and the one after it share their exact run, and their ACP runs are one program, trained twice from one seed.
 Listed is every pair of 125M models trained on text with needles, in order.{null} The training text changed
-from pair to pair. "Nats from certain" is the mean negative log-likelihood of the right answer, 0 for a model
-that is sure of it.{many}{models.notes(unlike, " ", ".")}"""
+from pair to pair until d43912a. "Nats from certain" is the mean negative log-likelihood of the right
+answer, 0 for a model that is sure of it.{many}{models.notes(unlike, " ", ".")}"""
     return tabulate(table), caption
 
 

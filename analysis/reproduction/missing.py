@@ -70,7 +70,10 @@ WRITTEN = {
             "ToP, Infor-Coef, `facts`, `haystack` and roles on 12 blocks",
             "lines in the grid of [its file](experiments/retention-h200-deep.yaml)",
         ),
-        Gap("QASPER's sample on a GPU; it is too small to learn from", "suite `retention-paper` has it"),
+        Gap(
+            "QASPER: its sample goes through a GPU, and is too small to learn from",
+            "the whole of QASPER; suite `retention-paper` has the sample",
+        ),
     ),
 }
 
@@ -96,9 +99,12 @@ def _of_suite(suite: Suite) -> Gap:
 
 def _of_runs(suite: Suite) -> Gap:
     how = f"take them out of `not_run`; `make all SUITE={suite.name}`"
-    count, seeds = len(suite.not_run), {}
+    count, alike = len(suite.not_run), {}
     for run in suite.not_run:
-        seeds.setdefault(run.name.removesuffix(f"-seed{run.seed}"), []).append(str(run.seed))
-    names = (f"{name} (seeds {', '.join(of)})" if len(of) > 1 else name for name, of in seeds.items())
+        alike.setdefault(run.name.removesuffix(f"-seed{run.seed}"), []).append(run)
+    names = (
+        f"{name} (seeds {', '.join(str(run.seed) for run in runs)})" if len(runs) > 1 else runs[0].name
+        for name, runs in alike.items()
+    )
     words = f"{count} run{'s' * (count > 1)} of suite `{suite.name}` (`not_run` in [its file]({suite.path}))"
     return Gap(f"{words}: {', '.join(names)}", how)

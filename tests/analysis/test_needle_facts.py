@@ -70,7 +70,8 @@ def records(*differences: float, recall: float = 0.9) -> pd.DataFrame:
 def test_verdict_over_pairs_of_trainings(differences, status):
     verdict = needle_facts.kept(records(*differences))
     assert verdict.status == status
-    assert f"difference {sum(differences) / len(differences):+.2f}" in verdict.ours
+    assert f"difference {sum(differences) / len(differences):+.3f}" in verdict.ours
+    assert (" of the 3 needed" in verdict.ours) is (len(differences) < 3)
     assert "margin 0.5; 90 and 90 % of the words found" in verdict.ours
 
 
@@ -86,7 +87,7 @@ def test_words_say_facts_pairs_and_the_interval_of_the_one_sided_tests():
     verdict = needle_facts.kept(records(0.0, 0.1, 0.2))
     assert verdict.ours.startswith(
         "Trained at 512, 2 facts, 3 pairs: 2.10 nats from certain with ACP, 2.00 without, "
-        "difference +0.10 [-0.07, +0.27]"
+        "difference +0.100 [-0.069, +0.269]"
     )
 
 
