@@ -84,21 +84,24 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
     from .common.errors import UserError
     from .training.distributed import process_group, rank
     from .training.loop import train
+    from .training.side_by_side import NoMemory, enough_memory
     from .training.stopping import Stopped
 
     with process_group(options.device) as device:
         try:
             for run in runs:
-                train(
-                    suite.paper,
-                    run,
-                    device=device,
-                    watch_every=options.watch_every,
-                    tensorboard=options.tensorboard,
-                )
+                with enough_memory(suite, run):
+                    train(
+                        suite.paper,
+                        run,
+                        device=device,
+                        watch_every=options.watch_every,
+                        tensorboard=options.tensorboard,
+                    )
         except UserError as error:
-            # All ranks raise these, so all exit, and the process group is closed properly.
-            if rank() == 0:
+            # All ranks raise these, so all exit, and the process group is closed properly. A lack of memory
+            # may be of one rank; its launcher ends the others.
+            if rank() == 0 or isinstance(error, NoMemory):
                 print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         except Stopped as stop:  # and this

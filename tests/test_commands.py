@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from acp_repro import (
     benchmark_attention,
@@ -269,6 +270,24 @@ def test_runs_of_a_file_elsewhere_train_side_by_side_as_alone_and_leave_nothing_
     assert train.main(["--suite", str(tmp_path / f"{own}.yaml"), *options, "2"]) == 2
     assert f"experiments/{own}.yaml has its name" in capsys.readouterr().err
     assert not (work / "runs" / own).exists()
+
+
+@pytest.mark.parametrize("where", ["acp_repro.training.side_by_side", "acp_repro.training.loop"])
+def test_a_run_that_does_not_fit_in_memory_is_one_line(work, capsys, monkeypatch, where):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB")
+
+    write_suite(work, name="large")
+    monkeypatch.setattr(f"{where}.train", full)
+    if where.endswith("loop"):  # the way of a GPU without --jobs
+        monkeypatch.setattr(train, "choose_device", lambda _: torch.device("cuda"))
+    assert train.main(["--suite", "large", "--run", RUN, "--device", "cpu"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(
+        f"error: {RUN} does not fit in the GPU's memory (it tried to allocate 2.00 GiB)."
+    )
+    assert "(--jobs)" in lines[0] and "micro_batch_... in experiments/large.yaml" in lines[0]
 
 
 def test_what_trains_side_by_side_ends_with_its_command(work):

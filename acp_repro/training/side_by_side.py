@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 
 import torch
@@ -55,7 +56,8 @@ def train_side_by_side(
         if on_cpu:
             torch.set_num_threads(1)
         for run in runs:
-            train(suite.paper, run, device=devices[0], watch_every=watch_every, tensorboard=tensorboard)
+            with enough_memory(suite, run):
+                train(suite.paper, run, device=devices[0], watch_every=watch_every, tensorboard=tensorboard)
         return 0
     context = multiprocessing.get_context("spawn")
     places, lock = context.SimpleQueue(), context.RLock()
@@ -80,6 +82,29 @@ def train_side_by_side(
         pool.shutdown(cancel_futures=True)
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+class NoMemory(UserError, RuntimeError):
+    """A run does not fit into its GPU."""
+
+
+@contextlib.contextmanager
+def enough_memory(suite: Suite, run: Run) -> Iterator[None]:
+    """Turns running out of a GPU's memory into one line.
+
+    Raises:
+        NoMemory: the code inside needed more memory than is free.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        wanted = str(error).partition(" Tried to ")[2].partition(". ")[0]
+        wanted = f" (it tried to {wanted})" if wanted else ""
+        raise NoMemory(
+            f"{run.name} does not fit in the GPU's memory{wanted}. Put fewer runs on one GPU (--jobs): the "
+            "same command continues. Or begin again with a smaller micro-batch (micro_batch_... in "
+            f"{suite.path}): the batch stays and takes more passes"
+        ) from None
 
 
 def _end(processes: list) -> bool:
@@ -129,15 +154,16 @@ def _train(suite_file: str, run_name: str, watch_every: int | None, tensorboard:
     suite = load_suite(suite_file)
     run = suite.run(run_name)
     try:
-        train(
-            suite.paper,
-            run,
-            device=_device,
-            report=tqdm.write,
-            watch_every=watch_every,
-            tensorboard=tensorboard,
-            position=_line,
-        )
+        with enough_memory(suite, run):
+            train(
+                suite.paper,
+                run,
+                device=_device,
+                report=tqdm.write,
+                watch_every=watch_every,
+                tensorboard=tensorboard,
+                position=_line,
+            )
     except Stopped as stop:
         with contextlib.suppress(OSError):  # its reader may have ended
             tqdm.write(f"{run_name}: {stop}")
