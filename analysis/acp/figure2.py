@@ -70,8 +70,8 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> Figure:
         ax.set_xlabel("context length $L$ (tokens)")
     trained = panels[0][2].groupby("size", sort=False)["trained_tokens"]
     handles = [
-        Patch(label=_named(size, tokens), **_look(colour, tokens.max(), size))
-        for (size, tokens), colour in zip(trained, style.SIZES, strict=False)
+        Patch(label=_named(size, tokens), **_look(models.colour(size, index), tokens.max(), size))
+        for index, (size, tokens) in enumerate(trained)
     ]
     paper = Patch(fc="white", ec=style.PAPER, hatch="////", label="range in the paper")
     handles.append(paper)
@@ -150,13 +150,13 @@ def _bars(ax: Axes, table: pd.DataFrame, unit: str | None, paper: float) -> list
             empty = {"rotation": 90, "va": "bottom", "fontsize": 6, "color": "0.45"}
             ax.annotate("not measured", (places[size], 0), (0, 2), **empty, **centred)
         for row in sorted(rows.itertuples(), key=lambda r: sizes.index(r.size)):
-            index, x = sizes.index(row.size), places[row.size]
-            ax.bar(x, row.percent, width * 0.92, **_look(style.SIZES[index], row.trained_tokens, row.size))
+            colour, x = models.colour(row.size, sizes.index(row.size)), places[row.size]
+            ax.bar(x, row.percent, width * 0.92, **_look(colour, row.trained_tokens, row.size))
             of_grid = getattr(row, "of_grid_percent", None)
             words, size = [f"{row.percent:.0f}"], {"fontsize": 7 if len(sizes) < 3 else 6.5}
-            dark = index == 0 and not models.at_start(row.trained_tokens, row.size)
+            dark = colour == style.SIZES[0] and not models.at_start(row.trained_tokens, row.size)
             if of_grid is not None:
-                outlines.append((x, row.percent, of_grid, style.SIZES[index]))
+                outlines.append((x, row.percent, of_grid, colour))
                 words.append(f"{of_grid:.0f}")
                 if row.percent > 0.15 * (top - bottom):  # else both stand above
                     inside = {"va": "top", "color": "white" if dark else "0.1"}

@@ -118,8 +118,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**Figure A7.** {verdict} Shown is what moves the pruned share of
 {models.in_words([base.size_name])} at {base.context_length:,} tokens. Each training sees
 {style.count_label(base.size.tokens)} tokens and differs from the first in what its line names. A suspect
-counts if it moves the share by more than {COUNTS_POINTS:g} points (shaded) and by more than twice the gap
-between two seeds. {seeds} Dashed: the paper's "about 70 %". {style.provenance(records)}"""
+counts if it moves the share by more than {COUNTS_POINTS:g} points (beyond the shaded band) and by more than
+twice the gap between two seeds. {seeds} Dashed: the paper's "about 70 %". {style.provenance(records)}"""
     return draw(table), caption
 
 

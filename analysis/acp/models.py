@@ -20,6 +20,7 @@ PUBLISHED = published("analysis.acp")
 ARCHITECTURES = {"pro": "FoX (Pro)", "llama": "FoX (LLaMA)"}
 # The pruned share is highest at first: 125M at 16k prunes 93 % after 20M tokens and 88 % after 100M. The
 # paper leaves the start of training out (Section 4.1). A small model is past it after a token a weight.
+PAPER_SIZES = ("125M", "360M", "760M")
 START_TOKENS = 100_000_000
 # A record is measured where and when its run was trained, so it names the software of the training too.
 RAN_ON = {
@@ -45,6 +46,12 @@ PAIR = (
     *("needle_share", "evaluated_length_tokens", "seed"),
 )
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}
+
+
+def colour(size: str, index: int) -> str:
+    """One colour for each of the paper's sizes in every suite; other sizes in the order that they come."""
+    place = PAPER_SIZES.index(size) if size in PAPER_SIZES else index
+    return style.SIZES[place % len(style.SIZES)]
 
 
 def run_cells(run: FoXRun) -> dict[str, str]:

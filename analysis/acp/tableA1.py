@@ -100,6 +100,12 @@ def in_words(table: pd.DataFrame) -> str:
     )
 
 
+def _half_width(table: pd.DataFrame) -> float:
+    """Of the interval of :func:`in_words`, in nats."""
+    _, low, high = interval(table.loc[~table["is_null"], "difference_nats"])
+    return (high - low) / 2
+
+
 def tabulate(table: pd.DataFrame) -> drawing.Table:
     """The pairs to read; see :func:`pairs`."""
     marks = table["is_null"].map({True: ", the null", False: ""})
@@ -131,9 +137,10 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     )
     many = "" if facts is None else f" Of many facts, {facts['fact'].nunique()} were asked for."
     unlike = dict(enumerate(source for source in table["source"].dropna() if source.startswith("†")))
-    caption = f"""**Table A1.** The pairs show no effect of ACP, and would not show one of less than some
-nats. {in_words(table)} (95 %, Student's t, the pair as the unit). One training says little: pair d43912a
-and the one after it share their exact run, and their ACP runs are one program, trained twice from one seed.
+    caption = f"""**Table A1.** The pairs show no effect of ACP, and would not show one of less than
+{_half_width(table):.1f} nats. {in_words(table)} (95 %, Student's t, the pair as the unit). One training
+says little: pair d43912a and the one after it share their exact run, and their ACP runs are one program,
+trained twice from one seed.
 Listed is every pair of 125M models trained on text with needles, in order.{null} The training text changed
 from pair to pair until d43912a. "Nats from certain" is the mean negative log-likelihood of the right
 answer, 0 for a model that is sure of it.{many}{models.notes(unlike, " ", ".")}"""

@@ -62,8 +62,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     name = models.name_of(run.compression, run.training_mask)
     caption = f"""**Training dynamics.** Run {run.name} ({name}): {drops_and_learns(records).ours}, from the
 first evaluation to the last tenth of training. Above: accuracy on held-out text with teacher forcing, and
-the share of tokens kept. Full lines: tokens really removed. Dashed: the soft mask. The share that it keeps
-is {models.SOFT_RATIO}. Below: the share that each gate keeps of what reaches it.
+the share of tokens kept. Full lines: tokens really removed. Dashed: the soft mask; where both agree, one
+line hides the other. The share that it keeps is {models.SOFT_RATIO}. Below: the share that each gate keeps
+of what reaches it.
 {style.provenance(records)}"""
     return draw(records), caption
 

@@ -69,8 +69,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
 texts, all vectors in {whole:.1f} %, a bag of words in {accuracy["bag_of_words"]:.1f} %. The larger class
 has {100 * row["larger_class"]:.1f} % of them; a classifier that is not above that has not learnt. Small
 classifiers tell it from frozen vectors. Points are accuracies on {int(row["measured_texts"]):,} held-out
-texts, with 95 % intervals over these texts. The classifiers learn from {int(row["train_texts"]):,} texts. A
-text has {row["vectors_per_text"]:.1f} kept vectors in the mean. {style.provenance(records)}"""
+texts, with 95 % intervals over these texts; the axis does not begin at 0. The classifiers learn from
+{int(row["train_texts"]):,} texts. A text has {row["vectors_per_text"]:.1f} kept vectors in the mean.
+{style.provenance(records)}"""
     return draw(records), caption
 
 

@@ -18,6 +18,11 @@ MASKS = {
     "hard_concrete": "hard concrete gates",
 }
 SOFT_RATIO = "the article's $L(S)/L$; for hard concrete gates, the share of tokens that is expected to stay"
+WHOSE = {
+    "soft": "soft masks (the article's)",
+    "straight_through": "removal in the forward pass (not the article's)",
+    "hard_concrete": "hard concrete gates (not the article's)",
+}
 READINGS = {"published": "", "article": ", article's gate"}
 
 
@@ -61,14 +66,14 @@ def scale(item: Item, runs: Sequence[PruningRun]) -> str:
 
 
 def shapes(runs: Sequence[PruningRun]) -> str:
-    """The models of some runs, in words."""
-    return ", ".join(
-        dict.fromkeys(
-            f"{model.num_layers} and {model.num_decoder_layers} blocks of width {model.d_model}, "
-            + (f"from {model.weights}" if model.weights else "from scratch")
-            for model in (run.model for run in runs)
-        )
+    """The models of some runs and what they were trained with, in words."""
+    models = dict.fromkeys(
+        f"{model.num_layers} and {model.num_decoder_layers} blocks of width {model.d_model}, "
+        + (f"from {model.weights}" if model.weights else "from scratch")
+        for model in (run.model for run in runs)
     )
+    masks = dict.fromkeys(WHOSE[run.training_mask] for run in runs if run.compression is not None)
+    return ", ".join(models) + (f", with {' or '.join(masks)}" if masks else "")
 
 
 def at_paper_scale(item: Item, runs: Sequence[PruningRun]) -> bool:

@@ -89,6 +89,18 @@ def width_of_each(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["is_eos", "run", "text", "width"])
 
 
+def scattered(table: pd.DataFrame) -> pd.DataFrame:
+    """The same shares of each vector at random places of its text: what no vector with a slice has."""
+    generator, parts = np.random.default_rng(0), []
+    for _, text in table.groupby(["run", "text"]):
+        places = text["written_position"].unique()
+        parts += [
+            vector.assign(written_position=generator.permutation(places)[: len(vector)])
+            for _, vector in text.groupby("kept_position")
+        ]
+    return pd.concat(parts)
+
+
 def over_texts(table: pd.DataFrame, part: pd.Series, whole: pd.Series | float = 1.0) -> Interval:
     """The sum of ``part`` over that of ``whole``, with its interval by a bootstrap that draws texts.
 

@@ -159,7 +159,7 @@ _GRADUALLY = (
 )
 CLAIMS = (
     Claim(
-        "Texts are reconstructed almost completely",
+        "Given the true tokens before, texts are reconstructed almost completely",
         _RESULTS,
         f"a gated run reaches an accuracy of {ACCURACY}, a BLEU of {BLEU} and a ROUGE of {ROUGE}. The true "
         "tokens before are given (teacher forcing). Tokens are really removed, and at most 95 % are kept",

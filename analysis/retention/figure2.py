@@ -80,8 +80,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         for (task, budget), points in spans(records).items()
     )
     caption = f"""**Figure 2.** Moving one setting of the relaxation changes the test score by at most
-{moved}. Each point is the mean over seeds of Adaptive Retention, and a bar spans them. A cross marks the
-paper's default. What the paper's figure calls threshold is the stretch, gamma and zeta of Eq. 6.
+{moved}. Each point is Adaptive Retention's mean over seeds, and a bar spans them; a point without a bar
+has one seed. The axis does not begin at 0. A cross marks the paper's default. What the paper's figure
+calls threshold is the stretch, gamma and zeta of Eq. 6.
 {style.provenance(records)}"""
     return draw(records), caption
 

@@ -47,6 +47,8 @@ def draw(records: pd.DataFrame) -> Figure:
     table = bounds(records)
     key = ["dataset", "budget", "gates"]
     rows = list(dict.fromkeys(table[key].itertuples(index=False, name=None)))
+    tasks, places = list(dict.fromkeys(table["dataset"])), list(models.PLACES)
+    rows.sort(key=lambda row: (places.index(row[2]), tasks.index(row[0]), -row[1]))
     at = [rows.index(row) for row in table[key].itertuples(index=False, name=None)]
     length = table["budget_tokens"] / table["budget"]
     height = max(2.6, 0.17 * len(rows) + 0.9)

@@ -14,6 +14,7 @@ from ..verdict import Verdict
 from . import errors, models
 
 _KEY = ["dataset", "backbone", "method", "budget", "gates", "metric"]
+FEWER = 0.01  # of the tokens, that an ablation keeps less
 _LOST = ["lost_points", "lost_low", "lost_high"]  # with the ends of the interval
 
 
@@ -28,6 +29,7 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
     test = scores[scores["split"] == "test"]
     one_each(test, [*_KEY, "seed"], "table3")
     values = models.means(test, _KEY, "score_percent")
+    values = values.merge(test.groupby(_KEY, as_index=False)["kept_share"].mean())
     longest = speed[speed["length_tokens"] == speed["length_tokens"].max()]
     longest = longest[["dataset", "backbone", "method", "budget", "gates", "peak_memory_bytes"]].assign(
         throughput_ratio=longest["dense_batch_ms"] / longest["batch_ms"]
@@ -42,7 +44,11 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
     rows = []
     printed = models.PUBLISHED.table.query("item == 'table3'").set_index(["method", "quantity"])["low"]
     order = list(models.METHODS)
-    scored = [name for row in values.itertuples() for name in (_column(row), f"{row.dataset}, lost")]
+    scored = [
+        name
+        for row in values.itertuples()
+        for name in (_column(row), f"{row.dataset}, lost", f"{row.dataset}, kept")
+    ]
     groups = values.groupby(["budget", "method", "gates"], sort=False)
     for (budget, method, gates), of_row in sorted(groups, key=lambda g: (-g[0][0], order.index(g[0][1]))):
         # Not every task's models are timed.
@@ -57,6 +63,7 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
                 f"{r.dataset}, lost": f"{r.lost_points:+.1f} [{r.lost_low:.1f}, {r.lost_high:.1f}]"
                 for r in of_row.dropna(subset=_LOST).itertuples()
             },
+            **{f"{r.dataset}, kept": f"{100 * r.kept_share:.1f} %" for r in of_row.itertuples()},
             "throughput": "–" if pd.isna(ratio) else f"{ratio:.2f}x",
             "memory, weights aside": "–" if pd.isna(memory) else f"{memory / 2**20:,.0f} MiB",
         }
@@ -79,12 +86,27 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     scores, speed = found.records["score"], found.records["speed"]
     caption = f"""**Table 3.** {_changes(scores)}Scores are of the test split alone, in percent, as
 means over seeds. Lost is what the full method has more, in points with a 95 % interval, {errors.COUNTED}.
-The verdict tests these numbers. Throughput is of inference, against the same encoder without gates at
+The verdict tests these numbers. Kept is the share of tokens that stay on the test split.{_fewer(scores)}
+Throughput is of inference, against the same encoder without gates at
 {speed["length_tokens"].max():,} tokens. Memory is the peak of a batch, without the weights. The paper
 says that its full method uses the least memory, and its table gives it the most. A dash: not measured, as
 memory on a CPU, or nothing to compare.
 {style.provenance(scores, speed)}"""
     return tabulate(scores, speed), caption
+
+
+def _fewer(scores: pd.DataFrame) -> str:
+    """Which ablations keep clearly fewer tokens than the full method, so that not a part alone is lost."""
+    test = scores[scores["split"] == "test"]
+    kept = test.groupby(["method", "dataset", "budget", "gates"])["kept_share"].mean()
+    fewer = {
+        method
+        for (method, *place), share in kept.items()
+        if method.startswith("ar_") and share < kept.get(("ar", *place), 0.0) - FEWER
+    }
+    names = " and ".join(_in_sentence(method) for method in models.METHODS if method in fewer)
+    less = "keeps fewer, so it loses by a smaller budget, too."
+    return f" {names[:1].upper()}{names[1:]} {less}" if names else ""
 
 
 def _losses(score: pd.DataFrame) -> list[errors.Comparison]:

@@ -42,6 +42,7 @@ def with_items(split="test", **of_methods):
         for seed, right in enumerate(values)
     ]
     same = {"metric": "accuracy", "dataset": "d", "backbone": "b", "gates": "input", "budget": 0.3}
+    same |= {"kept_share": 0.3}
     return pd.DataFrame(rows).assign(split=split, items_hash="one set", **same)
 
 
@@ -167,6 +168,9 @@ def test_table_3_shows_what_its_verdict_tests():
     timed = test[:1].assign(length_tokens=8, peak_memory_bytes=1.0, dense_batch_ms=2.0, batch_ms=1.0)
     shown = table3.tabulate(both, timed).shown
     assert shown["d accuracy"].tolist() == ["75.0", "74.0"]
+    assert shown["d, kept"].tolist() == ["30.0 %", "30.0 %"] and table3._fewer(both) == ""
+    cut = both.assign(kept_share=both["kept_share"].mask(both["method"] == "ar_joint", 0.25))
+    assert table3._fewer(cut).startswith(" Without alternating optimization keeps fewer")
     none, lost = shown["d, lost"]
     assert none == "–" and lost.startswith("+5.9 [") and f"{lost} points" in table3.ablations_lose(both).ours
 
