@@ -99,7 +99,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="X",
         help="log epsilon (default: the model's own, or -10 if it is exact)",
     )
-    add("--sort", choices=("pruned", "layer"), default="pruned", help="order of the heads")
+    add("--sort", choices=("pruned", "layer"), default="pruned", help="order of the heads (default: pruned)")
     add("--csv", type=output_file, metavar="FILE", help="also write all columns to this file")
     add(
         "--html",

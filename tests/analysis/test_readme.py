@@ -86,9 +86,14 @@ def change() -> str:
         return acp - exact
 
     few, more = ([difference(*pair) for pair in pairs] for pairs in (counted, needles))
-    alone, (mean, low, high) = over_draws(few).interval(0.1), over_draws(few + more).interval(0.1)
-    assert f"{alone[0]:+.4f}" == "-0.0001" and sum(x == 0 for x in few) == 4
-    return f"({more[0]:+.4f} and {abs(more[1]):.4f}) the mean is {mean:+.4f} ({low:+.4f} to {high:+.4f})"
+    ends = (
+        "{:+.4f} nats on average over five pairs (90 % interval {:+.4f} to {:+.4f}). Four of the five agree"
+    )
+    assert sum(gap == 0 for gap in few) == 4
+    seven = "make the mean of seven {:+.4f} ({:+.4f} to {:+.4f})"
+    both = (over_draws(gaps).interval(0.1) for gaps in (few, few + more))
+    words = [form.format(*found) for form, found in zip((ends, seven), both, strict=True)]
+    return "|".join((words[0], f"({more[0]:+.4f} and {abs(more[1]):.4f}), {words[1]}"))
 
 
 def kernel() -> str:
@@ -132,19 +137,16 @@ def retention() -> str:
     )
     dense, ours = ([score(task, *runs) for task in tasks] for runs in (full, pruned))
     drawn = [score(task, *(random if task == "haystack" else random[:1])) for task in tasks]
-    units = (" %", "", "", "")
-    falls = [f"from {a:.1f} to {b:.1f}{unit}" for a, b, unit in zip(dense, ours, units, strict=True)]
+    three = [f"{a:.1f}, {b:.1f} and {c:.1f}" for a, b, c in zip(ours, drawn, dense, strict=True)]
     phrases = 100 * score("sst2", *pruned, split="dev") / score("sst2", *full, split="dev")
-    kept = f"is missed on SST-2's short phrases at the input ({phrases:.0f} %)"
+    kept = f"is missed on SST-2's short phrases ({phrases:.0f} %,"
+    names = {"imdb": "IMDb", "sst2": "SST-2", "facts": "`facts`"}
     after = [
-        score(task, *(f"{method}-30-afterblocks{seed}" for seed in seeds))
-        for method, seeds in (("ar", ("", "-seed1", "-seed2")), ("random", ("",)))
-        for task in ("imdb", "sst2", "facts")
+        f"{name} {score(task, *(f'ar-30-afterblocks{seed}' for seed in ('', '-seed1', '-seed2'))):.1f}"
+        f" and {score(task, 'random-30-afterblocks'):.1f}"
+        for task, name in names.items()
     ]
-    place = "IMDb has {:.1f}, SST-2 {:.1f} and `facts` {:.1f}, random tokens {:.1f}, {:.1f} and {:.1f}"
-    place = place.format(*after)
-    drawn = "Random tokens score {:.1f}, {:.1f}, {:.1f} and {:.1f}".format(*drawn)
-    return "|".join((*falls, drawn, kept, place))
+    return "|".join((*three, ", ".join(after), kept))
 
 
 def lap() -> str:
