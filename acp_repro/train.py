@@ -83,21 +83,14 @@ def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
 def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace) -> int:
     from .common.errors import UserError
     from .training.distributed import process_group, rank
-    from .training.loop import train
-    from .training.side_by_side import NoMemory, enough_memory
+    from .training.side_by_side import NoMemory, train_one
     from .training.stopping import Stopped
 
     with process_group(options.device) as device:
         try:
             for run in runs:
-                with enough_memory(suite, run):
-                    train(
-                        suite.paper,
-                        run,
-                        device=device,
-                        watch_every=options.watch_every,
-                        tensorboard=options.tensorboard,
-                    )
+                watch = {"watch_every": options.watch_every, "tensorboard": options.tensorboard}
+                train_one(suite, run, device=device, **watch)
         except UserError as error:
             # All ranks raise these, so all exit, and the process group is closed properly. A lack of memory
             # may be of one rank; its launcher ends the others.

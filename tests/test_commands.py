@@ -272,15 +272,14 @@ def test_runs_of_a_file_elsewhere_train_side_by_side_as_alone_and_leave_nothing_
     assert not (work / "runs" / own).exists()
 
 
-@pytest.mark.parametrize("where", ["acp_repro.training.side_by_side", "acp_repro.training.loop"])
-def test_a_run_that_does_not_fit_in_memory_is_one_line(work, capsys, monkeypatch, where):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])  # without --jobs a GPU goes another way
+def test_a_run_that_does_not_fit_in_memory_is_one_line(work, capsys, monkeypatch, device):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB")
 
     write_suite(work, name="large")
-    monkeypatch.setattr(f"{where}.train", full)
-    if where.endswith("loop"):  # the way of a GPU without --jobs
-        monkeypatch.setattr(train, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("acp_repro.training.side_by_side.train", full)
+    monkeypatch.setattr(train, "choose_device", lambda _: torch.device(device))
     assert train.main(["--suite", "large", "--run", RUN, "--device", "cpu"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, lines

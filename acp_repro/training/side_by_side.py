@@ -14,8 +14,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -56,8 +56,7 @@ def train_side_by_side(
         if on_cpu:
             torch.set_num_threads(1)
         for run in runs:
-            with enough_memory(suite, run):
-                train(suite.paper, run, device=devices[0], watch_every=watch_every, tensorboard=tensorboard)
+            train_one(suite, run, device=devices[0], watch_every=watch_every, tensorboard=tensorboard)
         return 0
     context = multiprocessing.get_context("spawn")
     places, lock = context.SimpleQueue(), context.RLock()
@@ -88,22 +87,21 @@ class NoMemory(UserError, RuntimeError):
     """A run does not fit into its GPU."""
 
 
-@contextlib.contextmanager
-def enough_memory(suite: Suite, run: Run) -> Iterator[None]:
-    """Turns running out of a GPU's memory into one line.
+def train_one(suite: Suite, run: Run, **how: Any) -> None:
+    """Trains a run; ``how`` is of :func:`~acp_repro.training.loop.train`, and so are other errors.
 
     Raises:
-        NoMemory: the code inside needed more memory than is free.
+        NoMemory: the run needs more of the GPU's memory than is free.
     """
     try:
-        yield
+        train(suite.paper, run, **how)
     except torch.OutOfMemoryError as error:
         wanted = str(error).partition(" Tried to ")[2].partition(". ")[0]
         wanted = f" (it tried to {wanted})" if wanted else ""
         raise NoMemory(
             f"{run.name} does not fit in the GPU's memory{wanted}. Put fewer runs on one GPU (--jobs): the "
-            "same command continues. Or begin again with a smaller micro-batch (micro_batch_... in "
-            f"{suite.path}): the batch stays and takes more passes"
+            "same command continues. Or begin again with a smaller micro-batch, if the paper has one "
+            f"(micro_batch_... in {suite.path}): the batch stays and takes more passes"
         ) from None
 
 
@@ -154,16 +152,15 @@ def _train(suite_file: str, run_name: str, watch_every: int | None, tensorboard:
     suite = load_suite(suite_file)
     run = suite.run(run_name)
     try:
-        with enough_memory(suite, run):
-            train(
-                suite.paper,
-                run,
-                device=_device,
-                report=tqdm.write,
-                watch_every=watch_every,
-                tensorboard=tensorboard,
-                position=_line,
-            )
+        train_one(
+            suite,
+            run,
+            device=_device,
+            report=tqdm.write,
+            watch_every=watch_every,
+            tensorboard=tensorboard,
+            position=_line,
+        )
     except Stopped as stop:
         with contextlib.suppress(OSError):  # its reader may have ended
             tqdm.write(f"{run_name}: {stop}")

@@ -82,7 +82,7 @@ Shown are {texts}.
 
 
 def _beyond(table: pd.DataFrame) -> str:
-    """What of the attribution the left panel leaves out, in brackets."""
+    """What share of the attribution the left panel leaves out, as the end of a sentence."""
     shares = slices.by_distance(table)
     far = shares[shares["distance"].abs() > REACH].groupby("is_eos")["share"].sum()
     parts = [f"{100 * share:.0f} % ({LABELS[bool(eos)]})" for eos, share in far.items() if share]

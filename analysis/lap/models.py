@@ -18,11 +18,6 @@ MASKS = {
     "hard_concrete": "hard concrete gates",
 }
 SOFT_RATIO = "the article's $L(S)/L$; for hard concrete gates, the share of tokens that is expected to stay"
-WHOSE = {
-    "soft": "soft masks (the article's)",
-    "straight_through": "removal in the forward pass (not the article's)",
-    "hard_concrete": "hard concrete gates (not the article's)",
-}
 READINGS = {"published": "", "article": ", article's gate"}
 
 
@@ -72,8 +67,9 @@ def shapes(runs: Sequence[PruningRun]) -> str:
         + (f"from {model.weights}" if model.weights else "from scratch")
         for model in (run.model for run in runs)
     )
-    masks = dict.fromkeys(WHOSE[run.training_mask] for run in runs if run.compression is not None)
-    return ", ".join(models) + (f", with {' or '.join(masks)}" if masks else "")
+    masks = dict.fromkeys(run.training_mask for run in runs if run.compression is not None)
+    whose = [f"{MASKS[mask]} ({'the' if mask == 'soft' else 'not the'} article's)" for mask in masks]
+    return ", ".join(models) + (f", with {' or '.join(whose)}" if whose else "")
 
 
 def at_paper_scale(item: Item, runs: Sequence[PruningRun]) -> bool:
