@@ -40,6 +40,7 @@ SAME_CODE = {
     "1187c3778b14": "86f75ef6e418",
     "31f20100b5b3": "86f75ef6e418",
     "e3527856122b": "86f75ef6e418",
+    "ce23526c74e6": "86f75ef6e418",
 }
 PAIR = (
     *("suite", "architecture", "size", "context_length_tokens"),

@@ -91,6 +91,8 @@ def kept(facts: pd.DataFrame) -> Verdict:
         told.append(shown if enough else None)
         count = f"{len(some)} pairs" if len(some) > 1 else "one pair"
         count += f" of the {LEAST_PAIRS} needed" * (len(some) < LEAST_PAIRS)
+        same = int((acp == exact).sum())
+        count += f", {same} of them the same to the last digit" * (len(some) > 1 and same > 0)
         ends = f" [{low:+.3f}, {high:+.3f}] (90 %)" if len(some) >= LEAST_PAIRS else ""
         asked = f"{', '.join(trained_at)}, {some['facts_acp'].max()} facts, {count}"
         recall = " and ".join(f"{some[f'recall_{method}'].mean():.3g}" for method in METHODS)

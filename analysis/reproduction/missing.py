@@ -45,7 +45,7 @@ WRITTEN = {
             "suite `h200-arms` with `training.batch_tokens`",
         ),
         Gap(
-            "suite `h200-speed`: training steps of 760M at the paper's pruned share; kernels at 8k and 32k",
+            "suite `h200-speed`: kernels at 8k and 32k",
             "the commands in [its file](experiments/h200-speed.yaml)",
         ),
     ),
@@ -55,7 +55,7 @@ WRITTEN = {
             "lines in the grid of [its file](experiments/retention-h200.yaml)",
         ),
         Gap(
-            "`masked_loss` of three of the four pre-trainings behind suite `retention-h200`",
+            "`masked_loss` of four of the five pre-trainings behind suite `retention-h200`",
             "all of the suite again, from one pre-training: their weights are gone",
         ),
         Gap(

@@ -86,8 +86,8 @@ def test_a_pair_with_two_versions_of_the_code_is_not_counted():
 def test_words_say_facts_pairs_and_the_interval_of_the_one_sided_tests():
     verdict = needle_facts.kept(records(0.0, 0.1, 0.2))
     assert verdict.ours.startswith(
-        "Trained at 512, 2 facts, 3 pairs: 2.10 nats from certain with ACP, 2.00 without, "
-        "difference +0.100 [-0.069, +0.269] (90 %), margin"
+        "Trained at 512, 2 facts, 3 pairs, 1 of them the same to the last digit: 2.10 nats from certain "
+        "with ACP, 2.00 without, difference +0.100 [-0.069, +0.269] (90 %), margin"
     )
 
 
