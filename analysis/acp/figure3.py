@@ -191,7 +191,7 @@ def losses_match(loss: pd.DataFrame) -> Verdict:
         return Verdict(Status.UNDECIDED, f"{why}. {ours}{note}")
     estimate = over_draws(counted)
     found = equivalence(estimate, LOSS_WITHIN_NATS)
-    mean = f"mean of {len(counted)} pairs {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+    mean = f"mean of {len(counted)} pairs {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] (90 %)"
     return Verdict.of(found.shown, f"{ours}; {mean}, margin {LOSS_WITHIN_NATS:g}{note}")
 
 

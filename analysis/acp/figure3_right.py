@@ -127,8 +127,9 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         else f"how much likelier the right answer of {first['answer_tokens']} tokens is than after the same "
         "prompt without the needle"
     )
-    facts = found.records.get("needle_facts")
-    asked = "" if facts is None else f" Many facts (Table A1): {needle_facts.kept(facts).ours}."
+    asked = ""
+    if (facts := found.records.get("needle_facts")) is not None:
+        asked = f" Older pairs are in Table A1. Many facts: {needle_facts.kept(facts).ours}."
     model = f"{models.in_words(records['size'].unique())} of {models.ARCHITECTURES[first['architecture']]}"
     caption = f"""**{found.item.label}.** {finds} This is the needle in a haystack, {first["mode"]} mode: a
 sentence is hidden at a depth of {first["haystack"]} and asked for at the end. The models are {model}, with
@@ -148,7 +149,8 @@ def retrieval_kept(needle: pd.DataFrame, facts: pd.DataFrame | None = None) -> V
     ours = needle_statistics.in_words(table)
     if facts is not None:
         verdict = needle_facts.kept(facts)
-        return dataclasses.replace(verdict, ours=f"{verdict.ours}. One fact: {ours}")
+        ours = f"{verdict.ours}. One fact, without older pairs (Table A1): {ours}"
+        return dataclasses.replace(verdict, ours=ours)
     finds = table[table["recall_exact"] >= 100 * FOUND_RECALL]
     if finds.empty:
         return Verdict(Status.UNDECIDED, f"exact attention does not find the needle either. {ours}")

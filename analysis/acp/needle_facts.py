@@ -93,12 +93,12 @@ def kept(facts: pd.DataFrame) -> Verdict:
         count += f" of the {LEAST_PAIRS} needed" * (len(some) < LEAST_PAIRS)
         same = int((acp == exact).sum())
         count += f", {same} of them the same to the last digit" * (len(some) > 1 and same > 0)
-        ends = f" [{low:+.3f}, {high:+.3f}] (90 %)" if len(some) >= LEAST_PAIRS else ""
+        ends = f" [{low:+.4f}, {high:+.4f}] (90 %)" if len(some) >= LEAST_PAIRS else ""
         asked = f"{', '.join(trained_at)}, {some['facts_acp'].max()} facts, {count}"
         recall = " and ".join(f"{some[f'recall_{method}'].mean():.3g}" for method in METHODS)
         words.append(
             f"Trained at {asked}: {acp.mean():.2f} nats from certain with ACP, {exact.mean():.2f} without, "
-            f"difference {mean:+.3f}{ends}, margin {MARGIN_NATS:g}; {recall} % of the words found"
+            f"difference {mean:+.4f}{ends}, margin {MARGIN_NATS:g}; {recall} % of the words found"
         )
     ours = ". ".join(words) + note
     return Verdict.of(False if False in told else all(told) or None, ours)

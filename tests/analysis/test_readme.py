@@ -42,8 +42,8 @@ def skipped() -> str:
     arm = pruned("h200-arms/pro-125m-lr2e-3-50k-4k-acp")
     ours = f"**{one}, {other} and {last} % of the blocks** at 4k, 8k and 16k|one training skips {arm:.1f} %"
     larger = [round(pruned(f"h200-sizes/pro-360m-{length}-acp")) for length in LENGTHS]
-    same = "|360M skips the same." if larger == [one, other, last] else ""
-    return "{}|[{}, {} and {} %](figures/h200-sizes".format(ours, *larger) + same
+    assert larger == [one, other, last]
+    return f"{ours}|at 125M and at 360M"
 
 
 def saved() -> str:
@@ -71,7 +71,7 @@ def retrieval() -> str:
     }
     found = [100 * table["answer_recall"].mean() for table in tables.values()]
     three = "{:.1f}, {:.1f} and {:.1f} %"
-    words = f"find {three} of the words with ACP, {three} without".format(*found)
+    words = f"pairs find {three} of the words with ACP, {three} without".format(*found)
     lost = 100 * record("h200-needle/pro-125m-4k-exact-needles75-seed2/needle")["answer_recall"].mean()
     return f"an exact run of another seed finds {lost:.1f} %|{words}"
 
@@ -93,7 +93,8 @@ def change() -> str:
 
     few, more = ([difference(*pair) for pair in pairs] for pairs in (counted, needles))
     ends = (
-        "{:+.4f} nats on average over seven pairs (90 % interval {:+.4f} to {:+.4f}). Five of the seven agree"
+        "seven pairs the held-out loss, ACP - exact, is {:+.4f} nats on average (90 % interval {:+.4f} to "
+        "{:+.4f}). Five of the seven agree"
     )
     assert sum(gap == 0 for gap in few) == 5
     ten = "make the mean of ten {:+.4f} ({:+.4f} to {:+.4f})"
@@ -120,7 +121,10 @@ def step() -> str:
     table = record("h100/benchmark/training_step", size="125M", method="acp", ranks=1, vocab_size=50257)
     rate = table.set_index(["context_length_tokens", "implementation"])["throughput_tokens_per_s"]
     short, long = (rate[n, "triton"] / rate[n, "official"] for n in (4096, 16384))
-    return f"**{short:.2f} and {long:.2f} times as fast**"
+    table = record("h100/benchmark/training_step", size="760M", method="acp", ranks=1)
+    rate = table.set_index(["context_length_tokens", "implementation"])["throughput_tokens_per_s"]
+    larger = " and ".join(f"{rate[n, 'triton'] / rate[n, 'official']:.2f}" for n in (4096, 16384))
+    return f"**{short:.2f} and {long:.2f} times as fast**|at 760M {larger} times"
 
 
 def generation() -> str:
@@ -144,26 +148,35 @@ def retention() -> str:
     )
     dense, ours = ([score(task, *runs) for task in tasks] for runs in (full, pruned))
     drawn = [score(task, *(random if task == "haystack" else random[:1])) for task in tasks]
-    three = [f"{a:.1f}, {b:.1f} and {c:.1f}" for a, b, c in zip(ours, drawn, dense, strict=True)]
+    each = [f"{a:.1f} of {b:.1f}" for a, b in zip(ours, dense, strict=True)]
+    shares = [100 * a / b for a, b in zip(ours, dense, strict=True)]
+    kept = f"keep {min(shares):.0f} to {max(shares):.0f} % of the test score"
+    at_random = "Random tokens: {:.1f}, {:.1f}, {:.1f} and {:.1f}.".format(*drawn)
     phrases = 100 * score("sst2", *pruned, split="dev") / score("sst2", *full, split="dev")
-    kept = f"is missed on SST-2's short phrases ({phrases:.0f} %,"
-    names = {"imdb": "IMDb", "sst2": "SST-2", "facts": "`facts`"}
-    after = [
-        f"{name} {score(task, *(f'ar-30-afterblocks{seed}' for seed in ('', '-seed1', '-seed2'))):.1f}"
-        f" and {score(task, 'random-30-afterblocks'):.1f}"
-        for task, name in names.items()
+    after = score("sst2", *(f"ar-30-afterblocks{seed}" for seed in ("", "-seed1", "-seed2")))
+    rest = f"SST-2 ({score('sst2', 'random-30-afterblocks'):.1f}, ours {after:.1f})"
+    words = [
+        record(f"retention-h200/{task}-base-dense/bag_of_words", split="test")["score_percent"].max()
+        for task in tasks[:2]
     ]
-    return "|".join((*three, ", ".join(after), kept))
+    bag = "IMDb ({:.1f}) and SST-2 ({:.1f})".format(*words)
+    return "|".join((*each, kept, at_random, rest, f"dev phrases {phrases:.0f} % is kept", bag))
 
 
 def lap() -> str:
-    forced = record("lap-h200/exact-10/reconstruction", decoding="removed").iloc[0]
-    names = ("exact-10", "ungated")
-    free, whole = (record(f"lap-h200/{name}/reconstruction", decoding="free").iloc[0] for name in names)
-    kept, accuracy = 100 * forced["kept_ratio"], 100 * forced["token_accuracy"]
-    ours = f"{kept:.0f} % of the tokens give {accuracy:.1f} % accuracy"
-    ours += f"|BLEU {free['bleu']:.2f}, {100 * free['exact_match']:.0f} % of texts whole"
-    return f"{ours} ({whole['bleu']:.2f} and {100 * whole['exact_match']:.0f} % with all tokens)"
+    def score(run: str, decoding: str, name: str) -> float:
+        return record(f"lap-h200/{run}/reconstruction", decoding=decoding)[name].iloc[0]
+
+    seeds = ("", "-seed1", "-seed2")
+    soft = [f"soft-{lam}{seed}" for lam in (1, 3, 5) for seed in seeds]
+    lost = [{f"{score(run, how, 'token_accuracy'):.3f}" for run in soft} for how in ("soft", "removed")]
+    assert all(len(values) == 1 for values in lost)
+    kept, accuracy = (100 * score("exact-10", "removed", name) for name in ("kept_ratio", "token_accuracy"))
+    whole = sorted(100 * score(f"ungated{seed}", "free", "exact_match") for seed in seeds)
+    free = f"{100 * score('exact-10', 'free', 'exact_match'):.0f} % of texts come back whole"
+    falls = "falls from {} to {}".format(*(values.pop() for values in lost))
+    ours = f"keep {accuracy:.1f} % with {kept:.0f} % of the tokens"
+    return f"{falls}|{ours}|{free} ({whole[0]:.0f} to {whole[-1]:.0f} % without gates)"
 
 
 @pytest.mark.parametrize("row", [skipped, saved, change, retrieval, kernel, step, generation, retention, lap])

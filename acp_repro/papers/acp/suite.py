@@ -270,15 +270,15 @@ class FoXSuite(Suite):
 
     @property
     def longest_trained(self) -> list[FoXRun]:
-        """The run of FoX (Pro) with ACP that saw the most tokens, at the longest context, and its exact pair.
+        """The run of FoX (Pro) with ACP that saw the most tokens, and its exact pair.
 
-        If some such runs have a pair, only those count.
+        Of several the largest model counts, then the longest context. If some have a pair, only those count.
         """
         runs = self.with_acp("pro")
         runs = [run for run in runs if self.has_exact_pair(run)] or runs
         if not runs or self.weights is not None:  # ready weights have no log
             return []
-        best = max(runs, key=lambda run: (run.size.tokens, run.context_length))
+        best = max(runs, key=lambda run: (run.size.tokens, run.size.hidden_size, run.context_length))
         alike = {"size_name": best.size_name, "context_length": best.context_length}
         exact = first_seeds(self.select(architecture="pro", acp=False, **alike))
         return [run for run in self.runs if run in (best, *exact)]
