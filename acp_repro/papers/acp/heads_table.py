@@ -62,6 +62,7 @@ def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
         f"pruned  {heads['pruned_ratio'].mean():.1%} of all blocks (the grid allows {most:.1%}), "
         f"{heads['token_pruned_ratio'].mean():.1%} at token level"
     )
+    say("grid    blocks at the diagonal always stay, so no head can prune all of its blocks")
     say(f"kind    local: at least {LOCAL:.0%} of what the grid allows; global: under {GLOBAL:.0%}")
     say("window  keys that a query keeps at token level: median and 90 % quantile of the queries")
     say("gate    mean forget gate; U bounds the scores, delta is the threshold in nats")
