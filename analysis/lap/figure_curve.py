@@ -128,7 +128,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["reconstruction"]
     with_gates = records[records["compression"].notna()]
     wide = with_gates.pivot(index="run", columns="decoding", values="token_accuracy")
-    gaps = "; ".join(f"{run}: {row.soft - row.removed:+.3f}" for run, row in wide.iterrows())
+    gaps = models.each_in_words({run: f"{row.soft - row.removed:+.3f}" for run, row in wide.iterrows()})
     caption = f"""**Accuracy against compression.** Accuracy lost by removal: {gaps}. Left: a full point is a
 model with tokens really removed. A hollow point is the same weights under the soft mask. The share that it
 keeps is {models.SOFT_RATIO}. Right: texts that the model writes from what is kept alone. A thin

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -35,6 +36,19 @@ def name_of(compression: float | None, training_mask: str) -> str:
     if pd.isna(compression):
         return "no gates"
     return f"λ = {compression:g}, {MASKS[training_mask]}"
+
+
+def each_in_words(words: Mapping[str, str]) -> str:
+    """ "exact-10: 41%; soft-1, soft-3 (6 runs): 0%": runs that say the same stand together, without seeds."""
+    alike: dict[str, list[str]] = {}
+    for run, said in words.items():
+        alike.setdefault(said, []).append(run)
+    named = []
+    for said, runs in alike.items():
+        kinds = list(dict.fromkeys(re.sub(r"-seed\d+$", "", run) for run in runs)) if len(runs) > 1 else runs
+        count = f" ({len(runs)} runs)" if len(runs) > len(kinds) else ""
+        named.append(f"{', '.join(kinds)}{count}: {said}")
+    return "; ".join(named)
 
 
 def describe(suite: Suite) -> str:

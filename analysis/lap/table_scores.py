@@ -98,11 +98,11 @@ def article_scores(reconstruction: pd.DataFrame) -> Verdict:
         & (runs["rouge_l"] >= ROUGE)
         & (runs["kept_ratio"] <= 0.95)
     )
-    ours = "; ".join(
-        f"{name}: {r.token_accuracy:.3f}, {r.bleu:.3f}, {r.rouge_l:.3f} at {r.kept_ratio:.0%}"
+    words = {
+        name: f"{r.token_accuracy:.3f}, {r.bleu:.3f}, {r.rouge_l:.3f} at {r.kept_ratio:.0%}"
         for name, r in runs.iterrows()
-    )
-    return Verdict.of(met.any(), ours)
+    }
+    return Verdict.of(met.any(), models.each_in_words(words))
 
 
 def small_goal(reconstruction: pd.DataFrame) -> Verdict:
@@ -111,10 +111,8 @@ def small_goal(reconstruction: pd.DataFrame) -> Verdict:
     if runs.empty:
         return NO_GATES
     met = (runs["token_accuracy"] >= SMALL_ACCURACY) & (runs["kept_ratio"] <= SMALL_KEPT)
-    return Verdict.of(
-        met.any(),
-        "; ".join(f"{name}: {r.token_accuracy:.3f} at {r.kept_ratio:.0%}" for name, r in runs.iterrows()),
-    )
+    words = {name: f"{r.token_accuracy:.3f} at {r.kept_ratio:.0%}" for name, r in runs.iterrows()}
+    return Verdict.of(met.any(), models.each_in_words(words))
 
 
 def _gap(reconstruction: pd.DataFrame, training_mask: str) -> Verdict:
@@ -124,11 +122,11 @@ def _gap(reconstruction: pd.DataFrame, training_mask: str) -> Verdict:
     if runs.empty:
         return Verdict(Status.ABSENT, "no such run is in the suite")
     before, after = soft["token_accuracy"][runs], removed["token_accuracy"][runs]
-    ours = "; ".join(
-        f"{name}: {before[name]:.3f} soft, {after[name]:.3f} removed, {removed['kept_ratio'][name]:.0%} kept"
+    words = {
+        name: f"{before[name]:.3f} soft, {after[name]:.3f} removed, {removed['kept_ratio'][name]:.0%} kept"
         for name in runs
-    )
-    return Verdict.of((before - after <= GAP).all(), ours)
+    }
+    return Verdict.of((before - after <= GAP).all(), models.each_in_words(words))
 
 
 def soft_gap(reconstruction: pd.DataFrame) -> Verdict:
@@ -146,10 +144,10 @@ def free_running(reconstruction: pd.DataFrame) -> Verdict:
     runs = gated(reconstruction, "free")
     if runs.empty:
         return NO_GATES
-    written = [f"{name}: {r.exact_match:.0%}" for name, r in runs.iterrows()]
     others = reconstruction[reconstruction["compression"].isna() & (reconstruction["decoding"] == "free")]
-    written += [f"without gates {share:.0%}" for share in others["exact_match"]]
-    ours = "; ".join(written)
+    ours = models.each_in_words({name: f"{share:.0%}" for name, share in runs["exact_match"].items()})
+    if len(others):
+        ours += f"; without gates {style.span(100 * others['exact_match'])}%"
     return Verdict.of((runs["exact_match"] > 0.5).any(), ours)
 
 

@@ -55,6 +55,11 @@ class Entry:
     def made(self) -> bool:
         return (self.text if self.item.is_table else self.image) is not None
 
+    @property
+    def shown(self) -> bool:
+        """Whether it has a section of its own; what the suite cannot have is a line of a list."""
+        return self.made or not self.absent
+
 
 @dataclass(frozen=True)
 class Report:

@@ -53,7 +53,8 @@ def render(report: Report) -> str:
         css=(_FOLDER / "report.css").read_text(encoding="utf-8"),
         judged=(judged := claims_of(report.entries)),
         counted=counted([judgement for _, judgement in judged]),
-        sections=[(entry, figure(entry)) for entry in report.entries],
+        sections=[(entry, figure(entry)) for entry in report.entries if entry.shown],
+        elsewhere=[entry for entry in report.entries if not entry.shown],
     )
 
 

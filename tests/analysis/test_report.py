@@ -169,7 +169,10 @@ def test_what_is_absent_is_named_with_its_command(made):
     figure3 = words(section(text, "figure3"))
     assert "make figure3 SUITE=mini" in figure3
     assert "not measured: pro-tiny-256-acp: loss_curve" in figure3
-    assert "no run of FoX (LLaMA) with ACP" in words(section(text, "figure10"))
+    elsewhere = words(section(text, "elsewhere"))
+    assert "Figure 10, what ACP saves, FoX (LLaMA): the grid" in elsewhere
+    assert "no run of FoX (LLaMA) with ACP" in elsewhere
+    assert "not in this suite" not in words(section(text, "claims")).partition("Verdict")[2]
 
 
 def test_table_is_shown_as_one(made):

@@ -14,6 +14,7 @@ from analysis.lap import (
     figure_savings,
     figure_shap,
     figure_slices,
+    models,
     slices,
     table_scores,
 )
@@ -345,3 +346,8 @@ def test_the_probe_has_an_error_bar_at_each_classifier():
     assert len(bars) == len(records)
     assert axes.get_xlim() == (0.5, 1)  # from a coin's to all: how little it is above the larger class shows
     assert status(figure_probing.probe_close, records) == "undecided"
+
+
+def test_runs_that_say_the_same_are_named_together():
+    words = {"a": "1", "b-seed1": "2", "b": "2", "c-seed1": "3"}
+    assert models.each_in_words(words) == "a: 1; b (2 runs): 2; c-seed1: 3"
