@@ -24,7 +24,7 @@ def look(colour: str, tokens: float, size: str) -> dict:
     return {"fc": to_rgba(colour, 0.25 if models.at_start(tokens, size) else 1.0), "ec": colour, "lw": 0.8}
 
 
-def part(figure: Figure, labels: list[list[list[Annotation]]]) -> None:
+def lift_labels(figure: Figure, labels: list[list[list[Annotation]]]) -> None:
     """Lifts the labels of a bar, by panel, that touch those of the bar to its left."""
     figure.draw_without_rendering()  # places the panels, so that labels have an extent
     gap = figure.dpi / 72

@@ -73,7 +73,7 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> Figure:
     handles.append(paper)
     figure.legend(handles=handles, loc="outside lower center", ncols=min(2, len(handles)))
     if len(trained) > 1:
-        bars.part(figure, labels)
+        bars.lift_labels(figure, labels)
     bars.make_room(figure)
     return figure
 

@@ -97,8 +97,8 @@ def kept(facts: pd.DataFrame) -> Verdict:
         asked = f"{', '.join(trained_at)}, {some['facts_acp'].max()} facts, {count}"
         recall = " and ".join(f"{some[f'recall_{method}'].mean():.3g}" for method in METHODS)
         words.append(
-            f"Trained at {asked}: {acp.mean():.2f} nats from certain with ACP, {exact.mean():.2f} without, "
-            f"difference {mean:+.4f}{ends}, margin {MARGIN_NATS:g}; {recall} % of the words found"
+            f"Trained at {asked}. Nats from certain: {acp.mean():.2f} with ACP, {exact.mean():.2f} without, "
+            f"difference {mean:+.4f}{ends}, margin {MARGIN_NATS:g}. Words found: {recall} %"
         )
     ours = ". ".join(words) + note
     return Verdict.of(False if False in told else all(told) or None, ours)

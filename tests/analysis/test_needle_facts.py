@@ -72,7 +72,7 @@ def test_verdict_over_pairs_of_trainings(differences, status):
     assert verdict.status == status
     assert f"difference {sum(differences) / len(differences):+.3f}" in verdict.ours
     assert (" of the 3 needed" in verdict.ours) is (len(differences) < 3)
-    assert "margin 0.5; 90 and 90 % of the words found" in verdict.ours
+    assert "margin 0.5. Words found: 90 and 90 %" in verdict.ours
 
 
 def test_a_pair_with_two_versions_of_the_code_is_not_counted():
@@ -86,7 +86,7 @@ def test_a_pair_with_two_versions_of_the_code_is_not_counted():
 def test_words_say_facts_pairs_and_the_interval_of_the_one_sided_tests():
     verdict = needle_facts.kept(records(0.0, 0.1, 0.2))
     assert verdict.ours.startswith(
-        "Trained at 512, 2 facts, 3 pairs, 1 of them the same to the last digit: 2.10 nats from certain "
+        "Trained at 512, 2 facts, 3 pairs, 1 of them the same to the last digit. Nats from certain: 2.10 "
         "with ACP, 2.00 without, difference +0.1000 [-0.0686, +0.2686] (90 %), margin"
     )
 

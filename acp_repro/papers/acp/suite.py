@@ -278,7 +278,7 @@ class FoXSuite(Suite):
         runs = [run for run in runs if self.has_exact_pair(run)] or runs
         if not runs or self.weights is not None:  # ready weights have no log
             return []
-        best = max(runs, key=lambda run: (run.size.tokens, run.size.hidden_size, run.context_length))
+        best = max(runs, key=lambda run: (run.size.tokens, run.size.non_embedding, run.context_length))
         alike = {"size_name": best.size_name, "context_length": best.context_length}
         exact = first_seeds(self.select(architecture="pro", acp=False, **alike))
         return [run for run in self.runs if run in (best, *exact)]
