@@ -92,7 +92,7 @@ def test_commits_of_one_code_are_those_that_git_says(monkeypatch):
         for commit in {commit for table in tables for commit in table["commit"].dropna()}:
             tree = subprocess.run(["git", "ls-tree", "-r", commit, *folders], capture_output=True, text=True)
             if tree.returncode:
-                pytest.skip(f"git does not have commit {commit}")
+                pytest.skip(f"git does not have commit {commit}: git fetch --unshallow")
             code[commit] = [line for line in tree.stdout.splitlines() if not line.endswith(beside)]
     version = {commit: models.SAME_CODE.get(commit, commit) for commit in code}
     assert set(models.SAME_CODE) <= set(code)
