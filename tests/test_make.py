@@ -382,6 +382,14 @@ def test_what_keeps_an_environment_from_being_made(clone, fits):
     assert (f"{clone}/.venv cannot be made, see above; clone into a folder that" in output) == fits
 
 
+def test_to_look_at_another_run_makes_no_record_old(clone):
+    path = clone / "experiments/h100.yaml"
+    text = path.read_text()
+    assert "  heads_run: pro-125m-16k-acp" in text
+    path.write_text(text.replace("  heads_run: pro-125m-16k-acp", "  heads_run: pro-125m-4k-acp"))
+    assert not {"acp_repro.train", "acp_repro.measure"} & set(would_do("figure2", "SUITE=h100").split())
+
+
 def test_a_figure_measures_what_it_draws_and_no_more(clone):
     run = load_suite("h100").heads_run
     for quantity in QUANTITIES:

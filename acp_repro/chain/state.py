@@ -98,6 +98,7 @@ def differences(before: Any, of: Any) -> list[str]:
 
     A key that did not exist when the record was made counts as its default.
     """
+    before = {key: value for key, value in before.items() if key not in _which(of)}
     return list(_differences(before, _settings(of), of))
 
 
@@ -181,7 +182,13 @@ def done(run: Run) -> dict[str, Any]:
 def _settings(of: Any) -> dict[str, Any]:
     """The settings of a run, or of the measures, as a JSON file gives them back."""
     settings = of.as_dict() if isinstance(of, Run) else dataclasses.asdict(of)
+    settings = {key: value for key, value in settings.items() if key not in _which(of)}
     return json.loads(json.dumps(settings, default=dict))
+
+
+def _which(of: Any) -> tuple[str, ...]:
+    """Keys that say which run is measured. They change no record, so they are no part of its settings."""
+    return getattr(of, "WHICH", ())
 
 
 def recorded_settings(run: Run) -> dict[str, Any] | None:

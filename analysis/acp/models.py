@@ -41,6 +41,7 @@ SAME_CODE = {
     "31f20100b5b3": "86f75ef6e418",
     "e3527856122b": "86f75ef6e418",
     "ce23526c74e6": "86f75ef6e418",
+    "62d52d2141a6": "86f75ef6e418",
 }
 PAIR = (
     *("suite", "architecture", "size", "context_length_tokens"),

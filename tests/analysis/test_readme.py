@@ -25,9 +25,9 @@ def pruned(run: str) -> float:
     return 100 * blocks["pruned_blocks"].sum() / blocks["causal_blocks"].sum()
 
 
-def two(quantity: str, length: str, suite: str = "h100", size: str = "125m") -> list[float]:
+def two(quantity: str, size: str, length: str) -> list[float]:
     """With ACP and exact, of one model."""
-    table = record(f"{suite}/pro-{size}-{length}-acp/{quantity}").set_index("method")
+    table = record(f"h200-sizes/pro-{size}-{length}-acp/{quantity}").set_index("method")
     columns = {"attention_time": ["forward_ms", "backward_ms"], "throughput": ["throughput_tokens_per_s"]}[
         quantity
     ]
@@ -38,27 +38,33 @@ LENGTHS = ("4k", "8k", "16k")
 
 
 def skipped() -> str:
-    one, other, last = (round(pruned(f"h100/pro-125m-{length}-acp")) for length in LENGTHS)
+    one, other, last = (round(pruned(f"h200-sizes/pro-125m-{length}-acp")) for length in LENGTHS)
     arm = pruned("h200-arms/pro-125m-lr2e-3-50k-4k-acp")
     ours = f"**{one}, {other} and {last} % of the blocks** at 4k, 8k and 16k|one training skips {arm:.1f} %"
     larger = [round(pruned(f"h200-sizes/pro-360m-{length}-acp")) for length in LENGTHS]
-    assert larger == [one, other, last]
-    return f"{ours}|at 125M and at 360M"
+    assert larger == [one, other, last] and round(pruned("h200-sizes/pro-760m-4k-acp")) == one
+    return f"{ours}|at 125M and at 360M; {one} % at 760M and 4k"
 
 
 def saved() -> str:
-    words = []
-    for suite, size in (("h100", "125m"), ("h200-sizes", "360m")):
-        times = [two("attention_time", length, suite, size) for length in LENGTHS]
-        less = [round(100 * (1 - acp / exact)) for acp, exact in times]
-        rates = [two("throughput", length, suite, size) for length in LENGTHS]
-        more = [round(100 * (acp / exact - 1)) for acp, exact in rates]
-        words.append(("{}, {} and {} % less time".format(*less), "{}, {} and {} % faster".format(*more)))
+    each = []
+    for size, lengths in (("125m", LENGTHS), ("360m", LENGTHS), ("760m", LENGTHS[:1])):
+        times = [two("attention_time", size, length) for length in lengths]
+        less = [str(round(100 * (1 - acp / exact))) for acp, exact in times]
+        rates = [two("throughput", size, length) for length in lengths]
+        more = [str(round(100 * (acp / exact - 1))) for acp, exact in rates]
+        words = (
+            ", ".join(numbers[:-1]) + " and " * (len(numbers) > 1) + numbers[-1] for numbers in (less, more)
+        )
+        each.append([f"{number} % {end}" for number, end in zip(words, ("less time", "faster"), strict=True)])
     steps = record("h200-speed/benchmark/training_step", size="760M")
     rate = steps.set_index(["context_length_tokens", "method"])["throughput_tokens_per_s"]
     more = [round(100 * (rate[n, "acp"] / rate[n, "exact"] - 1)) for n in (4096, 16384)]
     drawn = "(760M: {} and {} %)".format(*more)
-    return f"{words[0][0]}|{words[0][1]}|360M: {words[1][0]}, {words[1][1]}|{drawn}"
+    larger = "; ".join(
+        f"{size}: {', '.join(found)}" for size, found in zip(("360M", "760M"), each[1:], strict=True)
+    )
+    return f"{each[0][0]}|{each[0][1]}|{larger}|{drawn}"
 
 
 def retrieval() -> str:
@@ -80,7 +86,7 @@ def change() -> str:
     """The pairs of one code that are counted, and with those that are trained for retrieval."""
     counted = [
         *(("h100", "125m-16k", ""), ("h200-long", "125m-16k", "-seed1"), ("h200-sizes", "360m-4k", "")),
-        *(("h200-sizes", f"125m-{length}", "") for length in ("4k", "8k")),
+        *(("h200-sizes", f"125m-{length}", "") for length in LENGTHS),
         *(("h200-llama", f"125m-{length}", "") for length in ("4k", "16k")),
     ]
     needles = [("h200-needle", "125m-4k", f"-needles75-seed{seed}") for seed in (1, 2, 3)]
@@ -93,13 +99,13 @@ def change() -> str:
 
     few, more = ([difference(*pair) for pair in pairs] for pairs in (counted, needles))
     ends = (
-        "seven pairs the held-out loss, ACP - exact, is {:+.4f} nats on average (90 % interval {:+.4f} to "
-        "{:+.4f}). Five of the seven agree"
+        "eight pairs the held-out loss, ACP - exact, is {:+.4f} nats on average (90 % interval {:+.4f} to "
+        "{:+.4f}). Six of the eight agree"
     )
-    assert sum(gap == 0 for gap in few) == 5
-    ten = "make the mean of ten {:+.4f} ({:+.4f} to {:+.4f})"
+    assert sum(gap == 0 for gap in few) == 6
+    rest = "make the mean of eleven {:+.4f} ({:+.4f} to {:+.4f})"
     both = (over_draws(gaps).interval(0.1) for gaps in (few, few + more))
-    words = [form.format(*found) for form, found in zip((ends, ten), both, strict=True)]
+    words = [form.format(*found) for form, found in zip((ends, rest), both, strict=True)]
     apart = "({:+.4f}, {:.4f} and {:.4f})".format(*more)
     return "|".join((words[0], f"{apart}, {words[1]}"))
 

@@ -182,6 +182,7 @@ if __name__ == "__main__":
                 [ptxas, "-v", "--gpu-name=sm_90a", source, "-o", Path(folder) / "kernel.cubin"],
                 capture_output=True,
                 text=True,
-                check=True,
-            ).stderr
-            print(name, " ".join(said.split()), f"shared memory: {kernel.metadata.shared}")
+            )
+            if said.returncode:
+                sys.exit(f"{name}: ptxas ends with {said.returncode}: {said.stdout}{said.stderr}")
+            print(name, " ".join(said.stderr.split()), f"shared memory: {kernel.metadata.shared}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from acp_repro.chain.errors import UnknownName
 from acp_repro.chain.run import Strict, TrainerConfig
@@ -77,6 +77,8 @@ class TrainingConfig(TrainerConfig):
 @dataclass(frozen=True)
 class MeasureConfig(Strict):
     """How much text each quantity is measured on; the defaults are the paper's (Appendix B)."""
+
+    WHICH: ClassVar = ("heads_run", "sweep_run")
 
     pruned_ratio_tokens: Count = 128 * 2**20
     timing_tokens: Count = 32 * 2**20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from acp_repro.chain.run import Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
@@ -199,6 +199,8 @@ class StartConfig(Strict):
 @dataclass(frozen=True)
 class MeasureConfig(Strict):
     """How much of the held-out text each quantity is measured on."""
+
+    WHICH: ClassVar = ("main_run",)
 
     scored_texts: Count = 2000
     batch_texts: Count = 50
