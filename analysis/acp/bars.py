@@ -25,15 +25,16 @@ def look(colour: str, tokens: float, size: str) -> dict:
 
 
 def lift_labels(figure: Figure, labels: list[list[list[Annotation]]]) -> None:
-    """Lifts the labels of a bar, by panel, that touch those of the bar to its left."""
+    """Lifts the labels of the higher of two bars, by panel, whose labels touch."""
     figure.draw_without_rendering()  # places the panels, so that labels have an extent
     gap = figure.dpi / 72
     for panel in labels:
         for left, right in itertools.pairwise(panel):
-            before, after = left[0].get_window_extent(), right[0].get_window_extent()
-            if before.padded(gap / 2).overlaps(after):
-                lift = (before.y1 - after.y0) / gap + 0.5
-                for label in right:
+            low, high = sorted((left, right), key=lambda bar: bar[0].xy[1])
+            below, above = low[0].get_window_extent(), high[0].get_window_extent()
+            if below.padded(gap / 2).overlaps(above):
+                lift = (below.y1 - above.y0) / gap + 0.5
+                for label in high:
                     x, y = label.xyann
                     label.xyann = (x, y + lift)
 

@@ -96,7 +96,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         for row in grids.itertuples()
     )
     timed = records["attention_time"], records["throughput"]
-    commits = models.commits_in_words(*timed) + models.two_commits(records["pruned_ratio"], *timed)
+    commits = models.timed_on(*timed) + models.two_commits(records["pruned_ratio"], *timed)
     gained = models.span(statistics.throughput_gain(records["throughput"]), "+.0f")
     pale = (
         "Pale bars are of models at the start of training: they saw fewer tokens than they have weights, and "

@@ -109,8 +109,17 @@ def settled(records: pd.DataFrame) -> pd.DataFrame:
 def past_start(runs: Iterable[FoXRun]) -> int:
     """How many shapes and contexts there are among the runs that see more than the start of training. Seeds
     and variants of one shape count once."""
-    past = (run for run in runs if not at_start(run.size.tokens, run.size_name))
+    past = _past_start(runs)
     return len({(run.size.num_hidden_layers, run.size.hidden_size, run.context_length) for run in past})
+
+
+def largest(runs: Iterable[FoXRun]) -> int:
+    """The weights of the largest model among the runs that see more than the start of training."""
+    return max((run.size.non_embedding for run in _past_start(runs)), default=0)
+
+
+def _past_start(runs: Iterable[FoXRun]) -> list[FoXRun]:
+    return [run for run in runs if not at_start(run.size.tokens, run.size_name)]
 
 
 def span(table: pd.DataFrame, form: str = ".0f") -> str:
@@ -170,13 +179,21 @@ def notes(unlike: dict[tuple, str], before: str = "", after: str = "") -> str:
     return f"{before}{found}{after}" if found else ""
 
 
-def commits_in_words(*tables: pd.DataFrame) -> str:
-    """Which sizes are of which commit, as a sentence; empty where all records are of one."""
-    both = pd.concat([table[["size", "commit"]] for table in tables]).dropna().drop_duplicates()
-    if both["commit"].nunique() < 2:
+def timed_on(*tables: pd.DataFrame) -> str:
+    """Which models were timed on which GPU and commit, as a sentence; empty where all were on one of each."""
+    keys, model = ["device", "commit"], ["size", "context_length_tokens"]
+    each = pd.concat([table[[*keys, *model]] for table in tables]).dropna(subset="commit").drop_duplicates()
+    groups = each.sort_values("context_length_tokens", kind="stable").groupby(keys, sort=False)
+    if len(groups) < 2:
         return ""
-    each = both.groupby("commit", sort=False)["size"].agg(", ".join).items()
-    return f"Sizes were not timed on one commit: {'; '.join(f'{of} ({sizes})' for of, sizes in each)}."
+    words = (f"{on}, {commit} ({_sizes_and_lengths(rows)})" for (on, commit), rows in groups)
+    return f"Not timed on one GPU and commit: {'; '.join(words)}."
+
+
+def _sizes_and_lengths(models: pd.DataFrame) -> str:
+    """ "125M at 4k and 8k, 360M at 16k"."""
+    lengths = models.groupby("size", sort=False)["context_length_tokens"]
+    return ", ".join(f"{size} at {' and '.join(map(style.length_label, each))}" for size, each in lengths)
 
 
 def two_commits(pruned: pd.DataFrame, *times: pd.DataFrame) -> str:

@@ -59,7 +59,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     caption = f"""**Table 4.** The boundary search takes {share} of attention
 time in FoX (Pro). Attention time is one forward and one backward pass with ACP, at context length $L$. The
 paper's Table 4 stands beside ours. A dash: not measured. {_batches(found, records)}
-{models.commits_in_words(records)} {style.provenance(records)}"""
+{models.timed_on(records)} {style.provenance(records)}"""
     return tabulate(records), caption
 
 

@@ -41,6 +41,7 @@ class Line:
         runs: how many were measured for it.
         trained_tokens: the most that one of them saw.
         settled: how many shapes and contexts of them saw more than the start of training.
+        largest: weights of the largest of these, where the paper's models have several sizes.
         again: what measures it again; None where nothing does.
     """
 
@@ -57,6 +58,7 @@ class Line:
     runs: int = 0
     trained_tokens: int = 0
     settled: int = 0
+    largest: int = 0
     again: Again | None = None
 
 
@@ -198,6 +200,7 @@ def of_pool(
         records=tuple(record for line in lines for record in line.records),
         runs=sum(line.runs for line in lines),
         settled=max(line.settled for line in lines),
+        largest=max(line.largest for line in lines),
         trained_tokens=max(line.trained_tokens for line in lines),
         again=together([line.again for line in lines]),
     )
@@ -205,10 +208,10 @@ def of_pool(
 
 def strongest(found: Iterable[Line]) -> Line:
     """Of the suites that can tell, the one with the most shapes and contexts past the start of training; of
-    equals the one with the most runs, then the longest trained."""
+    equals the one with the most runs, then the largest model, then the longest trained."""
     found = list(found)
     telling = [line for line in found if line.status in TELLING] or found
-    return max(telling, key=lambda line: (line.settled, line.runs, line.trained_tokens))
+    return max(telling, key=lambda line: (line.settled, line.runs, line.largest, line.trained_tokens))
 
 
 def of_suite(
@@ -228,6 +231,7 @@ def of_suite(
     named = {run for table in tables for run in table["run"].dropna()}
     measured = [run for run in runs if run.name in named]
     past_start = getattr(models, "past_start", len)
+    largest = getattr(models, "largest", lambda runs: 0)
     at_scale = models is not None and models.at_paper_scale(judged_on, measured)
     files = [
         (name, run, path)
@@ -252,6 +256,7 @@ def of_suite(
         len(measured),
         max(trained, default=0),
         past_start(measured),
+        largest(measured),
         by_records(claim, judged_on, suite, measured),
     )
 

@@ -41,9 +41,9 @@ WRITTEN = {
             "suite `h200-arms` with `training.batch_tokens`",
         ),
         Gap(
-            "760M at 4k on 100M tokens: its held-out losses, and its heads in Figures 1 and 4 to 7",
-            "its weights are gone: `make claim ID=acp.figure4.1` after `heads_run` is cut from "
-            "[its file](experiments/h200-sizes.yaml)",
+            "760M at 4k on 100M tokens: held-out losses of its pair, and Figures 1, 6 and 7",
+            "trained again, since its weights are gone: `pro-760m-4k-exact` out of `not_run` and the figures "
+            "out of `leave_out` in [its file](experiments/h200-sizes.yaml)",
         ),
         Gap(
             "suite `h200-speed`: training steps of the authors' model at 760M",

@@ -169,13 +169,14 @@ def test_two_tolerances_are_never_averaged():
         figure7.default_nearly_optimal(sweep({-1: 0.7}).loc[[0, 0]])
 
 
-def test_sizes_of_two_commits_are_named():
+def test_gpus_and_commits_of_times_are_named():
+    rows = ("a", 1024, "G", "one"), ("b", 1024, "G", "two"), ("a", 2048, "G", "one"), ("c", 1024, "H", "one")
     times = table(
-        {"size": "a", "commit": "one"}, {"size": "b", "commit": "two"}, {"size": "c", "commit": "one"}
+        *(dict(zip(("size", "context_length_tokens", "device", "commit"), r, strict=True)) for r in rows)
     )
-    assert models.commits_in_words(times[::2]) == ""
-    words = "Sizes were not timed on one commit: one (a, c); two (b)."
-    assert models.commits_in_words(times, times[:1]) == words
+    assert models.timed_on(times[::2][:2]) == ""
+    words = "G, one (a at 1k and 2k); G, two (b at 1k); H, one (c at 1k)"
+    assert models.timed_on(times, times[:1]) == f"Not timed on one GPU and commit: {words}."
 
 
 def test_models_whose_share_and_times_are_of_two_commits_are_named():
@@ -282,7 +283,8 @@ def test_throughput_falls_at_first_and_then_stays_level():
     verdict = log(1200, 1100, 900, 1050, 1000, *level)
     assert verdict.status is MET
     assert verdict.ours.startswith("1.2k tokens/s in the first tenth, 1k in the last, within 0.0 %")
-    assert log(1040, *[1000] * 4, *level).status is MISSED  # hardly slower
+    assert log(1040, *[1000] * 4, *level).status is SHORT  # a little slower
+    assert log(1040, *[1000] * 7, 1045, 1000).status is MISSED  # and no more than it varies later
     assert log(1200, *[1000] * 6, 1060, 1000, 1000).status is MISSED  # not level
     assert log(1200, 1100).status is log(*[1000] * 10, layers=[None]).status is UNDECIDED
     assert log(*[math.nan] * 10).status is UNDECIDED

@@ -168,6 +168,8 @@ def test_the_suite_that_can_tell_and_has_most_runs_counts():
     assert strongest([blind]) is blind
     assert strongest([few, evidence("long", Status.MET, 1, 500)]).suite == "long"
     assert strongest([few, dataclasses.replace(many, settled=0)]) is few
+    large = dataclasses.replace(few, largest=1, trained_tokens=1)
+    assert strongest([few, large]) is large
 
 
 @pytest.mark.parametrize(
