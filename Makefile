@@ -111,7 +111,7 @@ $(RULES): $(if $(MAKE_RESTARTS),,FORCE) | $(INSTALLED)
 FORCE:
 
 # What is asked for, so that one process makes all that it lacks.
-ASKED := $(sort $(filter $(ITEMS),$(subst -,_,$(CHAIN))) \
+ASKED := $(sort $(filter $(ITEMS),$(CHAIN)) \
   $(if $(filter figures tables records report all,$(CHAIN)),$(USUAL_ITEMS)))
 FOR := $(if $(ASKED),--for $(ASKED))
 
@@ -129,7 +129,7 @@ REPRODUCTION.md: $(wildcard experiments/*.yaml results/./*/*/*.csv*) | $(INSTALL
 	@$(DO) analysis.reproduction > /dev/null
 
 # On the runs that the page quotes, unless a suite is named.
-claim: | $(INSTALLED) ## measure a claim of REPRODUCTION.md again: ID=acp.figure2.1; without ID: list all; SUITE=cpu
+claim: | $(INSTALLED) ## measure a claim of REPRODUCTION.md again, into results/: ID=acp.figure2.1; without ID: list all; SUITE=cpu
 	@$(DO) analysis.reproduction.claim $(ID) $(if $(filter command line,$(origin SUITE)),--suite $(SUITE))
 
 clean: ## delete what SUITE made: runs, results and figures

@@ -11,11 +11,11 @@ import argparse
 from pathlib import Path
 
 from .benchmark.table import LEGEND, table
-from .chain.command import choose_device, command, output_file, positive, run_command
 from .chain.provenance import device_name
-from .chain.records import write_suite_records
+from .chain.records import keep_other_machines, write_suite_records
 from .chain.registry import find_paper
 from .chain.suite import load_suite
+from .common.command import choose_device, command, output_file, positive, run_command
 from .common.docs import plain
 
 NAMES = ("ours", "official", "fla", "flex", "fa4", "cudnn", "eager")
@@ -45,6 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     records = []
     quantity = paper.quantity("kernel_time")
     provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
+    if suite:
+        keep_other_machines(suite, quantity, provenance["device"])
 
     def write() -> list[Path]:
         paths = [options.csv] * bool(options.csv) + [None] * bool(options.suite)

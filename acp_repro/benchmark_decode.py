@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .chain.command import choose_device, command, positive, run_command
 from .chain.provenance import device_name
-from .chain.records import write_suite_records
+from .chain.records import keep_other_machines, write_suite_records
 from .chain.registry import find_paper
 from .chain.suite import load_suite
+from .common.command import choose_device, command, positive, run_command
 from .common.docs import plain
 
 SHAPES_GPU = ("1x16384", "16x8192", "16x16384", "64x16384", "16x65536")
@@ -42,14 +42,16 @@ def main(arguments: list[str] | None = None) -> int:
     dtype = torch.bfloat16 if gpu else torch.float32
     shape = {"vocab_size": 50_304} if gpu else {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2}
     config = FoXConfig.pro(**{"num_heads": 12 if gpu else 4, **shape})
+    provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
+    quantity = paper.quantity("decode_time")
+    if suite:
+        keep_other_machines(suite, quantity, provenance["device"])
     rivals = {}
     for name in RIVALS if gpu else ():
         call = available(name, device)
         print(f"{name}: {call}") if isinstance(call, str) else rivals.update({name: call})
     print(_HEADER)
     records = []
-    provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
-    quantity = paper.quantity("decode_time")
 
     def write() -> Path:
         rows = [dict.fromkeys(quantity.columns) | one for one in records]
@@ -75,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         finally:  # if a long table ends early, its records are kept
             if options.suite and records:
                 write()
+    print(f"\n{_LEGEND}")
     if options.suite:
         print(f"records: {write()}")
     return 0
@@ -84,6 +87,10 @@ _HEADER = (
     f"{'scope':9} {'batch x length':>14} {'':16} {'step ms':>8} {'reading':>8} {'over':>6} {'kept MiB':>9}"
     f" {'a layer':>9} {'taken':>9} {'peak':>9} {'prefill ms':>10} {'error':>8}"
 )
+_LEGEND = """Step: one token for each sequence. Reading: ms to read what is kept once, and a model's weights
+too. Over: step over reading; 1 is ideal. MiB of the cache: kept; a layer: as much if all heads of a layer
+kept what the head that keeps most does; taken: allocated. Peak: MiB of the GPU in a prefill. Error: against
+float64."""
 
 
 def _line(one: dict) -> str:

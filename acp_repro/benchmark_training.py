@@ -16,12 +16,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from .chain.command import choose_device, command, described_parser, output_file, positive, run_command
 from .chain.errors import SuiteError
-from .chain.provenance import made_on
-from .chain.records import write_suite_records
+from .chain.provenance import device_name, made_on
+from .chain.records import keep_other_machines, write_suite_records
 from .chain.run import PARALLEL
 from .chain.suite import load_suite
+from .common.command import choose_device, command, described_parser, output_file, positive, run_command
 from .common.errors import UsageError
 from .common.files import write_text
 from .papers.acp.suite import FoXSuite
@@ -51,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _measure(runs, options, write)
     device = choose_device(options.device)
     _check_ranks(options.nproc, device.type)
+    if not options.csv:
+        keep_other_machines(suite, quantity, device_name(device))
     from .training.distributed import launch_ranks
 
     with tempfile.TemporaryDirectory() as folder:

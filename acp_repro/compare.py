@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .chain.command import aligned, command, output_file, run_command
 from .common import files
+from .common.command import aligned, command, output_file, run_command
 
 MARGIN = 0.01
 _LEGEND = """\

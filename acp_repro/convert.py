@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .chain.command import command, described_parser, run_command
+from .common.command import command, described_parser, run_command
 from .common.errors import UsageError, usage_errors
 from .papers.acp.checkpoint_options import WHAT
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import functools
 
-from .chain.command import choose_device, command, described_parser, output_file, positive, run_command
-from .chain.provenance import made_on
-from .chain.records import write_suite_records
+from .chain.provenance import device_name, made_on
+from .chain.records import keep_other_machines, write_suite_records
 from .chain.suite import load_suite
+from .common.command import choose_device, command, described_parser, output_file, positive, run_command
 from .common.errors import UsageError
 
 
@@ -28,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     if bad := [t for t in options.log_pruning_tolerance if not t < 0]:
         raise UsageError(f"--log-pruning-tolerance {bad[0]:g}: must be log(epsilon), below 0, such as -10")
     device = choose_device(options.device)
+    if not options.csv:
+        keep_other_machines(suite, quantity, device_name(device))
     from .papers.acp.fork import measure
 
     print(f"{run.name}: {run.steps:,} steps in all, {min(options.steps, run.steps):,} taken")

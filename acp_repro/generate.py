@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .chain.command import choose_device, command, number, positive, run_command
+from .common.command import choose_device, command, number, positive, run_command
 from .common.errors import UsageError, usage_errors
 from .papers.acp.checkpoint_options import checkpoint_parser
 

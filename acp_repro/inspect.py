@@ -11,8 +11,8 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from .chain.command import choose_device, command, output_file, positive, run_command
 from .common import files
+from .common.command import choose_device, command, output_file, positive, run_command
 from .papers.acp.checkpoint_options import (
     DEFAULT_CONTEXT_LENGTH,
     add_text_options,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import itertools
 
-from .chain.command import command, described_parser, run_command
 from .chain.errors import SuiteError
 from .chain.paper import Quantity, Suite
 from .chain.registry import find_paper, paper_names
 from .chain.rules import can_be_drawn, records_of, why_not
 from .chain.run import Run
 from .chain.suite import load_suite
+from .common.command import command, described_parser, run_command
 from .training.measuring import bring_up_to_date
 
 

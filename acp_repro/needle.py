@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .chain.command import choose_device, command, number, output_file, positive, run_command
+from .common.command import choose_device, command, number, output_file, positive, run_command
 from .common.errors import UsageError
 from .papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
 

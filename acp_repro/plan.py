@@ -14,12 +14,12 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .chain.command import aligned, command, output_file, run_command
 from .chain.errors import SuiteError
 from .chain.paper import Suite
 from .chain.state import measured_run
 from .chain.suite import load_suite
 from .common import files
+from .common.command import aligned, command, output_file, run_command
 from .common.docs import plain
 from .model.flops import peak_flops
 
@@ -161,7 +161,10 @@ def _print_totals(costs: list[Cost], assumptions: Assumptions) -> None:
         f"ACP runs execute {1 - assumptions.pruned_ratio:.0%} of the attention's FLOPs. "
         f"{assumptions.gpu}: {assumptions.peak_flops / 1e12:.0f} TFLOP/s at most; where no speed was "
         f"measured, {assumptions.mfu:.0%} of that on executed FLOPs. GPUs are taken to scale "
-        "without loss. Measuring and writing checkpoints are not counted."
+        "without loss. Measuring and writing checkpoints are not counted. EFLOP: 1e18 operations; executed: "
+        "without what ACP prunes. GB of one GPU: states are weights, gradients and the optimiser's; "
+        "activations are of a micro-batch, checkpointed if gradient checkpointing is on; logits with their "
+        "gradient."
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from .chain.command import command, run_command
 from .chain.suite import load_suite
+from .common.command import command, run_command
 from .common.docs import plain
 
 

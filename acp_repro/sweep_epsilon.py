@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import math
 
-from .chain.command import aligned, choose_device, command, output_file, positive, run_command
 from .chain.errors import SuiteError
 from .chain.provenance import commit, device_name
 from .chain.records import read_files
 from .chain.registry import find_paper
 from .chain.suite import load_suite
 from .common import files
+from .common.command import aligned, choose_device, command, output_file, positive, run_command
 from .common.docs import plain
 from .papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, WHAT, add_text_options, log_epsilon
 from .papers.acp.settings import MeasureConfig

@@ -16,12 +16,12 @@ import os
 import sys
 
 from .chain import state
-from .chain.command import choose_device, command, described_parser, positive, run_command
 from .chain.errors import SuiteError
 from .chain.paper import Suite
 from .chain.rules import can_be_drawn, records_of, why_not
 from .chain.run import Run
 from .chain.suite import load_suite
+from .common.command import choose_device, command, described_parser, positive, run_command
 from .common.errors import UsageError
 
 

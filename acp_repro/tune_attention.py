@@ -6,8 +6,8 @@ for ``acp_repro/attention/triton/tiles.py`` on this GPU. A difference of a few p
 
 from __future__ import annotations
 
-from .chain.command import command, described_parser, output_file, positive, run_command
 from .common import files
+from .common.command import command, described_parser, output_file, positive, run_command
 from .common.errors import UsageError
 
 

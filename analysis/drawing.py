@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from acp_repro.chain import rules, state
-from acp_repro.chain.command import command, run_command
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.paper import Item, Suite
 from acp_repro.chain.records import read_records
 from acp_repro.chain.run import Run
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
+from acp_repro.common.command import command, run_command
 from acp_repro.common.docs import plain
 
 from . import latex, style

@@ -22,12 +22,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from acp_repro.chain.command import command, run_command
 from acp_repro.chain.paper import Suite
 from acp_repro.chain.records import read_records
 from acp_repro.chain.run import Run
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
+from acp_repro.common.command import command, run_command
 from acp_repro.training.run_folder import TrainingError, check_done
 
 LARGEST_BYTES = 12_000_000  # what a clone should have to download

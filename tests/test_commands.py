@@ -22,9 +22,9 @@ from acp_repro import (
     tune_attention,
 )
 from acp_repro.chain import state
-from acp_repro.chain.command import command
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
+from acp_repro.common.command import command
 from acp_repro.common.docs import plain
 from acp_repro.common.errors import UserError
 from acp_repro.training.run_folder import lock
@@ -203,7 +203,7 @@ def test_a_pipe_that_closes_early_is_no_error():
     assert done.stdout.startswith("paper: ") and not done.stderr and done.returncode == 0
     many = (  # 76 kB, of which a pipe holds 64
         "import sys; sys.argv = ['plan', '--suite', 'paper']; sys.path.insert(0, '.'); "
-        "from acp_repro import plan; from acp_repro.chain.command import run_command; "
+        "from acp_repro import plan; from acp_repro.common.command import run_command; "
         "[plan.main([]) for _ in range(12)]; run_command(plan.main)"
     )
     done = subprocess.run(
@@ -213,7 +213,7 @@ def test_a_pipe_that_closes_early_is_no_error():
 
 
 def test_a_terminal_without_a_character_gets_its_escape():
-    code = "from acp_repro.chain.command import run_command; run_command(lambda: print('λ'))"
+    code = "from acp_repro.common.command import run_command; run_command(lambda: print('λ'))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

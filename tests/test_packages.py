@@ -23,7 +23,6 @@ ALLOWED = {
     "acp_repro.hf": {COMMON, *METHODS},
     RETENTION: {COMMON},
     LAP: {COMMON},
-    f"{LAP}.compress": {COMMON, CHAIN, LAP},  # a command that comes with its method
     "acp_repro.data": {COMMON},
     "acp_repro.heads": {COMMON, *METHODS, "acp_repro.papers.acp"},  # a look at what the paper measures
     CHAIN: {COMMON},  # the registry imports a paper, and a paper its figures, by name alone

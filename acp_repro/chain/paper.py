@@ -227,7 +227,6 @@ class Item:
         ours: whether the paper does not have this measurement.
         extra: whether `make figures` leaves it out, so that only its own name draws it.
         missing: why it cannot be made yet; empty if it can.
-        aliases: further targets of Make, from earlier versions.
     """
 
     name: str
@@ -240,7 +239,6 @@ class Item:
     ours: bool = False
     extra: bool = False
     missing: str = ""
-    aliases: tuple[str, ...] = ()
 
     def runs_with(self, suite: Suite, quantity: Quantity) -> list[Run]:
         """Those of its runs that a quantity is about, because not every model of a table need be timed.

@@ -81,6 +81,24 @@ def write_suite_records(
     return _write(path or quantity.path(suite), paper, quantity, shared, rows)
 
 
+def keep_other_machines(suite: Suite, quantity: Quantity, device: str) -> None:
+    """Keeps the records of a whole suite from being replaced by those of another machine.
+
+    Raises:
+        RecordError: ``results/SUITE/benchmark/QUANTITY.csv`` was measured on another device.
+    """
+    path = quantity.path(suite.name)
+    if not path.is_file():
+        return
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        others = {row["device"] for row in csv.DictReader(file)} - {device}
+    if others:
+        raise RecordError(
+            f"{path} was measured on {' and '.join(sorted(others))}, and this would replace it by times of "
+            f"{device}. Move that file away first, or name another suite"
+        )
+
+
 def _write(path: Path, paper: Paper, quantity: Quantity, shared, rows) -> Path:
     """Writes the whole file, or nothing."""
     complete, expected = [], set(quantity.columns)

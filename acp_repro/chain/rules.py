@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..common import files
+from ..common.command import command, run_command
 from ..common.docs import plain
 from . import state
-from .command import command, run_command
 from .paper import FIGURES, NO_RUN, Item, Page, Paper, Quantity, Suite
 from .registry import find_paper, paper_module, paper_names
 from .run import Run
@@ -147,8 +147,8 @@ def _item(suite: Suite, item: Item) -> list[str]:
     )
     return [
         *_rule(output, [*made_of, *records], [recipe]),
-        f".PHONY: {' '.join((item.name, *item.aliases))}",
-        f"{' '.join((item.name, *item.aliases))}: {output}",
+        f".PHONY: {item.name}",
+        f"{item.name}: {output}",
         f"\t{show}",
     ]
 
@@ -165,8 +165,7 @@ def _page(suite: Suite, page: Page) -> list[str]:
 
 
 def _cannot(suite: Suite, item: Item) -> list[str]:
-    targets = " ".join((item.name, *item.aliases))
-    return [f".PHONY: {targets}", f"{targets}:", f'\t@echo "error: {why_not(suite, item)}" >&2; exit 2']
+    return [f".PHONY: {item.name}", f"{item.name}:", f'\t@echo "error: {why_not(suite, item)}" >&2; exit 2']
 
 
 def _rule(target: Path, needs: Iterable[Path], recipe: list[str], first: Iterable[Path] = ()) -> list[str]:

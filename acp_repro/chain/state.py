@@ -84,8 +84,8 @@ def is_older(suite: Suite, run: Run, quantity: Quantity) -> bool:
 def _of_other_weights(recorded: Mapping[str, Any], run: Run) -> bool:
     """Whether the present weights differ from those of the records.
 
-    Older records, whose ``settings.json`` has no hash of their weights, are compared by the time and size of
-    their training.
+    Older records have no hash of their weights in ``settings.json``. They are compared by the time that the
+    training took.
     """
     of = {"sha256": recorded.get("weights"), **recorded.get("trained", {})}
     now = done(run)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from acp_repro.common.errors import UserError
+from acp_repro.common.command import command, output_file, run_command
 from acp_repro.common.files import write_text
 from acp_repro.data import DataConfig, DataError, prepare
 from acp_repro.data.config import DEFAULT_HELDOUT
@@ -44,7 +44,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if exporting:
-        parser.add_argument("file", type=Path, metavar="FILE", help="the tokenizer.json to write")
+        parser.add_argument("file", type=output_file, metavar="FILE", help="the tokenizer.json to write")
     parser.add_argument(
         "--suite", metavar="NAME", help="take the data settings of experiments/NAME.yaml (or of a .yaml file)"
     )
@@ -130,22 +130,16 @@ def _number(text: str) -> Any:
         return text
 
 
+@command("nothing of this corpus was kept")
 def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
-        corpus = prepare(config_of(args), args.cache_dir, args.workers)
-        if args.exporting:
-            return _export(corpus, args.file)
-        if args.verify:
-            corpus.verify()
-        counts = {n: corpus.describe(n)["splits"].values() for n in args.context_length}
-    except KeyboardInterrupt:
-        print("stopped: nothing of this corpus was kept", file=sys.stderr)
-        return 130
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    corpus = prepare(config_of(args), args.cache_dir, args.workers)
+    if args.exporting:
+        return _export(corpus, args.file)
+    if args.verify:
+        corpus.verify()
+    counts = {n: corpus.describe(n)["splits"].values() for n in args.context_length}
     facts = corpus.describe()
     print(f"corpus      {facts['corpus']}, text {facts['identity'][:16]}")
     print(f"tokenizer   {facts['tokenizer']}, {facts['vocab_size']} ids with BOS")
@@ -165,13 +159,10 @@ def main(argv: list[str] | None = None) -> int:
 def _export(corpus: Any, file: Path) -> int:
     if corpus.config.tokenizer == "bytes":
         raise DataError("tokenizer: bytes have no tokenizer.json to export")
-    try:
-        write_text(file, corpus.tokenizer.json_text)
-    except OSError as error:
-        raise DataError(f"{file} cannot be written ({error})") from error
+    write_text(file, corpus.tokenizer.json_text)
     print(f"{file}: {corpus.vocab_size} ids with BOS; use it with tokenizer: {{file: {file}}}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

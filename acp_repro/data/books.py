@@ -9,7 +9,6 @@ import importlib.resources
 import json
 import lzma
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from acp_repro.common.errors import UserError
+from acp_repro.common.command import command, run_command
 from acp_repro.common.files import replacing
 from acp_repro.data import book_texts
 from acp_repro.data.files import DataError, open_plain
@@ -156,6 +155,7 @@ def _check_clones(clones: Path, sources: set[str]) -> None:
         raise DataError(f"--clones: {len(commands)} missing in {clones}; run: {' && '.join(commands)}")
 
 
+@command("run it again; complete shards are kept")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m acp_repro.data.books",
@@ -178,17 +178,7 @@ def main(argv: list[str] | None = None) -> int:
         help="folder of the shards (default: %(default)s)",
     )
     args = parser.parse_args(argv)
-    try:
-        differences, counts = build(args.clones, args.out)
-    except KeyboardInterrupt:
-        print("stopped: run it again; complete shards are kept", file=sys.stderr)
-        return 130
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"error: {args.out}: cannot be written ({error})", file=sys.stderr)
-        return 1
+    differences, counts = build(args.clones, args.out)
     for line in differences:
         print(line)
     print(f"{args.out}: " + ", ".join(f"{count} books {state}" for state, count in sorted(counts.items())))
@@ -201,4 +191,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

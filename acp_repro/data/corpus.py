@@ -247,8 +247,8 @@ def _check_splits(config: DataConfig, documents: dict[str, int]) -> None:
         raise DataError(f"{what} holds no text, only blank documents")
     if config.heldout and not heldout:
         raise DataError(
-            f"heldout: {config.heldout} leaves no held-out document of {train}; use a "
-            "larger share, name files (heldout: PATH), or set 0 to hold out none"
+            f"heldout: {config.heldout} leaves no held-out document of {train}; use a larger share or more "
+            "text, name files (heldout: PATH), or set 0 to hold out none"
         )
     if not train:
         raise DataError(

@@ -79,10 +79,6 @@ class LongCrawl64:
         documents, length = self._array(split).shape
         return np.arange(documents + 1, dtype=np.int64) * length
 
-    def names(self, split: str) -> range:
-        """The documents' names: their rows."""
-        return range(self._array(split).shape[0])
-
     def sequences(self, split: str, context_length: int, seed: int = 0) -> ColumnSequences:
         """The split's sequences of ``context_length`` tokens, a divisor of 65,536 or any other."""
         return ColumnSequences(self._array(split), context_length, split, seed)

@@ -87,6 +87,10 @@ class CorpusFunction:
             if name not in self.options:
                 takes = ", ".join(self.options) or "none"
                 raise DataError(f"options.{name}: unknown; the options of `corpus: {self.name}` are {takes}")
+            value, default = options[name], self.options[name]
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if isinstance(default, int | float) and not isinstance(default, bool) and not number:
+                raise DataError(f"options.{name}: {value!r} is no number; the default is {default}")
         for name, default in self.options.items():
             if default is inspect.Parameter.empty and name not in options:
                 raise DataError(f"options.{name}: missing, and `corpus: {self.name}` needs it")

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from acp_repro.chain.command import choose_device, command, described_parser, positive, run_command
+from acp_repro.common.command import choose_device, command, described_parser, positive, run_command
 from acp_repro.common.errors import UsageError
 
 

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of an encoder whose blocks see fewer and fewer tokens (Appendix I). No torch here."""
+"""FLOPs of an encoder whose blocks see fewer and fewer tokens (Appendix I). No torch here."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ class EncoderCost:
         linear_flop: of projections and feed-forward layers, 2 for a multiplication and addition.
         attention_flop: of scores and weighted sums, quadratic in the tokens.
         scorer_flop: of the gates' scoring networks.
-        attention_matrix_bytes: the largest matrix of attention weights of one block, all heads, if it is
-            stored (eager attention). Fused attention stores none.
-        activation_bytes: the largest sum of other values that one block's forward pass holds.
     """
 
     linear_flop: float
     attention_flop: float
     scorer_flop: float
-    attention_matrix_bytes: int
-    activation_bytes: int
 
     @property
     def flop(self) -> float:
@@ -34,11 +29,9 @@ def encoder_cost(
     tokens: Sequence[float],
     hidden_size: int,
     intermediate_size: int,
-    heads: int,
     *,
     scored: Sequence[float] = (),
     scorer_width: int = 64,
-    element_bytes: int = 2,
     windows: Sequence[int] | None = None,
 ) -> EncoderCost:
     """The forward pass of all blocks of an encoder.
@@ -53,7 +46,4 @@ def encoder_cost(
     attention = sum(4 * t * keys * hidden_size for t, keys in zip(tokens, seen, strict=True))
     # W, U and v of Eq. 3, and the summary's chunks of at most 128 positions.
     scorer = sum(2 * t * scorer_width * (2 * hidden_size + min(t, 128) + 1) for t in scored)
-    matrix = max(t * keys for t, keys in zip(tokens, seen, strict=True)) * heads * element_bytes
-    # Input, residual, attention output and norms, and the feed-forward layer's inner states.
-    activations = max(tokens) * (4 * hidden_size + intermediate_size) * element_bytes
-    return EncoderCost(linear, attention, scorer, int(matrix), int(activations))
+    return EncoderCost(linear, attention, scorer)

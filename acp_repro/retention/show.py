@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from acp_repro.common.command import command, run_command
 from acp_repro.common.docs import plain
-from acp_repro.common.errors import UsageError, UserError
+from acp_repro.common.errors import UsageError
 
 DOT = "·"
 
@@ -141,6 +140,7 @@ def _tokenizer(folder: Path):
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
+@command(extra="retention")
 def main(arguments: list[str] | None = None) -> int:
     summary, details = __doc__.split("\n\n", 1)
     parser = argparse.ArgumentParser(
@@ -155,28 +155,17 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--budget", type=float, help="share of the tokens to keep (default: the model's own)")
     options = parser.parse_args(arguments)
+    if options.file and not options.file.is_file():
+        raise UsageError(f"--file {options.file}: no such file; give a file of text, or use --text")
     try:
-        if options.file and not options.file.is_file():
-            raise UsageError(f"--file {options.file}: no such file; give a file of text, or use --text")
-        try:
-            text = options.text if options.file is None else options.file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UsageError(f"--file {options.file}: is not text in UTF-8; convert it") from None
-        if not text.strip():
-            raise UsageError("the text is empty; give some with --text or --file")
-        try:
-            lines = show(find_model(options.model), text, options.question, options.budget)
-        except ModuleNotFoundError as error:
-            raise UsageError(f"{error}; pip install -e '.[retention]'") from None
-        print("\n".join(lines), flush=True)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        text = options.text if options.file is None else options.file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"--file {options.file}: is not text in UTF-8; convert it") from None
+    if not text.strip():
+        raise UsageError("the text is empty; give some with --text or --file")
+    print("\n".join(show(find_model(options.model), text, options.question, options.budget)), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

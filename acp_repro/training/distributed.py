@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ..chain.command import choose_device
 from ..chain.run import Run
+from ..common.command import choose_device
 from ..common.errors import UserError
 
 T = TypeVar("T")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..chain import state
-from ..chain.command import choose_device
 from ..chain.paper import Quantity, Suite
 from ..chain.provenance import made_on
 from ..chain.records import write_records
 from ..chain.run import Run
+from ..common.command import choose_device
 from ..common.errors import UserError
 
 

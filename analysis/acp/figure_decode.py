@@ -171,14 +171,7 @@ def _in_words(table: pd.DataFrame, words) -> str:
 
 
 ITEMS = (
-    Item(
-        "figure_decode",
-        "Time and memory of a decoding step",
-        ("decode_time",),
-        ours=True,
-        extra=True,
-        aliases=("figure-decode",),
-    ),
+    Item("figure_decode", "Time and memory of a decoding step", ("decode_time",), ours=True, extra=True),
 )
 SHRINKS = Claim(
     "Dropping pruned keys and values saves memory while decoding",

@@ -127,16 +127,7 @@ pruning skips. {style.provenance(records)}"""
     return draw(records), caption
 
 
-ITEMS = (
-    Item(
-        "figure_kernel",
-        "Speed of the kernels",
-        ("kernel_time",),
-        ours=True,
-        extra=True,
-        aliases=("figure-kernel",),
-    ),
-)
+ITEMS = (Item("figure_kernel", "Speed of the kernels", ("kernel_time",), ours=True, extra=True),)
 
 
 if __name__ == "__main__":

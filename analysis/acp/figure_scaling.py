@@ -122,16 +122,7 @@ def _against(rivals: pd.DataFrame, ours: pd.DataFrame) -> str:
     return " ".join([*said, ""])
 
 
-ITEMS = (
-    Item(
-        "figure_scaling",
-        "Training on several GPUs",
-        ("training_step",),
-        ours=True,
-        extra=True,
-        aliases=("figure-scaling",),
-    ),
-)
+ITEMS = (Item("figure_scaling", "Training on several GPUs", ("training_step",), ours=True, extra=True),)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,6 @@ ITEMS = (
         ),
         ours=True,
         extra=True,
-        aliases=("table-speed",),
     ),
 )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-import struct
+import io
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from PIL import Image
 
 from acp_repro.chain.paper import Item
 
@@ -88,7 +89,7 @@ def figure(entry: Entry) -> dict[str, Any]:
     if entry.image is None:
         return {"caption": caption, "tables": tables, "image": None, "scrolls": True}
     content = entry.image.read_bytes()
-    width, height = png_size(content)
+    width, height = Image.open(io.BytesIO(content)).size
     shown = round(width / 300 * _INCH)  # drawing.save writes 300 dots an inch
     # The first sentence after "Figure N." says what is drawn; the caption below says the rest.
     # Items of our own are named there, not numbered.
@@ -104,14 +105,3 @@ def figure(entry: Entry) -> dict[str, Any]:
         "data": base64.b64encode(content).decode(),
     }
     return {"caption": caption, "tables": tables, "image": image, "scrolls": shown > 500}
-
-
-def png_size(content: bytes) -> tuple[int, int]:
-    """(width, height) in pixels of a PNG.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if content[:8] != b"\x89PNG\r\n\x1a\n":
-        raise ValueError("not a PNG")
-    return struct.unpack(">II", content[16:24])

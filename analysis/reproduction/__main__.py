@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from acp_repro.chain.command import command, run_command
 from acp_repro.common import files
+from acp_repro.common.command import command, run_command
 
 from .gather import gather
 from .page import render

@@ -12,10 +12,10 @@ import subprocess
 import sys
 
 from acp_repro.chain import rules
-from acp_repro.chain.command import command, run_command
 from acp_repro.chain.errors import SuiteError, UnknownName
 from acp_repro.chain.paper import Suite
 from acp_repro.chain.suite import load_suite
+from acp_repro.common.command import command, run_command
 from acp_repro.common.docs import plain
 
 from ..report.gather import all_records

@@ -96,6 +96,7 @@ def test_errors_of_a_corpus_from_elsewhere_are_one_line(run):
         ("--corpus review", "error: corpus: 'review' is not known; use stdlib, text, .*, reviews or broken"),
         ("--corpus reviews", "error: path: None, but `corpus: reviews` needs the path of the reviews"),
         ("--corpus reviews --path x --options least=3", "options.least: unknown; .* are least_words"),
+        ("--corpus facts --options examples=many", "options.examples: 'many' is no number; the default is"),
         ("--corpus broken", "error: corpus: broken: guest_nothing cannot be imported"),
     ):
         code, said = run("-m", "acp_repro.data", *options.split())

@@ -51,12 +51,8 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     figure, caption = figure_kernel.make(drawing.find("mini", "figure_kernel"))
     assert len(figure.axes) == 2 and 'gates "bimodal"' in caption
     assert figure_kernel.limit(records).empty  # no cuDNN here, so no limit
-    # Records of before there was a host time are read as they are; a CPU has none.
-    hosts = ["forward_host_ms", "forward_backward_host_ms"]
-    assert records[hosts].isna().all(axis=None)
+    assert records[["forward_host_ms", "forward_backward_host_ms"]].isna().all(axis=None)  # a CPU has none
     path = tmp_path / "results" / "mini" / "benchmark" / "kernel_time.csv"
-    pd.read_csv(path, dtype=str).drop(columns=hosts).to_csv(path, index=False)
-    pd.testing.assert_frame_equal(read_records(load_suite("mini"), "kernel_time"), records)
     pd.read_csv(path, dtype=str).drop(columns=["forward_ms"]).to_csv(path, index=False)
     with pytest.raises(RecordError, match="not the columns of this version"):
         read_records(load_suite("mini"), "kernel_time")

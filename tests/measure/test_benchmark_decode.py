@@ -44,13 +44,20 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     assert len(figure.axes) == 3 and 'gates "bimodal"' in " ".join(caption.split())
     # A logarithmic axis has no zero, so a bar's length would say nothing.
     assert not any(ax.patches for ax in figure.axes) and figure.axes[0].get_yscale() == "log"
+    path = PAPER.quantity("decode_time").path("mini")
+    elsewhere = path.read_text().replace(records["device"].iloc[0], "another GPU")
+    path.write_text(elsewhere)
+    assert main([*small, "--suite", "mini"]) == 1
+    said = capsys.readouterr().err
+    assert "decode_time.csv was measured on another GPU" in said and path.read_text() == elsewhere
 
 
 def test_a_breakdown_says_where_the_prefill_spends_its_time(capsys):
     small = ["--device", "cpu", "--shapes", "2x700", "--repeats", "1"]
     assert main([*small, "--scopes", "model", "--breakdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    table = lines[next(n for n, line in enumerate(lines) if line.startswith("prefill, ms")) :]
+    first = next(n for n, line in enumerate(lines) if line.startswith("prefill, ms"))
+    table = lines[first : lines.index("", first)]
     assert [line[:32].strip() for line in table] == ["prefill, ms", *PARTS, "all"]
     times = [[float(x) for x in line[32:].split() if x != "%"] for line in table[1:]]
     for column in (0, 2):

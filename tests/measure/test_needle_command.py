@@ -110,7 +110,7 @@ def test_a_stopped_test_goes_on_with_the_same_model_and_text_alone(checkpoint, c
         (["{}/fox", "--mode", "hard"], "invalid choice"),
         (["{}/other"], "has no tokenizer.json of this project"),
         (["{}/damaged"], "damaged/tokenizer.json: damaged"),
-        (["{}/fox", "--csv", "{}/text.txt/x.csv", "--lengths", "500"], "text.txt: File exists"),
+        (["{}/fox", "--csv", "{}/text.txt/x.csv", "--lengths", "500"], "text.txt is a file and no folder"),
         (["{}/fox", "--samples", "9" * 30], "or is too large"),
     ],
 )

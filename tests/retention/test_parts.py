@@ -200,16 +200,15 @@ def test_more_protected_tokens_than_the_budget():
 
 
 def test_cost_follows_the_tokens_left():
-    dense = encoder_cost([512] * 6, 768, 3072, 12)
+    dense = encoder_cost([512] * 6, 768, 3072)
     # 2 (4 d^2 + 8 d^2) linear FLOPs and 4 T d of attention for each token and block.
     assert dense.linear_flop == 6 * 512 * 24 * 768**2
     assert dense.attention_flop == 6 * 4 * 512**2 * 768
-    half = encoder_cost([512, *[256] * 5], 768, 3072, 12, scored=[512])
+    half = encoder_cost([512, *[256] * 5], 768, 3072, scored=[512])
     assert half.linear_flop == dense.linear_flop * (1 + 5 * 0.5) / 6
     assert half.attention_flop == dense.attention_flop * (1 + 5 * 0.25) / 6
     assert half.scorer_flop < 0.02 * half.flop
-    assert dense.attention_matrix_bytes == 512**2 * 12 * 2
-    assert encoder_cost([512], 768, 3072, 12, windows=[64]).attention_flop == 4 * 512 * 64 * 768
+    assert encoder_cost([512], 768, 3072, windows=[64]).attention_flop == 4 * 512 * 64 * 768
 
 
 def _expected(loss: torch.Tensor, masks: torch.Tensor, p: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from acp_repro.chain.command import described_parser, positive
+from acp_repro.common.command import described_parser, positive
 
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
 WHAT = "a checkpoint folder, or a run folder"

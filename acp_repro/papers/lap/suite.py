@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from acp_repro.chain.errors import SuiteError
-from acp_repro.chain.paper import Suite, first_seeds
+from acp_repro.chain.paper import Suite
 from acp_repro.chain.run import Run
 from acp_repro.lap.settings import PruningConfig
 
@@ -127,8 +127,3 @@ class PruningSuite(Suite):
     def probed(self) -> list[PruningRun]:
         """The main run, if its texts have labels."""
         return [self.main_run] if self.file.data.sides else []
-
-    @property
-    def curves(self) -> list[PruningRun]:
-        """Gated runs, one of each setting."""
-        return first_seeds(self.gated)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acp_repro.chain.command import command, run_command
 from acp_repro.chain.provenance import processor_name
 from acp_repro.chain.records import write_suite_records
 from acp_repro.chain.suite import load_suite
+from acp_repro.common.command import command, run_command
 from acp_repro.common.docs import plain
 from acp_repro.retention.gates import hard_concrete
 

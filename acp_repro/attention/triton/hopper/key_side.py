@@ -1,7 +1,7 @@
 """The key side of the backward for Hopper: dK, dV and the gradient of c.
 
 The same sums as :mod:`..key_side`, over the query tiles from the last kept one up to
-the diagonal; see :mod:`.hopper` for how.
+the diagonal; see the package's docstring for how.
 """
 
 from __future__ import annotations

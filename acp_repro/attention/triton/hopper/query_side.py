@@ -1,6 +1,6 @@
 """The query side of the backward for Hopper: dQ, the row sums of dS, and what the key side needs.
 
-The same sums as :mod:`..query_side`, in the same order; see :mod:`.hopper` for how.
+The same sums as :mod:`..query_side`, in the same order; see the package's docstring for how.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import lm_eval.evaluator
 from lm_eval.api.metrics import bits_per_byte, mean, perplexity, weighted_perplexity
 from pydantic import TypeAdapter
 
-from acp_repro.chain.command import aligned
 from acp_repro.common import files
+from acp_repro.common.command import aligned
 from acp_repro.common.statistics import over_draws
 
 from ..unfinished import Unfinished, digest

@@ -35,10 +35,12 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     total: Counter = Counter()
-    progress = tqdm(batches, desc=f"{trained.run.name}: attention time", unit="batch")
-    with autocast(trained.device, trained.run.training.dtype):
-        for input_ids, _ in progress:
+    calls = len(batches) * trained.model.config.num_hidden_layers
+    progress = tqdm(total=calls, desc=f"{trained.run.name}: attention time", unit="layer")
+    with progress, autocast(trained.device, trained.run.training.dtype):
+        for input_ids, _ in batches:
             for inputs in attention_inputs(trained.model, input_ids):
+                progress.update()
                 times = _times(inputs, trained.device, trained.measure_settings.timing_repeats)
                 total.update({key: median(values) for key, values in times.items()})
     return [

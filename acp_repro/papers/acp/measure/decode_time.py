@@ -13,6 +13,5 @@ QUANTITY = Quantity(
     "read_ms prefill_ms kept_bytes layer_kept_bytes allocated_bytes peak_bytes output_error "
     "order",
     timed=True,
-    later=("order",),
     command="python -m acp_repro.benchmark_decode --suite {suite}",
 )

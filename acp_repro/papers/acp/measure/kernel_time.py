@@ -11,6 +11,5 @@ QUANTITY = Quantity(
     "nominal_forward_backward_tflop gate_gradient_error forward_host_ms forward_backward_host_ms "
     "order",
     timed=True,
-    later=("forward_host_ms", "forward_backward_host_ms", "order"),
     command="python -m acp_repro.benchmark_attention --suite {suite}",
 )

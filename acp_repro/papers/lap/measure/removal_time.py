@@ -138,5 +138,4 @@ QUANTITY = Quantity(
     measure,
     lambda suite: [suite.main_run],
     timed=True,
-    later=("order",),
 )

@@ -219,13 +219,7 @@ def _flop(trained: Trained, config: RetentionConfig, length: int) -> float:
     inner = getattr(shape, "intermediate_size", None) or shape.hidden_dim
     windows = getattr(shape, "attention_window", None)
     return encoder_cost(
-        tokens,
-        shape.hidden_size,
-        inner,
-        shape.num_attention_heads,
-        scored=scored,
-        scorer_width=config.scorer_width,
-        windows=windows,
+        tokens, shape.hidden_size, inner, scored=scored, scorer_width=config.scorer_width, windows=windows
     ).flop
 
 
@@ -239,6 +233,5 @@ QUANTITY = Quantity(
     measure,
     lambda suite: suite.timed(),
     timed=True,
-    later=("order",),
     untrained=lambda run: run.is_timed_untrained,
 )

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..common.docs import plain
-from ..common.errors import UsageError, UserError
+from .docs import plain
+from .errors import UsageError, UserError
 
 Main = Callable[..., int | None]
 # The libraries of the extras of pyproject.toml, by the name that is imported.
@@ -171,11 +171,14 @@ def output_file(text: str) -> Path:
     """The type of an option that names a file to write.
 
     Raises:
-        argparse.ArgumentTypeError: it is a folder.
+        argparse.ArgumentTypeError: it is a folder, or lies in what is none.
     """
-    if Path(text).is_dir():
+    path = Path(text)
+    if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; give a file")
-    return Path(text)
+    if file := next((above for above in path.parents if above.exists() and not above.is_dir()), None):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {file} is a file and no folder")
+    return path
 
 
 def choose_device(name: str | None):
