@@ -1,5 +1,5 @@
 """Without a GPU the Triton kernels run in Triton's interpreter, which must be asked for before
-Triton is imported, and tests of a GPU say why they skip. And the fixture that several folders use."""
+Triton is imported, and tests of a GPU say why they skip. And the fixtures that several folders use."""
 
 import os
 from pathlib import Path
@@ -21,6 +21,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="run make test-gpu where a GPU is"))
+
+
+@pytest.fixture
+def poisoned():
+    """Memory that is not written shows: new tensors are full of NaN, or of the largest integer."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")

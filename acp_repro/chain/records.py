@@ -94,8 +94,8 @@ def keep_other_machines(suite: Suite, quantity: Quantity, device: str) -> None:
         others = {row["device"] for row in csv.DictReader(file)} - {device}
     if others:
         raise RecordError(
-            f"{path} was measured on {' and '.join(sorted(others))}, and this would replace it by times of "
-            f"{device}. Move that file away first, or name another suite"
+            f"{path} was measured on {' and '.join(sorted(others))}, and this would replace it by records "
+            f"of {device}. Move that file away first, or name another suite"
         )
 
 

@@ -4,19 +4,18 @@ Every implementation against the reference in float64: on keys and values repeat
 call for each document. Without a GPU the kernels run in Triton's interpreter.
 """
 
-import importlib.util
 import math
 
 import pytest
 import torch
 
 from acp_repro.attention import _longest_document_gain, forgetting_attention, logit_bound_from_qk_norm
+from acp_repro.attention.backends import HAS_TRITON
 from acp_repro.attention.boundary import find_boundary
 from acp_repro.attention.decay import cumulative_log_fgate, cut_documents, documents_threshold
 from acp_repro.attention.op import forgetting_attention_op
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 IMPLEMENTATIONS = [
     "reference",
     pytest.param(

@@ -7,7 +7,6 @@ the sum of its terms' absolute values: a gradient that is 0, as with a window of
 """
 
 import importlib
-import importlib.util
 import math
 
 import pytest
@@ -21,12 +20,12 @@ from acp_repro.attention import (
     pruning_grid,
     why,
 )
+from acp_repro.attention.backends import HAS_TRITON
 from acp_repro.attention.boundary import count_blocks, find_boundary, window_end, window_start
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.op import forgetting_attention_op
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="pip install triton")
 IMPLEMENTATIONS = [
     pytest.param("reference"),

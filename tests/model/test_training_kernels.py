@@ -24,14 +24,6 @@ IGNORED = -100
 BUDGET = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7}
 
 
-@pytest.fixture
-def poisoned(monkeypatch):
-    """Memory that is not written shows."""
-    for name in ("empty", "empty_like"):
-        make = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *a, make=make, **k: make(*a, **k).fill_(torch.nan))
-
-
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (2, 5, 40), (1, 17, 259), pytest.param((3, 700, 256), marks=pytest.mark.slow)]
 )

@@ -17,14 +17,6 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 BUDGET = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2} if DEVICE == "cuda" else {torch.float16: 2e-3}
 
 
-@pytest.fixture
-def poisoned(monkeypatch):
-    """Memory that is not written shows."""
-    for holder, name in ((torch.Tensor, "new_empty"), (torch, "empty_like")):
-        make = getattr(holder, name)
-        monkeypatch.setattr(holder, name, lambda *a, make=make, **k: make(*a, **k).fill_(torch.nan))
-
-
 def mixed(x):
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> shift)) * factor % 2**32
