@@ -82,13 +82,15 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     times, steps = found.records["kernel_time"], found.records["training_step"]
     saved, gained = (_ours(table) for table in (attention(times), training(steps)))
     pruned = pd.concat([saved, gained])["pruned_percent"]
+    gpus = [" and ".join(sorted(table["device"].unique())) for table in (times, steps)]
+    where = f"Attention was timed on {gpus[0]}, training on {gpus[1]}. " if gpus[0] != gpus[1] else ""
     caption = f"""**Speed at the paper's pruned share.** ACP takes {style.span(saved["percent"])} % off the
 time of attention, and training gains {style.span(gained["percent"], "+.0f")} % more tokens a second. Gates
 are drawn so that {style.span(pruned)} % of the blocks are pruned at every context length $L$. Weights
 and tokens are random. Attention: one call of {times["measured_tokens"].iloc[0]:,} tokens, forward and
 backward, with the boundary search. Training: whole steps on one GPU, in micro-batches of
 {steps["step_tokens"].iloc[0]:,} tokens. Checkpointing is gradient checkpointing, which the paper uses. The
-authors' are their kernels, and their model in our loop. {style.provenance(times, steps)}"""
+authors' are their kernels, and their model in our loop. {where}{style.provenance(times, steps)}"""
     return tabulate(times, steps), caption
 
 
