@@ -98,7 +98,6 @@ def differences(before: Any, of: Any) -> list[str]:
 
     A key that did not exist when the record was made counts as its default.
     """
-    before = {key: value for key, value in before.items() if key not in _which(of)}
     return list(_differences(before, _settings(of), of))
 
 
@@ -107,7 +106,7 @@ def _differences(before: Any, now: Any, of: Any, where: str = "") -> Iterator[st
         if before != now:
             yield f"{where}: {before!r}, now {now!r}"
         return
-    for key in sorted({*before, *now}):
+    for key in sorted({*before, *now} - {*_which(of)}):
         if key in before or not _is_default(of, key):
             inside = getattr(of, key, None)
             yield from _differences(before.get(key), now.get(key), inside, f"{where}.{key}".lstrip("."))
@@ -182,12 +181,11 @@ def done(run: Run) -> dict[str, Any]:
 def _settings(of: Any) -> dict[str, Any]:
     """The settings of a run, or of the measures, as a JSON file gives them back."""
     settings = of.as_dict() if isinstance(of, Run) else dataclasses.asdict(of)
-    settings = {key: value for key, value in settings.items() if key not in _which(of)}
     return json.loads(json.dumps(settings, default=dict))
 
 
 def _which(of: Any) -> tuple[str, ...]:
-    """Keys that say which run is measured. They change no record, so they are no part of its settings."""
+    """Keys that say which run is measured. They change no record, so no record is old for them."""
     return getattr(of, "WHICH", ())
 
 
