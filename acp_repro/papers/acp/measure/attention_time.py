@@ -40,9 +40,9 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     with progress, autocast(trained.device, trained.run.training.dtype):
         for input_ids, _ in batches:
             for inputs in attention_inputs(trained.model, input_ids):
-                progress.update()
                 times = _times(inputs, trained.device, trained.measure_settings.timing_repeats)
                 total.update({key: median(values) for key, values in times.items()})
+                progress.update()
     return [
         {
             "implementation": choose_implementation(trained.device),
