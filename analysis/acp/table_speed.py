@@ -42,10 +42,13 @@ def attention(kernel_time: pd.DataFrame) -> pd.DataFrame:
 
 def training(training_step: pd.DataFrame) -> pd.DataFrame:
     """Tokens a second of training on one GPU, and the percentage that ACP adds; as :func:`attention`."""
-    sizes = training_step["size"].str.replace(RECOMPUTED, " with checkpointing", regex=False)
-    records = training_step.assign(size=sizes)[training_step["ranks"] == 1]
+    records = training_step.assign(size=_named(training_step["size"]))[training_step["ranks"] == 1]
     table = _sides(records, "throughput_tokens_per_s", "training_step")
     return table.assign(percent=100 * (table["acp"] / table["exact"] - 1))
+
+
+def _named(sizes: pd.Series) -> pd.Series:
+    return sizes.str.replace(RECOMPUTED, " with checkpointing", regex=False)
 
 
 def _sides(records: pd.DataFrame, value: str, what: str) -> pd.DataFrame:
@@ -84,6 +87,8 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     pruned = pd.concat([saved, gained])["pruned_percent"]
     gpus = [" and ".join(sorted(table["device"].unique())) for table in (times, steps)]
     where = f"Attention was timed on {gpus[0]}, training on {gpus[1]}. " if gpus[0] != gpus[1] else ""
+    if by_model := models.timed_on(steps.assign(size=_named(steps["size"]))):
+        where = f"Attention was timed on {gpus[0]}. Training was n{by_model[1:]} "
     caption = f"""**Speed at the paper's pruned share.** ACP takes {style.span(saved["percent"])} % off the
 time of attention, and training gains {style.span(gained["percent"], "+.0f")} % more tokens a second. Gates
 are drawn so that {style.span(pruned)} % of the blocks are pruned at every context length $L$. Weights

@@ -41,12 +41,7 @@ WRITTEN = {
             "suite `h200-arms` with `training.batch_tokens`",
         ),
         Gap(
-            "760M at 4k on 100M tokens: held-out losses of its pair, and Figures 1, 6 and 7",
-            "trained again, since its weights are gone: `pro-760m-4k-exact` out of `not_run` and the figures "
-            "out of `leave_out` in [its file](experiments/h200-sizes.yaml)",
-        ),
-        Gap(
-            "suite `h200-speed`: training steps of the authors' model at 760M",
+            "suite `h200-speed`: training steps of the authors' model at 760M and 16k",
             "the commands in [its file](experiments/h200-speed.yaml), with `--official`",
         ),
     ),
