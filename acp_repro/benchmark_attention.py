@@ -2,12 +2,14 @@
 
 Tokens and gates are random. Each kernel is first checked against the equations in float64. One that is wrong,
 or does not fit into memory, gets a line with the reason and no record. Records are written after every
-length. It runs in bfloat16 on a GPU, and in float32 and at small sizes on a CPU.
+length. They replace those of the same lengths and heads. It runs in bfloat16 on a GPU, and in float32 and at
+small sizes on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from .benchmark.table import LEGEND, table
@@ -45,18 +47,26 @@ def main(arguments: list[str] | None = None) -> int:
     records = []
     quantity = paper.quantity("kernel_time")
     provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
+    heads = options.heads or (12 if gpu else 4)
+
+    def replaces(row: Mapping[str, str]) -> bool:
+        shape = tuple(int(row[name]) for name in ("length_tokens", "heads", "head_dim"))
+        return shape in {(length, heads, options.head_dim) for length in lengths}
+
     if suite:
-        keep_other_machines(suite, quantity, provenance["device"])
+        keep_other_machines(suite, quantity, provenance["device"], replaces)
 
     def write() -> list[Path]:
         paths = [options.csv] * bool(options.csv) + [None] * bool(options.suite)
         return [
-            write_suite_records(suite and suite.name, paper, quantity, records, path=path, **provenance)
+            write_suite_records(
+                suite and suite.name, paper, quantity, records, path=path, replaces=replaces, **provenance
+            )
             for path in paths
         ]
 
     for length in lengths:
-        heads, tokens = options.heads or (12 if gpu else 4), options.tokens or (65536 if gpu else 1)
+        tokens = options.tokens or (65536 if gpu else 1)
         try:
             problem = make_problem(length, heads, options.head_dim, gates, tokens, device, dtype)
         except torch.OutOfMemoryError as error:

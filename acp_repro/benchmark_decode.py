@@ -10,6 +10,7 @@ before each call of the attention. On a CPU it runs in float32 and at small size
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from .chain.provenance import device_name
@@ -44,8 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
     config = FoXConfig.pro(**{"num_heads": 12 if gpu else 4, **shape})
     provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
     quantity = paper.quantity("decode_time")
+    shapes = options.shapes or (SHAPES_GPU if gpu else SHAPES_CPU)
+
+    def replaces(row: Mapping[str, str]) -> bool:
+        return f"{row['batch']}x{row['length_tokens']}" in shapes and row["scope"] in options.scopes
+
     if suite:
-        keep_other_machines(suite, quantity, provenance["device"])
+        keep_other_machines(suite, quantity, provenance["device"], replaces)
     rivals = {}
     for name in RIVALS if gpu else ():
         call = available(name, device)
@@ -55,9 +61,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     def write() -> Path:
         rows = [dict.fromkeys(quantity.columns) | one for one in records]
-        return write_suite_records(suite and suite.name, paper, quantity, rows, **provenance)
+        return write_suite_records(
+            suite and suite.name, paper, quantity, rows, replaces=replaces, **provenance
+        )
 
-    for text in options.shapes or (SHAPES_GPU if gpu else SHAPES_CPU):
+    for text in shapes:
         batch, length = map(int, text.split("x"))
         try:
             if "attention" in options.scopes:

@@ -2,7 +2,7 @@
 
 Shapes and settings are those of the suite's runs. No training is needed: weights are new, with drawn gates,
 some of which forget fast. Each number of GPUs runs in its own set of processes. Records are written after
-each model; from the first on they replace those of a command before.
+each model. From the first on they replace those of the same shapes; all others stay.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .chain.errors import SuiteError
+from .chain.paper import Quantity
 from .chain.provenance import device_name, made_on
-from .chain.records import keep_other_machines, write_suite_records
+from .chain.records import benchmark_rows, keep_other_machines, write_suite_records
 from .chain.run import PARALLEL
 from .chain.suite import load_suite
 from .common.command import choose_device, command, described_parser, output_file, positive, run_command
 from .common.errors import UsageError
 from .common.files import write_text
-from .papers.acp.suite import FoXSuite
+from .papers.acp.suite import FoXRun, FoXSuite
 
 
 @command()
@@ -37,8 +38,19 @@ def main(arguments: list[str] | None = None) -> int:
             "of acp"
         )
     options.gates = options.gates or suite.measure_settings.gates
-    runs = [suite.run(name) for name in options.run] if options.run else [suite.heads_run]
     quantity = suite.paper.quantity("training_step")
+    runs = [suite.run(name) for name in options.run or ()] or recorded(suite, quantity)
+    timed = {
+        (*_shape(run), words, ranks)
+        for run in runs
+        for words in options.vocab_size
+        for ranks in options.nproc
+    }
+
+    def replaces(row: Mapping[str, str]) -> bool:
+        length, words, ranks = (int(row[name]) for name in ("context_length_tokens", "vocab_size", "ranks"))
+        return (row["architecture"], row["size"], length, words, ranks) in timed
+
     if options.rows:
         write = functools.partial(
             write_suite_records,
@@ -47,12 +59,13 @@ def main(arguments: list[str] | None = None) -> int:
             quantity,
             dtype=runs[0].training.dtype,
             path=options.csv,
+            replaces=replaces,
         )
         return _measure(runs, options, write)
     device = choose_device(options.device)
     _check_ranks(options.nproc, device.type)
     if not options.csv:
-        keep_other_machines(suite, quantity, device_name(device))
+        keep_other_machines(suite, quantity, device_name(device), replaces)
     from .training.distributed import launch_ranks
 
     with tempfile.TemporaryDirectory() as folder:
@@ -67,6 +80,18 @@ def main(arguments: list[str] | None = None) -> int:
                 return status
     print(f"records: {options.csv or quantity.path(suite.name)}")
     return 0
+
+
+def _shape(run: FoXRun) -> tuple[str, str, int]:
+    return run.architecture, run.size_name, run.context_length
+
+
+def recorded(suite: FoXSuite, quantity: Quantity) -> list[FoXRun]:
+    """One run of each shape that the suite's records have; without records the run of the heads."""
+    rows = benchmark_rows(quantity.path(suite.name))
+    shapes = {(row["architecture"], row["size"], int(row["context_length_tokens"])) for row in rows}
+    runs = {_shape(run): run for run in reversed(suite.runs) if _shape(run) in shapes}
+    return list(reversed(runs.values())) or [suite.heads_run]
 
 
 def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]) -> int:
@@ -128,7 +153,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--run",
         action="append",
         metavar="NAME",
-        help="the run whose shape is timed (repeatable; default: one of the suite's)",
+        help="the run whose shape is timed (repeatable; default: one for each shape in the suite's records, "
+        "or the run whose heads its figures show)",
     )
     add(
         "--vocab-size",

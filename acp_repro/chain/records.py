@@ -12,7 +12,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from .run import Run
 
 if TYPE_CHECKING:
     import pandas
+
+Replaces = Callable[[Mapping[str, str]], bool]  # whether a row of a file, as text, is measured again
 
 
 def write_records(
@@ -70,36 +72,48 @@ def write_suite_records(
     dtype: str,
     uses_gpu: bool = False,
     path: Path | None = None,
+    replaces: Replaces = lambda _: True,
 ) -> Path:
     """Writes ``results/SUITE/benchmark/QUANTITY.csv``, for a whole suite; otherwise as :func:`write_records`.
 
     Args:
         suite: its name; may be None if ``path`` is given.
         path: another file to write.
+        replaces: which rows of that file ``rows`` replace (default: all). The others stay, in front.
     """
-    shared = {"suite": suite, **origin(device, dtype, uses_gpu)}
-    return _write(path or quantity.path(suite), paper, quantity, shared, rows)
+    shared, path = {"suite": suite, **origin(device, dtype, uses_gpu)}, path or quantity.path(suite)
+    kept = [row for row in benchmark_rows(path) if not replaces(row)]
+    return _write(path, paper, quantity, shared, rows, kept)
 
 
-def keep_other_machines(suite: Suite, quantity: Quantity, device: str) -> None:
-    """Keeps the records of a whole suite from being replaced by those of another machine.
+def benchmark_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a file of :func:`write_suite_records`, as text; none if there is no file."""
+    if not path.is_file():
+        return []
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def keep_other_machines(
+    suite: Suite, quantity: Quantity, device: str, replaces: Replaces = lambda _: True
+) -> None:
+    """Keeps rows of a suite's file from being replaced by those of another machine.
+
+    Args:
+        replaces: as for :func:`write_suite_records`.
 
     Raises:
-        RecordError: ``results/SUITE/benchmark/QUANTITY.csv`` was measured on another device.
+        RecordError: one of these rows was measured on another device.
     """
     path = quantity.path(suite.name)
-    if not path.is_file():
-        return
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        others = {row["device"] for row in csv.DictReader(file)} - {device}
-    if others:
+    if others := {row["device"] for row in benchmark_rows(path) if replaces(row)} - {device}:
         raise RecordError(
-            f"{path} was measured on {' and '.join(sorted(others))}, and this would replace it by records "
-            f"of {device}. Move that file away first, or name another suite"
+            f"{path} was measured on {' and '.join(sorted(others))}, and this would replace records of it by "
+            f"those of {device}. Move that file away first, or name another suite"
         )
 
 
-def _write(path: Path, paper: Paper, quantity: Quantity, shared, rows) -> Path:
+def _write(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()) -> Path:
     """Writes the whole file, or nothing."""
     complete, expected = [], set(quantity.columns)
     # A record without a run may fill the columns of a run.
@@ -112,10 +126,12 @@ def _write(path: Path, paper: Paper, quantity: Quantity, shared, rows) -> Path:
         complete.append({**shared, **row})
     if not complete:
         raise RecordError(f"{quantity.name}: nothing was measured for {shared.get('run', path)}")
+    if any(tuple(row) != paper.columns(quantity) for row in kept):
+        raise RecordError(f"{path} has not the columns of this version; move that file away first")
     text = io.StringIO()
     writer = csv.DictWriter(text, paper.columns(quantity), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(complete)
+    writer.writerows([*kept, *complete])
     content = text.getvalue().encode()
     # No time stamp inside, so that the same records give the same bytes.
     return files.write_bytes(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)

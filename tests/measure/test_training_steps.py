@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from acp_repro.benchmark_training import main as command
+from acp_repro.benchmark_training import recorded
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
@@ -74,6 +75,38 @@ def test_what_was_measured_before_a_failure_is_kept(run, monkeypatch):
     words = ["--suite", "mini", "--vocab-size", "301", "--nproc", "1", "2", "--device", "cpu"]
     assert command([*words, "--repeats", "1", "--steps", "1"]) == 1
     assert list(read_records(load_suite("mini"), "training_step")["method"]) == ["acp", "exact"]
+
+
+def test_records_of_other_shapes_stay_and_those_of_another_machine_are_not_replaced(run, tmp_path, capsys):
+    path = tmp_path / "results/mini/benchmark/training_step.csv"
+    words = ["--suite", "mini", "--repeats", "1", "--steps", "1", "--device", "cpu", "--vocab-size"]
+
+    def time(vocabulary: str) -> list[tuple]:
+        (rows := tmp_path / "rows.json").unlink(missing_ok=True)
+        assert command([*words, vocabulary, "--rows", str(rows)]) == 0
+        return list(pd.read_csv(path)[["vocab_size", "method", "device"]].itertuples(index=False, name=None))
+
+    (_, _, here), other = time("301")[0], "NVIDIA H200"
+    path.write_text(path.read_text().replace(here, other))
+    both = [
+        (vocabulary, method, on)
+        for vocabulary, on in ((301, other), (512, here))
+        for method in ("acp", "exact")
+    ]
+    assert time("512") == time("512") == both
+    assert command([*words, "301"]) == 1
+    assert f"was measured on {other}, and this would replace records of it" in capsys.readouterr().err
+
+
+def test_without_a_name_one_run_of_every_recorded_shape_is_timed(run):
+    suite = load_suite("mini")
+    quantity = suite.paper.quantity("training_step")
+    assert recorded(suite, quantity) == [suite.heads_run]
+    path = quantity.path("mini")
+    path.parent.mkdir(parents=True)
+    row = f"{run.architecture},{run.size_name},{run.context_length}\n"
+    path.write_text("architecture,size,context_length_tokens\n" + 2 * row)
+    assert recorded(suite, quantity) == [run]
 
 
 def test_the_authors_model_must_be_there_and_alone(run, monkeypatch):
