@@ -1,6 +1,6 @@
-"""Parameters, FLOPs and the peak speed of GPUs: the numbers behind a plan and behind MFU.
+"""Parameters and the peak speed of GPUs: with ``FoXConfig.flops_per_token``, what a plan and MFU rest on.
 
-Imports no torch. The FLOP formula itself is ``FoXConfig.flops_per_token``; it is not repeated here.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -55,25 +55,6 @@ def parameter_counts(config: FoXConfig) -> ParameterCounts:
     """The parameters of ``FoXForCausalLM(config)``, counted without building it."""
     table = config.vocab_size * config.hidden_size
     return ParameterCounts(table, table, config.num_parameters() - table)
-
-
-def training_flops_per_token(config: FoXConfig, context_length: int, pruned_ratio: float = 0.0) -> float:
-    """Forward and backward FLOPs of one training token: three times the forward pass.
-
-    These are the matrix products of the blocks, of the head, and of attention over the causal half; see
-    ``FoXConfig.flops_per_token``.
-
-    Args:
-        context_length: tokens in a sequence.
-        pruned_ratio: the share of the attention that is left out. 0 gives the nominal FLOPs, the measured
-            share gives the executed ones.
-
-    Raises:
-        ValueError: context_length is below 1, or pruned_ratio is not in 0 to 1.
-    """
-    if not 0 <= pruned_ratio <= 1:
-        raise ValueError(f"pruned_ratio must be between 0 and 1, got {pruned_ratio!r}")
-    return config.flops_per_token(context_length, 1.0 - pruned_ratio)
 
 
 def peak_flops(device_name: str, dtype: object = "bfloat16") -> float | None:

@@ -76,7 +76,7 @@ class Retention(nn.Module):
         if not self.training or not config.is_learned:
             return "hard"
         late = config.hard_from_step is not None and self.step >= config.hard_from_step
-        return "straight" if config.straight_through or late else "soft"
+        return "straight" if late else "soft"
 
     @torch.no_grad()
     def ascend(self) -> Tensor:

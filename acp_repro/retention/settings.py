@@ -75,9 +75,9 @@ class RetentionConfig:
         selection: ``top_m`` (Eq. 7), or ``threshold``: the ablation that keeps p > ``threshold``.
         gate_keys: in training, add log z to the attention that a token receives. So a closed token gets no
             attention, as at inference. The paper's text only multiplies H.
-        straight_through: in training, z is the choice of inference (top-M), with the gradient of the soft z.
         open_steps: gates stay open for this many first steps of training.
-        hard_from_step: from this step of training on, z is as with ``straight_through``; None: never.
+        hard_from_step: from this step of training on, z is the choice of inference (top-M), with the gradient
+            of the soft z (straight-through); None: never.
         initial_logit: b of Eq. 3 at the start: positive opens the gates.
         dropped: the state of a dropped token that a head sees: ``zero`` (H * z, Eq. 7), or its ``last``
             state.
@@ -117,7 +117,6 @@ class RetentionConfig:
     selection: Literal["top_m", "threshold"] = "top_m"
     threshold: Annotated[float, within("(0, 1)")] = 0.5
     gate_keys: bool = False
-    straight_through: bool = False
     open_steps: CountFrom0 = 0
     hard_from_step: CountFrom0 | None = None
     initial_logit: Finite = 2.0

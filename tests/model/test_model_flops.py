@@ -5,7 +5,7 @@ import torch
 
 from acp_repro.attention.boundary import attention_flops
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.model.flops import parameter_counts, peak_flops, training_flops_per_token
+from acp_repro.model.flops import parameter_counts, peak_flops
 
 
 @pytest.mark.parametrize("make", [FoXConfig.pro, FoXConfig.llama])
@@ -27,11 +27,8 @@ def test_flops_by_hand():
     # One formula with the kernels' count: blocks of one entry on and under the diagonal.
     pairs = length * (length + 1) // 2
     attention = 2 * 2 * attention_flops(pairs, 1, 1, 16, backward=False) / length
-    assert training_flops_per_token(config, length) == 3 * (matrices + attention)
-    pruned = training_flops_per_token(config, length, 0.75)
-    assert pruned == 3 * (matrices + attention / 4)
-    with pytest.raises(ValueError, match="pruned_ratio must be between 0 and 1, got 70"):
-        training_flops_per_token(config, length, 70)
+    assert config.flops_per_token(length) == 3 * (matrices + attention)
+    assert config.flops_per_token(length, 0.25) == 3 * (matrices + attention / 4)
 
 
 @pytest.mark.parametrize(

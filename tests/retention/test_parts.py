@@ -106,7 +106,7 @@ def test_penalty_counts_what_its_setting_says():
         ({"open_steps": float("inf")}, "open_steps: must be a whole number"),
         ({"sep_token_id": "[SEP]"}, "sep_token_id: must be a token's number, or None"),
         ({"gate_keys": "yes"}, "gate_keys: must be true or false, got 'yes'"),
-        ({"straight_through": 1}, "straight_through: must be true or false, got 1"),
+        ({"gate_keys": 1}, "gate_keys: must be true or false, got 1"),
         ({"temperature": 0}, "temperature: must be a finite number above 0"),
         ({"schedule": "profile"}, "profile: shares are in (0, 1]"),
         ({"schedule": "profile", "profile": "table7"}, "profile: must be one of table5_30"),

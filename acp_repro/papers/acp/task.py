@@ -14,7 +14,7 @@ from acp_repro.chain.provenance import device_name
 from acp_repro.data import DataError, prepare
 from acp_repro.model import FoXForCausalLM, load_pretrained, save_pretrained
 from acp_repro.model.capture import AttentionInputs, watch_attention
-from acp_repro.model.flops import peak_flops, training_flops_per_token
+from acp_repro.model.flops import peak_flops
 from acp_repro.training.optimizer import warmup_and_cosine
 from acp_repro.training.run_folder import TrainingError, text_hash
 from acp_repro.training.task import Task
@@ -96,9 +96,9 @@ class FoXTask(Task):
         pruned = sum(ratios) / len(ratios) if ratios else 0.0
         return {
             name: tokens_per_s
-            * training_flops_per_token(self._config, self.run.context_length, ratio)
+            * self._config.flops_per_token(self.run.context_length, kept_ratio)
             / (peak * ranks)
-            for name, ratio in (("mfu_nominal", 0.0), ("mfu_executed", pruned))
+            for name, kept_ratio in (("mfu_nominal", 1.0), ("mfu_executed", 1.0 - pruned))
         }
 
     def describe(self, model: nn.Module) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from acp_repro.benchmark.timing import ORDER, interleaved, peak_memory
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.provenance import device_name
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.model.flops import peak_flops, training_flops_per_token
+from acp_repro.model.flops import peak_flops
 from acp_repro.training.distributed import parallelize, rank, world_size
 from acp_repro.training.optimizer import make_optimizer
 from acp_repro.training.run_folder import compiles
@@ -128,7 +128,7 @@ def _measure(
                 there = torch.cuda.memory_allocated(device)  # weights and the optimiser's numbers
                 peaks[method] = there + peak_memory(functools.partial(take, method, 1), device)
     peak_rate = peak_flops(device_name(device), run.training.dtype)
-    flops = training_flops_per_token(config, length)
+    flops = config.flops_per_token(length)
     return [
         {
             "implementation": made.name,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from acp_repro.chain.errors import SuiteError
 from acp_repro.model.config import FoXConfig
-from acp_repro.model.flops import ParameterCounts, parameter_counts, peak_flops, training_flops_per_token
+from acp_repro.model.flops import ParameterCounts, parameter_counts, peak_flops
 
 from ..settings import SizeConfig
 from ..suite import FoXRun
@@ -65,8 +65,8 @@ def attention_share_of_flops(size: SizeConfig, context_length: int) -> float:
     config = FoXConfig.pro(
         hidden_size=size.hidden_size, num_hidden_layers=size.num_hidden_layers, num_heads=size.num_heads
     )
-    without = training_flops_per_token(config, context_length, pruned_ratio=1.0)
-    return 1.0 - without / training_flops_per_token(config, context_length)
+    without = config.flops_per_token(context_length, kept_ratio=0.0)
+    return 1.0 - without / config.flops_per_token(context_length)
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ def cost_of(run: FoXRun, assumptions: Assumptions, speeds: Speeds) -> Cost:
     counts = parameter_counts(config)
     steps = math.ceil(run.size.tokens / training.batch_tokens)
     tokens = steps * training.batch_tokens
-    nominal = training_flops_per_token(config, run.context_length)
+    nominal = config.flops_per_token(run.context_length)
     pruned = assumptions.pruned_ratio if run.log_pruning_tolerance is not None else 0.0
-    executed = training_flops_per_token(config, run.context_length, pruned)
+    executed = config.flops_per_token(run.context_length, 1.0 - pruned)
     mode = run.parallel_mode(assumptions.ranks)
     tokens_per_s, source = speeds.of(run, assumptions.gpu) or (
         assumptions.mfu * assumptions.peak_flops / executed,

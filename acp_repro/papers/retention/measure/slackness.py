@@ -32,7 +32,7 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
     model, limit = trained.model.eval(), trained.measure_settings.examples
     retention = model.retention
     hard = trained.evaluate(model, "train", limit).loss_nats
-    retention.configure(straight_through=False, hard_from_step=None, open_steps=0)
+    retention.configure(hard_from_step=None, open_steps=0)
     config = retention.config
     sums = torch.zeros(len(retention.places), 3, dtype=torch.float64)
     loss, examples = 0.0, 0
