@@ -19,6 +19,7 @@ from .chain.registry import find_paper
 from .chain.suite import load_suite
 from .common.command import choose_device, command, output_file, positive, run_command
 from .common.docs import plain
+from .common.errors import is_out_of_memory
 
 NAMES = ("ours", "official", "fla", "flex", "fa4", "cudnn", "eager")
 
@@ -69,7 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
         tokens = options.tokens or (65536 if gpu else 1)
         try:
             problem = make_problem(length, heads, options.head_dim, gates, tokens, device, dtype)
-        except torch.OutOfMemoryError as error:
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
             print(f"\n{length} tokens: {why_not(error)}")
             give_memory_back()
             continue

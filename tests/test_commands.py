@@ -289,6 +289,27 @@ def test_a_run_that_does_not_fit_in_memory_is_one_line(work, capsys, monkeypatch
     assert "(--jobs)" in lines[0] and "micro_batch_... in experiments/large.yaml" in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (
+            RuntimeError("can't allocate memory: you tried to allocate 51200000000 bytes."),
+            ": 47.7 GiB at once",
+        ),
+        (torch.OutOfMemoryError("Tried to allocate 2.50 GiB. GPU 0 has 79 GiB"), ": 2.50 GiB at once"),
+        (MemoryError(), ""),
+    ],
+)
+def test_memory_that_runs_out_is_one_line(capsys, error, wanted):
+    @command()
+    def main(arguments):
+        raise error
+
+    assert main() == 1
+    line = f"error: there is not enough memory{wanted}; make what was asked for smaller\n"
+    assert capsys.readouterr().err == line
+
+
 def test_what_trains_side_by_side_ends_with_its_command(work):
     """However that was killed: else nobody could train these runs before they are done."""
     write_suite(work, YAML.replace("tokens: 1536", "tokens: 1536000"), name="long")

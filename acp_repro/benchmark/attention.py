@@ -21,6 +21,7 @@ from ..attention import choose_implementation, pruning_threshold
 from ..attention.boundary import attention_flops, causal_blocks
 from ..attention.reference import forgetting_attention as equations
 from ..attention.threshold import logit_bound_from_norms
+from ..common.errors import is_out_of_memory
 from ..model.capture import AttentionInputs
 from .rivals import RIVALS, Call
 from .timing import ORDER, Clock, device_ms, host_ms, interleaved, orders
@@ -180,7 +181,7 @@ def check(
 
 def why_not(error: Exception) -> str:
     """The error in one line."""
-    what = "out of memory" if isinstance(error, torch.OutOfMemoryError) else "does not run"
+    what = "out of memory" if is_out_of_memory(error) else "does not run"
     return f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
 
 

@@ -7,13 +7,14 @@ import errno
 import functools
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from .docs import plain
-from .errors import UsageError, UserError
+from .errors import UsageError, UserError, is_out_of_memory
 
 Main = Callable[..., int | None]
 # The libraries of the extras of pyproject.toml, by the name that is imported.
@@ -38,8 +39,8 @@ _NOT_WRITABLE = (
 def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
     """Makes a ``main`` that returns an exit code and turns a user's mistakes into one line.
 
-    :class:`UserError` becomes ``error: ...``. The same holds for a full disk and for a path that cannot be
-    written to. Ctrl-C prints ``stopped`` and gives 130.
+    :class:`UserError` becomes ``error: ...``. The same holds for a full disk, for a path that cannot be
+    written to, and where memory runs out. Ctrl-C prints ``stopped`` and gives 130.
 
     Args:
         resume: what the same command does next time, printed after Ctrl-C. An interrupt's own message
@@ -64,6 +65,10 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
                 return 130
             except BrokenPipeError:  # `| head` stops reading
                 return _close_pipe()
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                return fail(f"there is not enough memory{_wanted(error)}; make what was asked for smaller")
             except OSError as error:
                 if error.errno not in _NOT_WRITABLE:
                     raise
@@ -72,6 +77,15 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
         return one_line
 
     return decorate
+
+
+def _wanted(error: Exception) -> str:
+    """How much memory was asked for, as torch and NumPy print it: a number and a unit."""
+    found = re.search(r"allocate ([0-9.]+) (\w+)", str(error))
+    if found is None:
+        return ""
+    number, unit = found.groups()
+    return f": {int(number) / 2**30:,.1f} GiB at once" if unit == "bytes" else f": {number} {unit} at once"
 
 
 def run_command(main: Main) -> None:

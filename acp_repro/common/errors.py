@@ -38,6 +38,13 @@ def usage_errors() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out; torch has no class for that on a CPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return type(error) is RuntimeError and "allocate memory" in str(error)
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """``; did you mean X?`` if a known name is like ``name``, else nothing; for the end of an error."""
     near = difflib.get_close_matches(str(name), list(known), 1)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import torch
-
-from acp_repro.common.errors import UserError
+from acp_repro.common.errors import UserError, is_out_of_memory
 
 PADDED_IDS = 256  # a model may have this many more ids than its tokeniser, to round their number up
 
@@ -31,13 +29,6 @@ def check_tokenizer(tokenizer_ids: int, model_ids: int, whose: str) -> None:
             f"{whose}: the model has {model_ids} token ids and the tokenizer {tokenizer_ids}, so it "
             "is not the model's; give the tokenizer.json that the model was trained with"
         )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; a CPU's allocator raises no class of its own."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return type(error) is RuntimeError and "allocate memory" in str(error)
 
 
 @contextlib.contextmanager

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from acp_repro.common.errors import is_out_of_memory
 from acp_repro.model.cache import FoXCache
 from acp_repro.training.step import autocast
 
-from ..fits import TooLong, is_out_of_memory
+from ..fits import TooLong
 
 _LOGIT_ROWS = 4096  # rows of float32 logits held at once; 0.8 GB with GPT-2's vocabulary
 # A shared context is worth a second pass if it saves this share of the tokens. Contexts of its length must
