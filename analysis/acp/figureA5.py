@@ -128,7 +128,7 @@ def _loss(ax: Axes, records: pd.DataFrame) -> None:
         ax.plot(some["tokens"], some["loss_nats"], label="exact" if name else "ACP", **style_of)
     seen = points.loc[points["tokens"] >= training_logs.before_change(records), "loss_nats"]
     ax.set_ylim(top=np.quantile(seen, 0.97) * 1.05)
-    ax.set_title("Training loss (nats a token)")
+    ax.set_title("Training loss (nats a token), axis cut")
     ax.legend(loc="lower left")
 
 
@@ -158,7 +158,9 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
     if furthest > SETTLED_PERCENT or slower <= furthest:
         return Verdict(Status.MISSED, ours)
     if slower <= SETTLED_PERCENT:
-        return Verdict(Status.SHORT, f"{ours} (a fall of {slower:.1f} %, not over {SETTLED_PERCENT:g} %)")
+        return Verdict(
+            Status.SHORT, f"{ours} (the first is {slower:.1f} % faster, not over {SETTLED_PERCENT:g} %)"
+        )
     return Verdict(Status.MET, ours)
 
 

@@ -256,8 +256,11 @@ def scale(item: Item, runs: Sequence[FoXRun]) -> str:
     name, length = item.paper_model
     paper = paper_size(name)
     largest = max(runs, key=lambda run: run.size.non_embedding)
-    longest = max(run.context_length for run in runs)
     ours = largest.size
+    longest, of_it = (
+        max(run.context_length for run in some) for some in (runs, [run for run in runs if run.size == ours])
+    )
+    others = f" (smaller models: up to {style.length_label(longest)})" if longest > of_it else ""
     factors = (
         _compared(
             paper.non_embedding / ours.non_embedding,
@@ -272,7 +275,7 @@ def scale(item: Item, runs: Sequence[FoXRun]) -> str:
             "saw {} times fewer tokens",
         ),
         _compared(
-            length / longest,
+            length / of_it,
             "had contexts {} times as long",
             "had contexts of the same length",
             "had contexts {} times shorter",
@@ -281,7 +284,7 @@ def scale(item: Item, runs: Sequence[FoXRun]) -> str:
     return (
         f"Largest size here: {largest.size_name}, {style.count_label(ours.tokens)} training tokens"
         f"{' (start of training)' if at_start(ours.tokens, largest.size_name) else ''}, "
-        f"contexts of {style.length_label(longest)}; in the paper {name}, "
+        f"contexts of {style.length_label(of_it)}{others}; in the paper {name}, "
         f"{style.count_label(paper.tokens)} and {style.length_label(length)}. The paper's model "
         f"{factors[0]}, {factors[1]} and {factors[2]}."
     )

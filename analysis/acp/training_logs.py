@@ -13,11 +13,16 @@ LEAST_POINTS = 6  # fewer make no line
 CHANGE_POINTS = 2.0  # a layer further from its first pruned share is seen to have changed
 
 
-def paper_tokens(records: pd.DataFrame) -> float:
-    """The tokens that the paper trains a model of this size with; of a size that it lacks, its smallest."""
+def paper_name(records: pd.DataFrame) -> str:
+    """The paper's model of this size; of a size that it lacks, its smallest."""
     size = records["size"].iloc[0]
     known = set(models.PUBLISHED.table.query("item == 'table2'")["size"].dropna())
-    return float(models.paper_size(size if size in known else "125M").tokens)
+    return size if size in known else "125M"
+
+
+def paper_tokens(records: pd.DataFrame) -> float:
+    """The tokens that the paper trains :func:`paper_name` with."""
+    return float(models.paper_size(paper_name(records)).tokens)
 
 
 def shares(records: pd.DataFrame) -> pd.DataFrame:
@@ -120,12 +125,18 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
         else ""
     )
     devices = ", ".join(records["training_device"].unique())
+    begin = before_change(records)
+    axes = (
+        f"The axes begin at\n{style.count_label(begin)} tokens: until then no layer's share has changed by "
+        f"more than\n{CHANGE_POINTS:g} percentage points. "
+        if begin > pruning["tokens"].min()
+        else ""
+    )
     return f"""**Figure A5.** The pruned share is {peak["percent"]:.0f} % at most, after
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
-{style.count_label(last["tokens"])}. The paper says around 70 %, of models trained on
-{style.count_label(to_tokens)} tokens and more. {further} The curves are from the log of
-{run}{other}{unlike[:1]}, trained on {devices}. The axes begin at
-{style.count_label(before_change(records))} tokens: until then no layer's share has changed by more than
-{CHANGE_POINTS:g} percentage points. Left: each layer on the first sequence of a batch, and the mean of all.
-Right: mean loss of the steps since the point before{between}.
+{style.count_label(last["tokens"])}. The paper says around 70 %, and trains its {paper_name(records)} on
+{style.count_label(to_tokens)} tokens. {further} The curves are from the log of
+{run}{other}{unlike[:1]}, trained on {devices}. {axes}Left: each layer on
+the first sequence of a batch, and the mean of all. Right: mean loss of the steps since the point
+before{between}.
 {unlike} {again} {style.provenance(records)}"""
