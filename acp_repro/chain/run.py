@@ -103,7 +103,12 @@ class Run(ABC):
         """The values of ``Paper.run_columns``."""
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and dataclasses.astuple(other) == dataclasses.astuple(self)
+        if self is other:
+            return True
+        # Not by ``astuple``, which copies all settings: pages of many runs would take twice as long.
+        return type(other) is type(self) and all(
+            getattr(self, field.name) == getattr(other, field.name) for field in dataclasses.fields(self)
+        )
 
     def __hash__(self) -> int:
         return hash((self.suite, self.name))  # settings hold dicts
