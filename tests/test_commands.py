@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -168,8 +169,24 @@ def test_a_full_disk_leaves_the_old_record_and_no_other_file(work, monkeypatch, 
     monkeypatch.setattr(files, "sync", full)
     assert measure.main(["loss", "--suite", "mini", "--run", RUN, "--again"]) == 1
     error = capsys.readouterr().err
-    assert error.splitlines()[-1].startswith("error: ") and "No space left on device" in error
+    assert error.splitlines()[-1].startswith("error: results/mini/") and "No space left on device" in error
+    assert ".tmp" not in error
     assert (folder / "loss.csv").read_bytes() == before and sorted(folder.iterdir()) == listed
+
+
+def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
+    link, real, pipe = tmp_path / "link", tmp_path / "real", tmp_path / "pipe"
+    link.symlink_to(real)
+    files.write_text(link, "through")
+    assert link.is_symlink() and real.read_text() == "through"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as other:
+        text = other.submit(pipe.read_text)
+        files.write_text(pipe, "into it")
+        assert text.result(60) == "into it" and pipe.is_fifo()
+    with pytest.raises(OSError, match="No space left on device: .*/link") as full, files.replacing(link):
+        raise RuntimeError("Error while serializing: I/O error (os error 28)")  # as safetensors says it
+    assert full.value.filename == str(link) and real.read_text() == "through"
 
 
 def test_what_an_item_needs_is_measured_beside_a_record_as_far_as_it_is_trained(work, capsys):

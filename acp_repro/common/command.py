@@ -185,13 +185,16 @@ def output_file(text: str) -> Path:
     """The type of an option that names a file to write.
 
     Raises:
-        argparse.ArgumentTypeError: it is a folder, or lies in what is none.
+        argparse.ArgumentTypeError: it is a folder, lies in what is none, or may not be written to.
     """
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; give a file")
-    if file := next((above for above in path.parents if above.exists() and not above.is_dir()), None):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written: {file} is a file and no folder")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {above} is a file and no folder")
+    if not os.access(above, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: nothing may be written in {above}")
     return path
 
 

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,23 +26,40 @@ def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path beside ``target`` that gets its name on success and is deleted otherwise.
 
     The folder of ``target`` is created if it does not exist. No reader, full disk or crash leaves half a
-    file.
+    file. A link stays one; a device or a pipe is written to.
+
+    Raises:
+        OSError: it cannot be written; ``filename`` is the target.
     """
-    target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    os.close(handle)
-    path = Path(name)
+    given, target = target, Path(os.path.realpath(target))
+    is_special = target.exists() and not (target.is_file() or target.is_dir())
+    folder = Path(tempfile.gettempdir()) if is_special else target.parent
+    path = None
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.", suffix=".tmp")
+        os.close(handle)
+        path = Path(name)
         yield path
+        if is_special:
+            with target.open("wb") as special:
+                special.write(path.read_bytes())
+            path.unlink()
+            return
         # mkstemp makes files that only their owner may read; set the usual permissions.
         mask = os.umask(0)
         os.umask(mask)
         path.chmod(0o666 & ~mask)
         sync(path)
         os.replace(path, target)
-    except BaseException:
-        path.unlink(missing_ok=True)
+    except BaseException as error:
+        if path is not None:
+            path.unlink(missing_ok=True)
+        if number := re.search(r"\(os error (\d+)\)", str(error)):  # safetensors has its own class of error
+            code = int(number[1])
+            raise OSError(code, os.strerror(code), os.fspath(given)) from error
+        if isinstance(error, OSError) and (error.filename is None or ".tmp" in str(error.filename)):
+            error.filename = os.fspath(given)
         raise
     sync(target.parent)
 
