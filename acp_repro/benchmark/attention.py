@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import sys
 from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from ..attention import choose_implementation, pruning_threshold
 from ..attention.boundary import attention_flops, causal_blocks
@@ -225,14 +227,16 @@ def measure(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: in
         else:
             pruned[key] = problem.pruned_ratio(method)
 
-    for key in keys:
+    shown = sys.stderr.isatty()
+    for key in tqdm(keys, "checks", unit="method", leave=False, disable=not shown):
         if key[0] == "eager" and 6 * entries * 8 > _EAGER_LIMIT_BYTES:
             failed[key] = "not timed, its scores do not fit into memory"
         attempt(key, functools.partial(look, key))
 
     def timed(part: Callable[[Key], Any], clock: Clock, keys: list[Key]) -> dict[Key, float]:
         parts = {k: functools.partial(attempt, k, functools.partial(part, k)) for k in keys}
-        times = interleaved(parts, device, repeats, clock, warm_ups=4 if gpu else 1)
+        title = "times" if shown else None
+        times = interleaved(parts, device, repeats, clock, warm_ups=4 if gpu else 1, title=title)
         return {k: median(values) for k, values in times.items()}
 
     keys = [key for key in keys if key not in failed]

@@ -85,7 +85,9 @@ def interleaved(
     """
     times: dict[Name, list[float]] = {name: [] for name in calls}
     turns = [list(calls)] * warm_ups + list(orders(calls, repeats))
-    with tqdm(total=len(turns) * len(calls), desc=title, unit="pass", disable=title is None) as progress:
+    with tqdm(
+        total=len(turns) * len(calls), desc=title, unit="pass", leave=False, disable=title is None
+    ) as progress:
         for turn, order in enumerate(turns):
             for name in order:
                 milliseconds = clock(calls[name], device)

@@ -43,8 +43,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SuiteError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError:
+        raise SuiteError(f"{path}: not UTF-8 text; save the file as UTF-8") from None
+    except yaml.YAMLError as error:
+        words = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
+        raise SuiteError(f"{path}: not valid YAML: {words}") from None
     if content is None:
         raise SuiteError(f"{path}: the file is empty; begin with a copy of experiments/cpu.yaml")
     if not isinstance(content, dict):

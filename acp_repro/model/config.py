@@ -34,7 +34,7 @@ _LLAMA = {
     "use_output_norm": False,
 }
 _LOG_EPSILON = (
-    "a finite number below 0, the logarithm of an epsilon (-10 in the paper; none is exact attention)"
+    "a finite number below 0, the logarithm of an epsilon (-10 in the paper; without one, attention is exact)"
 )
 LogEpsilon = Annotated[float, number(_LOG_EPSILON, lambda x: -math.inf < x < 0)]
 

@@ -137,7 +137,10 @@ def _tokenizer(folder: Path):
 
     if not (folder / "tokenizer.json").is_file():
         raise UsageError(f"{folder}: no tokenizer.json; save the model's fast tokenizer there")
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception as error:  # the library tokenizers has no class of error of its own
+        raise UsageError(f"{folder}/tokenizer.json is damaged ({error}); copy the folder again") from error
 
 
 @command(extra="retention")

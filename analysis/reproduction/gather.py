@@ -6,11 +6,13 @@ chooses one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
+from tqdm import tqdm
 
 from acp_repro.chain import rules
 from acp_repro.chain.errors import SuiteError
@@ -77,7 +79,7 @@ def gather() -> tuple[Section, ...]:
     Raises:
         SuiteError: no suite in ``experiments/`` is published.
     """
-    every = [load_suite(name) for name in suite_names()]
+    every = list(_loaded())
     suites = [suite for suite in every if suite.file.published]
     if not suites:
         raise SuiteError("no suite in experiments/ says `published: true`")
@@ -86,7 +88,8 @@ def gather() -> tuple[Section, ...]:
         name: {quantity for claim in _all_claims(paper) for quantity in claim.quantities}
         for name, paper in papers.items()
     }
-    records = {suite.name: all_records(suite, asked[suite.paper.name]) for suite in suites}
+    bar = tqdm(suites, "records", unit="suite", leave=False, disable=None)
+    records = {suite.name: all_records(suite, asked[suite.paper.name]) for suite in bar}
     sections = []
     for name in sorted(papers):
         paper, own = papers[name], [suite for suite in suites if suite.paper.name == name]
@@ -94,11 +97,20 @@ def gather() -> tuple[Section, ...]:
             of_text(id, claim, paper, own, records)
             if item is None
             else (of_pool if claim.pooled else of_records)(id, claim, item, item, own, records)
-            for id, claim, item in numbered(paper)
+            for id, claim, item in tqdm(numbered(paper), name, unit="claim", leave=False, disable=None)
         ]
         of_paper = tuple(suite for suite in every if suite.paper.name == name)
         sections.append(Section(paper, tuple(lines), of_paper))
     return tuple(sections)
+
+
+def _loaded() -> Iterator[Suite]:
+    """All suites of ``experiments/``, but for a file that its author has not finished."""
+    for name in suite_names():
+        try:
+            yield load_suite(name)
+        except SuiteError as error:
+            print(f"note: left out: {error}", file=sys.stderr)
 
 
 def numbered(paper: Paper) -> list[tuple[str, Claim, Item | None]]:

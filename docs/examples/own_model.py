@@ -48,7 +48,7 @@ def train(model: nn.Module, steps: int = 150, seed: int = 0) -> float:
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
-    for _ in range(steps):
+    for step in range(steps):
         batch = make_batch(8, generator)
         logits = model(batch[:, :-1])[:, PERIOD:]
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1 + PERIOD :].flatten())
@@ -56,6 +56,8 @@ def train(model: nn.Module, steps: int = 150, seed: int = 0) -> float:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        if step % 50 == 0:
+            print(f"step {step}: loss {losses[-1]:.3f}", flush=True)
     return sum(losses[-10:]) / 10
 
 

@@ -85,8 +85,7 @@ def test_what_was_timed_before_a_failure_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     monkeypatch.setattr(benchmark, "measure_model", no_memory)
-    with pytest.raises(torch.OutOfMemoryError):
-        main(["--device", "cpu", "--shapes", "1x700", "--repeats", "2", "--suite", "mini"])
+    assert main(["--device", "cpu", "--shapes", "1x700", "--repeats", "2", "--suite", "mini"]) == 1
     assert set(read_records(load_suite("mini"), "decode_time")["scope"]) == {"attention"}
 
 

@@ -134,7 +134,7 @@ def test_flops_refuses_an_impossible_length():
         ({"use_output_norm": 0}, "use_output_norm: must be true or false"),
         ({"qk_norm_share_param_across_head": 0}, "qk_norm_share_param_across_head: must be true or false"),
         ({"log_pruning_tolerance": 0}, "log_pruning_tolerance: must be a finite number below 0"),
-        ({"log_pruning_tolerance": 10.0}, "none is exact attention.*, or None, got 10.0"),
+        ({"log_pruning_tolerance": 10.0}, "without one, attention is exact.*, or None, got 10.0"),
         ({"log_pruning_tolerance": float("-inf")}, "log_pruning_tolerance: must be a finite"),
         ({"log_pruning_tolerance": "auto"}, "log_pruning_tolerance: must be a finite number"),
         ({"log_pruning_tolerance": False}, "log_pruning_tolerance: must be a finite number"),

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import re
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,8 +145,12 @@ def task_of(path: Path) -> str:
 
 def _of_samples(path: Path) -> Iterator[tuple]:
     task = task_of(path)
-    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    for place, line in enumerate(text.decode().splitlines(), 1):
+    try:
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        lines = text.decode().splitlines()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is damaged ({error}); copy it again") from error
+    for place, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
