@@ -40,8 +40,14 @@ def _csv(path: Path, stream: io.BufferedIOBase) -> Iterator[tuple[str, dict[str,
                     f"{path}:{lines.line_num}: a row without the columns {columns}; add or quote its fields"
                 )
             yield f"{path}:{lines.line_num}", row
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}:{lines.line_num}: not CSV in UTF-8 ({error}); convert the file") from None
+    except UnicodeDecodeError as error:  # its line is not known, because text is decoded ahead of the rows
+        byte = error.object[error.start]
+        raise DataError(f"{path}: byte 0x{byte:02x} is not UTF-8; convert the file to UTF-8") from None
+    except csv.Error as error:
+        line = lines.line_num + 1  # where the row begins; an open quote swallows all lines after it
+        raise DataError(
+            f"{path}:{line}: not valid CSV ({error}); close each quote, and double those within a field"
+        ) from None
 
 
 def members(path: str | Path, *endings: str) -> list[bytes]:

@@ -51,7 +51,7 @@ def test_json_lines(tmp_path):
     [
         ("a.csv", "text,stars\nshort\n", "a.csv:2: a row without the columns text, stars"),
         ("a.csv", "text,stars\none,2,3\n", "a.csv:2: a row without the columns"),
-        ("a.csv", 'text,stars\n"never closed,2\n', "a.csv:1: not CSV in UTF-8"),
+        ("a.csv", 'text,stars\nfine,1\n"open,2\nx,3\n', r"a.csv:3: not valid CSV \(.*close each quote"),
         ("a.jsonl", '{"text": "a"}\nb\n', "a.jsonl:2: not JSON"),
         ("a.jsonl", "[1]\n", "a.jsonl:1: a JSON list, not an object"),
     ],
@@ -60,6 +60,12 @@ def test_what_is_of_another_layout_is_named_with_its_line(tmp_path, name, conten
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=words):
         list(read_records(tmp_path / name))
+
+
+def test_csv_in_another_encoding_is_to_be_converted(tmp_path):
+    (tmp_path / "latin.csv").write_bytes("text,stars\ncafé,5\n".encode("latin-1"))
+    with pytest.raises(DataError, match="latin.csv: byte 0xe9 is not UTF-8; convert the file to UTF-8$"):
+        list(read_records(tmp_path / "latin.csv"))
 
 
 def test_a_file_that_is_not_there(tmp_path):
