@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .settings import LIKE_BERT
+
 
 @dataclass(frozen=True)
 class Encoder:
@@ -197,7 +199,7 @@ register_encoder(
         output="transformers.modeling_outputs:BaseModelOutput",
     ),
 )
-for _name in ("bert", "roberta", "camembert", "xlm-roberta", "electra"):
+for _name in LIKE_BERT:
     register_encoder(_name, Encoder("encoder", "attention.self.query", "attention.self.key"))
 register_encoder(
     "longformer",

@@ -24,6 +24,9 @@ from acp_repro.common.bounds import (
 from acp_repro.common.errors import did_you_mean
 
 LEARNED = ("adaptive", "top", "infor_coef")
+# The encoders of transformers that `encoders` registers, by ``model_type``.
+LIKE_BERT = ("bert", "roberta", "camembert", "xlm-roberta", "electra")
+MODEL_TYPES = ("distilbert", *LIKE_BERT, "longformer")
 # Tables 5 and 6: the share of tokens kept after each layer. The shares exceed the tables' own budgets.
 PROFILES = {
     "table5_30": (0.452, 0.439, 0.425, 0.412, 0.399, 0.385),

@@ -26,10 +26,12 @@ from acp_repro.papers.retention import backbones, simulations
 from acp_repro.papers.retention.measure.score import RIGHT
 from acp_repro.papers.retention.measure.speed import measure as measure_speed
 from acp_repro.papers.retention.paper import PAPER
+from acp_repro.papers.retention.settings import BackboneConfig
 from acp_repro.papers.retention.task import load_model
 from acp_repro.papers.retention.texts import Texts
 from acp_repro.papers.retention.trained import SCORES, normalized
-from acp_repro.retention import show
+from acp_repro.retention import RetentionConfig, retain, show
+from acp_repro.retention.settings import MODEL_TYPES
 from acp_repro.training.loop import train
 from acp_repro.training.run_folder import TrainingError
 from acp_repro.training.task import Trained
@@ -237,6 +239,12 @@ def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):
             "scores[0]: must be accuracy, micro_f1, macro_f1, exact_match or f1, got 'f2'",
         ),
         ("open_share: 0.3", "open_share: 0.9", "hard_share: with open_share it must not exceed 1"),
+        (
+            "{num_hidden_layers",
+            "{model_type: distillbert, num_hidden_layers",
+            "wrong.yaml: backbones.mini.model_type: must be distilbert, bert, roberta, camembert, "
+            "xlm-roberta, electra or longformer, got 'distillbert'; did you mean distilbert?",
+        ),
         ("hidden_size: 16", "hidden_size: 17", "must be a multiple of num_attention_heads"),
         (
             "batch_examples: 2",
@@ -256,6 +264,17 @@ def test_a_wrong_suite_is_one_line(here, old, new, words):
     with pytest.raises(SuiteError) as error:
         load_suite("wrong")
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_every_model_type_of_a_suite_takes_gates(model_type):
+    """What the check of a suite lets through can be trained."""
+    from transformers import AutoModelForSequenceClassification as Classifier
+
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    words = {"vocab_size": 300, "pad_token_id": 0, "sep_token_id": 2}
+    model = backbones.fresh(Classifier, BackboneConfig(model_type=model_type, **sizes), words, 24)
+    assert retain(model, RetentionConfig(0.5)).config.model_type == model_type
 
 
 @pytest.mark.parametrize(

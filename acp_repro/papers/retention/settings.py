@@ -9,7 +9,7 @@ from acp_repro.chain.run import Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
 from acp_repro.common.bounds import Axis, Count, NotNegative, Positive, Share, ShareBelow1, whole, within
 from acp_repro.data.config import CorpusConfig, DataConfig
-from acp_repro.retention.settings import Budget
+from acp_repro.retention.settings import MODEL_TYPES, Budget
 
 # The names under `method` as settings of `acp_repro.retention`: the paper's method, its baselines and the
 # ablations of Table 3.
@@ -82,7 +82,7 @@ class BackboneConfig(Strict):
 
     pretrained: str | None = None
     pretrained_on: str | None = None
-    model_type: str = "distilbert"
+    model_type: Literal[MODEL_TYPES] = "distilbert"
     num_hidden_layers: Count = 6
     hidden_size: Count = 768
     num_attention_heads: Count = 12
