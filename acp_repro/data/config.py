@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -61,6 +62,23 @@ class CorpusConfig:
         """The options of the function, as the settings have them."""
         given = {name: getattr(self, name) for name in self.NAMED if name in self.function.options}
         return {name: value for name, value in given.items() if value is not None} | self.options
+
+    @contextlib.contextmanager
+    def errors_at(self, place: str) -> Iterator[None]:
+        """Inside, an error of the corpus begins with ``place``, a suite's file and the key of these settings.
+
+        Raises:
+            DataError: with a key of the settings, ``FILE: data.path: ...``; else ``FILE: data: ...``.
+        """
+        try:
+            yield
+        except DataError as error:
+            said = str(error)
+            key, own = said.partition(": ")[0], [of.name for of in dataclasses.fields(self)]
+            if key not in own and key in self.function.options:
+                said = f"options.{said}"
+            is_key = said.startswith("options.") or key in own
+            raise DataError(f"{place}{'.' if is_key else ': '}{said}") from error
 
     def source(self, cache: Path | None = None) -> Source:
         """The corpus, not read yet; see `CorpusFunction.open`."""

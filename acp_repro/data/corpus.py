@@ -243,8 +243,7 @@ def _training_documents(config: DataConfig, reader: Reader) -> Iterator[Document
 def _check_splits(config: DataConfig, documents: dict[str, int]) -> None:
     train, heldout = (documents[name] for name in SPLITS)
     if not train + heldout:
-        what = f"path: {', '.join(config.paths)}" if config.paths else f"corpus: {config.corpus}"
-        raise DataError(f"{what} holds no text, only blank documents")
+        raise DataError(f"{config.function.place(config.path)} holds no text, only blank documents")
     if config.heldout and not heldout:
         raise DataError(
             f"heldout: {config.heldout} leaves no held-out document of {train}; use a larger share or more "

@@ -64,16 +64,15 @@ def read_labelled(corpus: str, path: str | None = None, **options: Any) -> Label
     function = find_corpus(corpus)
     if "label_field" in function.options and not options.get("answers_field"):
         options = {"label_field": "label", **options}
-    rows = [row for row in function.open(path, options).rows() if row.text.strip()]
-    rows = [row for row in rows if row.answer or (row.label or "").strip()]
+    texts = [row for row in function.open(path, options).rows() if row.text.strip()]
+    rows = [row for row in texts if row.answer or (row.label or "").strip()]
     classes = tuple(sorted({row.label for row in rows if not row.answer}))
     if not rows:
-        raise DataError(
-            f"corpus: {corpus} gives no text with a label or an answer; use one that does, or set "
-            "options.label_field"
-        )
+        what, key = ("text with a label or an answer", "label_field") if texts else ("text", "least")
+        advice = f", or set options.{key}" if key in function.options else ""
+        raise DataError(f"{function.place(path)} gives no {what}; name one that does{advice}")
     if len(classes) == 1:
-        raise DataError("a labelled set needs two classes, this one has 1")
+        raise DataError(f"{function.place(path)} has one class, {classes[0]}; add texts of another")
     has_dev = any(row.split == "dev" for row in rows)
     splits: dict[str, list[Row]] = {split: [] for split in SPLITS}
     for row in rows:

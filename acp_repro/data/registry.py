@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,11 @@ class CorpusFunction:
     def in_words(self, path: str | None) -> str:
         """A name of its texts, for a caption."""
         return self.called.format(path=path) or (f"texts of {path}" if path else f"texts of {self.name}")
+
+    def place(self, path: str | Sequence[str] | None) -> str:
+        """``path: PATH``, or ``corpus: NAME`` if it has none: how an error about its texts begins."""
+        paths = [path] if isinstance(path, str) else path
+        return f"path: {', '.join(paths)}" if paths else f"corpus: {self.name}"
 
     def check(self, path: Any, options: Mapping[str, Any]) -> None:
         """Checks a path and options.

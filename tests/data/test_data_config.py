@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,23 @@ def test_settings_defaults():
     paths = DataConfig("text", "x", heldout=["a", "b"])
     assert paths.heldout == paths.heldout_paths == ("a", "b")
     assert DataConfig("text", "x", heldout="a").heldout_paths == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("path: a.txt is no file", "a.yaml: data.path: a.txt is no file"),
+        ("options.least: 0 is too few", "a.yaml: data.options.least: 0 is too few"),
+        ("exclude: no such file", "a.yaml: data.options.exclude: no such file"),  # an option without a key
+        ("path.csv:3: not valid CSV", "a.yaml: data: path.csv:3: not valid CSV"),
+    ],
+)
+def test_errors_of_a_corpus_begin_with_the_place_of_its_settings(error, said):
+    with (
+        pytest.raises(DataError, match=f"^{re.escape(said)}$"),
+        DataConfig("text", "a.txt").errors_at("a.yaml: data"),
+    ):
+        raise DataError(error)
 
 
 def test_settings_need_the_standard_library_only():

@@ -198,6 +198,14 @@ def test_errors_say_what_is_wrong(tmp_path):
     with pytest.raises(DataError, match="is no archive, or a damaged one .*copy it again"):
         read_labelled("csabstruct", str(tmp_path / "cut.tar.xz"))
     one = [{"file": str(i), "type": "a", "text": "t"} for i in range(20)]
-    with pytest.raises(DataError, match="needs two classes, this one has 1"):
+    with pytest.raises(DataError, match="one.jsonl has one class, a; add texts of another"):
         read_labelled("cuad", str(write_lines(tmp_path / "one.jsonl", one)))
+    empty = str(write_lines(tmp_path / "empty.jsonl", []))
+    with pytest.raises(DataError, match="path: .*empty.jsonl gives no text; name one that does$"):
+        read_labelled("imdb", empty)
+    with pytest.raises(DataError, match="empty.jsonl gives no text; .* does, or set options.least$"):
+        read_labelled("cuad", empty)
+    blank = str(write_lines(tmp_path / "blank.jsonl", [{"text": "t", "label": ""}]))
+    with pytest.raises(DataError, match="blank.jsonl gives no text with a label .*, or set options.label_fi"):
+        read_labelled("file", blank)
     assert set(CORPORA) >= {"sst2", "imdb", "cuad", "csabstruct", "books", "facts", "qasper", "hf", "file"}

@@ -266,6 +266,26 @@ def test_a_wrong_suite_is_one_line(here, old, new, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        (None, "^experiments/wrong.yaml: datasets.toy.path: other.jsonl is no file; relative paths start at"),
+        ([], "^experiments/wrong.yaml: datasets.toy.path: other.jsonl gives no text; name one that does"),
+        (
+            [{"file": str(i), "type": "ab"[i % 2], "text": f"text {i}"} for i in range(4)],
+            "^experiments/wrong.yaml: datasets.toy.path: other.jsonl gives the split .* no example; add some",
+        ),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_named_with_its_suite_and_key(here, records, words):
+    Path("other.jsonl").unlink(missing_ok=True)
+    if records is not None:
+        Path("other.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    Path("experiments/wrong.yaml").write_text(YAML.replace("path: toy.jsonl", "path: other.jsonl"))
+    with pytest.raises(DataError, match=words):
+        PAPER.load_task()(load_suite("wrong").runs[0])
+
+
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_every_model_type_of_a_suite_takes_gates(model_type):
     """What the check of a suite lets through can be trained."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from acp_repro.chain.paper import Suite
 from acp_repro.chain.provenance import device_name
+from acp_repro.chain.run import file_of
 from acp_repro.data import DataError, prepare
 from acp_repro.model import FoXForCausalLM, load_pretrained, save_pretrained
 from acp_repro.model.capture import AttentionInputs, watch_attention
@@ -35,7 +36,8 @@ class FoXTask(Task):
         self.steps, self.step_tokens = run.steps, config.batch_tokens
         self.micro_batches = config.batch_tokens // config.micro_batch_tokens
         self._rows = config.micro_batch_tokens // run.context_length
-        self.corpus = prepare(run.data)
+        with run.data.errors_at(f"{file_of(run.suite)}: data"):
+            self.corpus = prepare(run.data)
         self._sequences = self.corpus.sequences("train", run.context_length, run.seed)
         if run.needle_share:
             self._sequences = NeedleSequences(self._sequences, self.corpus.tokenizer, run.needle_share)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from acp_repro.chain.run import file_of
 from acp_repro.data import prepare
 from acp_repro.retention.encoders import find_encoder
 from acp_repro.training.run_folder import TrainingError
@@ -32,7 +33,8 @@ class PretrainingTask(Task):
     def __init__(self, run: PretrainingRun):
         super().__init__(run)
         settings = run.pretraining
-        self.corpus = prepare(settings.data)
+        with settings.data.errors_at(f"{file_of(run.suite)}: pretraining.{run.dataset_name}.data"):
+            self.corpus = prepare(settings.data)
         self.tokenizer = bert_tokenizer(self.corpus.tokenizer)
         self._rows = settings.micro_batch_sequences or settings.batch_sequences
         self.micro_batches = settings.batch_sequences // self._rows

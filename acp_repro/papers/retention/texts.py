@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from acp_repro.chain.run import file_of
 from acp_repro.data import BPETokenizer
 from acp_repro.data.files import DataError
 from acp_repro.data.labelled import LabelledSet, read_labelled
 from acp_repro.data.sources import Row
+from acp_repro.training.run_folder import TrainingError
 
 from .settings import BackboneConfig, DatasetConfig
 from .suite import PretrainingRun, RetentionRun
@@ -54,7 +57,8 @@ class Texts:
         self.labelled = labelled_of(dataset)
         for split, examples in self.labelled.splits.items():
             if not examples:
-                raise DataError(f"{dataset.corpus}: the split {split} has no example")
+                place = dataset.function.place(dataset.path)
+                raise DataError(f"{place} gives the split {split} no example; add some")
         source = tokenizer_folder or backbone.pretrained
         self.tokenizer = (
             load_tokenizer(source) if source else train_tokenizer(self.labelled, backbone.vocab_size)
@@ -172,7 +176,8 @@ def texts_of(run: RetentionRun) -> Texts:
     """The texts of a run; runs of one dataset and tokeniser share them in a process."""
     of = run.backbone
     kind = BackboneConfig(pretrained=of.pretrained, model_type=of.model_type, vocab_size=of.vocab_size)
-    return _texts(run.dataset, kind, run.start and run.start.model_folder)
+    with _errors_at(run):
+        return _texts(run.dataset, kind, run.start and run.start.model_folder)
 
 
 _texts = functools.lru_cache(maxsize=8)(Texts)
@@ -187,8 +192,13 @@ def steps_of(run: RetentionRun | PretrainingRun) -> int:
     """The optimiser steps of a run; reads its labelled set, and encodes nothing."""
     if isinstance(run, PretrainingRun):
         return run.pretraining.steps
-    examples = _training_examples(run.dataset)
+    with _errors_at(run):
+        examples = _training_examples(run.dataset)
     return tuning_steps(run.dataset, min(examples, run.dataset.max_examples or examples))
+
+
+def _errors_at(run: RetentionRun) -> AbstractContextManager[None]:
+    return run.dataset.errors_at(f"{file_of(run.suite)}: datasets.{run.dataset_name}")
 
 
 @functools.lru_cache
@@ -278,7 +288,7 @@ def load_tokenizer(source: str | Path):
     """A fast tokeniser, by name or from the folder of a model.
 
     Raises:
-        DataError: there is none.
+        TrainingError: there is none.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -288,6 +298,6 @@ def load_tokenizer(source: str | Path):
         return AutoTokenizer.from_pretrained(source, use_fast=True)
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise DataError(
+        raise TrainingError(
             f"no tokenizer at {source} ({reason}); without a network put the model's folder there"
         ) from error
