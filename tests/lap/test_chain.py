@@ -198,8 +198,39 @@ def test_sides_of_labels_and_splits(suite):
     assert len(texts.train) + len(texts.heldout) == 240 and 2 < len(texts.heldout) < 40
     with pytest.raises(DataError, match="texts.jsonl:1: no field 'body'; set text_field"):
         load_texts(dataclasses.replace(suite.file.data, text_field="body"))
-    with pytest.raises(DataError, match="is no file"):
-        load_texts(dataclasses.replace(suite.file.data, path="none.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "words"),
+    [
+        (None, {}, r"data.path: other.csv is no file; relative paths start at"),
+        (None, {"path": "texts.jsonl", "more_path": "other.csv"}, "data.more_path: other.csv is no file"),
+        ("", {}, "data.path: other.csv gives no text; name one that does"),
+        ("text,stars\n", {}, "data.path: other.csv gives no text; name one that does"),
+        ("text,stars\na,1\n", {}, "data.path: other.csv gives too few texts: 1 in all leave one split empty"),
+        ("text,stars\na,five\n", {}, "data.path: other.csv: the label 'five' of 'a' is not a number"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_named_with_its_suite_and_key(suite, work, content, changes, words):
+    (work / "other.csv").unlink(missing_ok=True)
+    if content is not None:
+        (work / "other.csv").write_text(content)
+    data = dataclasses.replace(suite.file.data, **{"path": "other.csv", **changes})
+    with pytest.raises(DataError, match=f"^experiments/mini.yaml: {words}"):
+        PruningTask(dataclasses.replace(suite.runs[0], data=data))
+
+
+def test_texts_that_do_not_fit_are_refused_with_the_key(suite):
+    run = dataclasses.replace(suite.runs[0], pruning=dataclasses.replace(suite.file.pruning, max_length=2))
+    with pytest.raises(DataError, match=r"^experiments/mini.yaml: pruning.max_length: .*\(path: texts.jsonl"):
+        PruningTask(run).rows("train")
+    run = dataclasses.replace(
+        suite.runs[0], training=dataclasses.replace(suite.file.training, batch_texts=999)
+    )
+    with pytest.raises(
+        DataError, match="^experiments/mini.yaml: training.batch_texts: 2.* fewer than a batch"
+    ):
+        PruningTask(run).batch(0)
 
 
 def test_more_texts_are_trained_on_and_never_held_out(suite, work):

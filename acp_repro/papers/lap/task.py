@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from acp_repro.chain.paper import Suite
+from acp_repro.chain.run import file_of
 from acp_repro.data.files import DataError
 from acp_repro.lap import PruningAutoencoder, draw_noise
 from acp_repro.lap.autoencoder import pad
@@ -130,7 +131,8 @@ class PruningTask(Task):
 
     def __init__(self, run: PruningRun):
         super().__init__(run)
-        self.texts = load_texts(run.data)
+        with run.data.errors_at(f"{file_of(run.suite)}: data"):
+            self.texts = load_texts(run.data)
         self._start: PruningAutoencoder | None = None
         if run.model.weights is None:
             self.tokenizer = make_tokenizer(self.texts, run.data.vocabulary)
@@ -148,7 +150,9 @@ class PruningTask(Task):
 
     @functools.cached_property
     def _batches(self) -> Batches:
-        return Batches(self._rows, self.run.training.batch_texts, self.tokenizer.pad_id, self.run.seed)
+        run = self.run
+        with run.data.errors_at(f"{file_of(run.suite)}: training.batch_texts"):
+            return Batches(self._rows, run.training.batch_texts, self.tokenizer.pad_id, run.seed)
 
     @functools.cached_property
     def step_tokens(self) -> int:
@@ -161,7 +165,12 @@ class PruningTask(Task):
         texts += self.texts.more if split == "train" else ()
         rows = encode(self.tokenizer, texts, self.run.pruning.max_length)
         if not rows:
-            raise DataError(f"data: no text of {split} has at most {self.run.pruning.max_length} tokens")
+            data = self.run.data
+            raise DataError(
+                f"{file_of(self.run.suite)}: pruning.max_length: no text of {split} has at most "
+                f"{self.run.pruning.max_length} tokens ({data.function.place(data.path)}); raise it, or add "
+                "shorter texts"
+            )
         return rows if most is None else rows[:most]
 
     def build(self) -> Trainee:

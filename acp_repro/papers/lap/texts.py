@@ -62,8 +62,12 @@ def load_texts(config: TextsConfig) -> Texts:
         digest.update(key + str(text.label).encode())
     digest.update(str(config.heldout).encode())
     train, heldout = sides
+    place = config.function.place(config.path)
+    if not texts:
+        raise DataError(f"{place} gives no text; name one that does")
     if not train or not heldout:
-        raise DataError(f"data: {len(texts)} texts leave one split empty; add texts or change heldout")
+        words = f"{len(texts)} in all leave one split empty; add texts or change heldout"
+        raise DataError(f"{place} gives too few texts: {words}")
     more = tuple(dict.fromkeys(text for text in _more(config) if text not in train and text not in heldout))
     for text in more:
         digest.update(text.encode())
@@ -76,9 +80,13 @@ def _read(config: TextsConfig) -> Iterator[Labelled]:
 
 
 def _more(config: TextsConfig) -> Iterator[str]:
-    if config.more_path is not None:
+    if config.more_path is None:
+        return
+    try:
         file = find_corpus("file").open(config.more_path, {"text_field": config.text_field})
         yield from (text for _, text in _texts(file))
+    except DataError as error:
+        raise DataError(f"more_{error}" if str(error).startswith("path: ") else str(error)) from error
 
 
 def _texts(source: Source) -> Iterator[tuple[Row, str]]:
@@ -95,8 +103,10 @@ def _side(row: Row, config: TextsConfig) -> int | None:
     try:
         value = float(row.label) if row.number is None else row.number
     except ValueError:
+        place = config.function.place(config.path)
+        advice = ", or name another label_field" if config.label_field else ""
         raise DataError(
-            f"label_field: the label {row.label!r} of {row.text[:40]!r} is not a number"
+            f"{place}: the label {row.label!r} of {row.text[:40]!r} is not a number; write numbers{advice}"
         ) from None
     return 1 if value >= config.positive_from else 0 if value <= config.negative_to else None
 
@@ -125,7 +135,9 @@ class Batches:
 
     def __init__(self, rows: list[list[int]], size: int, pad_id: int, seed: int):
         if len(rows) < size:
-            raise DataError(f"data: {len(rows)} training texts that fit are fewer than a batch of {size}")
+            raise DataError(
+                f"{len(rows)} training texts that fit are fewer than a batch of {size}; add texts or lower it"
+            )
         self._rows, self._size, self._pad, self._seed = rows, size, pad_id, seed
         self._per_epoch = len(rows) // size
         self._epoch = functools.lru_cache(maxsize=2)(self._shuffled)
