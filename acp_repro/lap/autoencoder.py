@@ -230,8 +230,11 @@ class PruningAutoencoder(nn.Module):
 
     # --- use ---
 
-    def token_ids(self, texts: Sequence[str]) -> Tensor:
+    def token_ids(self, texts: Sequence[str], places: Sequence[str] = ()) -> Tensor:
         """(B, T) int64 on the model's device: each text with its EOS, padded at the end.
+
+        Args:
+            places: where each text comes from, such as a file and its line, for errors.
 
         Raises:
             PruningError: a text is empty, too long or not text, or the model has no tokeniser.
@@ -246,12 +249,13 @@ class PruningAutoencoder(nn.Module):
         rows = self.tokenizer.encode_all(texts)
         most = self.pruning.max_length
         for index, row in enumerate(rows):
+            place = places[index] if places else f"text {index + 1} of {len(rows)}"
             if not row:
-                raise PruningError(f"text {index + 1} of {len(rows)} is empty; leave it out")
+                raise PruningError(f"{place} is empty; leave it out")
             if len(row) + 1 > most:
                 raise PruningError(
-                    f"text {index + 1} of {len(rows)} has {len(row) + 1} tokens with its EOS, and the "
-                    f"model's maximum is {most}; split it"
+                    f"{place} has {len(row) + 1} tokens with its EOS, and the model's maximum is {most}; "
+                    "split it"
                 )
         eos = self.t5.config.eos_token_id
         return pad([[*row, eos] for row in rows], self.t5.config.pad_token_id).to(self.device)

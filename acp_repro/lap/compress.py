@@ -18,14 +18,15 @@ from acp_repro.common.errors import UsageError
 @command()
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    lines = _lines(options.file) if options.file else {}  # before the model, which takes seconds to load
     device = choose_device(options.device)
     from .autoencoder import PruningAutoencoder
     from .show import by_gate, legend, marked
 
     folder = options.model / "model" if (options.model / "model").is_dir() else options.model
     model = PruningAutoencoder.from_pretrained(folder, device)
-    texts = options.text or _lines(options.file)
-    memory = model.encode(texts)
+    texts = options.text or list(lines.values())
+    memory = model.encode_ids(model.token_ids(texts, list(lines)))
     written = model.decode(memory, options.max_length)
     terminal = sys.stdout.isatty()
     print(f"{legend(terminal)}\n")
@@ -40,16 +41,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> dict[str, str]:
+    """The lines of a file that are not blank, by file and line number."""
     try:
-        lines = path.read_text(encoding="utf-8").split(
-            "\n"
-        )  # a text may contain other line breaks of Unicode
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read ({error})") from None
-    if not any(map(str.strip, lines)):
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text may hold other line breaks of Unicode
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be read ({error.strerror}); give a file with one text a line"
+        ) from None
+    except UnicodeDecodeError as error:
+        number, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
+        raise UsageError(f"{path}:{number}: byte 0x{byte:02x} is not UTF-8; convert it to UTF-8") from None
+    found = {f"{path}:{number}": line for number, line in enumerate(lines, 1) if line.strip()}
+    if not found:
         raise UsageError(f"{path}: holds no text; give one text a line")
-    return [line for line in lines if line.strip()]
+    return found
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -58,13 +58,27 @@ def test_run_folders_and_files(folder, tmp_path, capsys):
 
 def test_what_cannot_be_is_one_line(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
+    (tmp_path / "long.txt").write_text(f"a cat\n\n\n{'a ' * 80}\n")
+    (tmp_path / "latin.txt").write_bytes("a cat\ncafé\n".encode("latin-1"))
+    (tmp_path / "blank.txt").write_text(" \n")
     for arguments, words in (
         (["nowhere", "--text", "a"], "holds no config.json"),
         ([folder, "--text", ""], "text 1 of 1 is empty"),
         ([folder, "--text", "a " * 80], "the model's maximum is 64"),
         ([folder, "--text", "a \udcff"], "text 1 of 1 has no character at place 3"),
         (["pretrained/pro-3m-4k-acp", "--text", "a"], "a checkpoint of forgetting_transformer-project_fox"),
-        ([folder, "--file", str(tmp_path / "none.txt")], "none.txt: cannot be read"),
+        ([folder, "--file", str(tmp_path / "long.txt")], "long.txt:4 has "),
+        # A file is read before the model, which takes seconds to load.
+        (["nowhere", "--file", str(tmp_path / "none.txt")], "none.txt: cannot be read (No such file or"),
+        (["nowhere", "--file", str(tmp_path)], f"{tmp_path}: cannot be read (Is a directory); give a file"),
+        (
+            ["nowhere", "--file", str(tmp_path / "blank.txt")],
+            "blank.txt: holds no text; give one text a line",
+        ),
+        (
+            ["nowhere", "--file", str(tmp_path / "latin.txt")],
+            "latin.txt:2: byte 0xe9 is not UTF-8; convert it to UTF-8",
+        ),
         ([folder, "--text", "a", "--device", "tpu"], "--device tpu"),
     ):
         assert main(arguments) == 2
