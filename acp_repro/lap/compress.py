@@ -25,6 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     folder = options.model / "model" if (options.model / "model").is_dir() else options.model
     model = PruningAutoencoder.from_pretrained(folder, device)
+    if model.tokenizer is None:
+        raise UsageError(f"{folder}: holds no tokenizer.json; copy it there from where the model was trained")
     texts = options.text or list(lines.values())
     memory = model.encode_ids(model.token_ids(texts, list(lines)))
     written = model.decode(memory, options.max_length)

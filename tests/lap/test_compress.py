@@ -61,8 +61,11 @@ def test_what_cannot_be_is_one_line(folder, tmp_path, capsys, monkeypatch):
     (tmp_path / "long.txt").write_text(f"a cat\n\n\n{'a ' * 80}\n")
     (tmp_path / "latin.txt").write_bytes("a cat\ncafé\n".encode("latin-1"))
     (tmp_path / "blank.txt").write_text(" \n")
+    model().save_pretrained(tmp_path / "mute")
+    (tmp_path / "mute/tokenizer.json").unlink()
     for arguments, words in (
         (["nowhere", "--text", "a"], "holds no config.json"),
+        ([str(tmp_path / "mute"), "--text", "a"], "mute: holds no tokenizer.json; copy it there"),
         ([folder, "--text", ""], "text 1 of 1 is empty"),
         ([folder, "--text", "a " * 80], "the model's maximum is 64"),
         ([folder, "--text", "a \udcff"], "text 1 of 1 has no character at place 3"),
