@@ -110,15 +110,16 @@ def change() -> str:
 
     few, more = ([difference(*pair) for pair in pairs] for pairs in (counted, needles))
     ends = (
-        "nine pairs the held-out loss, ACP - exact, is {:+.4f} nats on average (90 % interval {:+.4f} to "
-        "{:+.4f}). Six of the nine agree"
+        "Nine models were each trained twice, with ACP and without (*exact*). The held-out loss with ACP "
+        "minus that without is {:+.4f} nats on average (90 % interval {:+.4f} to {:+.4f}). In six of these "
+        "nine pairs"
     )
     assert sum(gap == 0 for gap in few) == 6
-    rest = "make the mean of twelve {:+.4f} ({:+.4f} to {:+.4f})"
+    rest = "the mean of twelve is {:+.4f} ({:+.4f} to {:+.4f})"
     both = (over_draws(gaps).interval(0.1) for gaps in (few, few + more))
     words = [form.format(*found) for form, found in zip((ends, rest), both, strict=True)]
     apart = "({:+.4f}, {:.4f} and {:.4f})".format(*more)
-    return "|".join((words[0], f"{apart}, {words[1]}"))
+    return "|".join((words[0], f"{apart} {words[1]}"))
 
 
 def kernel() -> str:
