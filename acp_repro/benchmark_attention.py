@@ -2,14 +2,13 @@
 
 Tokens and gates are random. Each kernel is first checked against the equations in float64. One that is wrong,
 or does not fit into memory, gets a line with the reason and no record. Records are written after every
-length. They replace those of the same lengths and heads. It runs in bfloat16 on a GPU, and in float32 and at
-small sizes on a CPU.
+length. They replace those of the same measurement; all others stay. It runs in bfloat16 on a GPU, and in
+float32 and at small sizes on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 
 from .benchmark.table import LEGEND, table
@@ -50,19 +49,14 @@ def main(arguments: list[str] | None = None) -> int:
     provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
     heads = options.heads or (12 if gpu else 4)
 
-    def replaces(row: Mapping[str, str]) -> bool:
-        shape = tuple(int(row[name]) for name in ("length_tokens", "heads", "head_dim"))
-        return shape in {(length, heads, options.head_dim) for length in lengths}
-
     if suite:
-        keep_other_machines(suite, quantity, provenance["device"], replaces)
+        planned = {"length_tokens": lengths, "heads": [heads], "head_dim": [options.head_dim]}
+        keep_other_machines(suite, quantity, provenance["device"], planned)
 
     def write() -> list[Path]:
         paths = [options.csv] * bool(options.csv) + [None] * bool(options.suite)
         return [
-            write_suite_records(
-                suite and suite.name, paper, quantity, records, path=path, replaces=replaces, **provenance
-            )
+            write_suite_records(suite and suite.name, paper, quantity, records, path=path, **provenance)
             for path in paths
         ]
 

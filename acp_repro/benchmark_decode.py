@@ -10,7 +10,6 @@ before each call of the attention. On a CPU it runs in float32 and at small size
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 
 from .chain.provenance import device_name
@@ -47,11 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     quantity = paper.quantity("decode_time")
     shapes = options.shapes or (SHAPES_GPU if gpu else SHAPES_CPU)
 
-    def replaces(row: Mapping[str, str]) -> bool:
-        return f"{row['batch']}x{row['length_tokens']}" in shapes and row["scope"] in options.scopes
-
-    if suite:
-        keep_other_machines(suite, quantity, provenance["device"], replaces)
+    for batch, length in (text.split("x") for text in shapes if suite):
+        planned = {"batch": [int(batch)], "length_tokens": [int(length)], "scope": options.scopes}
+        keep_other_machines(suite, quantity, provenance["device"], planned)
     rivals = {}
     for name in RIVALS if gpu else ():
         call = available(name, device)
@@ -61,9 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def write() -> Path:
         rows = [dict.fromkeys(quantity.columns) | one for one in records]
-        return write_suite_records(
-            suite and suite.name, paper, quantity, rows, replaces=replaces, **provenance
-        )
+        return write_suite_records(suite and suite.name, paper, quantity, rows, **provenance)
 
     for text in shapes:
         batch, length = map(int, text.split("x"))

@@ -2,7 +2,8 @@
 
 Shapes and settings are those of the suite's runs. No training is needed: weights are new, with drawn gates,
 some of which forget fast. Each number of GPUs runs in its own set of processes. Records are written after
-each model. From the first on they replace those of the same shapes; all others stay.
+each model. They replace those of the
+same measurement; all others stay.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from .chain.errors import SuiteError
@@ -27,6 +28,8 @@ from .common.errors import UsageError
 from .common.files import write_text
 from .papers.acp.suite import FoXRun, FoXSuite
 
+SHAPE = ("architecture", "size", "context_length_tokens")
+
 
 @command()
 def main(arguments: list[str] | None = None) -> int:
@@ -39,18 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
     options.gates = options.gates or suite.measure_settings.gates
     quantity = suite.paper.quantity("training_step")
-    runs = [suite.run(name) for name in options.run or ()] or recorded(suite, quantity)
-    timed = {
-        (*_shape(run), words, ranks)
-        for run in runs
-        for words in options.vocab_size
-        for ranks in options.nproc
-    }
-
-    def replaces(row: Mapping[str, str]) -> bool:
-        length, words, ranks = (int(row[name]) for name in ("context_length_tokens", "vocab_size", "ranks"))
-        return (row["architecture"], row["size"], length, words, ranks) in timed
-
+    device = choose_device(options.device)
+    runs = [suite.run(name) for name in options.run or ()] or recorded(suite, quantity, device_name(device))
     if options.rows:
         write = functools.partial(
             write_suite_records,
@@ -59,13 +52,13 @@ def main(arguments: list[str] | None = None) -> int:
             quantity,
             dtype=runs[0].training.dtype,
             path=options.csv,
-            replaces=replaces,
         )
         return _measure(runs, options, write)
-    device = choose_device(options.device)
     _check_ranks(options.nproc, device.type)
-    if not options.csv:
-        keep_other_machines(suite, quantity, device_name(device), replaces)
+    for run in () if options.csv else runs:
+        shape = dict(zip(SHAPE, ([value] for value in _shape(run)), strict=True))
+        planned = {**shape, "vocab_size": options.vocab_size, "ranks": options.nproc}
+        keep_other_machines(suite, quantity, device_name(device), planned)
     from .training.distributed import launch_ranks
 
     with tempfile.TemporaryDirectory() as folder:
@@ -82,16 +75,18 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _shape(run: FoXRun) -> tuple[str, str, int]:
-    return run.architecture, run.size_name, run.context_length
+def _shape(run: FoXRun) -> tuple[str, ...]:
+    return run.architecture, run.size_name, str(run.context_length)
 
 
-def recorded(suite: FoXSuite, quantity: Quantity) -> list[FoXRun]:
-    """One run of each shape that the suite's records have; without records the run of the heads."""
-    rows = benchmark_rows(quantity.path(suite.name))
-    shapes = {(row["architecture"], row["size"], int(row["context_length_tokens"])) for row in rows}
-    runs = {_shape(run): run for run in reversed(suite.runs) if _shape(run) in shapes}
-    return list(reversed(runs.values())) or [suite.heads_run]
+def recorded(suite: FoXSuite, quantity: Quantity, device: str) -> list[FoXRun]:
+    """One run of each shape that the suite has records of on this device; if none, the run of the heads."""
+    rows = benchmark_rows(suite.name, suite.paper, quantity)
+    shapes = {tuple(row[column] for column in SHAPE) for row in rows if row["device"] == device}
+    first: dict[tuple, FoXRun] = {}
+    for run in (suite.heads_run, *suite.runs):
+        first.setdefault(_shape(run), run)
+    return [run for shape, run in first.items() if shape in shapes] or [suite.heads_run]
 
 
 def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]) -> int:
@@ -153,8 +148,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--run",
         action="append",
         metavar="NAME",
-        help="the run whose shape is timed (repeatable; default: one for each shape in the suite's records, "
-        "or the run whose heads its figures show)",
+        help="the run whose shape is timed (repeatable; default: one for each shape with records of "
+        "this device; if none, the run whose heads the suite's figures show)",
     )
     add(
         "--vocab-size",

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise UsageError(f"--log-pruning-tolerance {bad[0]:g}: must be log(epsilon), below 0, such as -10")
     device = choose_device(options.device)
     if not options.csv:
-        keep_other_machines(suite, quantity, device_name(device))
+        keep_other_machines(suite, quantity, device_name(device), {})
     from .papers.acp.fork import measure
 
     print(f"{run.name}: {run.steps:,} steps in all, {min(options.steps, run.steps):,} taken")

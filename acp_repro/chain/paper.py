@@ -136,6 +136,8 @@ class Quantity:
             read as missing values.
         optional: whether a run may lack it, because it was measured before the quantity existed and its
             weights are gone. Figures are then drawn, and claims judged, without it.
+        key: with a ``command``, the columns that tell one measurement from another, as words. Measured again,
+            a row takes the place of the one with its key, and others stay. Without: the whole file is new.
     """
 
     name: str
@@ -151,6 +153,7 @@ class Quantity:
     library: tuple[str, str] | None = None
     later: tuple[str, ...] = ()
     optional: bool = False
+    key: str = ""
 
     def __post_init__(self):
         if isinstance(self.columns, str):

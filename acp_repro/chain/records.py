@@ -12,7 +12,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,6 @@ from .run import Run
 
 if TYPE_CHECKING:
     import pandas
-
-Replaces = Callable[[Mapping[str, str]], bool]  # whether a row of a file, as text, is measured again
 
 
 def write_records(
@@ -66,50 +64,69 @@ def write_suite_records(
     suite: str | None,
     paper: Paper,
     quantity: Quantity,
-    rows: Iterable[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
     *,
     device: str,
     dtype: str,
     uses_gpu: bool = False,
     path: Path | None = None,
-    replaces: Replaces = lambda _: True,
 ) -> Path:
     """Writes ``results/SUITE/benchmark/QUANTITY.csv``, for a whole suite; otherwise as :func:`write_records`.
 
+    Rows of that file with another ``Quantity.key`` than each of ``rows`` stay, in front.
+
     Args:
         suite: its name; may be None if ``path`` is given.
-        path: another file to write.
-        replaces: which rows of that file ``rows`` replace (default: all). The others stay, in front.
+        path: another file to write, the whole of it.
     """
-    shared, path = {"suite": suite, **origin(device, dtype, uses_gpu)}, path or quantity.path(suite)
-    kept = [row for row in benchmark_rows(path) if not replaces(row)]
-    return _write(path, paper, quantity, shared, rows, kept)
+    shared = {"suite": suite, **origin(device, dtype, uses_gpu)}
+    key, kept = quantity.key.split(), []
+    if path is None and key:
+        new = {_values(row, key) for row in rows}
+        kept = [row for row in benchmark_rows(suite, paper, quantity) if _values(row, key) not in new]
+    return _write(path or quantity.path(suite), paper, quantity, shared, rows, kept)
 
 
-def benchmark_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a file of :func:`write_suite_records`, as text; none if there is no file."""
+def _values(row: Mapping[str, Any], columns: Iterable[str]) -> tuple[str, ...]:
+    """As in a file of records, where None is empty."""
+    return tuple("" if row[name] is None else str(row[name]) for name in columns)
+
+
+def benchmark_rows(suite: str, paper: Paper, quantity: Quantity) -> list[dict[str, str]]:
+    """The rows of ``results/SUITE/benchmark/QUANTITY.csv``, as text; none if there is no file.
+
+    Raises:
+        RecordError: it has other columns.
+    """
+    path = quantity.path(suite)
     if not path.is_file():
         return []
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        return list(csv.DictReader(file))
+    packed = path.suffix == ".gz"
+    with (gzip.open if packed else open)(path, "rt", encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        if tuple(rows.fieldnames or ()) != paper.columns(quantity):
+            raise RecordError(f"{path} has not the columns of this version; move that file away first")
+        return list(rows)
 
 
 def keep_other_machines(
-    suite: Suite, quantity: Quantity, device: str, replaces: Replaces = lambda _: True
+    suite: Suite, quantity: Quantity, device: str, planned: Mapping[str, Iterable[Any]]
 ) -> None:
     """Keeps rows of a suite's file from being replaced by those of another machine.
 
     Args:
-        replaces: as for :func:`write_suite_records`.
+        planned: columns and the values for which they are to be measured; empty: the whole file.
 
     Raises:
         RecordError: one of these rows was measured on another device.
     """
-    path = quantity.path(suite.name)
-    if others := {row["device"] for row in benchmark_rows(path) if replaces(row)} - {device}:
+    wanted = {column: set(map(str, values)) for column, values in planned.items()}
+    rows = benchmark_rows(suite.name, suite.paper, quantity)
+    rows = [row for row in rows if all(row[column] in values for column, values in wanted.items())]
+    if others := {row["device"] for row in rows} - {device}:
         raise RecordError(
-            f"{path} was measured on {' and '.join(sorted(others))}, and this would replace records of it by "
-            f"those of {device}. Move that file away first, or name another suite"
+            f"{quantity.path(suite.name)} was measured on {' and '.join(sorted(others))}, and this would "
+            f"replace records of it by those of {device}. Move that file away first, or name another suite"
         )
 
 
@@ -126,8 +143,6 @@ def _write(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()) 
         complete.append({**shared, **row})
     if not complete:
         raise RecordError(f"{quantity.name}: nothing was measured for {shared.get('run', path)}")
-    if any(tuple(row) != paper.columns(quantity) for row in kept):
-        raise RecordError(f"{path} has not the columns of this version; move that file away first")
     text = io.StringIO()
     writer = csv.DictWriter(text, paper.columns(quantity), lineterminator="\n")
     writer.writeheader()

@@ -42,7 +42,7 @@ WRITTEN = {
         ),
         Gap(
             "suite `h200-speed`: training steps of the authors' model at 760M and 16k",
-            "the commands in [its file](experiments/h200-speed.yaml), with `--official`",
+            "the command in [its file](experiments/h200-speed.yaml), with `--run NAME`",
         ),
     ),
     "retention": (

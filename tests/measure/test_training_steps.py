@@ -8,13 +8,13 @@ import torch
 
 from acp_repro.benchmark_training import main as command
 from acp_repro.benchmark_training import recorded
-from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.errors import RecordError, SuiteError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.acp import training_steps
 from acp_repro.papers.acp.paper import PAPER
 from analysis.acp import figure_scaling
-from tests.suites import write_suite
+from tests.suites import YAML, write_suite
 
 CPU = torch.device("cpu")
 
@@ -77,36 +77,40 @@ def test_what_was_measured_before_a_failure_is_kept(run, monkeypatch):
     assert list(read_records(load_suite("mini"), "training_step")["method"]) == ["acp", "exact"]
 
 
-def test_records_of_other_shapes_stay_and_those_of_another_machine_are_not_replaced(run, tmp_path, capsys):
+def test_other_records_stay_and_those_of_another_machine_are_not_replaced(run, tmp_path, capsys):
     path = tmp_path / "results/mini/benchmark/training_step.csv"
     words = ["--suite", "mini", "--repeats", "1", "--steps", "1", "--device", "cpu", "--vocab-size"]
 
-    def time(vocabulary: str) -> list[tuple]:
+    def time(*vocabularies: str) -> list[tuple]:
         (rows := tmp_path / "rows.json").unlink(missing_ok=True)
-        assert command([*words, vocabulary, "--rows", str(rows)]) == 0
+        assert command([*words, *vocabularies, "--rows", str(rows)]) == 0
         return list(pd.read_csv(path)[["vocab_size", "method", "device"]].itertuples(index=False, name=None))
 
-    (_, _, here), other = time("301")[0], "NVIDIA H200"
-    path.write_text(path.read_text().replace(here, other))
-    both = [
-        (vocabulary, method, on)
-        for vocabulary, on in ((301, other), (512, here))
-        for method in ("acp", "exact")
-    ]
-    assert time("512") == time("512") == both
-    assert command([*words, "301"]) == 1
+    (_, _, here), other = time("301", "640")[0], "NVIDIA H200"
+    text = path.read_text()
+    path.write_text(text.replace(here, other) + text.splitlines()[1].replace(",acp,301,", ",acp,302,") + "\n")
+    old = [(301, "acp", other), (301, "exact", other), (640, "acp", other), (640, "exact", other)]
+    kept = [*old, (302, "acp", here)]
+    assert time("512") == time("512") == [*kept, (512, "acp", here), (512, "exact", here)]
+    assert command([*words, "512", "301"]) == 1
     assert f"was measured on {other}, and this would replace records of it" in capsys.readouterr().err
 
 
-def test_without_a_name_one_run_of_every_recorded_shape_is_timed(run):
+def test_without_a_name_one_run_of_each_shape_with_records_of_this_device_is_timed(run, tmp_path):
+    write_suite(tmp_path, YAML.replace("context_length: [128]", "context_length: [64, 128]"))
     suite = load_suite("mini")
-    quantity = suite.paper.quantity("training_step")
-    assert recorded(suite, quantity) == [suite.heads_run]
-    path = quantity.path("mini")
-    path.parent.mkdir(parents=True)
-    row = f"{run.architecture},{run.size_name},{run.context_length}\n"
-    path.write_text("architecture,size,context_length_tokens\n" + 2 * row)
-    assert recorded(suite, quantity) == [run]
+    quantity, short, long = suite.paper.quantity("training_step"), suite.runs[0], suite.runs[-1]
+    assert recorded(suite, quantity, "here") == [suite.heads_run]
+    quantity.path("mini").parent.mkdir(parents=True)
+    empty = dict.fromkeys(suite.paper.columns(quantity), "")
+    for on, other in (("here", "there"), ("there", "here")):
+        rows = [{**empty, **run.columns(), "device": device} for run, device in ((short, on), (long, other))]
+        pd.DataFrame(rows * 2)[list(empty)].to_csv(quantity.path("mini"), index=False)
+        (found,) = recorded(suite, quantity, "here")
+        assert found.context_length == (short if on == "here" else long).context_length
+    quantity.path("mini").write_text("size\n")
+    with pytest.raises(RecordError, match="not the columns of this version; move that file away"):
+        recorded(suite, quantity, "here")
 
 
 def test_the_authors_model_must_be_there_and_alone(run, monkeypatch):

@@ -13,5 +13,6 @@ QUANTITY = Quantity(
     "read_ms prefill_ms kept_bytes layer_kept_bytes allocated_bytes peak_bytes output_error "
     "order",
     timed=True,
+    key="scope implementation method batch length_tokens heads head_dim",
     command="python -m acp_repro.benchmark_decode --suite {suite}",
 )

@@ -11,5 +11,6 @@ QUANTITY = Quantity(
     "nominal_forward_backward_tflop gate_gradient_error forward_host_ms forward_backward_host_ms "
     "order",
     timed=True,
+    key="implementation method length_tokens heads head_dim",
     command="python -m acp_repro.benchmark_attention --suite {suite}",
 )
