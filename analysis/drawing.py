@@ -136,12 +136,13 @@ def save(figure: Figure, path: Path, caption: str) -> Path:
 
 
 def _small(png: bytes) -> bytes:
-    """The picture in 256 colours, a third of the size. No difference can be seen."""
+    """The picture in 256 colours, a third of the size. Some edges of letters change a little."""
     from PIL import Image
 
     small = io.BytesIO()
-    picture = Image.open(io.BytesIO(png)).convert("RGB")
-    picture.quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    picture = Image.open(io.BytesIO(png))
+    colours = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    colours.save(small, "png", optimize=True, dpi=picture.info["dpi"])
     return small.getvalue()
 
 

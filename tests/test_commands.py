@@ -184,9 +184,13 @@ def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
         text = other.submit(pipe.read_text)
         files.write_text(pipe, "into it")
         assert text.result(60) == "into it" and pipe.is_fifo()
-    with pytest.raises(OSError, match="No space left on device: .*/link") as full, files.replacing(link):
-        raise RuntimeError("Error while serializing: I/O error (os error 28)")  # as safetensors says it
-    assert full.value.filename == str(link) and real.read_text() == "through"
+    program = "from acp_repro.common.files import write_text; write_text('/dev/stdout', 'printed')"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "printed"
+    with pytest.raises(OSError, match="No space left on device: .*/link"), files.replacing(link):
+        raise type("SafetensorError", (Exception,), {})("I/O error (os error 28)")
+    with pytest.raises(FileNotFoundError, match="/no/input"), files.replacing(link):
+        Path("/no/input").read_text()  # not the file that is written
+    assert real.read_text() == "through" and sorted(tmp_path.iterdir()) == [link, pipe, real]
 
 
 def test_what_an_item_needs_is_measured_beside_a_record_as_far_as_it_is_trained(work, capsys):
@@ -314,6 +318,8 @@ def test_a_run_that_does_not_fit_in_memory_is_one_line(work, capsys, monkeypatch
             ": 47.7 GiB at once",
         ),
         (torch.OutOfMemoryError("Tried to allocate 2.50 GiB. GPU 0 has 79 GiB"), ": 2.50 GiB at once"),
+        (torch.OutOfMemoryError("the cache needs more: take fewer"), ": the cache needs more: take fewer"),
+        (RuntimeError("CUDA error: out of memory"), ": CUDA error: out of memory"),
         (MemoryError(), ""),
     ],
 )

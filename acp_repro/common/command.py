@@ -68,7 +68,7 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                return fail(f"there is not enough memory{_wanted(error)}; make what was asked for smaller")
+                return fail(_about_memory(error))
             except OSError as error:
                 if error.errno not in _NOT_WRITABLE:
                     raise
@@ -79,13 +79,14 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
     return decorate
 
 
-def _wanted(error: Exception) -> str:
-    """How much memory was asked for, as torch and NumPy print it: a number and a unit."""
-    found = re.search(r"allocate ([0-9.]+) (\w+)", str(error))
-    if found is None:
-        return ""
-    number, unit = found.groups()
-    return f": {int(number) / 2**30:,.1f} GiB at once" if unit == "bytes" else f": {number} {unit} at once"
+def _about_memory(error: Exception) -> str:
+    """How much was asked for, where torch or NumPy say it as a number and a unit; else the error's words."""
+    words = next(iter(str(error).splitlines()), "")
+    if found := re.search(r"allocate ([0-9.]+) (\w+)", words):
+        number, unit = found.groups()
+        size = f"{int(number) / 2**30:,.1f} GiB" if unit == "bytes" else f"{number} {unit}"
+        words = f"{size} at once"
+    return f"there is not enough memory{words and f': {words}'}; make what was asked for smaller"
 
 
 def run_command(main: Main) -> None:
@@ -190,7 +191,9 @@ def output_file(text: str) -> Path:
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; give a file")
-    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.exists() and not path.is_file():  # a device or a pipe
+        return path
+    above = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
     if not above.is_dir():
         raise argparse.ArgumentTypeError(f"{text} cannot be written: {above} is a file and no folder")
     if not os.access(above, os.W_OK):

@@ -39,10 +39,11 @@ def usage_errors() -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; torch has no class for that on a CPU."""
+    """Whether memory ran out; torch has more than one class of error for that."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return type(error) is RuntimeError and "allocate memory" in str(error)
+    words = str(error).lower()
+    return isinstance(error, RuntimeError) and ("allocate memory" in words or "out of memory" in words)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -31,8 +32,9 @@ def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written; ``filename`` is the target.
     """
-    given, target = target, Path(os.path.realpath(target))
-    is_special = target.exists() and not (target.is_file() or target.is_dir())
+    given, target = Path(target), Path(os.path.realpath(target))
+    printed = str(given) in ("/dev/stdout", "/dev/stderr")  # these may be files, which hold what was printed
+    is_special = printed or (given.exists() and not (given.is_file() or given.is_dir()))
     folder = Path(tempfile.gettempdir()) if is_special else target.parent
     path = None
     try:
@@ -42,8 +44,8 @@ def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
         path = Path(name)
         yield path
         if is_special:
-            with target.open("wb") as special:
-                special.write(path.read_bytes())
+            with path.open("rb") as content, given.open("ab") as special:
+                shutil.copyfileobj(content, special)
             path.unlink()
             return
         # mkstemp makes files that only their owner may read; set the usual permissions.
@@ -55,13 +57,19 @@ def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException as error:
         if path is not None:
             path.unlink(missing_ok=True)
-        if number := re.search(r"\(os error (\d+)\)", str(error)):  # safetensors has its own class of error
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number and type(error).__name__ == "SafetensorError":  # it wraps what the system said
             code = int(number[1])
             raise OSError(code, os.strerror(code), os.fspath(given)) from error
-        if isinstance(error, OSError) and (error.filename is None or ".tmp" in str(error.filename)):
-            error.filename = os.fspath(given)
+        whose = getattr(error, "filename", None)
+        if getattr(error, "errno", None) and (whose is None or _is_temporary(whose, target)):
+            error.filename, error.filename2 = os.fspath(given), None
         raise
     sync(target.parent)
+
+
+def _is_temporary(name: Any, target: Path) -> bool:
+    return Path(str(name)).name.startswith(f".{target.name}.")
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:

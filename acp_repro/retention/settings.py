@@ -223,6 +223,9 @@ class RetentionConfig:
             ValueError: an unknown setting.
         """
         known = [field.name for field in dataclasses.fields(cls)]
+        values = dict(values)
+        if values.pop("straight_through", False):  # of an older version
+            values["hard_from_step"] = 0
         for name in values:
             if name not in known:
                 raise ValueError(f"{name}: no such setting{did_you_mean(name, known)}")

@@ -257,9 +257,8 @@ def scale(item: Item, runs: Sequence[FoXRun]) -> str:
     paper = paper_size(name)
     largest = max(runs, key=lambda run: run.size.non_embedding)
     ours = largest.size
-    longest, of_it = (
-        max(run.context_length for run in some) for some in (runs, [run for run in runs if run.size == ours])
-    )
+    as_large = [run for run in runs if run.size.non_embedding == ours.non_embedding]
+    longest, of_it = (max(run.context_length for run in some) for some in (runs, as_large))
     others = f" (smaller models: up to {style.length_label(longest)})" if longest > of_it else ""
     factors = (
         _compared(

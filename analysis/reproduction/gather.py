@@ -17,7 +17,7 @@ from tqdm import tqdm
 from acp_repro.chain import rules
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.paper import Claim, Item, Paper, Suite
-from acp_repro.chain.suite import load_suite, suite_names
+from acp_repro.chain.suite import load_suite, suite_names, suite_path
 
 from .. import style
 from ..report.gather import all_records, judge, of_item, paper_words, record_paths
@@ -105,11 +105,13 @@ def gather() -> tuple[Section, ...]:
 
 
 def _loaded() -> Iterator[Suite]:
-    """All suites of ``experiments/``, but for a file that its author has not finished."""
+    """All suites of ``experiments/``, but for a file that its author has neither finished nor published."""
     for name in suite_names():
         try:
             yield load_suite(name)
         except SuiteError as error:
+            if "published: true" in suite_path(name).read_text(encoding="utf-8", errors="replace"):
+                raise
             print(f"note: left out: {error}", file=sys.stderr)
 
 

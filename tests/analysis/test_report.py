@@ -14,6 +14,7 @@ from pathlib import Path
 import matplotlib.image
 import matplotlib.pyplot as plt
 import pytest
+from PIL import Image
 
 from acp_repro.chain.suite import load_suite
 from analysis import drawing, style
@@ -69,6 +70,12 @@ def made(tmp_path_factory):
         Path("figures/mini/heads.html").touch()
         assert main(["--suite", "mini"]) == 0
         yield folder, (folder / "figures" / "mini" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_picture_has_a_palette_and_keeps_its_resolution(made):
+    with Image.open(made[0] / "figures/mini/figure2.png") as picture:
+        assert picture.mode == "P" and picture.info["dpi"][0] > 50
+        assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_page_is_one_file_without_the_network(made):

@@ -150,9 +150,9 @@ class PruningTask(Task):
 
     @functools.cached_property
     def _batches(self) -> Batches:
-        run = self.run
+        run, rows = self.run, self._rows  # whose errors have a place of their own
         with run.data.errors_at(f"{file_of(run.suite)}: training.batch_texts"):
-            return Batches(self._rows, run.training.batch_texts, self.tokenizer.pad_id, run.seed)
+            return Batches(rows, run.training.batch_texts, self.tokenizer.pad_id, run.seed)
 
     @functools.cached_property
     def step_tokens(self) -> int:
