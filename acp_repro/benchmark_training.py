@@ -2,8 +2,7 @@
 
 Shapes and settings are those of the suite's runs. No training is needed: weights are new, with drawn gates,
 some of which forget fast. Each number of GPUs runs in its own set of processes. Records are written after
-each model. They replace those of the
-same measurement; all others stay.
+each model. They replace those of the same measurement; all others stay.
 """
 
 from __future__ import annotations

@@ -180,14 +180,13 @@ def notes(unlike: dict[tuple, str], before: str = "", after: str = "") -> str:
 
 
 def timed_on(*tables: pd.DataFrame) -> str:
-    """Which models were timed on which GPU and commit, as a sentence; empty where all were on one of each."""
+    """Which models were timed on which GPU and commit, a sentence each; empty where all were on one."""
     keys, model = ["device", "commit"], ["size", "context_length_tokens"]
     each = pd.concat([table[[*keys, *model]] for table in tables]).dropna(subset="commit").drop_duplicates()
     groups = each.sort_values("context_length_tokens", kind="stable").groupby(keys, sort=False)
     if len(groups) < 2:
         return ""
-    words = (f"{on}, {commit} ({_sizes_and_lengths(rows)})" for (on, commit), rows in groups)
-    return f"Not timed on one GPU and commit: {'; '.join(words)}."
+    return " ".join(f"{_sizes_and_lengths(rows)}: timed on {on}, {commit}." for (on, commit), rows in groups)
 
 
 def _sizes_and_lengths(models: pd.DataFrame) -> str:

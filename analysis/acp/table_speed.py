@@ -88,7 +88,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     gpus = [" and ".join(sorted(table["device"].unique())) for table in (times, steps)]
     where = f"Attention was timed on {gpus[0]}, training on {gpus[1]}. " if gpus[0] != gpus[1] else ""
     if by_model := models.timed_on(steps.assign(size=_named(steps["size"]))):
-        where = f"Attention was timed on {gpus[0]}. Training was n{by_model[1:]} "
+        where = f"Attention: timed on {gpus[0]}. {by_model} "
     caption = f"""**Speed at the paper's pruned share.** ACP takes {style.span(saved["percent"])} % off the
 time of attention, and training gains {style.span(gained["percent"], "+.0f")} % more tokens a second. Gates
 are drawn so that {style.span(pruned)} % of the blocks are pruned at every context length $L$. Weights

@@ -175,8 +175,8 @@ def test_gpus_and_commits_of_times_are_named():
         *(dict(zip(("size", "context_length_tokens", "device", "commit"), r, strict=True)) for r in rows)
     )
     assert models.timed_on(times[::2][:2]) == ""
-    words = "G, one (a at 1k and 2k); G, two (b at 1k); H, one (c at 1k)"
-    assert models.timed_on(times, times[:1]) == f"Not timed on one GPU and commit: {words}."
+    words = "a at 1k and 2k: timed on G, one. b at 1k: timed on G, two. c at 1k: timed on H, one."
+    assert models.timed_on(times, times[:1]) == words
 
 
 def test_models_whose_share_and_times_are_of_two_commits_are_named():
