@@ -25,7 +25,6 @@ _WARPS = 4
 _STAGE_BYTES = 96 << 10
 # Blocks whose decay is looked at together while the boundary moves on.
 _STEP = 32
-_SIZES = ["batch_heads", "kv_heads", "max_blocks", "window"]
 
 
 @triton.jit
@@ -64,7 +63,7 @@ def _first_block(
     return tl.minimum(s, diagonal)
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=["batch_heads", "kv_heads", "max_blocks", "window"])
 def _split_kernel(
     q,
     k,
@@ -179,7 +178,7 @@ def _split_kernel(
         tl.store(part + (row + r)[:, None] * BLOCK_D + d[None, :], acc, mask=real[:, None])
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=["kv_heads"])
 def _combine_kernel(
     part,
     level,
@@ -190,9 +189,7 @@ def _combine_kernel(
     o_b,
     o_h,
     o_t,
-    batch_heads,
     kv_heads,
-    max_blocks,
     TOKENS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -246,7 +243,6 @@ def decode(
     seqlens = cache.seqlens.contiguous()
     seq_start = None if seq_start is None else seq_start.contiguous()
     rows = empty_rows_like(out)
-    sizes = (batch * kv_heads, kv_heads, max_blocks)
     shape = {
         "TOKENS": tokens,
         "GROUP": heads // kv_heads,
@@ -276,7 +272,9 @@ def decode(
         level,
         total,
         *q.stride()[:3],
-        *sizes,
+        batch * kv_heads,
+        kv_heads,
+        max_blocks,
         window_size,
         sm_scale * LOG2E.value,
         **shape,
@@ -294,7 +292,7 @@ def decode(
         seqlens,
         start_block,
         *rows.stride()[:3],
-        *sizes,
+        kv_heads,
         **shape,
         num_warps=max(1, min(8, shape["SPLITS"] * shape["BLOCK_D"] // 2048)),
     )

@@ -12,10 +12,9 @@ from .launch import launch
 from .tiles import addressable, padded_head_dim
 
 _FLOOR = tl.constexpr(LOG_FGATE_FLOOR)
-_SIZES = ["batch_heads", "kv_heads", "max_blocks"]
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=["kv_heads", "max_blocks"])
 def _write_kernel(
     k,
     v,
@@ -34,7 +33,6 @@ def _write_kernel(
     f_b,
     f_h,
     f_t,
-    batch_heads,
     kv_heads,
     max_blocks,
     TOKENS: tl.constexpr,
@@ -93,7 +91,6 @@ def write_kvcache(cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) 
         *k.stride()[:3],
         *v.stride()[:3],
         *log_fgate.stride(),
-        batch * kv_heads,
         kv_heads,
         cache.block_table.shape[2],
         TOKENS=tokens,
