@@ -62,7 +62,9 @@ def draw(records: pd.DataFrame, heights: tuple[float, float] = (3, 1.3)) -> Figu
     widest = max(1.1 * curves["difference"].abs().max(), 1e-4)  # rounding alone is no curve
     axes[1, 0].set_ylim(-widest, widest)
     axes[0, 0].set_ylabel("loss (nats)")
-    axes[1, 0].set_ylabel("ACP − exact")
+    axes[1, 0].set_ylabel("ACP − exact\n(nats)")
+    for ax in axes.flat:
+        ax.tick_params(labelleft=True)
     handles = [Line2D([], [], color=c, lw=2, label=style.length_label(n)) for n, c in colours.items()]
     handles[0].set_label(f"$L$ = {handles[0].get_label()}")
     for label, line in (("ACP", ACP), ("exact", EXACT)):
@@ -158,8 +160,8 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     caption = f"""**{label}.** {first} The models are {name}: ACP wide and pale, exact dashed, one colour a
 context length $L$. Below is their difference. Each point is the mean over {windows} positions around it. The
 text is the same at every length: {tokens} held-out tokens, in whole windows. Paired runs differ in ACP alone,
-in training and evaluation, and are trained apart. Each pair is drawn. The largest difference of each pair in
-nats, and where: {numbers}.{noise} {style.provenance(records)}"""
+in training and evaluation, and are trained apart. Each pair of these sizes is drawn. The
+largest difference of each pair in nats, and where: {numbers}.{noise} {style.provenance(records)}"""
     return draw(records), caption
 
 

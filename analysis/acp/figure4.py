@@ -110,8 +110,9 @@ def describe(records: pd.DataFrame, panels: str) -> str:
 {percent["global"]} global and {percent["between"]} between. {panels} A local head prunes {100 * LOCAL:g} % or
 more of the limit, a global head under {100 * GLOBAL:g} % of it. The limit (dashed) is the most that the grid
 allows: {100 * limit:.1f} % at {one["context_length_tokens"]:,} tokens in blocks of {grid}. Each row keeps its
-diagonal block and the one before, unless a single forget gate closes. {at_limit.sum()} heads are within a
-percentage point of the limit. Savings are over {one["measured_tokens"]:,} held-out tokens.
+diagonal block and the one before, unless a single forget gate closes. Bars are as wide as their
+bin, also where it reaches past the limit. {at_limit.sum()} heads are within a percentage point
+of the limit. Savings are over {one["measured_tokens"]:,} held-out tokens.
 {style.provenance(records)}"""
 
 

@@ -103,13 +103,14 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["pruned_mass"]
     first, slack = records.iloc[0], records["threshold_slack_nats"]
     unpruned = int(records["largest_pruned_mass"].isna().sum())
+    aside = f"At the right end are the heads without such a row: {unpruned}. " if unpruned else ""
     caption = f"""**Figure A1.** {sweeps.closest(sweeps.head_margins(records))} Appendix A proves that none
 reaches it. The heads are of {models.run_name(first)}, with log ε = {first["log_pruning_tolerance"]:g}. Left:
 exact attention weight of the pruned blocks in each of {first["measured_rows"]:,} rows of held-out text, by
-the dense float64 reference. Only rows with a pruned block count. At the right end are the
-heads without such a row: {unpruned}. The axis is logarithmic in the exponent. Right: each head's δ, and how
-far it could be raised on this text before a row loses ε. On the code's grid that is by
-{slack.min():.1f} to {slack.max():.1f} nats, {100 * sweeps.slack_shares(records).median():.0f} % of -δ in the
+the dense float64 reference. Only rows with a pruned block count. {aside}The axis is
+logarithmic in the exponent. Right: each head's δ, and how far it could be raised on this text before a row
+loses ε. On the code's grid that is by {slack.min():.1f} to {slack.max():.1f} nats,
+{100 * sweeps.slack_shares(records).median():.0f} % of -δ in the
 median head. Only the proof's δ is safe on any text. {style.provenance(records)}"""
     return draw(records), caption
 

@@ -70,7 +70,7 @@ def block_size_negligible(block_size: pd.DataFrame) -> Verdict:
     if not {32, 64} <= set(percent.index):
         return Verdict(Status.UNDECIDED, "blocks of 32 or of 64 are not measured")
     met = abs(percent[32] - percent[64]) < MARGINAL_POINTS
-    return Verdict.of(bool(met), f"{percent[32]:.1f} % at 32, {percent[64]:.1f} % at 64")
+    return Verdict.of(bool(met), ", ".join(f"{share:.1f} % at {size}" for size, share in percent.items()))
 
 
 ITEMS = (

@@ -289,10 +289,16 @@ def scale(item: Item, runs: Sequence[FoXRun]) -> str:
 
 
 def shapes(runs: Sequence[FoXRun]) -> str:
-    """Sizes and contexts of some runs, in words."""
-    sizes = ", ".join(dict.fromkeys(run.size_name for run in runs))
-    lengths = ", ".join(style.length_label(n) for n in sorted({run.context_length for run in runs}))
-    return f"{sizes} at {lengths}"
+    """Sizes and contexts of some runs, in words; sizes of the same contexts together."""
+    lengths: dict[str, set[int]] = {}
+    for run in runs:
+        lengths.setdefault(run.size_name, set()).add(run.context_length)
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for size, found in lengths.items():
+        alike.setdefault(tuple(sorted(found)), []).append(size)
+    return "; ".join(
+        f"{', '.join(sizes)} at {', '.join(map(style.length_label, found))}" for found, sizes in alike.items()
+    )
 
 
 def at_paper_scale(item: Item, runs: Sequence[FoXRun]) -> bool:

@@ -75,21 +75,26 @@ def losses(records: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def extrapolation(mean: pd.DataFrame, to_tokens: float) -> tuple[np.ndarray, np.ndarray] | None:
+def extrapolation(mean: pd.DataFrame, to_tokens: float) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """A straight line in log tokens through the second half of the looks, from the last one on.
 
     The half counts looks, which are evenly spaced in tokens. Nothing says that the share goes on as it did:
     whoever draws this must say so.
 
     Returns:
-        tokens and percent (0 to 100) of the line; None with too few looks, or where training went on longer.
+        tokens and percent (0 to 100) of the line, and where it would end with each look left out in
+        turn; None with too few looks, or where training went on longer.
     """
     late = mean.iloc[len(mean) // 2 :]
     if len(mean) < LEAST_POINTS or mean["tokens"].iloc[-1] >= to_tokens:
         return None
-    slope, offset = np.polyfit(np.log(late["tokens"]), late["percent"], 1)
     tokens = np.geomspace(mean["tokens"].iloc[-1], to_tokens, 50)
-    return tokens, np.clip(slope * np.log(tokens) + offset, 0, 100)
+
+    def line(looks: pd.DataFrame) -> np.ndarray:
+        slope, offset = np.polyfit(np.log(looks["tokens"]), looks["percent"], 1)
+        return np.clip(slope * np.log(tokens) + offset, 0, 100)
+
+    return tokens, line(late), np.array([line(late.drop(look))[-1] for look in late.index])
 
 
 def caption(records: pd.DataFrame, epochs: int = 0) -> str:
@@ -108,7 +113,8 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
         else "Training went as far as the paper's."
         if line is None
         else f"A straight line through the second half of the points (dashed) would reach {line[1][-1]:.0f} "
-        f"% at the paper's {style.count_label(to_tokens)}. This is an extrapolation."
+        f"% at the paper's {style.count_label(to_tokens)}, and {line[2].min():.0f} to {line[2].max():.0f} % "
+        "with one point less. This is an extrapolation."
     )
     peak = mean.loc[mean["percent"].idxmax()]
     exact = records.loc[records["log_pruning_tolerance"].isna(), "run"].unique()

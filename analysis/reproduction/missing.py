@@ -41,6 +41,10 @@ WRITTEN = {
             "suite `h200-arms` with `training.batch_tokens`",
         ),
         Gap(
+            "trainings without ACP of 360M at 8k and of 760M at 8k and 16k, for more pairs in `h200-sizes`",
+            "`log_pruning_tolerance: [-10]` taken out of its [grid](experiments/h200-sizes.yaml)",
+        ),
+        Gap(
             "suite `h200-speed`: training steps of the authors' model at 760M and 16k",
             "the command in [its file](experiments/h200-speed.yaml), with `--run NAME`",
         ),

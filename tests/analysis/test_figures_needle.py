@@ -284,7 +284,9 @@ def test_figure_a5():
     end = 100 * (1.61 - 0.04 * np.log(1e8))
     paper = 100 * (1.61 - 0.04 * np.log(2.7e9))
     assert f"and {end:.0f} % after 100M" in caption
-    assert f"would reach {paper:.0f} % at the paper's 2.7B. This is an extrapolation" in caption
+    assert (
+        f"would reach {paper:.0f} % at the paper's 2.7B, and {paper:.0f} to {paper:.0f} % with one" in caption
+    )
     assert "of pro-tiny-512-acp, and of pro-tiny-512-exact, trained on a chip" in caption
     figure = figureA5.draw(records)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -297,8 +299,12 @@ def test_figure_a5():
     assert ends == [30_000_000, 60_000_000, 90_000_000]
     assert "end of an epoch" in [text.get_text() for text in epochs.legends[0].get_texts()]
     assert "(3 in this log)" in training_logs.caption(records, 3)
-    tokens, percent = training_logs.extrapolation(training_logs.mean_pruned(records), 2.7e9)
+    mean = training_logs.mean_pruned(records)
+    tokens, percent, ends = training_logs.extrapolation(mean, 2.7e9)
     assert tokens[-1] == pytest.approx(2.7e9) and percent[-1] == pytest.approx(paper)
+    assert len(ends) == len(mean) - len(mean) // 2 and ends == pytest.approx(paper)
+    mean.loc[mean.index[-1], "percent"] -= 5  # a line without this point is the old one
+    assert training_logs.extrapolation(mean, 2.7e9)[2].max() == pytest.approx(paper)
 
 
 def test_figure_a5_of_many_layers_begins_where_they_change():

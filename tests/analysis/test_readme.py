@@ -109,8 +109,8 @@ def change() -> str:
 
     few, more = ([difference(*pair) for pair in pairs] for pairs in (counted, needles))
     ends = (
-        "Ten models were each trained twice, with ACP and without (*exact*). The held-out loss with ACP "
-        "minus that without is {:+.4f} nats on average (90 % interval {:+.4f} to {:+.4f}). In six of these "
+        "Ten pairs of models were trained, one with ACP and one without (*exact*). The held-out loss with "
+        "ACP minus that without is {:+.4f} nats on average (90 % interval {:+.4f} to {:+.4f}). Six of these "
         "ten pairs"
     )
     assert sum(gap == 0 for gap in few) == 6
