@@ -13,7 +13,7 @@ import itertools
 from .chain.errors import SuiteError
 from .chain.paper import Quantity, Suite
 from .chain.registry import find_paper, paper_names
-from .chain.rules import can_be_drawn, records_of, why_not
+from .chain.rules import records_of, why_not
 from .chain.run import Run
 from .chain.suite import load_suite
 from .common.command import command, described_parser, run_command
@@ -56,7 +56,7 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
                 raise SuiteError(f"{quantity.name} is measured of no run such as {run.name}")
     items = [suite.paper.item(name) for name in options.items or ()]
     for item in items:
-        if not can_be_drawn(suite, item):
+        if not item.runs(suite):
             raise SuiteError(why_not(suite, item))
     also = {pair for pair in records_of(suite, items) if pair[0] is not None} - pairs
     if asked and also:

@@ -18,7 +18,7 @@ import sys
 from .chain import state
 from .chain.errors import SuiteError
 from .chain.paper import Suite
-from .chain.rules import can_be_drawn, records_of, why_not
+from .chain.rules import records_of, why_not
 from .chain.run import Run
 from .chain.suite import load_suite
 from .common.command import choose_device, command, described_parser, positive, run_command
@@ -128,7 +128,7 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[Run]:
     names = set(options.run or ())
     chosen = {suite.run(name) for name in names}
     for item in map(suite.paper.item, options.items or ()):
-        if not can_be_drawn(suite, item):
+        if not item.runs(suite):
             raise SuiteError(why_not(suite, item))
         chosen |= {
             r for r, quantity in records_of(suite, [item]) if r is not None and not quantity.untrained(r)

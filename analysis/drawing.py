@@ -65,9 +65,8 @@ def find(suite_name: str, item_name: str) -> Found:
     """
     suite = load_suite(suite_name)
     item = suite.paper.item(item_name)
-    if not rules.can_be_drawn(suite, item):
+    if not (runs := item.runs(suite)):
         raise SuiteError(rules.why_not(suite, item))
-    runs = item.runs(suite)
     records = {}
     for kind in map(suite.paper.quantity, item.quantities):
         about = item.runs_with(suite, kind)

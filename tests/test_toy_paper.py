@@ -57,7 +57,7 @@ def make_run(file, suite, where, *, width, seed):
 PAPER = Paper(
     name="toy", title="Toys that <Learn>", url="https://example.org/toys", file=File, suite=Suite,
     make_run=make_run, run_columns=("width", "seed"),
-    measures="toy", measured=("error",), contents=("figure1", "figure2"),
+    measures="toy", measured=("error",), contents=("figure1",),
     task="toy.task:ToyTask", analysis="toy",
 )
 """
@@ -121,11 +121,6 @@ ITEMS = (Item("figure1", "Error against width", ("error",), claims=CLAIMS),)
 if __name__ == "__main__":
     drawing.main(globals())
 '''
-MISSING = """
-from acp_repro.chain.paper import Item
-
-ITEMS = (Item("figure2", "What is still to come", missing="it needs a larger toy"),)
-"""
 YAML = "description: a toy\npaper: toy\ngrid:\n  - {width: [3, 7]}\n"
 
 
@@ -135,7 +130,7 @@ def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
     package = folder / "site" / "toy"
     package.mkdir(parents=True)
-    modules = {"paper": PAPER, "task": TASK, "error": ERROR, "figure1": FIGURE, "figure2": MISSING}
+    modules = {"paper": PAPER, "task": TASK, "error": ERROR, "figure1": FIGURE}
     for name, text in {"__init__": "", **modules}.items():
         (package / f"{name}.py").write_text(text)
     info = folder / "site" / "toy-1.0.dist-info"
@@ -182,7 +177,6 @@ def test_the_whole_chain_of_a_paper_from_elsewhere(work):
     assert '<a href="https://example.org/toys">https://example.org/toys</a>' in page
     assert '<th scope="col">width</th>' in page and "<td>7</td>" in page and 'src="data:image/png' in page
     assert "Toys learn" in page and "✓ met" in page and "width7-seed0" in page
-    assert "Not possible yet: Figure 2 (what is still to come: it needs a larger toy)" in page
     assert "FoX" not in page and "Forgetting" not in page
     again = run(work, "make", "report", "SUITE=toy")
     assert "acp_repro.train" not in again and "acp_repro.measure" not in again and "toy.figure1" not in again
@@ -192,8 +186,6 @@ def test_the_whole_chain_of_a_paper_from_elsewhere(work):
 @pytest.mark.skipif(shutil.which("make") is None, reason="install make, e.g. apt install make")
 def test_make_takes_the_file_of_a_suite_and_writes_nothing_beside_it(work, tmp_path):
     (file := tmp_path / "my.own.yaml").write_text(YAML)
-    error = run(work, "make", "figure2", f"SUITE={file}", expect=2)
-    assert "error: figure2 cannot be made yet: it needs a larger toy" in error
     assert "Error against width" in run(work, "make", "help", f"SUITE={file}")
     run(work, "make", "report", f"SUITE={file}")
     assert f"make figure1 SUITE={file}<" in (work / "figures/my.own/report.html").read_text()
@@ -213,7 +205,7 @@ def test_make_takes_the_file_of_a_suite_and_writes_nothing_beside_it(work, tmp_p
 def test_contributing_names_the_files_that_a_paper_has(work):
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     modules = {path.stem for path in (work / "site" / "toy").glob("*.py")}
-    assert set(re.findall(r"^\| `toy/(\w+)\.py` \|", text, re.M)) == modules - {"__init__", "figure2"}
+    assert set(re.findall(r"^\| `toy/(\w+)\.py` \|", text, re.M)) == modules - {"__init__"}
 
 
 def test_its_commands_and_errors_are_those_of_every_paper(work):

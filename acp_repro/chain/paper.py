@@ -229,7 +229,6 @@ class Item:
         paper_model: (size, longest context in tokens) in the paper, if scale matters.
         ours: whether the paper does not have this measurement.
         extra: whether `make figures` leaves it out, so that only its own name draws it.
-        missing: why it cannot be made yet; empty if it can.
     """
 
     name: str
@@ -241,7 +240,6 @@ class Item:
     paper_model: tuple[str, int] | None = None
     ours: bool = False
     extra: bool = False
-    missing: str = ""
 
     def runs_with(self, suite: Suite, quantity: Quantity) -> list[Run]:
         """Those of its runs that a quantity is about, because not every model of a table need be timed.

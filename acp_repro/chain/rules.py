@@ -33,7 +33,7 @@ REPRODUCTION_MODULE = "analysis.reproduction"
 def make_rules(suite: Suite) -> str:
     """All rules of a suite, for the Makefile to include."""
     paper = suite.paper
-    drawn = [item for item in paper.items if can_be_drawn(suite, item)]
+    drawn = [item for item in paper.items if item.runs(suite)]
     usual = [item for item in drawn if is_usual(suite, item)]
     pairs = records_of(suite, drawn)
     lines = [
@@ -55,11 +55,6 @@ def make_rules(suite: Suite) -> str:
     return "\n".join([*lines, *_report(suite, usual), *_reproduction()])
 
 
-def can_be_drawn(suite: Suite, item: Item) -> bool:
-    """Whether the suite has the runs of an item, and the item can be made at all."""
-    return not item.missing and bool(item.runs(suite))
-
-
 def is_usual(suite: Suite, item: Item) -> bool:
     """Whether `make all` draws an item, if it can; other items are drawn by their own names."""
     return not item.extra and item.name not in suite.file.leave_out
@@ -67,8 +62,6 @@ def is_usual(suite: Suite, item: Item) -> bool:
 
 def why_not(suite: Suite, item: Item) -> str:
     """Why an item cannot be drawn from a suite, as the words of an error."""
-    if item.missing:
-        return f"{item.name} cannot be made yet: {item.missing}"
     file = suite.path
     if suite.not_run and item.runs(dataclasses.replace(suite, runs=suite.runs + suite.not_run)):
         return f"{item.name}: not_run in {file} names what it needs: {item.runs_needed}"
@@ -288,7 +281,7 @@ def items_in_words(suite_name: str) -> str:
     """Every item of the suite's paper with its title, a line each; one line if the items cannot be read."""
     try:
         paper = load_suite(suite_name).paper
-        made = [*(item for item in paper.items if not item.missing), *paper.pages]
+        made = [*paper.items, *paper.pages]
     except ImportError:
         return "  make figure2 is one; make setup installs what lists them all"
     return "\n".join([f"  of {paper.title}:", *(f"    make {one.name:<15} {one.title}" for one in made)])

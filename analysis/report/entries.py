@@ -72,7 +72,6 @@ class Report:
         runs: one row per run, as text.
         entries: of the items that are shown.
         left_out: of further items that could be drawn.
-        cannot: items that cannot be made yet.
         pages: made of weights, that lie beside the report.
     """
 
@@ -83,5 +82,4 @@ class Report:
     runs: pd.DataFrame
     entries: tuple[Entry, ...]
     left_out: tuple[Item, ...]
-    cannot: tuple[Item, ...]
     pages: tuple[Page, ...]

@@ -41,8 +41,7 @@ def gather(name: str) -> Report:
             f"no records in results/{suite.name}; make them with `make records SUITE={suite.option}`"
         )
     models = suite.paper.part("models")
-    possible = [item for item in suite.paper.items if not item.missing]
-    entries = [entry(item, suite, records, models) for item in possible]
+    entries = [entry(item, suite, records, models) for item in suite.paper.items]
     shown = tuple(e for e in entries if e.made or rules.is_usual(suite, e.item))
     return Report(
         suite,
@@ -52,7 +51,6 @@ def gather(name: str) -> Report:
         runs_table(suite, of_runs, models),
         shown,
         tuple(e.item for e in entries if e not in shown and not e.absent),
-        tuple(item for item in suite.paper.items if item.missing),
         tuple(page for page in suite.paper.pages if page.path(suite.name).is_file()),
     )
 

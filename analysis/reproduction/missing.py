@@ -92,7 +92,7 @@ def gaps(section: Section) -> tuple[Gap, ...]:
 
 
 def _of_suite(suite: Suite) -> Gap:
-    drawn = any(rules.is_usual(suite, i) and rules.can_be_drawn(suite, i) for i in suite.paper.items)
+    drawn = any(rules.is_usual(suite, i) and i.runs(suite) for i in suite.paper.items)
     how = f"`make all SUITE={suite.name}`" if drawn else f"the commands in [its file]({suite.path})"
     return Gap(f"suite `{suite.name}`, {len(suite.runs)} runs: {suite.description}", how)
 

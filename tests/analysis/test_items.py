@@ -14,7 +14,6 @@ from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.registry import find_paper, paper_names
 from acp_repro.chain.rules import make_rules
 from acp_repro.chain.suite import load_suite
-from acp_repro.papers.acp.paper import PAPER
 from analysis import drawing
 from analysis.acp import figure2, table2
 from analysis.report.gather import paper_words
@@ -35,8 +34,6 @@ def test_names_of_an_item_agree(paper, item):
     assert drawn.__name__ == f"{paper.analysis}.{drawn.ITEMS[0].name}"  # the first gives the file its name
     assert item.is_table == (item.path("some").suffix == ".md")
     assert all(paper.quantity(name) for name in item.quantities)
-    if item.missing:
-        return
     assert callable(drawn.make) and callable(drawn.tabulate if item.is_table else drawn.draw)
     assert "drawing.main(globals())" in Path(drawn.__file__).read_text(encoding="utf-8")
 
@@ -71,7 +68,7 @@ def test_make_has_a_target_of_each_item(suite, monkeypatch):
     rules = make_rules(suite)
     for item in suite.paper.items:
         assert re.search(rf"^{item.name}:", rules, re.MULTILINE), item.name
-        if not item.missing and item.runs(suite):
+        if item.runs(suite):
             assert f"{item.path(suite.name)}: " in rules
             assert f" {suite.paper.draw_command(item)} --suite {suite.name}" in rules
 
@@ -96,9 +93,6 @@ def test_the_command_line_of_an_item(tmp_path, monkeypatch, capsys):
     code, error = synthetic.command(monkeypatch, capsys, figure2.__name__, "minii")
     assert code == 2 and "no such suite; there are mini" in error
     assert synthetic.command(monkeypatch, capsys, table2.__name__) == (0, "")
-    for item in (item for item in PAPER.items if item.missing):
-        with pytest.raises(ValueError, match=f"{item.name} cannot be made yet: it needs"):
-            drawing.find("mini", item.name)
     with pytest.raises(ValueError, match="figure11_right: the grid of experiments/mini.yaml has no run of"):
         drawing.find("mini", "figure11_right")
     synthetic.write_savings()

@@ -18,7 +18,7 @@ from acp_repro import measure, plan
 from acp_repro import train as train_command
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records
-from acp_repro.chain.rules import can_be_drawn, make_rules, why_not
+from acp_repro.chain.rules import make_rules, why_not
 from acp_repro.chain.suite import load_suite
 from acp_repro.common.errors import UsageError
 from acp_repro.data.files import DataError
@@ -338,7 +338,7 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
         patch.setattr(simulations, "SAMPLES", 2000)
         patch.setattr(simulations, "BATCHES", (1, 4))
         assert simulations.main(["--suite", "mini"]) == 0
-    drawn = [item for item in PAPER.items if can_be_drawn(here, item)]
+    drawn = [item for item in PAPER.items if item.runs(here)]
     assert [item.name for item in PAPER.items if item not in drawn] == ["table6"]  # no encoder of 12 blocks
     for item in drawn:
         drawing.draw("mini", item.name)
