@@ -115,7 +115,7 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
 
 
 @contextlib.contextmanager
-def lock(path: str | os.PathLike[str], *, refuse: str = "", shared: bool = False) -> Iterator[None]:
+def lock(path: str | os.PathLike[str], *, refuse: str = "") -> Iterator[None]:
     """One process inside at a time. The lock is released when the process ends, for any reason.
 
     On Windows, which has no such lock, nothing is locked.
@@ -123,7 +123,6 @@ def lock(path: str | os.PathLike[str], *, refuse: str = "", shared: bool = False
     Args:
         path: a file that is created for it, and stays.
         refuse: raise :class:`Locked` with these words if another process is inside; empty waits for it.
-        shared: any number of shared holders may be inside together, but no other.
 
     Raises:
         Locked: another process is inside, and ``refuse`` is given.
@@ -136,9 +135,8 @@ def lock(path: str | os.PathLike[str], *, refuse: str = "", shared: bool = False
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
-            fcntl.flock(file, kind | (fcntl.LOCK_NB if refuse else 0))
+            fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if refuse else 0))
         except OSError:
             raise Locked(refuse) from None
         yield

@@ -131,22 +131,20 @@ def over_items(apart: Sequence[float], weights: Sequence[float] | None = None) -
     return over_draws(apart, weights)
 
 
-def interval(values: Sequence[float], level: float = LEVEL) -> Interval:
+def interval(values: Sequence[float]) -> Interval:
     """The mean of values that were drawn separately, and its interval."""
-    return over_draws(values).interval(level)
+    return over_draws(values).interval()
 
 
-def paired_difference(
-    apart: Sequence[float], weights: Sequence[float] | None = None, level: float = LEVEL
-) -> Difference:
+def paired_difference(apart: Sequence[float], weights: Sequence[float] | None = None) -> Difference:
     """The mean of differences item by item, its interval (see :func:`over_items`) and :func:`p_value`."""
     apart = np.asarray(apart, dtype=float)
     mean = float(apart.sum() / (len(apart) if weights is None else np.sum(weights)))
-    _, low, high = over_items(apart, weights).interval(level)
+    _, low, high = over_items(apart, weights).interval()
     return Difference(mean, low, high, p_value(apart))
 
 
-def equivalence(estimate: Estimate, margin: float, level: float = LEVEL) -> Equivalence:
+def equivalence(estimate: Estimate, margin: float) -> Equivalence:
     """Two one-sided tests that a difference is within ``margin`` on either side of 0.
 
     To find no difference does not show that there is none: two items or two seeds never differ significantly.
@@ -162,7 +160,7 @@ def equivalence(estimate: Estimate, margin: float, level: float = LEVEL) -> Equi
     if not margin > 0:
         raise ValueError(f"the margin must be above 0, got {margin:g}")
     below = estimate._replace(mean=-estimate.mean)
-    _, low, high = estimate.interval(2 * level)  # each of its ends is one of the tests
+    _, low, high = estimate.interval(2 * LEVEL)  # each of its ends is one of the tests
     return Equivalence(
         low,
         high,
@@ -171,7 +169,7 @@ def equivalence(estimate: Estimate, margin: float, level: float = LEVEL) -> Equi
     )
 
 
-def homogeneity(counts: Sequence[Sequence[int]], level: float = LEVEL) -> Homogeneity:
+def homogeneity(counts: Sequence[Sequence[int]]) -> Homogeneity:
     """Whether groups (rows) draw their kinds (columns) from one distribution."""
     from scipy import optimize, stats
 
@@ -184,10 +182,10 @@ def homogeneity(counts: Sequence[Sequence[int]], level: float = LEVEL) -> Homoge
     freedom = math.prod(n - 1 for n in counts.shape)
 
     def beyond(noncentrality: float) -> float:
-        return stats.ncx2.cdf(found.statistic, freedom, noncentrality) - level
+        return stats.ncx2.cdf(found.statistic, freedom, noncentrality) - LEVEL
 
     largest = 0.0
-    if stats.chi2.cdf(found.statistic, freedom) > level:
+    if stats.chi2.cdf(found.statistic, freedom) > LEVEL:
         largest = optimize.brentq(beyond, 1e-9, 10 * (found.statistic + freedom + 10))
     return Homogeneity(float(found.pvalue), math.sqrt(largest / counts.sum()))
 

@@ -28,11 +28,11 @@ TOKENS, PROBLEMS, SAMPLES = 8, 5, 200_000
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def problem(seed: int, tokens: int = TOKENS) -> tuple[Tensor, Tensor]:
+def problem(seed: int) -> tuple[Tensor, Tensor]:
     """(weights, scores), (T,) float64 each, of the loss softplus(-sum_t weight_t z_t)."""
     generator = torch.Generator().manual_seed(seed)
-    weights = 2 * torch.randn(tokens, generator=generator, dtype=torch.float64)
-    return weights, torch.randn(tokens, generator=generator, dtype=torch.float64)
+    weights = 2 * torch.randn(TOKENS, generator=generator, dtype=torch.float64)
+    return weights, torch.randn(TOKENS, generator=generator, dtype=torch.float64)
 
 
 def loss(weights: Tensor, z: Tensor) -> Tensor:
