@@ -92,7 +92,7 @@ def _row(cost: Cost) -> dict[str, str]:
     memory = cost.memory
     return {
         "run": cost.run.name,
-        "params M": _digits(cost.parameters.non_embedding / 1e6),
+        "params M": _digits(cost.parameters / 1e6),
         "tokens M": _digits(cost.tokens / 1e6),
         "steps": f"{cost.steps:,}",
         "GPU-hours": _digits(cost.gpu_hours),

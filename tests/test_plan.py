@@ -17,7 +17,6 @@ from acp_repro.chain.records import write_records
 from acp_repro.chain.state import measured_run, write_settings
 from acp_repro.chain.suite import load_suite
 from acp_repro.model import FoXForCausalLM
-from acp_repro.model.flops import parameter_counts
 from acp_repro.papers.acp.plan.cost import Assumptions, cost_of, memory_of
 from acp_repro.papers.acp.plan.speed import Speeds
 from tests.suites import YAML, write_suite
@@ -43,14 +42,14 @@ def test_sizes_of_the_paper_have_the_weights_of_their_names(paper):
     for run in paper.runs:
         cost = cost_of(run, Assumptions(), Speeds())
         named = float(run.size_name.removesuffix("M"))
-        assert cost.parameters.non_embedding / 1e6 == pytest.approx(named, rel=0.03)
+        assert cost.parameters / 1e6 == pytest.approx(named, rel=0.03)
         assert cost.tokens == run.size.tokens == cost.steps * 2**19  # the budgets are whole steps
 
 
 def test_one_run_by_hand(mini):
     acp, exact = (cost_of(r, Assumptions("h100", 1, 0.5, 0.75), Speeds()) for r in mini.runs)
     model = FoXForCausalLM(mini.runs[0].model_config(257))
-    assert acp.parameters.total == sum(p.numel() for p in model.parameters())
+    assert acp.parameters == sum(p.numel() for p in model.parameters()) - 257 * 32  # the embedding
     assert (acp.steps, acp.tokens) == (6, 1536)
     assert acp.nominal_flops == exact.nominal_flops == exact.executed_flops
     # Scores and weighted sum, over half of the square, forward and twice backward, two layers.
@@ -78,7 +77,7 @@ def test_memory_follows_the_settings(paper):
     config = run.model_config(50257)
     one, fsdp = memory_of(run, config, "none", 1), memory_of(run, config, "fsdp", 8)
     # Weights and moments in shards; weights and gradients whole until a step's last micro-batch.
-    saved = (16 - 12 / 8 - 8) * parameter_counts(config).total
+    saved = (16 - 12 / 8 - 8) * config.num_parameters(non_embedding=False)
     assert one.states - fsdp.states == saved and fsdp.activations == one.activations
     assert one.activations_checkpointed < one.activations / 5
     assert one.peak == one.states + one.activations + one.logits
@@ -204,4 +203,4 @@ def test_a_vocabulary_from_a_tokenizer_file(mini, tmp_path, capsys):
     assert plan.main(["--suite", "mini", "--vocab-size", "300"]) == 0
     (tmp_path / "t.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
     run = load_suite("mini").runs[0]
-    assert cost_of(run, Assumptions(), Speeds()).parameters.head == 3 * 32
+    assert cost_of(run, Assumptions(), Speeds()).parameters == run.model_config(3).num_parameters()

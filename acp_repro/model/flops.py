@@ -1,4 +1,4 @@
-"""Parameters and the peak speed of GPUs: with ``FoXConfig.flops_per_token``, what a plan and MFU rest on.
+"""The peak speed of GPUs: with ``FoXConfig.flops_per_token``, what a plan and MFU rest on.
 
 Imports no torch.
 """
@@ -6,9 +6,6 @@ Imports no torch.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-
-from .config import FoXConfig
 
 # Dense tensor-core FLOP/s with 16-bit inputs and float32 sums, without sparsity. The name is what
 # torch.cuda.get_device_name gives, or a short form of it. The first pattern that matches counts.
@@ -24,37 +21,6 @@ _PEAK_FLOPS_16_BIT: tuple[tuple[str, float], ...] = (
     # NVIDIA Ada GPU architecture whitepaper, Table 2. The laptop and D models are other chips.
     (r"\b(RTX )?4090\b(?! (Laptop|D\b))", 165e12),
 )
-
-
-@dataclass(frozen=True)
-class ParameterCounts:
-    """Trainable parameters of a model, by what they cost.
-
-    Attributes:
-        embedding: looked up, never multiplied.
-        head: the untied language-model head.
-        blocks: everything else, the final norm included.
-    """
-
-    embedding: int
-    head: int
-    blocks: int
-
-    @property
-    def total(self) -> int:
-        """All trainable parameters."""
-        return self.embedding + self.head + self.blocks
-
-    @property
-    def non_embedding(self) -> int:
-        """Without the input embedding: the number in the paper's names (Table 2)."""
-        return self.head + self.blocks
-
-
-def parameter_counts(config: FoXConfig) -> ParameterCounts:
-    """The parameters of ``FoXForCausalLM(config)``, counted without building it."""
-    table = config.vocab_size * config.hidden_size
-    return ParameterCounts(table, table, config.num_parameters() - table)
 
 
 def peak_flops(device_name: str, dtype: object = "bfloat16") -> float | None:

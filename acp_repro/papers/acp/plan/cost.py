@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from acp_repro.chain.errors import SuiteError
 from acp_repro.model.config import FoXConfig
-from acp_repro.model.flops import ParameterCounts, parameter_counts, peak_flops
+from acp_repro.model.flops import peak_flops
 
 from ..settings import SizeConfig
 from ..suite import FoXRun
@@ -91,10 +91,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cost:
-    """One run; FLOPs are of the whole run, ``tokens_per_s`` is of one GPU."""
+    """One run; FLOPs are of the whole run, ``tokens_per_s`` is of one GPU.
+
+    ``parameters`` leave out the input embedding, as the paper's names of sizes do.
+    """
 
     run: FoXRun
-    parameters: ParameterCounts
+    parameters: int
     tokens: int
     steps: int
     nominal_flops: float
@@ -123,7 +126,6 @@ def cost_of(run: FoXRun, assumptions: Assumptions, speeds: Speeds) -> Cost:
             f"{assumptions.ranks} ranks; choose --nproc that divides it, or a smaller micro_batch_tokens"
         )
     config = run.model_config(_vocab_size(run, assumptions))
-    counts = parameter_counts(config)
     steps = math.ceil(run.size.tokens / training.batch_tokens)
     tokens = steps * training.batch_tokens
     nominal = config.flops_per_token(run.context_length)
@@ -136,7 +138,7 @@ def cost_of(run: FoXRun, assumptions: Assumptions, speeds: Speeds) -> Cost:
     )
     return Cost(
         run,
-        counts,
+        config.num_parameters(),
         tokens,
         steps,
         nominal * tokens,
@@ -150,19 +152,19 @@ def cost_of(run: FoXRun, assumptions: Assumptions, speeds: Speeds) -> Cost:
 
 def memory_of(run: FoXRun, config: FoXConfig, mode: str, ranks: int) -> Memory:
     """Bytes on each GPU at the peak of a step."""
-    counts, tokens = parameter_counts(config), run.training.micro_batch_tokens
+    parameters, tokens = config.num_parameters(non_embedding=False), run.training.micro_batch_tokens
     half = 2 if run.training.dtype == "bfloat16" else FLOAT32
-    states = 4 * FLOAT32 * counts.total  # weights, gradients, two moments
+    states = 4 * FLOAT32 * parameters  # weights, gradients, two moments
     if mode == "fsdp":
         # Weights and moments are sharded; between micro-batches weights and gradients stay whole.
-        states = 3 * states / 4 / ranks + 2 * FLOAT32 * counts.total
+        states = 3 * states / 4 / ranks + 2 * FLOAT32 * parameters
     # Autocast keeps a copy of each matrix in the lower precision until the backward pass is over.
-    copies = 0 if half == FLOAT32 else half * (counts.blocks + counts.head)
+    copies = 0 if half == FLOAT32 else half * config.num_parameters()
     per_block = tokens * _bytes_per_token_of_a_block(config, half)
     inputs = tokens * config.hidden_size * FLOAT32
     activations = config.num_hidden_layers * per_block
     checkpointed = config.num_hidden_layers * inputs + per_block
-    logits = tokens * config.vocab_size * half + FLOAT32 * counts.head
+    logits = tokens * config.vocab_size * half + FLOAT32 * config.vocab_size * config.hidden_size
     chosen = checkpointed if run.training.gradient_checkpointing else activations
     return Memory(states + copies, activations, checkpointed, logits, states + copies + chosen + logits)
 
