@@ -80,6 +80,12 @@ def span(values: pd.Series, form: str = ".0f") -> str:
     return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (values.min(), values.max())))
 
 
+def count_span(counts: Iterable[float]) -> str:
+    """ "20M to 100M"; "20M" where the least and the most read the same."""
+    counts = list(counts)
+    return " to ".join(dict.fromkeys(map(count_label, (min(counts), max(counts)))))
+
+
 def epochs(tokens: float, suite: str) -> str:
     """ ", 4.5 epochs" where a training read all of its text twice and more; empty for others."""
     epoch = EPOCH_TOKENS.get(suite, float("inf"))

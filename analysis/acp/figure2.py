@@ -80,10 +80,8 @@ def draw(records: Mapping[str, pd.DataFrame], item: str = "figure2") -> Figure:
 
 def _named(size: str, tokens: pd.Series) -> str:
     """ "760M parameters, 20M to 100M tokens (pale: start of training)"."""
-    least, most = tokens.min(), tokens.max()
-    seen = " to ".join(dict.fromkeys(map(style.count_label, (least, most))))
-    mark = " (pale: start of training)" if models.at_start(least, size) else ""
-    return f"{models.in_words([size])}, {seen} tokens{mark}"
+    mark = " (pale: start of training)" if models.at_start(tokens.min(), size) else ""
+    return f"{models.in_words([size])}, {style.count_span(tokens)} tokens{mark}"
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:

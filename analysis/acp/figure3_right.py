@@ -111,11 +111,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         if table["needle_share"].any()
         else ""
     )
-    found_words = {
-        method: " to ".join(dict.fromkeys(f"{share:.3g}" for share in (shares.min(), shares.max())))
-        for method, shares in ((m, table[f"recall_{m}"]) for m in TITLES)
-    }
-    with_acp, without = found_words.values()
+    with_acp, without = (style.span(table[f"recall_{method}"], ".3g") for method in TITLES)
     finds = (
         "Neither model finds the needle."
         if not table[[f"recall_{method}" for method in TITLES]].round().any(axis=None)

@@ -215,7 +215,7 @@ def describe(suite: FoXSuite) -> str:
     """The models of a suite in half a sentence."""
     sizes = in_words(dict.fromkeys(run.size_name for run in suite.runs))
     lengths = ", ".join(style.length_label(n) for n in sorted({run.context_length for run in suite.runs}))
-    tokens = _span([run.size.tokens for run in suite.runs])
+    tokens = style.count_span(run.size.tokens for run in suite.runs)
     return f"{sizes}, contexts of {lengths} tokens, trained on {tokens} tokens each"
 
 
@@ -226,15 +226,14 @@ def caveat(suite: FoXSuite) -> str:
     longest = max(item.paper_model[1] for item in suite.paper.items if item.paper_model)
     ours = max((run.size for run in suite.runs), key=lambda size: size.non_embedding)
     tokens = [run.size.tokens for run in suite.runs]
+    theirs = [size.tokens for size in paper.values()]
     context = max(run.context_length for run in suite.runs)
     our_name = next(run.size_name for run in suite.runs if run.size is ours)
     shorter = {
         f"are smaller ({in_words([our_name])} at most, against {name})": ours.non_embedding
         < 0.9 * largest.non_embedding,
-        f"saw fewer tokens ({_span(tokens)}, against {_span([size.tokens for size in paper.values()])})": max(
-            tokens
-        )
-        < 0.9 * max(size.tokens for size in paper.values()),
+        f"saw fewer tokens ({style.count_span(tokens)}, against {style.count_span(theirs)})": max(tokens)
+        < 0.9 * max(theirs),
         f"had shorter contexts ({style.length_label(context)} tokens at most, against "
         f"{style.length_label(longest)})": context < longest,
     }
@@ -324,10 +323,6 @@ def paper_size(name: str) -> SizeConfig:
         int(1e9 * settings["tokens"]),
         settings["learning_rate"],
     )
-
-
-def _span(counts: Sequence[int]) -> str:
-    return " to ".join(dict.fromkeys(map(style.count_label, (min(counts), max(counts)))))
 
 
 def _compared(factor: float, more: str, same: str, less: str) -> str:

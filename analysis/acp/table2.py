@@ -52,9 +52,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     lengths = sorted({run.context_length for run in suite.runs})
     training = suite.file.training
     tokens = tabulate(suite).values.groupby("source", sort=False)["tokens"]
-    here, paper = (
-        " to ".join(dict.fromkeys(map(style.count_label, (sizes.min(), sizes.max())))) for _, sizes in tokens
-    )
+    here, paper = (style.count_span(sizes) for _, sizes in tokens)
     caption = f"""**Table 2.** Models of suite {suite.name} see {here} tokens; the paper's see {paper}. Each
 layer is an attention layer and a SwiGLU layer. Here, contexts have
 {", ".join(map(style.length_label, lengths))} tokens, batches {style.count_label(training.batch_tokens)}, and

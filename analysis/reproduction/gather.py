@@ -299,7 +299,7 @@ def _origin(tables: Sequence[pd.DataFrame], suite: str) -> list[str]:
     both = pd.concat([table[["trained_tokens", "device"]] for table in tables])
     counts = both["trained_tokens"].dropna()
     tokens = counts[counts > 0]
-    span = " to ".join(dict.fromkeys(style.count_label(n) for n in (tokens.min(), tokens.max())))
-    span += f" tokens{style.epochs(tokens.max(), suite)}"
-    weights = [span] * bool(len(tokens)) + ["fresh weights"] * bool((counts == 0).any())
+    weights = ["fresh weights"] * bool((counts == 0).any())
+    if len(tokens):
+        weights.insert(0, f"{style.count_span(tokens)} tokens{style.epochs(tokens.max(), suite)}")
     return [" and ".join(weights), ", ".join(sorted(both["device"].dropna().unique()))]
