@@ -41,7 +41,6 @@ class TextsConfig(CorpusConfig):
         vocabulary: ids of a byte-pair encoding trained on the training texts; null uses the tokeniser of
             ``model.weights``.
         heldout: the share of texts held out, by the text's own hash.
-        max_texts: read no more than these of the corpus; null for all.
         options: other options of the corpus's function.
     """
 
@@ -57,7 +56,6 @@ class TextsConfig(CorpusConfig):
     longest: Count = 160
     vocabulary: Annotated[int, whole(300)] | None = None
     heldout: Annotated[float, within("(0, 1)")] = 0.05
-    max_texts: Count | None = None
     options: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
@@ -66,10 +64,6 @@ class TextsConfig(CorpusConfig):
             raise ValueError(f"longest: must be at least shortest, {self.shortest}, got {self.longest}")
         if not self.negative_to < self.positive_from:
             raise ValueError(f"positive_from: must be above negative_to, {self.negative_to}")
-
-    def arguments(self) -> dict[str, Any]:
-        is_limited = self.max_texts is not None and "max_documents" in self.function.options
-        return super().arguments() | ({"max_documents": self.max_texts} if is_limited else {})
 
     @property
     def sides(self) -> str:

@@ -6,7 +6,6 @@ import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -53,7 +52,7 @@ def load_texts(config: TextsConfig) -> Texts:
     Raises:
         DataError: a file, a field or a library is missing, a label is not a number, or a split is empty.
     """
-    texts = dict.fromkeys(islice(_read(config), config.max_texts))
+    texts = dict.fromkeys(_read(config))
     sides: tuple[dict[str, Labelled], dict[str, Labelled]] = ({}, {})
     digest = hashlib.sha256()
     for text in texts:
