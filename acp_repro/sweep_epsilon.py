@@ -12,7 +12,7 @@ import argparse
 import math
 
 from .chain.errors import SuiteError
-from .chain.provenance import commit, device_name
+from .chain.provenance import made_on, origin
 from .chain.records import read_files
 from .chain.registry import find_paper
 from .chain.suite import load_suite
@@ -63,8 +63,6 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
 
 
 def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
-    import torch
-
     from .papers.acp.checkpoint_folder import Checkpoint
     from .papers.acp.checkpoint_run import TrainedCheckpoint
 
@@ -78,17 +76,13 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
     quantity = find_paper("acp").quantity(QUANTITY)
     rows = quantity.measure(trained, log_pruning_tolerances=options.log_pruning_tolerance)
     if options.csv:
-        origin = {
+        source = {
             "checkpoint": str(checkpoint.folder),
             "text": str(options.token_ids or options.text or "held-out"),
             "context_length_tokens": length,
-            "origin": "measured",
-            "device": device_name(device),
-            "dtype": trained.run.training.dtype,
-            "torch_version": torch.__version__,
-            "commit": commit(),
+            **origin(dtype=trained.run.training.dtype, **made_on(device)),
         }
-        rows = [row | origin for row in rows]
+        rows = [row | source for row in rows]
         print(files.write_csv(options.csv, list(rows[0]), (row.values() for row in rows)))
     return rows
 
