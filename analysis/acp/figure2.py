@@ -11,7 +11,7 @@ from acp_repro.chain.paper import Claim, Item
 
 from .. import drawing, style
 from ..verdict import Verdict, in_range
-from . import bars, by_length, models, statistics
+from . import bars, by_length, models, statistics, versions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         for row in grids.itertuples()
     )
     timed = records["attention_time"], records["throughput"]
-    commits = models.timed_on(*timed) + models.two_commits(records["pruned_ratio"], *timed)
+    commits = versions.timed_on(*timed) + versions.two_commits(records["pruned_ratio"], *timed)
     gained = models.span(statistics.throughput_gain(records["throughput"]), "+.0f")
     pale = (
         "Pale bars are of models at the start of training: they saw fewer tokens than they have weights, and "

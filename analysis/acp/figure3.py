@@ -12,7 +12,7 @@ from acp_repro.common.statistics import equivalence, over_draws
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Status, Verdict
-from . import models, paired, statistics
+from . import models, paired, statistics, versions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ def draw(records: pd.DataFrame, heights: tuple[float, float] = (3, 1.3)) -> Figu
     from matplotlib import pyplot as plt
     from matplotlib.lines import Line2D
 
-    curves, unlike = statistics.loss_differences(records), models.unlike(records, PAIR)
+    curves, unlike = statistics.loss_differences(records), versions.unlike(records, PAIR)
     sizes = list(dict.fromkeys(curves["size"]))
     marked = dict(zip(records["size"], models.marked(records), strict=True))
     lengths = sorted(curves["context_length_tokens"].unique())
@@ -71,7 +71,7 @@ def draw(records: pd.DataFrame, heights: tuple[float, float] = (3, 1.3)) -> Figu
         handles.append(Line2D([], [], color="0.3", label=label, **line))
     figure.legend(
         handles=handles,
-        title=models.notes(unlike),
+        title=versions.notes(unlike),
         title_fontsize=6.5,
         loc="outside lower center",
         ncols=len(handles),
@@ -116,7 +116,7 @@ def _column(top: Axes, bottom: Axes, curves: pd.DataFrame, colours: dict, unlike
 
 
 def _mark(row: tuple, unlike: dict[tuple, str]) -> str:
-    """What stands behind the number of a pair; see :func:`models.unlike`."""
+    """What stands behind the number of a pair; see :func:`versions.unlike`."""
     return unlike[tuple(getattr(row, key) for key in PAIR)][:1]
 
 
@@ -124,7 +124,7 @@ def gaps_in_words(differences: pd.DataFrame, unlike: dict[tuple, str]) -> str:
     """The largest gap of each pair of curves of :func:`statistics.loss_differences`, and where it is.
 
     Args:
-        unlike: of :func:`models.unlike` by :data:`PAIR`.
+        unlike: of :func:`versions.unlike` by :data:`PAIR`.
     """
     gaps = statistics.largest_gaps(differences)
     return "; ".join(
@@ -136,7 +136,7 @@ def gaps_in_words(differences: pd.DataFrame, unlike: dict[tuple, str]) -> str:
             for row in pairs.itertuples()
         )
         for (size, length), pairs in gaps.groupby(["size", "context_length_tokens"], sort=False)
-    ) + models.notes(unlike, "; ")
+    ) + versions.notes(unlike, "; ")
 
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
@@ -144,7 +144,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     label = found.item.label + (" (left)" if found.item.name in LEFT else "")
     named = records.assign(size=models.marked(records))
     differences = statistics.loss_differences(named)
-    numbers = gaps_in_words(differences, models.unlike(named, PAIR))
+    numbers = gaps_in_words(differences, versions.unlike(named, PAIR))
     gap = differences["difference"].abs().max()
     first = (
         f"With and without ACP, losses differ by {gap:.4f} nats at most, at any position."
@@ -177,7 +177,7 @@ def losses_match(loss: pd.DataFrame) -> Verdict:
     difference = next(sides).sub(next(sides)).dropna()
     if difference.empty:
         return Verdict(Status.UNDECIDED, paired.NO_PAIR)
-    unlike = {pair: words for pair, words in models.unlike(loss, keys).items() if pair in difference.index}
+    unlike = {pair: words for pair, words in versions.unlike(loss, keys).items() if pair in difference.index}
     several = loss["suite"].nunique() > 1
     each = "; ".join(
         f"{f'{suite}, ' if several else ''}{size}, {style.length_label(length)}: "
@@ -187,7 +187,7 @@ def losses_match(loss: pd.DataFrame) -> Verdict:
         )
         for (suite, size, length, _), gaps in difference.groupby([keys[0], *keys[2:4], keys[1]])
     )
-    ours, note = f"ACP − exact in nats: {each}", models.notes(unlike, "; ", paired.NOT_COUNTED)
+    ours, note = f"ACP − exact in nats: {each}", versions.notes(unlike, "; ", paired.NOT_COUNTED)
     counted = difference[[not unlike[pair] for pair in difference.index]]
     if why := paired.too_few(counted):
         return Verdict(Status.UNDECIDED, f"{why}. {ours}{note}")

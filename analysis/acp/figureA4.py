@@ -11,7 +11,7 @@ from acp_repro.chain.paper import Item
 
 from .. import drawing, style
 from ..tables import side_by_side
-from . import figure3, models, statistics
+from . import figure3, models, statistics, versions
 
 MEAN_OF = 32  # parts of the longest context; over each the thick line of the difference is a mean
 
@@ -102,7 +102,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
         f"{style.length_label(row.context_length_tokens)}: {row.gap_nats:.4f} at {row.position}"
         for row in gaps.itertuples()
     )
-    unlike = models.notes(models.unlike(records, figure3.PAIR), after=".")
+    unlike = versions.notes(versions.unlike(records, figure3.PAIR), after=".")
     caption = f"""**Figure A4.** Past the training length of {trained} tokens (dotted) ACP and exact differ by
 {past:+.4f} nats in mean loss. The text is held-out documents, as far as they are long enough for contexts of
 two and four times that. The model is {models.ARCHITECTURES[first["architecture"]]}: {runs["acp"]} (wide,

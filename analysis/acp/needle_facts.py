@@ -12,7 +12,7 @@ from acp_repro.common.statistics import LEVEL, over_draws
 
 from ..tables import UnfitRecords, one_each
 from ..verdict import Status, Verdict
-from . import models, needle_statistics, paired
+from . import needle_statistics, paired, versions
 from .needle_statistics import CELL, FOUND_RECALL, METHODS, SETTING
 
 # Written before any pair was asked for many facts. On one question two exact trainings, one of them from a
@@ -75,9 +75,9 @@ def kept(facts: pd.DataFrame) -> Verdict:
     neither shows, with fewer than :data:`LEAST_PAIRS` pairs, or where exact attention finds less than
     :data:`FOUND_RECALL` of the words."""
     table, keys = pairs(facts), [*SETTING, "seed"]
-    unlike = {pair: words for pair, words in models.unlike(facts, keys).items() if words}
+    unlike = {pair: words for pair, words in versions.unlike(facts, keys).items() if words}
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
-    note = models.notes(unlike, ". ", paired.NOT_COUNTED)
+    note = versions.notes(unlike, ". ", paired.NOT_COUNTED)
     if table.empty:
         words = f"no pair of trainings was asked for many facts, and {LEAST_PAIRS} are needed{note}"
         return Verdict(Status.UNDECIDED, f"{words}. {in_words(facts)}")

@@ -11,7 +11,7 @@ from acp_repro.common.statistics import interval
 
 from .. import style
 from ..tables import one_each, side_by_side
-from . import models
+from . import versions
 
 SETTING = ["architecture", "size", "context_length_tokens", "needle_share"]
 CELL = [*SETTING, "seed", "evaluated_length_tokens", "depth", "haystack_sample"]
@@ -42,7 +42,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         one row per setting: :data:`SETTING`, ``seeds``, ``apart`` (ACP and exact are two trainings, not one
-        model evaluated both ways), ``unlike`` (see :func:`models.unlike`), and for
+        model evaluated both ways), ``unlike`` (see :func:`versions.unlike`), and for
         ``recall`` (percent) and ``gain`` (nats) the mean of both methods, and ``_difference``, ``_low`` and
         ``_high``, its 95 % interval (Student's t): over pairs of trainings where there are several seeds,
         else over haystacks (NaN with one).
@@ -53,7 +53,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
     table = _with_gain(records)
     rows: list[dict[str, Any]] = []
     runs = table.groupby("method")["run"].agg(set)
-    unlike = models.unlike(records, SETTING)
+    unlike = versions.unlike(records, SETTING)
     for name, column in (("recall", "answer_recall"), ("gain", "gain_nats")):
         both = side_by_side(table, CELL, "method", column, METHODS, "needle")
         both["difference"] = both["acp"] - both["exact"]

@@ -24,7 +24,7 @@ COLUMN = ["task", "metric"]
 TASKS_P_VALUE = 0.05  # family-wise, of differences between paired runs on the downstream tasks
 ONE_PAIR = "one pair of trainings, and another may differ as much"
 NO_PAIR = "no run is measured together with its exact pair"
-NOT_COUNTED = ", and not counted"  # behind what models.unlike says of a pair
+NOT_COUNTED = ", and not counted"  # behind what versions.unlike says of a pair
 SAME, AS_RUNS, DIFFERS = "same", "as runs do", "differs"
 
 

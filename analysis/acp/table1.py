@@ -12,7 +12,7 @@ from acp_repro.papers.acp.evaluation.local_files import FILES
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Status, Verdict
-from . import models, paired
+from . import models, paired, versions
 
 _SHOWN_VERDICT = {paired.SAME: "", paired.AS_RUNS: " (as runs)", paired.DIFFERS: " **differs**"}
 _VALUES = [
@@ -36,7 +36,7 @@ def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> d
     one_each(values, [*_VALUES[:7]], item)
     with_average = any(column.quantity for column in columns)
     several_seeds = ours["seed"].nunique() > 1
-    unlike = models.unlike(lm_eval_items, _PAIR)
+    unlike = versions.unlike(lm_eval_items, _PAIR)
     rows = []
     keys = ["row", "size", "context_length_tokens", "seed", "method"]
     for key, found in _in_order(values).groupby(keys, sort=False, dropna=False):
@@ -140,10 +140,10 @@ def caption(found: drawing.Found) -> str:
     apart = _differences(found.records["lm_eval_items"])
     more = (apart["verdict"] == paired.DIFFERS).sum()
     differ = f"{more} of {len(apart)} differences of pairs are more than chance and seeds explain. "
-    versions = ", ".join(sorted(records["harness_version"].astype(str).unique()))
+    harness = ", ".join(sorted(records["harness_version"].astype(str).unique()))
     text = [
         f"**{found.item.label}.** {differ if len(apart) else ''}Downstream tasks of {model} by the LM "
-        f"Evaluation Harness (lm-eval {versions}), without "
+        f"Evaluation Harness (lm-eval {harness}), without "
         'examples in the prompt. Accuracies are in percent; "acc-n" is that of log-likelihoods normalised by '
         'length, "ppl" perplexity. ± is the standard error of sampling items.'
     ]
@@ -174,7 +174,7 @@ def caption(found: drawing.Found) -> str:
             "Measured before prompts began with BOS, as text does in training and in the authors' evaluation:"
             f" {runs}. There only the perplexities of whole pages have it."
         )
-    if unlike := models.notes(models.unlike(found.records["lm_eval_items"], _PAIR)):
+    if unlike := versions.notes(versions.unlike(found.records["lm_eval_items"], _PAIR)):
         text.append(f"{unlike}.")
     if len(apart):
         text.append(
@@ -202,8 +202,8 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
     if table.empty:
         return Verdict(Status.UNDECIDED, paired.NO_PAIR)
     keys = [*paired.SETTING, "seed"]
-    unlike = {pair: words for pair, words in models.unlike(lm_eval_items, keys).items() if words}
-    note = models.notes(unlike, "; ", paired.NOT_COUNTED)
+    unlike = {pair: words for pair, words in versions.unlike(lm_eval_items, keys).items() if words}
+    note = versions.notes(unlike, "; ", paired.NOT_COUNTED)
     table = table[[pair not in unlike for pair in table[keys].itertuples(index=False, name=None)]]
     columns, unknown = paired.equivalences(table, models.vocabulary(lm_eval_items))
     known, every = len(columns), len(columns) + len(unknown)
@@ -235,7 +235,7 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
         return Verdict(Status.UNDECIDED, "no setting is measured with two seeds")
     other = table[table["adjusted_p_value"] < paired.TASKS_P_VALUE]
     seeds = lm_eval_items.assign(seed=lm_eval_items["log_pruning_tolerance"].isna())  # a pair are two seeds
-    unlike = models.notes(models.unlike(seeds, _PAIR))
+    unlike = versions.notes(versions.unlike(seeds, _PAIR))
     counts = f"{len(other)} of {len(table)} metrics{unlike[:1]} differ between two seeds"
     each = "; ".join(
         f"{row.size}, {style.length_label(row.context_length_tokens)}: {row.task} {row.metric} "

@@ -9,7 +9,7 @@ from acp_repro.chain.paper import Claim, Item
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, in_range
-from . import by_length, models, statistics
+from . import by_length, models, statistics, versions
 
 COLUMNS = [
     *("source", "size", "trained_tokens", "context_length_tokens", "search_ms", "attention_ms", "percent")
@@ -59,7 +59,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     caption = f"""**Table 4.** The boundary search takes {share} of attention
 time in FoX (Pro). Attention time is one forward and one backward pass with ACP, at context length $L$. The
 paper's Table 4 stands beside ours. A dash: not measured. {_batches(found, records)}
-{models.timed_on(records)} {style.provenance(records)}"""
+{versions.timed_on(records)} {style.provenance(records)}"""
     return tabulate(records), caption
 
 

@@ -12,7 +12,7 @@ from acp_repro.chain.paper import Item
 from acp_repro.common.statistics import interval
 
 from .. import drawing, style
-from . import models, needle_facts, needle_statistics
+from . import needle_facts, needle_statistics, versions
 
 # Pairs whose records later ones have replaced; the commit of each holds them.
 HISTORY = Path(__file__).with_name("needle_pairs.csv")
@@ -66,7 +66,7 @@ def _row(
         "tokens": acp["trained_tokens"].iloc[0],
         "prompts": len(acp),
         "losses_part_at_step": parts_at(losses, acp["run"].iloc[0], exact["run"].iloc[0]),
-        "source": next(iter(models.unlike(pd.concat([acp, exact]), ["seed"]).values())),
+        "source": next(iter(versions.unlike(pd.concat([acp, exact]), ["seed"]).values())),
     }
     for method, one in (("acp", acp), ("exact", exact)):
         row[f"recall_{method}_percent"] = 100 * one["answer_recall"].mean()
@@ -143,7 +143,7 @@ says little: pair d43912a and the one after it share their exact run, and their 
 trained twice from one seed.
 Listed is every pair of 125M models trained on text with needles, in order.{null} The training text changed
 from pair to pair until d43912a. "Nats from certain" is the mean negative log-likelihood of the right
-answer, 0 for a model that is sure of it.{many}{models.notes(unlike, " ", ".")}"""
+answer, 0 for a model that is sure of it.{many}{versions.notes(unlike, " ", ".")}"""
     return tabulate(table), caption
 
 

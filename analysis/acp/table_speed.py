@@ -14,7 +14,7 @@ from acp_repro.chain.paper import Claim, Item
 from .. import drawing, style
 from ..tables import UnfitRecords, side_by_side
 from ..verdict import Verdict, in_range
-from . import by_length, models
+from . import by_length, models, versions
 from .figure_kernel import RIVALS
 from .figure_scaling import OFFICIAL
 from .statistics import METHODS
@@ -87,7 +87,7 @@ def make(found: drawing.Found) -> tuple[drawing.Table, str]:
     pruned = pd.concat([saved, gained])["pruned_percent"]
     gpus = [" and ".join(sorted(table["device"].unique())) for table in (times, steps)]
     where = f"Attention was timed on {gpus[0]}, training on {gpus[1]}. " if gpus[0] != gpus[1] else ""
-    if by_model := models.timed_on(steps.assign(size=_named(steps["size"]))):
+    if by_model := versions.timed_on(steps.assign(size=_named(steps["size"]))):
         where = f"Attention: timed on {gpus[0]}. {by_model} "
     caption = f"""**Speed at the paper's pruned share.** ACP takes {style.span(saved["percent"])} % off the
 time of attention, and training gains {style.span(gained["percent"], "+.0f")} % more tokens a second. Gates

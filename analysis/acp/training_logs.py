@@ -7,7 +7,7 @@ import pandas as pd
 
 from .. import style
 from ..tables import one_each
-from . import models
+from . import models, versions
 
 LEAST_POINTS = 6  # fewer make no line
 CHANGE_POINTS = 2.0  # a layer further from its first pruned share is seen to have changed
@@ -124,7 +124,7 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
         if len(exact)
         else ""
     )
-    unlike = models.notes(models.unlike(records, ["size"]), after=".")
+    unlike = versions.notes(versions.unlike(records, ["size"]), after=".")
     again = (
         f"Grey lines: the end of an epoch, after which the same books come again ({epochs} in this log)."
         if epochs

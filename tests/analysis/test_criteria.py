@@ -21,6 +21,7 @@ from analysis.acp import (
     statistics,
     table4,
     table_speed,
+    versions,
 )
 from analysis.tables import UnfitRecords
 from analysis.verdict import Status, in_range
@@ -174,18 +175,18 @@ def test_gpus_and_commits_of_times_are_named():
     times = table(
         *(dict(zip(("size", "context_length_tokens", "device", "commit"), r, strict=True)) for r in rows)
     )
-    assert models.timed_on(times[::2][:2]) == ""
+    assert versions.timed_on(times[::2][:2]) == ""
     words = "a at 1k and 2k: timed on G, one. b at 1k: timed on G, two. c at 1k: timed on H, one."
-    assert models.timed_on(times, times[:1]) == words
+    assert versions.timed_on(times, times[:1]) == words
 
 
 def test_models_whose_share_and_times_are_of_two_commits_are_named():
     rows = [{"size": size, "context_length_tokens": n} for size, n in (("a", 1024), ("b", 1024), ("b", 2048))]
     pruned, times = table(*rows).assign(commit="new"), table(*rows).assign(commit=["new", "old", "old"])
     words = " Pruned share and times are not of one commit: b at 1k, b at 2k (share new, times old)."
-    assert models.two_commits(pruned, times[:2], times[2:]) == words
-    assert models.two_commits(pruned, times[:1]) == ""
-    assert models.two_commits(pruned.assign(commit=None), times) == ""
+    assert versions.two_commits(pruned, times[:2], times[2:]) == words
+    assert versions.two_commits(pruned, times[:1]) == ""
+    assert versions.two_commits(pruned.assign(commit=None), times) == ""
 
 
 def heads(*ratios: float, layers=None, length: int = 640) -> pd.DataFrame:

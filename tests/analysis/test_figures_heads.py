@@ -13,7 +13,7 @@ from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.acp.grid import head_kind, largest_pruned_ratio
 from analysis import style
-from analysis.acp import figure3, figure4, figure5, figure6, models, statistics
+from analysis.acp import figure3, figure4, figure5, figure6, statistics, versions
 from tests.analysis import synthetic
 from tests.suites import YAML, write_suite
 
@@ -343,7 +343,9 @@ def test_each_pair_of_seeds_is_drawn_and_named():
     assert len(top.lines) == 4
     assert [max(abs(line.get_ydata())) for line in bottom.lines[:2]] == pytest.approx([0.0, 0.1])
     assert [t.get_text() for t in bottom.get_legend().texts] == ["largest gap:", "none / 0.1000"]
-    found = figure3.gaps_in_words(statistics.loss_differences(records), models.unlike(records, figure3.PAIR))
+    found = figure3.gaps_in_words(
+        statistics.loss_differences(records), versions.unlike(records, figure3.PAIR)
+    )
     assert found == "big, 256: none, they are identical (seed 0), 0.1000 at 1 (seed 1)"
 
 
@@ -357,7 +359,9 @@ def test_a_pair_of_two_commits_is_marked_in_picture_and_words():
     figure = figure3.draw(records)
     assert [t.get_text() for t in figure.axes[1].get_legend().texts] == ["largest gap:", "1.0000† / 1.0000"]
     assert figure.legends[0].get_title().get_text() == "† trained with two versions of the kernels"
-    found = figure3.gaps_in_words(statistics.loss_differences(records), models.unlike(records, figure3.PAIR))
+    found = figure3.gaps_in_words(
+        statistics.loss_differences(records), versions.unlike(records, figure3.PAIR)
+    )
     assert found == (
         "big, 256: 1.0000 at 0† (seed 0), 1.0000 at 0 (seed 1); † trained with two versions of the kernels"
     )

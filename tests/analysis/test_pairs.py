@@ -9,7 +9,7 @@ import pytest
 
 from acp_repro.chain.suite import load_suite, suite_names
 from acp_repro.papers.acp.paper import PAPER
-from analysis.acp import figure3, models, paired
+from analysis.acp import figure3, paired, versions
 from analysis.report.gather import all_records
 from analysis.tables import UnfitRecords
 from analysis.verdict import Status
@@ -60,7 +60,7 @@ def test_a_pair_of_two_codes_is_shown_and_not_counted():
     found = figure3.losses_match(records.assign(commit=commits))
     assert "-0.0010 (seed 2), +0.9000† (seed 3); mean of 3 pairs +0.0000 [-0.0017" in found.ours
     assert found.status is MET and found.ours.endswith(f"; {NOTE}")
-    first, *_, last = models.SAME_CODE.items()  # a commit and the one whose code it has
+    first, *_, last = versions.SAME_CODE.items()  # a commit and the one whose code it has
     assert "†" not in figure3.losses_match(records[:4].assign(commit=[*first, *last])).ours
     alone = figure3.losses_match(records[:2].assign(commit=["one", "two"]))
     assert alone.status is UNDECIDED and alone.ours.startswith("no pair was trained with one version")
@@ -94,7 +94,7 @@ def test_commits_of_one_code_are_those_that_git_says(monkeypatch):
             if tree.returncode:
                 pytest.skip(f"git does not have commit {commit}: git fetch --unshallow")
             code[commit] = [line for line in tree.stdout.splitlines() if not line.endswith(beside)]
-    version = {commit: models.SAME_CODE.get(commit, commit) for commit in code}
-    assert set(models.SAME_CODE) <= set(code)
+    version = {commit: versions.SAME_CODE.get(commit, commit) for commit in code}
+    assert set(versions.SAME_CODE) <= set(code)
     for one, other in combinations(code, 2):
         assert (code[one] == code[other]) is (version[one] == version[other]), (one, other)

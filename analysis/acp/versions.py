@@ -1,0 +1,93 @@
+"""Where and with which code models were trained and timed, and in what the runs of a pair differ in that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from .. import style
+
+# A record is measured where and when its run was trained, so it names the software of the training too.
+RAN_ON = {
+    "commit": "versions of the kernels",
+    "torch_version": "versions of torch",
+    "triton_version": "versions of triton",
+    "ptxas_version": "versions of ptxas",
+    "device": "kinds of device",
+}
+# Commits of published trainings whose code of training is the same to the byte, each with the first of them.
+# An archive has no history to ask; where there is one, a test does. Every other commit is its own version.
+SAME_CODE = {
+    "4415c39548dc": "9eb847634052",
+    "ca18a47ca0f3": "9eb847634052",
+    "dd1eb2f4643d": "9eb847634052",
+    "7a8e6684351c": "9eb847634052",
+    "1187c3778b14": "86f75ef6e418",
+    "31f20100b5b3": "86f75ef6e418",
+    "e3527856122b": "86f75ef6e418",
+    "ce23526c74e6": "86f75ef6e418",
+    "62d52d2141a6": "86f75ef6e418",
+}
+PAIR = (
+    *("suite", "architecture", "size", "context_length_tokens"),
+    *("needle_share", "evaluated_length_tokens", "seed"),
+)
+
+
+def unlike(records: pd.DataFrame, keys: Sequence[str]) -> dict[tuple, str]:
+    """What the two runs of a pair differ in besides ACP, in words. No test of a difference counts such pairs.
+
+    Args:
+        keys: some of :data:`PAIR`.
+
+    Returns:
+        by the values of ``keys`` "† trained with two versions of the kernels", whose first letter is the mark
+        beside a number; empty where all records of a pair name the same of each of :data:`RAN_ON`, commits
+        of :data:`SAME_CODE` being one.
+    """
+    pair = [name for name in PAIR if name in records]
+    ran_on = records.reindex(columns=[*pair, *RAN_ON])
+    ran_on = ran_on.assign(commit=ran_on["commit"].replace(SAME_CODE)).groupby(pair, dropna=False)
+    found = ran_on[list(RAN_ON)].nunique().gt(1).groupby(level=list(keys), dropna=False).any()
+    different = (" and two ".join(RAN_ON[name] for name in found.columns[row]) for row in found.to_numpy())
+    words = (f"† trained with two {names}" if names else "" for names in different)
+    return dict(zip(found.index, words, strict=True))
+
+
+def notes(unlike: dict[tuple, str], before: str = "", after: str = "") -> str:
+    """Each of :func:`unlike` once, to stand behind the marked numbers; empty where none is marked."""
+    found = "; ".join(dict.fromkeys(filter(None, unlike.values())))
+    return f"{before}{found}{after}" if found else ""
+
+
+def timed_on(*tables: pd.DataFrame) -> str:
+    """Which models were timed on which GPU and commit, a sentence each; empty where all were on one."""
+    keys, model = ["device", "commit"], ["size", "context_length_tokens"]
+    each = pd.concat([table[[*keys, *model]] for table in tables]).dropna(subset="commit").drop_duplicates()
+    groups = each.sort_values("context_length_tokens", kind="stable").groupby(keys, sort=False)
+    if len(groups) < 2:
+        return ""
+    return " ".join(f"{_sizes_and_lengths(rows)}: timed on {on}, {commit}." for (on, commit), rows in groups)
+
+
+def _sizes_and_lengths(models: pd.DataFrame) -> str:
+    """ "125M at 4k and 8k, 360M at 16k"."""
+    lengths = models.groupby("size", sort=False)["context_length_tokens"]
+    return ", ".join(f"{size} at {' and '.join(map(style.length_label, each))}" for size, each in lengths)
+
+
+def two_commits(pruned: pd.DataFrame, *times: pd.DataFrame) -> str:
+    """Models whose pruned share and times are of different commits, as a sentence; empty without any."""
+    by_model = (
+        table.dropna(subset="commit").groupby(["size", "context_length_tokens"], sort=False)["commit"]
+        for table in (pruned, pd.concat(times))
+    )
+    named = [commits.agg(lambda each: " and ".join(sorted(set(each)))) for commits in by_model]
+    both = pd.concat(named, axis=1, join="inner", keys=["share", "timed"]).query("share != timed")
+    words = "; ".join(
+        ", ".join(f"{size} at {style.length_label(length)}" for size, length in rows.index)
+        + f" (share {share}, times {timed})"
+        for (share, timed), rows in both.groupby(["share", "timed"], sort=False)
+    )
+    return f" Pruned share and times are not of one commit: {words}." if words else ""
