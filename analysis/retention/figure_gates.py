@@ -46,7 +46,7 @@ def draw(records: pd.DataFrame) -> Figure:
         table = table[table["metric"] == metric]
         dense = table[table["pruning"] == "none"]["score_percent"].mean()
         pruned = table[table["pruning"] != "none"]
-        means = models.means(pruned, ["pruning", "pruning_gates", "pruning_budget"], "score_percent")
+        means = models.means(pruned, ["pruning", "pruning_gates", "pruning_budget"])
         for colour, gates in zip(style.SIZES, ("input", "after_blocks", "output"), strict=False):
             for pruning, dash in (("h2o", "-"), ("random", "--")):  # the dashed on top: some are the same
                 line = means[(means["pruning"] == pruning) & (means["pruning_gates"] == gates)]

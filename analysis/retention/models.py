@@ -104,7 +104,7 @@ def at_paper_scale(item: Item, runs: Sequence[RetentionRun]) -> bool:
     return bool(runs) and all(run.backbone.pretrained for run in runs)
 
 
-def means(records: pd.DataFrame, columns: list[str], value: str) -> pd.DataFrame:
-    """Mean and standard deviation over seeds, which alone may differ within ``columns``."""
-    grouped = records.groupby(columns, sort=False, dropna=False)[value]
+def means(score: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Mean and standard deviation of scores over seeds, which alone may differ within ``columns``."""
+    grouped = score.groupby(columns, sort=False, dropna=False)["score_percent"]
     return grouped.agg(["mean", "std", "count"]).reset_index()

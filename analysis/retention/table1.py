@@ -31,7 +31,7 @@ def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Tab
     """
     test = records[records["split"] == "test"]
     one_each(test, [*_KEY, "seed"], item)
-    ours = models.means(test, _KEY, "score_percent").assign(source="measured")
+    ours = models.means(test, _KEY).assign(source="measured")
     ours["row"] = [models.row_name(m, g) for m, g in zip(ours["method"], ours["gates"], strict=True)]
     ours["column"] = [_column(row) for row in ours.itertuples()]
     paper = models.PUBLISHED.table.query("item == @item").rename(columns={"low": "mean", "method": "row"})

@@ -28,7 +28,7 @@ def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
     """
     test = scores[scores["split"] == "test"]
     one_each(test, [*_KEY, "seed"], "table3")
-    values = models.means(test, _KEY, "score_percent")
+    values = models.means(test, _KEY)
     values = values.merge(test.groupby(_KEY, as_index=False)["kept_share"].mean())
     longest = speed[speed["length_tokens"] == speed["length_tokens"].max()]
     longest = longest[["dataset", "backbone", "method", "budget", "gates", "peak_memory_bytes"]].assign(
