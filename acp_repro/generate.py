@@ -53,7 +53,7 @@ class StopText:
     """Passes text on up to the first of ``stops``; holds back text that may be the beginning of one."""
 
     def __init__(self, stops: Iterable[str]):
-        self.stops = [stop for stop in stops if stop]
+        self.stops = list(stops)
         self.held = ""
         self.found = False
 
@@ -96,6 +96,11 @@ def main(arguments: list[str] | None = None) -> None:
                 f"the tokenizer has ids up to {max(prompt)}, and the model {model.config.vocab_size} of "
                 "them; take the tokenizer that the model was trained with"
             )
+        if (context := checkpoint.context_length) and len(prompt) > context:
+            print(
+                f"note: the prompt has {len(prompt):,} tokens, and the model was trained on {context:,}",
+                file=sys.stderr,
+            )
         stop_ids, stop_texts = _stops(options.stop, model.config.vocab_size)
         tokens = stream_tokens(
             model,
@@ -125,9 +130,12 @@ def _stops(given: list[str], vocab_size: int) -> tuple[list[int], list[str]]:
     """``--stop``: whole numbers are token ids; everything else is text, in which escapes are read."""
     ids, texts = [], []
     for one in given:
+        if not one:
+            raise ValueError("--stop '': no text stops nothing; give some, or leave --stop out")
         if one.isdecimal():
             if int(one) >= vocab_size:
-                raise ValueError(f"--stop {one}: the model's token ids are 0 to {vocab_size - 1}")
+                last = vocab_size - 1
+                raise ValueError(f"--stop {one}: a number is a token id, and the model's are 0 to {last}")
             ids.append(int(one))
         else:
             texts.append(one.replace("\\n", "\n").replace("\\t", "\t"))

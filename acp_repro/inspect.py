@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import os
 from pathlib import Path
 
 from .common import files
@@ -111,6 +113,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.compare and not options.html:
         parser.error("--compare shows two models on one page; add --html PAGE")
+    named = {"--text": options.text, "--token-ids": options.token_ids, "--csv": options.csv}
+    for (one, path), (other, same) in itertools.combinations([*named.items(), ("--html", options.html)], 2):
+        if not (path and same) or os.path.realpath(path) != os.path.realpath(same):
+            continue
+        if Path(same).is_file() or not Path(same).exists():  # a terminal or a pipe takes both
+            parser.error(f"{one} and {other} are one file, {path}; write to another")
     return options
 
 

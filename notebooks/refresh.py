@@ -123,6 +123,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only say which are not as they were stored")
     options = parser.parse_args()
     paths = options.notebooks or NOTEBOOKS
+    for path in paths:
+        if path.suffix != ".ipynb" or not path.is_file():
+            parser.error(f"{path} is no notebook; there are {', '.join(one.name for one in NOTEBOOKS)}")
     if options.check:
         stale = [path for path in paths if not is_stored(path)]
         for path in stale:

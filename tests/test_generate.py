@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from acp_repro.data import BPETokenizer, ByteTokenizer
 from acp_repro.generate import DEFAULT_PROMPT, StopText, main, stream_text
+from acp_repro.papers.acp.checkpoint_folder import Checkpoint
 
 ROOT = Path(__file__).parent.parent
 PRETRAINED = str(ROOT / "pretrained" / "pro-3m-4k-acp")
@@ -112,11 +113,18 @@ def test_it_stops_at_text_and_at_tokens(bpe, capsys):
     assert whole.startswith(shorter) and len(shorter) < len(whole)
 
 
+def test_a_prompt_past_the_context_of_training_is_noted(monkeypatch, capsys):
+    monkeypatch.setattr(Checkpoint, "context_length", 2)
+    assert main([PRETRAINED, "--prompt", "It was long ago", "--max-new-tokens", "1"]) == 0
+    assert "and the model was trained on 2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], "no such folder"),
-        ([PRETRAINED, "--stop", "999999"], "token ids are 0 to 4095"),
+        ([PRETRAINED, "--stop", "999999"], "a number is a token id, and the model's are 0 to 4095"),
+        ([PRETRAINED, "--stop", ""], "no text stops nothing"),
         ([PRETRAINED, "--device", "gpu"], "gpu"),
         (["no-tokenizer"], "has no tokenizer.json"),
         pytest.param(

@@ -352,6 +352,11 @@ def test_what_a_page_cannot_show_is_one_line(folder, capsys, monkeypatch):
     assert inspect(["official", *page, "--length", "256"]) == 2
     assert "256 tokens need about" in capsys.readouterr().err
     assert not (folder / "never.html").exists()
-    with pytest.raises(SystemExit):
-        inspect(["official", "--compare", "wide"])
-    assert "add --html PAGE" in capsys.readouterr().err
+    for arguments, message in (
+        (["--compare", "wide"], "add --html PAGE"),
+        (["--csv", "new", "--html", "./new"], "--csv and --html are one file, new; write to another"),
+        (["--token-ids", "ids.npy", "--csv", "ids.npy"], "--token-ids and --csv are one file"),
+    ):
+        with pytest.raises(SystemExit):
+            inspect(["official", *arguments])
+        assert message in capsys.readouterr().err

@@ -18,6 +18,7 @@ from acp_repro.chain.paper import first_seeds
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
+from acp_repro.common.errors import did_you_mean
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.suite import main as suite_main
 from analysis.acp.models import at_start
@@ -482,3 +483,18 @@ def test_unknown_suites_and_runs_are_answered_with_what_there_is(load):
     with pytest.raises(SuiteError, match="did you mean pro-tiny-128-acp?"):
         suite.run("pro-tiny-128-apc")
     assert dataclasses.is_dataclass(suite)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ACP", "; did you mean acp?"),
+        ("apc", "; did you mean acp?"),
+        ("figure2", "; did you mean figure2.1, figure2.2?"),
+        ("figur71", "; did you mean figure7.1?"),
+        ("", ""),
+        ("zzz", ""),
+    ],
+)
+def test_names_that_are_like_another(name, words):
+    assert did_you_mean(name, ["lap", "acp", "figure2.1", "figure2.2", "figure7.1"]) == words

@@ -47,6 +47,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """``; did you mean X?`` if a known name is like ``name``, else nothing; for the end of an error."""
-    near = difflib.get_close_matches(str(name), list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    """``; did you mean X?`` if a known name is like ``name``, else nothing; for the end of an error.
+
+    A name is like another if they differ in case, in the order of letters, or in a few letters. A beginning
+    stands for up to five names.
+    """
+    text, known = str(name).lower(), list(known)
+    near = (
+        [one for one in known if one.lower() == text]
+        or ([one for one in known if one.lower().startswith(text)][:5] if text else [])
+        or [one for one in known if sorted(one.lower()) == sorted(text)][:1]
+        or difflib.get_close_matches(str(name), known, 1)
+    )
+    return f"; did you mean {', '.join(near)}?" if near else ""

@@ -116,7 +116,7 @@ class DataConfig(CorpusConfig):
     corpus: str = "stdlib"
     text_field: str = "text"
     heldout: float | str | list[str] | None = None
-    tokenizer: str | dict[str, int | str] | None = None
+    tokenizer: str | dict[str, Any] | None = None
     config: str | None = None
     split: str | None = None
     max_documents: int | None = None

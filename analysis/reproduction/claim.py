@@ -10,17 +10,20 @@ import argparse
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from acp_repro.chain import rules
 from acp_repro.chain.errors import SuiteError, UnknownName
 from acp_repro.chain.paper import Suite
+from acp_repro.chain.registry import find_paper, paper_names
 from acp_repro.chain.suite import load_suite
-from acp_repro.common.command import command, run_command
+from acp_repro.common.command import choose_device, command, run_command
 from acp_repro.common.docs import plain
+from acp_repro.model.flops import peak_flops
 
 from ..report.gather import all_records
 from .again import Again, by_records
-from .gather import Line, gather, of_suite
+from .gather import Line, gather, numbered, of_suite
 
 
 @command("the same command goes on from where it was")
@@ -31,15 +34,21 @@ def main(arguments: list[str] | None = None) -> int:
         "--suite", help="measure it on the runs of this suite (default: those that REPRODUCTION.md quotes)"
     )
     options = parser.parse_args(arguments)
-    lines = {line.id: line for section in gather() for line in section.lines}
+    if options.suite is not None:
+        load_suite(options.suite)  # a wrong name is told before all records are read
     if options.id is None:
-        for line in lines.values():
+        for line in _lines():
             cost = line.again.cost if line.again else "nothing measures it"
             print(f"{line.id:22} {line.claim.claim}: {cost}")
         return 0
-    if options.id not in lines:
-        raise UnknownName.among(f"no claim has the ID {options.id!r}", options.id, list(lines))
-    return _again(lines[options.id], options.suite)
+    known = [id for name in paper_names() for id, *_ in numbered(find_paper(name))]
+    if options.id not in known:
+        raise UnknownName.among(f"no claim has the ID {options.id!r}", options.id, known)
+    return _again(next(_lines(options.id)), options.suite)
+
+
+def _lines(id: str | None = None) -> Iterator[Line]:
+    return (line for section in gather(id) for line in section.lines)
 
 
 def _again(line: Line, suite_name: str | None) -> int:
@@ -50,6 +59,9 @@ def _again(line: Line, suite_name: str | None) -> int:
     if again is None:
         raise SuiteError(f"{line.id}: nothing measures it: {line.ours}")
     print(f"cost: {again.cost}")
+    on_gpu = any(map(peak_flops, again.devices))
+    if on_gpu and suite_name is None and choose_device(None).type == "cpu":
+        raise SuiteError(f"{line.id}: no GPU is here to train that; name a suite for CPUs, such as SUITE=cpu")
     for words in again.commands:
         print(f"$ {words}", flush=True)
         code = subprocess.run([sys.executable, *shlex.split(words)[1:]]).returncode
@@ -59,7 +71,7 @@ def _again(line: Line, suite_name: str | None) -> int:
         print(f"new: {line.word}: the test passes")
         return 0
     if pooled := line.claim.pooled and again is line.again:
-        found = next(new for section in gather() for new in section.lines if new.id == line.id)
+        found = next(_lines(line.id))
     else:
         records = all_records(suite, line.claim.quantities)
         judged_on = suite.paper.item(_item_name(line))

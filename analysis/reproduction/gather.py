@@ -73,8 +73,11 @@ class Section:
     suites: tuple[Suite, ...] = ()  # all of ``experiments/`` that are of this paper
 
 
-def gather() -> tuple[Section, ...]:
+def gather(id: str | None = None) -> tuple[Section, ...]:
     """Every paper that has a published suite, with every claim that it makes.
+
+    Args:
+        id: the only claim that is looked at; sections without it are left out.
 
     Raises:
         SuiteError: no suite in ``experiments/`` is published.
@@ -84,20 +87,24 @@ def gather() -> tuple[Section, ...]:
     if not suites:
         raise SuiteError("no suite in experiments/ says `published: true`")
     papers = {suite.paper.name: suite.paper for suite in suites}
+    claims = {
+        name: [one for one in numbered(paper) if id in (None, one[0])] for name, paper in papers.items()
+    }
+    suites = [suite for suite in suites if claims[suite.paper.name]]
     asked = {
-        name: {quantity for claim in _all_claims(paper) for quantity in claim.quantities}
-        for name, paper in papers.items()
+        name: {quantity for _, claim, _ in some for quantity in claim.quantities}
+        for name, some in claims.items()
     }
     bar = tqdm(suites, "records", unit="suite", leave=False, disable=None)
     records = {suite.name: all_records(suite, asked[suite.paper.name]) for suite in bar}
     sections = []
-    for name in sorted(papers):
+    for name in sorted(name for name in papers if claims[name]):
         paper, own = papers[name], [suite for suite in suites if suite.paper.name == name]
         lines = [
             of_text(id, claim, paper, own, records)
             if item is None
             else (of_pool if claim.pooled else of_records)(id, claim, item, item, own, records)
-            for id, claim, item in tqdm(numbered(paper), name, unit="claim", leave=False, disable=None)
+            for id, claim, item in tqdm(claims[name], name, unit="claim", leave=False, disable=None)
         ]
         of_paper = tuple(suite for suite in every if suite.paper.name == name)
         sections.append(Section(paper, tuple(lines), of_paper))
@@ -286,10 +293,6 @@ def why_none(claim: Claim, item: Item, suites: Sequence[Suite]) -> str:
         return f"no published suite has a run of {item.runs_needed}"
     lacks = " or ".join(f"`{name}`" for name in claim.quantities)
     return f"no published records of {lacks}; `make {item.name} SUITE={able.name}` makes them"
-
-
-def _all_claims(paper: Paper) -> list[Claim]:
-    return [*(claim for item in paper.items for claim in item.claims), *paper.claims]
 
 
 def _origin(tables: Sequence[pd.DataFrame], suite: str) -> list[str]:

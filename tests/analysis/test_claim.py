@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from acp_repro.chain.registry import find_paper
 from acp_repro.chain.suite import load_suite
@@ -124,6 +125,16 @@ def test_a_claim_with_a_test_runs_it(mini, capsys):
     assert "new: proved or computed: the test passes" in capsys.readouterr().out
 
 
+def test_a_gpu_training_does_not_begin_on_a_cpu(mini, monkeypatch, capsys):
+    again = Again(("python -m acp_repro.train",), "mini", 900.0, devices=("NVIDIA H200",))
+    monkeypatch.setattr("analysis.reproduction.gather.by_records", lambda *_: again)
+    monkeypatch.setattr(claim, "choose_device", lambda _: torch.device("cpu"))
+    assert claim.main(["acp.figure2.1"]) == 2
+    assert "no GPU is here to train that" in capsys.readouterr().err and not mini
+    monkeypatch.setattr(claim, "choose_device", lambda _: torch.device("cuda"))
+    assert claim.main(["acp.figure2.1"]) == 0 and mini
+
+
 def test_without_an_id_all_are_listed(mini, capsys):
     assert claim.main([]) == 0
     listed = capsys.readouterr().out.splitlines()
@@ -134,7 +145,8 @@ def test_without_an_id_all_are_listed(mini, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["acp.figure2.9"], "no claim has the ID 'acp.figure2.9'"),
+        (["acp.figure2"], "the ID 'acp.figure2'; did you mean acp.figure2.1, acp.figure2.2, acp.figure2.3"),
+        (["acp.figure2.1", "--suite", "none"], "experiments/none.yaml: no such suite"),
         (["acp.text.1"], "nothing measures it: no suite trains a Transformer with RoPE"),
         (["acp.figure11.1"], "or name a suite to measure it on: SUITE=name"),
         (["acp.figure10.1", "--suite", "mini"], "suite mini cannot show acp.figure10.1"),

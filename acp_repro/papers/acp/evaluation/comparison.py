@@ -211,6 +211,9 @@ def choose(
     both = sorted(set(a) & set(b))
     if not both:
         listed = "; ".join(", ".join(sorted({task for task, _ in side})) for side in (a, b))
+        for name, side in zip(names, (a, b), strict=True):
+            if not side:
+                raise UsageError(f"{name} has no items of a task; write them with lm-eval --log_samples")
         raise UsageError(f"{names[0]} and {names[1]} have no task in common: {listed}")
     for place, (asked, what) in enumerate(((tasks, "task"), (metrics, "mean over items"))):
         known = dict.fromkeys(key[place] for key in both)
