@@ -188,6 +188,8 @@ def output_file(text: str) -> Path:
     Raises:
         argparse.ArgumentTypeError: it is a folder, lies in what is none, or may not be written to.
     """
+    if text == "-":
+        raise argparse.ArgumentTypeError("- names no file here; give one, or /dev/stdout")
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; give a file")

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from acp_repro.common.errors import did_you_mean
 from acp_repro.data.files import DataError
 from acp_repro.data.sources import Row, RowSource, Source
 
@@ -149,6 +150,7 @@ def find_corpus(name: Any) -> CorpusFunction:
             except (ImportError, AttributeError) as error:
                 raise DataError(f"corpus: {name}: {point.value} cannot be imported ({error})") from error
     if name not in CORPORA:
-        *first, last = dict.fromkeys([*CORPORA, *(point.name for point in others)])
-        raise DataError(f"corpus: {name!r} is not known; use {', '.join(first)} or {last}")
+        *first, last = known = dict.fromkeys([*CORPORA, *(point.name for point in others)])
+        advice = did_you_mean(name, known) or f"; use {', '.join(first)} or {last}"
+        raise DataError(f"corpus: {name!r} is not known{advice}")
     return CORPORA[name]

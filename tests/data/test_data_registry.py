@@ -93,7 +93,8 @@ def test_a_corpus_from_elsewhere_in_every_paper(run):
 
 def test_errors_of_a_corpus_from_elsewhere_are_one_line(run):
     for options, words in (
-        ("--corpus review", "error: corpus: 'review' is not known; use stdlib, text, .*, reviews or broken"),
+        ("--corpus review", "error: corpus: 'review' is not known; did you mean reviews"),
+        ("--corpus zzz", "corpus: 'zzz' is not known; use stdlib, text, .*, reviews or broken"),
         ("--corpus reviews", "error: path: None, but `corpus: reviews` needs the path of the reviews"),
         ("--corpus reviews --path x --options least=3", "options.least: unknown; .* are least_words"),
         ("--corpus facts --options examples=many", "options.examples: 'many' is no number; the default is"),

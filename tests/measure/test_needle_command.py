@@ -106,6 +106,7 @@ def test_a_stopped_test_goes_on_with_the_same_model_and_text_alone(checkpoint, c
         ),
         (["{}/fox", "--haystack", "{}/no"], "--haystack: "),
         (["{}/fox", "--csv", "{}"], "is a folder; give a file"),
+        (["{}/fox", "--csv", "-"], "- names no file here; give one, or /dev/stdout"),
         (["{}/fox", "--depths", "2"], "not a number from 0 to 1"),
         (["{}/fox", "--mode", "hard"], "invalid choice"),
         (["{}/other"], "has no tokenizer.json of this project"),
