@@ -26,9 +26,9 @@ from acp_repro.papers.retention import backbones, simulations
 from acp_repro.papers.retention.measure.score import RIGHT
 from acp_repro.papers.retention.measure.speed import measure as measure_speed
 from acp_repro.papers.retention.paper import PAPER
-from acp_repro.papers.retention.settings import BackboneConfig
+from acp_repro.papers.retention.settings import SMALLEST_VOCABULARY, BackboneConfig
 from acp_repro.papers.retention.task import load_model
-from acp_repro.papers.retention.texts import Texts
+from acp_repro.papers.retention.texts import Texts, train_tokenizer
 from acp_repro.papers.retention.trained import SCORES, normalized
 from acp_repro.retention import RetentionConfig, retain, show
 from acp_repro.retention.settings import MODEL_TYPES
@@ -247,6 +247,11 @@ def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):
         ),
         ("hidden_size: 16", "hidden_size: 17", "must be a multiple of num_attention_heads"),
         (
+            "vocab_size: 300",
+            "vocab_size: 260",
+            "mini.vocab_size: must be a whole number of at least 261, got 260",
+        ),
+        (
             "batch_examples: 2",
             "batch_examples: 0",
             "speed_batch_examples: must be a whole number of at least 1, got 0",
@@ -408,6 +413,7 @@ def test_answers_in_the_text_and_their_scores(here):
         first, last = row.span
         assert row.example.text[row.offsets[first][0] : row.offsets[last][1]].strip() == "tanh"
         assert row.offsets[0] == (0, 0)  # [CLS]
+    assert len(train_tokenizer(texts.labelled, 3)) == SMALLEST_VOCABULARY
     long = texts.labelled.splits["train"][0]._replace(question="what " * 100)
     assert len(texts._encode([long])[0].ids) == run.dataset.max_tokens
     assert normalized("The  tanh, unit!") == ["tanh", "unit"]

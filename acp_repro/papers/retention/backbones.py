@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from acp_repro.retention import retain
 from acp_repro.training.run_folder import TrainingError
 
-from .settings import BackboneConfig
+from .settings import SPECIAL, BackboneConfig
 from .suite import RetentionRun
-from .texts import SPECIAL
 
 
 def published(auto: type, backbone: BackboneConfig, name: str, **labels: Any) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from acp_repro.chain.run import Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
 from acp_repro.common.bounds import Axis, Count, NotNegative, Positive, Share, ShareBelow1, whole, within
-from acp_repro.data.config import CorpusConfig, DataConfig
+from acp_repro.data.config import BYTES_VOCAB_SIZE, CorpusConfig, DataConfig
 from acp_repro.retention.settings import MODEL_TYPES, Budget
 
 # The names under `method` as settings of `acp_repro.retention`: the paper's method, its baselines and the
@@ -28,6 +28,8 @@ METHODS: dict[str, dict[str, Any]] = {
 MLM = "mlm"  # a run of masked language modelling, which others start from
 ABLATIONS = ("ar_no_relaxation", "ar_joint", "ar_fixed", "ar_threshold")
 GATES = ("input", "after_blocks", "output")
+SPECIAL = PAD, CLS, SEP, UNK, MASK = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+SMALLEST_VOCABULARY = BYTES_VOCAB_SIZE - 1 + len(SPECIAL)  # every byte, BERT's special tokens; no BOS
 Scores = Axis[Literal["accuracy", "micro_f1", "macro_f1", "exact_match", "f1"]]
 
 
@@ -88,7 +90,7 @@ class BackboneConfig(Strict):
     num_attention_heads: Count = 12
     intermediate_size: Count = 3072
     dropout: ShareBelow1 = 0.1
-    vocab_size: Count = 2048
+    vocab_size: Annotated[int, whole(SMALLEST_VOCABULARY)] = 2048
 
     def __post_init__(self):
         if self.pretrained and self.pretrained_on:

@@ -20,10 +20,8 @@ from acp_repro.data.labelled import LabelledSet, read_labelled
 from acp_repro.data.sources import Row
 from acp_repro.training.run_folder import TrainingError
 
-from .settings import BackboneConfig, DatasetConfig
+from .settings import CLS, MASK, PAD, SEP, SPECIAL, UNK, BackboneConfig, DatasetConfig
 from .suite import PretrainingRun, RetentionRun
-
-SPECIAL = PAD, CLS, SEP, UNK, MASK = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _at(trained: Trained, length: int) -> dict[str, Any]:
     from acp_repro.benchmark.timing import ORDER
     from acp_repro.retention import RetentionConfig
 
-    from ..texts import SPECIAL
+    from ..settings import SPECIAL
 
     settings = trained.measure_settings
     rows = settings.speed_batch_examples
