@@ -251,6 +251,7 @@ def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):
             "vocab_size: 260",
             "mini.vocab_size: must be a whole number of at least 261, got 260",
         ),
+        ("max_tokens: 24", "max_tokens: 2", "toy.max_tokens: must be a whole number of at least 3, got 2"),
         (
             "batch_examples: 2",
             "batch_examples: 0",

@@ -39,7 +39,7 @@ class DatasetConfig(CorpusConfig):
 
     Attributes:
         corpus, path, options: of ``acp_repro.data.labelled.read_labelled``.
-        max_tokens: longer examples are cut.
+        max_tokens: longer examples are cut; [CLS] and [SEP] are two of them.
         epochs: over the training split.
         batch_examples: of an optimiser step.
         micro_batch_examples: of one pass, or None for the whole batch.
@@ -48,7 +48,7 @@ class DatasetConfig(CorpusConfig):
     """
 
     options: dict[str, Any] = field(default_factory=dict, hash=False)
-    max_tokens: Count = 512
+    max_tokens: Annotated[int, whole(3)] = 512
     epochs: Count = 3
     batch_examples: Count = 32
     micro_batch_examples: Count | None = None
