@@ -19,16 +19,17 @@ DOT = "·"
 
 
 def visible(text: str, offsets: Sequence[tuple[int, int]], kept: Sequence[bool]) -> str:
-    """``text`` with a dot for each character that belongs to no kept token; line ends stay.
+    """``text`` with a dot for each character of a dropped token, or of none; line ends stay.
 
     Args:
         offsets: (start, end) characters of each token.
         kept: whether each token is kept.
     """
-    shown = [c if c == "\n" else DOT for c in text]
-    for (start, end), keep in zip(offsets, kept, strict=True):
-        if keep:
-            shown[start:end] = text[start:end]
+    dots = [c if c == "\n" else DOT for c in text]
+    shown = dots.copy()
+    # Dropped ones last: a character may have several tokens.
+    for keep, (start, end) in sorted(zip(kept, offsets, strict=True), reverse=True):
+        shown[start:end] = (text if keep else dots)[start:end]
     return "".join(shown)
 
 

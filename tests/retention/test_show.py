@@ -17,6 +17,12 @@ def test_dropped_characters_are_dots():
     offsets = [(0, 0), (0, 3), (4, 7), (8, 11), (0, 0)]
     assert visible("one two\nsix", offsets, [True, True, False, True, False]) == "one····\nsix"
     assert visible("one two", [(0, 0)], [True]) == "·······"
+    for kept in (
+        [True, False, True],
+        [False, True, True],
+        [True, True, False],
+    ):  # three tokens of a character
+        assert visible("日", [(0, 1)] * 3, kept) == "·"
 
 
 @pytest.fixture
