@@ -7,6 +7,7 @@ Prints the text once for each gate. Every character of a token that the gate dro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,9 +122,14 @@ def _check_gates(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise UsageError(f"{folder}/config.json: cannot be read ({error}); copy it again") from None
-    if not isinstance(config, dict) or "retention" not in config:
+    config = config if isinstance(config, dict) else {}
+    if "retention" not in config:
+        kind = config.get("model_type", "another model")
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no run, or one of another paper
+            kind += f" of method {json.loads((folder.parent / 'run.json').read_text())['settings']['method']}"
         raise UsageError(
-            f"{folder}: no model with gates; acp_repro.retention.retain makes one from an encoder"
+            f"{folder}: a checkpoint of {kind} without gates; give a run of a method with gates, such as ar, "
+            "or an encoder that acp_repro.retention.retain gave gates"
         )
 
 

@@ -407,6 +407,11 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     assert "budget 30%" in shown and "of 3 types of contract: lease, loan, sale" in shown
 
 
+def test_the_method_of_a_run_without_gates_is_named(here, capsys):
+    assert show.main([str(here.run("toy-mini-dense").folder), "--text", "x"]) == 2
+    assert "a checkpoint of distilbert of method dense without gates; give a run" in capsys.readouterr().err
+
+
 def test_answers_in_the_text_and_their_scores(here):
     run = here.run("asked-mini-ar-50-afterblocks")
     texts = Texts(run.dataset, run.backbone)

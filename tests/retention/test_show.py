@@ -71,7 +71,7 @@ def test_errors_are_one_line(folder, tmp_path, capsys):
         ([str(folder), "--file", "none.txt"], "--file none.txt: no such file"),
         ([str(folder), "--text", "x", "--budget", "2"], "budget: must be a number in (0, 1], got 2"),
         ([str(folder), "--file", str(folder / "weights.bin")], "weights.bin: is not text in UTF-8"),
-        ([str(PRO), "--text", "x"], "no model with gates; acp_repro.retention.retain makes one"),
+        ([str(PRO), "--text", "x"], "of forgetting_transformer-project_fox without gates; give a run"),
         ([str(cut), "--text", "x"], "its weights cannot be read"),
     ):
         assert show.main(arguments) == 2
@@ -79,7 +79,7 @@ def test_errors_are_one_line(folder, tmp_path, capsys):
         assert error.startswith("error: ") and words in error and error.count("\n") == 1
     build().save_pretrained(tmp_path / "dense")
     assert show.main([str(tmp_path / "dense"), "--text", "x"]) == 2
-    assert "no model with gates" in capsys.readouterr().err
+    assert "a checkpoint of distilbert without gates" in capsys.readouterr().err
 
 
 def test_the_model_of_the_project(capsys):
