@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from acp_repro.common.command import command, run_command
+from acp_repro.common.command import command, number, run_command
 from acp_repro.common.docs import plain
 from acp_repro.common.errors import UsageError
 
@@ -163,8 +163,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--question", default="", help="the question, for a model that answers questions about the text"
     )
-    parser.add_argument("--budget", type=float, help="share of the tokens to keep (default: the model's own)")
+    parser.add_argument(
+        "--budget", type=number(0, 1), help="share of the tokens to keep (default: the model's own)"
+    )
     options = parser.parse_args(arguments)
+    if options.budget == 0:
+        parser.error("argument --budget: must be above 0")
     if options.file and not options.file.is_file():
         raise UsageError(f"--file {options.file}: no such file; give a file of text, or use --text")
     try:

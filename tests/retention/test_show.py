@@ -69,7 +69,6 @@ def test_errors_are_one_line(folder, tmp_path, capsys):
         (["nowhere", "--text", "x"], "nowhere: no config.json there"),
         ([str(folder), "--text", "  "], "the text is empty; give some"),
         ([str(folder), "--file", "none.txt"], "--file none.txt: no such file"),
-        ([str(folder), "--text", "x", "--budget", "2"], "budget: must be a number in (0, 1], got 2"),
         ([str(folder), "--file", str(folder / "weights.bin")], "weights.bin: is not text in UTF-8"),
         ([str(PRO), "--text", "x"], "of forgetting_transformer-project_fox without gates; give a run"),
         ([str(cut), "--text", "x"], "its weights cannot be read"),
@@ -80,6 +79,13 @@ def test_errors_are_one_line(folder, tmp_path, capsys):
     build().save_pretrained(tmp_path / "dense")
     assert show.main([str(tmp_path / "dense"), "--text", "x"]) == 2
     assert "a checkpoint of distilbert without gates" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("budget", ["0", "2", "nan"])
+def test_an_impossible_budget_is_refused_before_anything_is_read(budget, capsys):
+    with pytest.raises(SystemExit) as raised:
+        show.main(["nowhere", "--text", "x", "--budget", budget])
+    assert raised.value.code == 2 and "error: argument --budget: " in capsys.readouterr().err
 
 
 def test_the_model_of_the_project(capsys):
