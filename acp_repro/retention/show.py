@@ -169,10 +169,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.budget == 0:
         parser.error("argument --budget: must be above 0")
-    if options.file and not options.file.is_file():
-        raise UsageError(f"--file {options.file}: no such file; give a file of text, or use --text")
     try:
         text = options.text if options.file is None else options.file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"--file {options.file}: cannot be read ({error.strerror}); give a file of text, or use --text"
+        ) from None
     except UnicodeDecodeError:
         raise UsageError(f"--file {options.file}: is not text in UTF-8; convert it") from None
     if not text.strip():

@@ -68,7 +68,8 @@ def test_errors_are_one_line(folder, tmp_path, capsys):
     for arguments, words in (
         (["nowhere", "--text", "x"], "nowhere: no config.json there"),
         ([str(folder), "--text", "  "], "the text is empty; give some"),
-        ([str(folder), "--file", "none.txt"], "--file none.txt: no such file"),
+        ([str(folder), "--file", "none.txt"], "--file none.txt: cannot be read (No such file"),
+        ([str(folder), "--file", str(folder)], "cannot be read (Is a directory); give a file of text"),
         ([str(folder), "--file", str(folder / "weights.bin")], "weights.bin: is not text in UTF-8"),
         ([str(PRO), "--text", "x"], "of forgetting_transformer-project_fox without gates; give a run"),
         ([str(cut), "--text", "x"], "its weights cannot be read"),
