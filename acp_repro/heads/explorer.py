@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from acp_repro.common import files
+from acp_repro.common.characters import whole_characters
 from acp_repro.common.errors import UsageError
 from acp_repro.model import FoXConfig, FoXForCausalLM
 
 from .looking import ModelHeads, checked_ids, look
 from .pack import Listing, pack_model, pack_text
 from .page import render
-
-HALF = "\ufffd"  # what a tokenizer gives for bytes that are not a character
-MOST_PARTS = 8  # tokens over which a character is looked for; one has four bytes, but a token may end two
 
 
 class NotComparable(UsageError):
@@ -166,13 +164,9 @@ def token_pieces(ids: Tensor, tokenizer: Decodes | None) -> list[str]:
     def read(*tokens: int) -> str:
         return (tokenizer.decode(list(tokens)) if tokenizer else "") or f"⟨{tokens[0]}⟩"
 
-    tokens, pieces = ids.tolist(), []
-    while len(pieces) < len(tokens):
-        at = len(pieces)
-        parts = (tokens[at : at + n] for n in range(1, min(MOST_PARTS, len(tokens) - at) + 1))
-        whole = next((part for part in parts if HALF not in read(*part)), tokens[at : at + 1])
-        pieces += [read(*whole), *[""] * (len(whole) - 1)]
-    return pieces
+    return [
+        piece for text, parts in whole_characters(ids.tolist(), read) for piece in (text, *[""] * (parts - 1))
+    ]
 
 
 def _facts(heads: ModelHeads) -> list[str]:

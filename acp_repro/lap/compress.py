@@ -1,8 +1,8 @@
 """Shows which tokens a pruning autoencoder keeps: ``python -m acp_repro.lap.compress MODEL --text "..."``.
 
 MODEL is the folder of a trained model, or a run folder such as runs/lap/NAME. Prints each text with its
-dropped tokens marked; the first line explains the marks. Then it prints what each gate drops, and the text
-that the model writes from the kept tokens.
+dropped tokens marked; the first line explains the marks. A character of several tokens is marked if any of
+them is dropped. Then it prints what each gate drops, and the text that the model writes from the kept tokens.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from .autoencoder import PruningAutoencoder
 from .memory import Memory
 
@@ -18,6 +20,8 @@ def legend(colour: bool) -> str:
 def marked(model: PruningAutoencoder, memory: Memory, row: int, colour: bool) -> str:
     """The tokens of one text, kept ones plain and dropped ones marked.
 
+    Tokens that share a character are marked as one, by the first gate that dropped any of them.
+
     Args:
         colour: kept tokens bold and dropped ones grey. Otherwise a dropped token is ``[token]1``, with its
             gate counted from 1.
@@ -25,7 +29,9 @@ def marked(model: PruningAutoencoder, memory: Memory, row: int, colour: bool) ->
     length = int(memory.lengths[row]) - 1  # EOS is always kept
     ids = memory.input_ids[row, :length].tolist()
     parts = []
-    for token, gate in zip(model.tokenizer.tokens(ids), memory.dropped_by[row].tolist(), strict=False):
+    gates = iter(memory.dropped_by[row].tolist())
+    for token, count in model.tokenizer.characters(ids):
+        gate = min((gate for gate in islice(gates, count) if gate >= 0), default=-1)
         space, word = (" ", token[1:]) if token.startswith(" ") else ("", token)
         if colour:
             parts.append(f"{space}\033[1m{word}\033[0m" if gate < 0 else f"{space}\033[90m{word}\033[0m")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..common import files
+from ..common.characters import whole_characters
 from .settings import PruningError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -77,7 +78,13 @@ class TextTokenizer:
         """Each id as a readable word: a space where the token begins with one."""
         return [self._shown(i) for i in ids]
 
-    def _shown(self, token_id: int) -> str:
+    def characters(self, ids: Sequence[int]) -> Iterator[tuple[str, int]]:
+        """(word, number of tokens): as :meth:`tokens`, but those that share a character are one word."""
+        return whole_characters(ids, self._shown)
+
+    def _shown(self, token_id: int, *more: int) -> str:
+        if more:
+            return self._tokenizer.decode([token_id, *more])
         token = self._tokenizer.id_to_token(int(token_id))
         if token is None:
             return f"<{int(token_id)}>"
