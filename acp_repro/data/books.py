@@ -159,7 +159,7 @@ def _check_clones(clones: Path, sources: set[str]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m acp_repro.data.books",
-        description="Build the shards of books for the suites h100 and small: 819 books in the public "
+        description="Build the shards of books of suite small and ACP's GPU suites: 819 books in the public "
         "domain, from clones of the repositories that collect them. It takes about two minutes. It reports "
         "whether each shard has the same bytes as the one behind the committed records.",
     )

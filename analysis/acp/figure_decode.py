@@ -90,7 +90,7 @@ def make(found: drawing.Found) -> tuple[Figure, str]:
     first = records.iloc[0]
     steps = _decoding(records, "model", "step_ms")
     (batch, length), step = steps.index[steps["exact"].argmax()], steps.iloc[steps["exact"].argmax()]
-    caption = f"""**A decoding step.** Where it takes longest, a step of the whole model takes
+    caption = f"""**A decoding step.** Where exact attention takes longest, a step of the whole model takes
 {step["acp"]:.2f} ms with ACP and {step["exact"]:.2f} ms without: batch {batch}, prompts of
 {style.length_label(length)}. A step adds one token to every row after a prompt of random tokens. There are
 {first["heads"]} heads of {first["head_dim"]}, with gates "{first["gates"]}": {DRAWN[first["gates"]]}. The

@@ -68,7 +68,7 @@ def mass_below(mass: pd.Series, log_epsilon: pd.Series) -> Verdict:
     found, bound = power_in_latex(mass[nearest]), power_in_latex(math.exp(log_epsilon[nearest]))
     return Verdict.of(
         bool((margin > 0).all()),
-        f"the query nearest to the bound loses weights of {found}; the bound is {bound}",
+        f"the query nearest to the bound loses {found} of its weight; the bound is {bound}",
     )
 
 

@@ -46,7 +46,7 @@ def render(sections: Sequence[Section]) -> str:
         "- A verdict holds at the scale that stands beside it, and no further.\n"
         "- A *suite*, such as `h100`, is a set of trainings with its records. *Start of training* marks a "
         "model that saw few tokens for its size. Where a line has other models too, its range and growth are "
-        "judged on them alone. *Exact* is attention without pruning.\n"
+        "judged on those others alone. *Exact* is attention without pruning.\n"
         "- Square brackets hold a 95 % interval. The loss, the downstream results and the many facts of "
         "ACP have a 90 % interval, as one-sided tests at 5 % need.\n"
         "- Where several suites have records of a claim, one decides. Of those that can tell it is the one "
