@@ -19,7 +19,6 @@ from acp_repro.chain.registry import find_paper, paper_names
 from acp_repro.chain.suite import load_suite
 from acp_repro.common.command import choose_device, command, run_command
 from acp_repro.common.docs import plain
-from acp_repro.model.flops import peak_flops
 
 from ..report.gather import all_records
 from .again import Again, by_records
@@ -59,7 +58,7 @@ def _again(line: Line, suite_name: str | None) -> int:
     if again is None:
         raise SuiteError(f"{line.id}: nothing measures it: {line.ours}")
     print(f"cost: {again.cost}")
-    on_gpu = any(map(peak_flops, again.devices))
+    on_gpu = any(device.startswith("NVIDIA") for device in again.devices)
     if on_gpu and suite_name is None and choose_device(None).type == "cpu":
         raise SuiteError(f"{line.id}: no GPU is here to train that; name a suite for CPUs, such as SUITE=cpu")
     for words in again.commands:
