@@ -43,7 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
     known = [id for name in paper_names() for id, *_ in numbered(find_paper(name))]
     if options.id not in known:
         raise UnknownName.among(f"no claim has the ID {options.id!r}", options.id, known)
-    return _again(next(_lines(options.id)), options.suite)
+    if (line := next(_lines(options.id), None)) is None:
+        raise SuiteError(f"{options.id}: no suite of its paper in experiments/ says `published: true`")
+    return _again(line, options.suite)
 
 
 def _lines(id: str | None = None) -> Iterator[Line]:

@@ -146,6 +146,7 @@ def test_without_an_id_all_are_listed(mini, capsys):
     ("arguments", "words"),
     [
         (["acp.figure2"], "the ID 'acp.figure2'; did you mean acp.figure2.1, acp.figure2.2, acp.figure2.3"),
+        (["lap.figure_dynamics.1"], "no suite of its paper in experiments/ says `published: true`"),
         (["acp.figure2.1", "--suite", "none"], "experiments/none.yaml: no such suite"),
         (["acp.text.1"], "nothing measures it: no suite trains a Transformer with RoPE"),
         (["acp.figure11.1"], "or name a suite to measure it on: SUITE=name"),
