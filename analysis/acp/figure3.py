@@ -182,7 +182,9 @@ def losses_match(loss: pd.DataFrame) -> Verdict:
     each = "; ".join(
         f"{f'{suite}, ' if several else ''}{size}, {style.length_label(length)}: "
         + ", ".join(
-            f"{gap:+.4f}{unlike[pair][:1]}" + (f" (seed {pair[-1]})" if len(gaps) > 1 else "")
+            # Another digit where four would show a difference as none.
+            f"{gap:+.{4 + (0 < abs(gap) < 5e-5)}f}{unlike[pair][:1]}"
+            + (f" (seed {pair[-1]})" if len(gaps) > 1 else "")
             for pair, gap in gaps.items()
         )
         for (suite, size, length, _), gaps in difference.groupby([keys[0], *keys[2:4], keys[1]])

@@ -46,6 +46,7 @@ def test_losses_match_where_pairs_rule_out_the_papers_own_difference():
     better = figure3.losses_match(losses((2.98, 3.0), (2.9811, 3.001)))
     assert better.status is MISSED  # nor is that the same
     assert figure3.losses_match(losses((3.0, 3.0))[:1]).status is UNDECIDED
+    assert "-0.00004" in figure3.losses_match(losses((3.0, 3.00004), (3.0, 3.0))).ours.replace("−", "-")
     with pytest.raises(UnfitRecords, match="loss: more than one record"):
         figure3.losses_match(pd.concat([losses((3.0, 3.0))] * 2))
 
