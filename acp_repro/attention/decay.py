@@ -14,6 +14,9 @@ from torch import Tensor
 # exp(-1e4) is 0 in every floating-point format. So this value can replace the log of a gate of exactly 0
 # (-inf, "forget all"): no weight changes, and sums stay finite.
 LOG_FGATE_FLOOR = -1.0e4
+# The most by which scores of packed documents may differ: a decay beyond half the floor then leaves a weight
+# under exp(-100), which is 0 in float32.
+MOST_BETWEEN_DOCUMENTS = -LOG_FGATE_FLOOR / 2 - 100
 
 
 def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
