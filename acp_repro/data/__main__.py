@@ -28,7 +28,7 @@ examples:
   python -m acp_repro.data.books --clones FOLDER               the books of the suites h100 and small
   python -m acp_repro.data export-tokenizer FILE --suite h100  its tokenizer.json, to keep or commit
 
-A corpus that is already in the cache is only opened.""".format(
+A corpus that is already in the cache is only checked and opened.""".format(
     corpora="\n".join(f"  {name:16} {of.what}" for name, of in CORPORA.items())
 )
 
@@ -83,7 +83,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         type=Path,
         help="the cache folder (default: $ACP_REPRO_CACHE, else cache/ in the project folder)",
     )
-    parser.add_argument("--verify", action="store_true", help="hash the cached files again")
     args = parser.parse_args(argv[exporting:])
     args.exporting = exporting
     return args
@@ -137,13 +136,11 @@ def main(argv: list[str] | None = None) -> int:
     corpus = prepare(config_of(args), args.cache_dir, args.workers)
     if args.exporting:
         return _export(corpus, args.file)
-    if args.verify:
-        corpus.verify()
     counts = {n: corpus.describe(n)["splits"].values() for n in args.context_length}
     facts = corpus.describe()
     print(f"corpus      {facts['corpus']}, text {facts['identity'][:16]}")
     print(f"tokenizer   {facts['tokenizer']}, {facts['vocab_size']} ids with BOS")
-    print(f"folder      {corpus.folder}{' (verified)' if args.verify else ''}")
+    print(f"folder      {corpus.folder}")
     print(f"\n{'':20}{'train':>14}{'heldout':>14}")
     for row in ("documents", "bytes", "tokens", "longest"):
         label = "longest document" if row == "longest" else row
