@@ -97,7 +97,10 @@ def config_of(args: argparse.Namespace) -> DataConfig:
         return _of_suite(args.suite)
     if args.options:
         pairs = (option.partition("=") for option in args.options)
-        given["options"] = {name: yaml.safe_load(value) for name, _, value in pairs}
+        try:
+            given["options"] = {name: yaml.safe_load(value) for name, _, value in pairs}
+        except Exception as error:  # PyYAML lets many kinds through
+            raise DataError(f"--options: not valid YAML ({' '.join(str(error).split())})") from None
     if len(given.get("path", ())) == 1:
         given["path"] = given["path"][0]
     if len(given.get("heldout", ())) == 1:
@@ -114,12 +117,11 @@ def _of_suite(name: str) -> DataConfig:
     # Only the section `data`: acp_repro.suite reads the whole file, and this package may not import it.
     path = Path(name) if name.endswith(".yaml") else Path("experiments") / f"{name}.yaml"
     try:
-        return DataConfig.from_dict(yaml.safe_load(path.read_text("utf-8"))["data"])
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error}); run from the project's folder") from None
-    except (yaml.YAMLError, KeyError, TypeError) as error:
+        settings = yaml.safe_load(path.read_text("utf-8"))["data"]
+    except Exception as error:  # PyYAML lets many kinds through
         reason = " ".join(str(error).split())
-        raise DataError(f"{path}: not a YAML file with a section `data` ({reason})") from None
+        raise DataError(f"{path}: no YAML file with a section `data` here ({reason})") from None
+    return DataConfig.from_dict(settings)
 
 
 def _number(text: str) -> Any:
