@@ -6,6 +6,7 @@ import argparse
 import csv
 import hashlib
 import importlib.resources
+import io
 import json
 import lzma
 import shlex
@@ -63,7 +64,7 @@ class Book(NamedTuple):
 def manifest() -> list[Book]:
     """The 819 books of the shards."""
     packed = importlib.resources.files(__package__).joinpath("books.tsv.xz").read_bytes()
-    rows = csv.reader(lzma.decompress(packed).decode().splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    rows = csv.reader(io.StringIO(lzma.decompress(packed).decode()), delimiter="\t", quoting=csv.QUOTE_NONE)
     assert tuple(next(rows)) == Book._fields
     return [Book(*row) for row in rows]
 

@@ -78,7 +78,7 @@ def _keep_steps_before(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text().split("\n"):
         with contextlib.suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] < step:
                 kept.append(line + "\n")

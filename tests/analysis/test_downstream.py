@@ -201,6 +201,8 @@ def test_pairs_over_different_items_are_refused():
         paired.differences(pd.concat([items("acp", right(5, 10)), items("exact", right(5, 9))]))
     with pytest.raises(UnfitRecords, match="more than one record"):
         paired.differences(pd.concat([items("acp", right(5, 10))] * 2))
+    with pytest.raises(ValueError, match="with and without ACP: item 1 is nan"):
+        paired.differences(pd.concat([items(side, [-1.0, math.nan]) for side in ("acp", "exact")]))
 
 
 @pytest.fixture

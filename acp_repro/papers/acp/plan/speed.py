@@ -14,6 +14,7 @@ from acp_repro.chain.records import read_records
 from acp_repro.chain.run import RUNS
 from acp_repro.chain.state import recorded_settings
 from acp_repro.chain.suite import load_suite, suite_names
+from acp_repro.common.files import read_json_lines
 from acp_repro.model.flops import same_gpu
 
 from ..suite import FoXRun, FoXSuite
@@ -74,7 +75,7 @@ class Speeds:
     def _add_metrics(self, path: Path) -> None:
         try:
             description = json.loads((path.parent / "run.json").read_text())
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = read_json_lines(path)
             ranks = description.get("ranks", 1)
             rates = [x["throughput_tokens_per_s"] / x.get("ranks", ranks) for x in lines]
             settings = description["settings"]
