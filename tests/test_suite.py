@@ -18,6 +18,7 @@ from acp_repro.chain.paper import first_seeds
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
+from acp_repro.model import load_config
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.suite import main as suite_main
 from analysis.acp.models import at_start
@@ -285,6 +286,7 @@ def test_the_pretrained_suite_is_what_its_trainer_trains(monkeypatch):
     for run in load_suite("pretrained").runs:
         trained = load_suite(run.weights.trained_by).run(run.name)
         assert run.model_config(4096) == trained.model_config(trained.data.vocab_size)
+        assert run.model_config(4096) == load_config(run.model_folder)
         assert run.size.tokens == trained.size.tokens
         assert run.data.tokenizer_file == str(run.model_folder / "tokenizer.json")
         assert run.command == trained.command

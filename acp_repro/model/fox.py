@@ -69,6 +69,7 @@ class FoXModel(nn.Module):
         """(B, T) integer -> (B, T, hidden), after the final norm.
 
         Args:
+            input_ids: or embeddings (B, T, hidden) of any floating dtype in their place.
             cache: continue after what it holds, and extend it in place.
             seq_start: (B,) int64, the first real token of left-padded rows. A cache remembers it, so give it
                 with a cache's first tokens only.
@@ -83,7 +84,8 @@ class FoXModel(nn.Module):
                 " make it with FoXCache(config.num_hidden_layers)"
             )
         try:
-            x = self.embeddings(input_ids)  # before the cache counts: an id out of range is an error here
+            # Before the cache counts: an id out of range is an error here.
+            x = input_ids if input_ids.is_floating_point() else self.embeddings(input_ids)
         except IndexError as error:  # of a CPU; a GPU says nothing of which id it was
             size, low, high = self.embeddings.num_embeddings, int(input_ids.min()), int(input_ids.max())
             raise ValueError(

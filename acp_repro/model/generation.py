@@ -97,7 +97,14 @@ def choose_tokens(
 
     Returns:
         (B,) int64.
+
+    Raises:
+        ValueError: the logits hold NaN or infinity. To know it waits for the device.
     """
+    if not bool(logits.isfinite().all()):
+        raise ValueError(
+            "the logits hold NaN or infinity: the weights are damaged, or their dtype is too small"
+        )
     if temperature == 0:
         return logits.argmax(dim=-1)
     # In float64 and relative to the largest logit; otherwise a tiny temperature would give infinity and NaN.

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import math
 import shutil
 
 import pytest
@@ -168,6 +170,21 @@ def test_a_pickle_is_not_opened(saved):
     path = saved / "model.safetensors"
     torch.save(read_tensors(saved), path)
     with pytest.raises(ValueError, match="is not a complete safetensors file"):
+        load_pretrained(saved)
+
+
+def test_damaged_weights_are_refused(saved):
+    path = saved / "model.safetensors"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    (saved / "done.json").write_text(json.dumps({"sha256": digest}))
+    load_pretrained(saved)
+    tensors = read_tensors(saved)
+    tensors["model.norm.weight"][3] = math.nan
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match=r"model\.safetensors is not the file that .*done\.json names"):
+        load_pretrained(saved)
+    (saved / "done.json").unlink()
+    with pytest.raises(ValueError, match=r"model\.norm\.weight .*holds NaN or infinity"):
         load_pretrained(saved)
 
 
