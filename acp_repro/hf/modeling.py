@@ -16,9 +16,12 @@ from acp_repro.model import FoXModel
 from acp_repro.model.layers import Linear
 
 from .configuration import MEANINGLESS_IDS, ForgettingTransformerConfig
+from .packing import find_documents
 from .past import ForgettingTransformerCache
 
 _MOST_LISTED = 10
+# Keywords of transformers that tell FoX nothing: the longest packed document, and where new tokens go in a cache.
+_SAY_NOTHING = {"max_length_q", "max_length_k", "cache_position"}
 
 
 class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
@@ -91,6 +94,7 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: ForgettingTransformerCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -105,23 +109,35 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) integer; with a cache, the tokens after the cached ones.
             attention_mask: (B, cached + T) of 0 and 1. Zeros are padding: on the left, or on the right of
-                rows that nothing follows. FoX has no positions, so ``position_ids`` is not needed.
+                rows that nothing follows.
+            position_ids: FoX has no positions. Where they start with 0 again, in a batch of one, a packed
+                document starts. ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` say the same. Each
+                document gives what it gives alone. Packed documents have no cache.
             past_key_values: continue after what it holds, and extend it in place.
             labels: (B, T) integer, the ids of input_ids. They are shifted inside and -100 is left out, as in
                 transformers.
             use_cache: return a cache; by default ``config.use_cache`` if no gradients are recorded.
             logits_to_keep: give only this many last logits, or those at these indices; 0 gives all.
+            **kwargs: keywords for packed documents, and ``num_items_in_batch``, by which the sum of losses is
+                divided.
 
         Returns:
             logits (B, T, vocab) in the dtype of the head's product; loss, a scalar in nats.
 
         Raises:
+            TypeError: a keyword is not one of these.
             ValueError: the cache is of another kind or model, or a row has padding inside or between cached
-                and new tokens. Also if attention weights are requested, because no kernel here holds them.
+                and new tokens. Also if ``position_ids`` are no count, and if attention weights are requested,
+                because no kernel here holds them.
         """
         if output_attentions:
             raise ValueError("output_attentions is not supported: the kernels never hold the weights")
-        if past_key_values is None and self._wants_cache(use_cache):
+        documents = find_documents(input_ids, attention_mask, past_key_values, position_ids, kwargs)
+        num_items = kwargs.pop("num_items_in_batch", None)
+        unused = [name for name, value in kwargs.items() if value is not None and name not in _SAY_NOTHING]
+        if unused:
+            raise TypeError(f"forward has no use for {', '.join(unused)}")
+        if past_key_values is None and self._wants_cache(use_cache, documents is not None):
             past_key_values = ForgettingTransformerCache(self.config)
         seq_start = self._padding(attention_mask, input_ids, past_key_values)
         states: list[Tensor] = []
@@ -129,13 +145,13 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
             output_hidden_states = self.config.output_hidden_states
         with _watching(self.model.layers if output_hidden_states else (), states):
             cache = None if past_key_values is None else past_key_values.fox
-            hidden = self.model(input_ids, cache, seq_start)
+            hidden = self.model(input_ids, cache, seq_start, documents)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, keep])
         loss = None
         if labels is not None:
             loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items
             )
         output = CausalLMOutputWithPast(
             loss=loss,
@@ -146,10 +162,10 @@ class ForgettingTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
 
-    def _wants_cache(self, use_cache: bool | None) -> bool:
+    def _wants_cache(self, use_cache: bool | None, packed: bool) -> bool:
         if use_cache is not None:
             return use_cache
-        return self.config.use_cache and not torch.is_grad_enabled()
+        return self.config.use_cache and not torch.is_grad_enabled() and not packed
 
     def _padding(self, mask: Tensor | None, input_ids: Tensor, cache) -> Tensor | None:
         """(B,) the first real token of left-padded rows, or None."""
