@@ -20,7 +20,7 @@ from .packing import find_documents
 from .past import ForgettingTransformerCache
 
 _MOST_LISTED = 10
-# Keywords of transformers that tell FoX nothing: the longest packed document, and where new tokens go in a cache.
+# Keywords that tell FoX nothing: the longest packed document, and where new tokens go in a cache.
 _SAY_NOTHING = {"max_length_q", "max_length_k", "cache_position"}
 
 

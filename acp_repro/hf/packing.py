@@ -51,10 +51,8 @@ def find_documents(
 
 def _restarts(input_ids: Tensor, mask: Tensor | None, cache: Any, position_ids: Tensor) -> Tensor:
     """(B, T) bool: the first token of the row, and each where positions start with 0 again."""
-    at, place = (
-        position_ids.expand(input_ids.shape),
-        torch.arange(input_ids.shape[1], device=input_ids.device),
-    )
+    at = position_ids.expand(input_ids.shape)
+    place = torch.arange(input_ids.shape[1], device=input_ids.device)
     held, padding = 0, 0
     if isinstance(cache, ForgettingTransformerCache) and cache.fox.length:
         held, padding = cache.fox.length, cache.fox.seq_start

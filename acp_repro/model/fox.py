@@ -90,7 +90,7 @@ class FoXModel(nn.Module):
                 ``FoXCache.begin``), or there are packed documents, which no cache holds.
         """
         if cache is not None and cu_seqlens is not None:
-            raise ValueError("a cache cannot hold packed documents: leave out the cache, or use_cache=True")
+            raise ValueError("a cache cannot hold packed documents: call without one (use_cache=False)")
         if cache is not None and len(cache.layers) != len(self.layers):
             raise ValueError(
                 f"cache has {len(cache.layers)} layers, the model has {len(self.layers)}:"

@@ -44,7 +44,7 @@ def head_cross_entropy(hidden: Tensor, head: nn.Module, labels: Tensor) -> Tenso
     Returns:
         (B, T) float32.
     """
-    if is_plain(head):
+    if is_plain(head) and head.bias is None:
         return linear_cross_entropy(hidden, head.weight, labels)
     logits = head(hidden).float().transpose(1, 2)
     return F.cross_entropy(logits, labels.long(), ignore_index=IGNORED_LABEL, reduction="none")

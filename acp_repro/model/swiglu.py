@@ -26,8 +26,9 @@ class SwiGLU(nn.Module):
         """(B, T, hidden) -> (B, T, hidden), in the dtype of the product."""
         gate_up = self.gate_proj(x)
         if torch.compiler.is_compiling():
-            if self.fuses_training and torch.is_grad_enabled() and is_plain(self.down_proj):
-                return _Down.apply(gate_up, self.down_proj.weight.to(gate_up.dtype))
+            down = self.down_proj
+            if self.fuses_training and torch.is_grad_enabled() and is_plain(down) and down.bias is None:
+                return _Down.apply(gate_up, down.weight.to(gate_up.dtype))
         elif gate_up.is_cuda and not torch.is_grad_enabled() and HAS_TRITON:
             from .step_kernels import silu_and_multiply
 
