@@ -25,7 +25,6 @@ examples:
   python -m acp_repro.data --suite h100                        the corpus of a suite, before its training
   python -m acp_repro.data --tokenizer bpe:4096 --context-length 1024 4096
   python -m acp_repro.data --corpus text --path books/ --heldout books/last.jsonl.xz
-  python -m acp_repro.data.books --clones FOLDER               the books of the suites h100 and small
   python -m acp_repro.data export-tokenizer FILE --suite h100  its tokenizer.json, to keep or commit
 
 A corpus that is already in the cache is only checked and opened.""".format(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acp_repro.data import DataConfig, DataError, books, default_cache, prepare
+from acp_repro.data import DataConfig, DataError, default_cache, prepare
 from acp_repro.data import corpus as module
 from acp_repro.data.__main__ import main
 
@@ -279,17 +279,12 @@ def test_command(folder, tmp_path, capsys, monkeypatch):
     assert all(f"\n  {name} " in out for name in ("stdlib", "text", "longcrawl64", "hf"))
 
 
-@pytest.mark.parametrize(("command", "of"), [(main, "corpus"), (books.main, "books")])
-def test_ctrl_c_is_one_line(command, of, folder, tmp_path, capsys, monkeypatch):
+def test_ctrl_c_is_one_line(folder, tmp_path, capsys, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"acp_repro.data.{of}.{'_build' if of == 'corpus' else 'build'}", stop)
-    options = {
-        "corpus": f"--corpus text --path {folder} --cache-dir {tmp_path / 'cache'}",
-        "books": f"--clones {tmp_path} --out {tmp_path / 'out'}",
-    }
-    assert command(options[of].split()) == 130
+    monkeypatch.setattr("acp_repro.data.corpus._build", stop)
+    assert main(f"--corpus text --path {folder} --cache-dir {tmp_path / 'cache'}".split()) == 130
     said = capsys.readouterr().err.strip()
     assert said.startswith("stopped; ") and "\n" not in said
     assert not [path for path in tmp_path.rglob("*") if ".partial" in path.name or ".tmp" in path.name]
