@@ -294,7 +294,7 @@ def test_a_report_is_made_anew_where_the_page_that_it_links_to_is_gone_or_comes(
     asked = {"report": False, "report heads": True}  # no page, and no link to one
     for goals, made in asked.items():
         assert ("analysis.report" in would_do(*goals.split(), "SUITE=h100")) == made, goals
-    report.write_text('<a href="heads.html">')
+    report.with_suffix(".md").write_text("Look around: " + suite.paper.pages[0].link)
     assert "analysis.report" in would_do("report", "SUITE=h100")
 
 

@@ -290,8 +290,8 @@ class Page:
 
     @property
     def link(self) -> str:
-        """How the report beside it links to it."""
-        return f'<a href="{self.name}.html">'
+        """How the report beside it links to it, in Markdown."""
+        return f"[{self.title}]({self.name}.html)"
 
 
 @dataclass(frozen=True, eq=False)

@@ -187,7 +187,8 @@ def _report(suite: Suite, usual: list[Item]) -> list[str]:
     # A page that is asked for in the same call is there by then.
     there += [f"$(if $(filter {page.name},$(CHAIN)),{page.path(suite.name)})" for page in suite.paper.pages]
     report = FIGURES / suite.name / "report.html"
-    links = report.read_text(encoding="utf-8") if report.is_file() else ""
+    text = report.with_suffix(".md")
+    links = text.read_text(encoding="utf-8") if text.is_file() else ""
     gone = (not page.path(suite.name).is_file() and page.link in links for page in suite.paper.pages)
     made_of = [*sources(REPORT_MODULE), *_judges(suite.paper), suite.path, *[_stale(suite)] * any(gone)]
     needs = [*(item.path(suite.name) for item in usual), *made_of]

@@ -20,7 +20,7 @@ Main = Callable[..., int | None]
 # The libraries of the extras of pyproject.toml, by the name that is imported.
 _EXTRAS = {
     **dict.fromkeys(("numpy", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec"), "chain"),
-    **dict.fromkeys(("matplotlib", "seaborn", "PIL", "jinja2", "markdown_it"), "figures"),
+    **dict.fromkeys(("matplotlib", "seaborn", "PIL", "markdown_it"), "figures"),
     "safetensors": "checkpoints",
     "tokenizers": "bpe",
     "rich": "inspect",
