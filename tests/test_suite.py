@@ -413,11 +413,6 @@ def test_every_suite_of_the_project_loads():
             "learning_rate: 1e-2, vocab_size: x",
             "vocab_size: must be a whole number or null, got 'x'",
         ),
-        (
-            "timing_repeats: 1",
-            "timing_repeats: 1, long_context_lengths: [-5]",
-            "lengths.0.: must be a whole number of at least 1",
-        ),
     ],
 )
 def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
