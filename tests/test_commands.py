@@ -13,15 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from acp_repro import (
-    benchmark_attention,
-    benchmark_training,
-    inspect,
-    measure,
-    sweep_epsilon,
-    train,
-    tune_attention,
-)
+from acp_repro import benchmark_attention, benchmark_training, inspect, measure, sweep_epsilon, train
 from acp_repro.chain import state
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
@@ -99,7 +91,6 @@ def test_a_device_that_is_not_there(work, capsys, main, arguments, device, messa
     ("main", "arguments"),
     [
         (benchmark_attention.main, ["--lengths", "0"]),
-        (tune_attention.main, ["--length", "-4"]),
         (train.main, ["--jobs", "no"]),
         (train.main, ["--nproc", "0"]),
     ],

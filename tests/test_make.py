@@ -114,7 +114,7 @@ def items(names):
 
 # Of suite h100.
 PAGES = {"report", "reproduction"}
-GRID = items("figure1 figure2 figure3 figure4 figure5 figure6 figure8 figure10 table4 figureA2 figureA3")
+GRID = items("figure1 figure2 figure3 figure4 figure5 figure6 figure8 figure10 table4 figureA2")
 EVERY = GRID | items("figure7 table2 figureA1 figureA5") | PAGES
 DEPENDS = {
     # What all figures are made with: how they look, and what says of which runs they are.
@@ -130,7 +130,7 @@ DEPENDS = {
     "analysis/acp/figure7.py": items("figure7") | PAGES,
     "analysis/acp/figure2.py": items("figure2 figure10") | PAGES,
     "analysis/acp/figure4.py": items("figure4 figure5") | PAGES,
-    "analysis/acp/sweeps.py": items("figure7 figureA1 figureA2 figureA3") | PAGES,
+    "analysis/acp/sweeps.py": items("figure7 figureA1 figureA2") | PAGES,
     "acp_repro/papers/acp/grid.py": GRID | PAGES,
     # Claims of no figure, and another paper's.
     "analysis/acp/text_claims.py": PAGES,

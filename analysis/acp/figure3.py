@@ -26,12 +26,11 @@ PAIR = ["architecture", "size", "context_length_tokens", "seed"]
 ACP, EXACT = {"lw": 2.2, "alpha": 0.45}, {"lw": 0.9, "ls": (0, (4, 2))}
 
 
-def draw(records: pd.DataFrame, heights: tuple[float, float] = (3, 1.3)) -> Figure:
+def draw(records: pd.DataFrame) -> Figure:
     """One column per size: the curves, one colour per context length, and below them ACP minus exact.
 
     Args:
         records: ``loss_curve`` records of runs with ACP and of their exact pairs.
-        heights: of the curves and of their difference, in proportion.
 
     Raises:
         UnfitRecords: a run lacks its pair.
@@ -53,7 +52,7 @@ def draw(records: pd.DataFrame, heights: tuple[float, float] = (3, 1.3)) -> Figu
         sharex="col",
         sharey="row",
         squeeze=False,
-        height_ratios=heights,
+        height_ratios=(3, 1.3),
         layout="constrained",
     )
     for (top, bottom), size in zip(axes.T, sizes, strict=True):

@@ -78,9 +78,6 @@ def _pruned(ax: Axes, records: pd.DataFrame) -> None:
     _name_layers(ax, shares, colours)
     mean = training_logs.mean_pruned(records)
     ax.plot(mean["tokens"], mean["percent"], color="0.1", lw=2, label="all layers")
-    line = training_logs.extrapolation(mean, training_logs.paper_tokens(records))
-    if line is not None:
-        ax.plot(*line[:2], color="0.1", lw=1, ls=(0, (3, 2)), label="extrapolated, not measured")
     ax.axhline((low + high) / 2, color=style.PAPER, lw=1, ls="--", label="the paper's 70 %")
     ax.set_title("Attention pruned (%), axis cut")
 

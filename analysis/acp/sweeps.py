@@ -1,4 +1,4 @@
-"""What the figures that look at one model (7, A1, A2, A3) share: derived numbers, and how they read."""
+"""What the figures that look at one model (7, A1, A2) share: derived numbers, and how they read."""
 
 from __future__ import annotations
 

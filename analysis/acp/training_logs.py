@@ -9,7 +9,6 @@ from .. import style
 from ..tables import one_each
 from . import models, versions
 
-LEAST_POINTS = 6  # fewer make no line
 CHANGE_POINTS = 2.0  # a layer further from its first pruned share is seen to have changed
 
 
@@ -75,47 +74,15 @@ def losses(records: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def extrapolation(mean: pd.DataFrame, to_tokens: float) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """A straight line in log tokens through the second half of the looks, from the last one on.
-
-    The half counts looks, which are evenly spaced in tokens. Nothing says that the share goes on as it did:
-    whoever draws this must say so.
-
-    Returns:
-        tokens and percent (0 to 100) of the line, and where it would end with each look left out in
-        turn; None with too few looks, or where training went on longer.
-    """
-    late = mean.iloc[len(mean) // 2 :]
-    if len(mean) < LEAST_POINTS or mean["tokens"].iloc[-1] >= to_tokens:
-        return None
-    tokens = np.geomspace(mean["tokens"].iloc[-1], to_tokens, 50)
-
-    def line(looks: pd.DataFrame) -> np.ndarray:
-        slope, offset = np.polyfit(np.log(looks["tokens"]), looks["percent"], 1)
-        return np.clip(slope * np.log(tokens) + offset, 0, 100)
-
-    return tokens, line(late), np.array([line(late.drop(look))[-1] for look in late.index])
-
-
 def caption(records: pd.DataFrame, epochs: int = 0) -> str:
     """The caption of Figure A5.
 
     Args:
         epochs: how many ended within the log.
     """
-    mean, to_tokens = mean_pruned(records), paper_tokens(records)
+    mean = mean_pruned(records)
     pruning = records[records["layer"].notna()]
     run, last = pruning["run"].iloc[0], mean.iloc[-1]
-    line = extrapolation(mean, to_tokens)
-    further = (
-        "There are too few points to draw a line further."
-        if line is None and last["tokens"] < to_tokens
-        else "Training went as far as the paper's."
-        if line is None
-        else f"A straight line through the second half of the points (dashed) would reach {line[1][-1]:.0f} "
-        f"% at the paper's {style.count_label(to_tokens)}, and {line[2].min():.0f} to {line[2].max():.0f} % "
-        "with one point less. This is an extrapolation."
-    )
     peak = mean.loc[mean["percent"].idxmax()]
     exact = records.loc[records["log_pruning_tolerance"].isna(), "run"].unique()
     other = f", and of {exact[0]}" if len(exact) else ""
@@ -141,7 +108,7 @@ def caption(records: pd.DataFrame, epochs: int = 0) -> str:
     return f"""**Figure A5.** The pruned share is {peak["percent"]:.0f} % at most, after
 {style.count_label(peak["tokens"])} tokens, and {last["percent"]:.0f} % after
 {style.count_label(last["tokens"])}. The paper says around 70 %, and trains its {paper_name(records)} on
-{style.count_label(to_tokens)} tokens. {further} The curves are from the log of
+{style.count_label(paper_tokens(records))} tokens. The curves are from the log of
 {run}{other}{unlike[:1]}, trained on {devices}. {axes}Left: each layer on
 the first sequence of a batch, and the mean of all. Right: mean loss of the steps since the point
 before{between}.

@@ -76,6 +76,24 @@ WRITTEN = {
         ),
     ),
 }
+# Studies whose code is at the tag v1-full, and what came.
+ANSWERED = {
+    "acp": (
+        (
+            "[Figure A3](figures/h200-long/figureA3.md)",
+            "past its training length of 16k a model prunes more (88 % at 32k, 90 % at 64k), at no more loss",
+        ),
+        (
+            "[Figure A4](figures/h200-long/figureA4.md)",
+            "past the training length of 16k a pair's mean losses differ by 0.001 nats, up to 64k",
+        ),
+        (
+            "[Figure A5](figures/h200-long/figureA5.md), extrapolated",
+            "a line through a log of 100M tokens says 82 % pruned after 400M; a longer run came to 86 %",
+        ),
+        ("`tune_attention`", "the present tiles of the portable kernels are the fastest on a Hopper GPU"),
+    )
+}
 
 
 def gaps(section: Section) -> tuple[Gap, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..verdict import Word
 from .gather import Line, Section
-from .missing import gaps
+from .missing import ANSWERED, gaps
 
 MEANINGS = {
     Word.PROVED: "a proof or a formula gives it, whatever the model, and a test shows it on this code",
@@ -65,6 +65,14 @@ def render(sections: Sequence[Section]) -> str:
         "## What is missing",
         "Nobody has trained or measured these. The right column says what would.",
         _markdown(("Paper", "Missing", "Made by"), (row for section in sections for row in _gaps(section))),
+        "## What is answered",
+        "The code of these studies is at the tag `v1-full`: `git worktree add ../v1-full v1-full`. Their "
+        "records and pictures stay.",
+        "\n".join(
+            f"- {study}: {answer}."
+            for section in sections
+            for study, answer in ANSWERED.get(section.paper.name, ())
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -15,7 +15,6 @@ from analysis.acp import (
     figure_decode,
     figureA1,
     figureA2,
-    figureA3,
     figureA5,
     models,
     statistics,
@@ -392,20 +391,11 @@ def test_pruned_mass_against_its_bound():
     assert figureA1.mass_below_epsilon(table({"largest_pruned_mass": 5e-5})).status is MISSED
 
 
-def test_blocks_and_long_contexts():
+def test_block_sizes():
     sizes = table({"block_tokens": 32, "pruned_ratio": 0.74}, {"block_tokens": 64, "pruned_ratio": 0.7})
     assert figureA2.block_size_negligible(sizes).status is MET
     assert figureA2.block_size_negligible(sizes.assign(pruned_ratio=[0.76, 0.7])).status is MISSED
     assert figureA2.block_size_negligible(sizes[:1]).status is UNDECIDED
-    longer = table(
-        {"evaluated_length_tokens": 1024, "pruned_ratio": 0.8},
-        {"evaluated_length_tokens": 512, "pruned_ratio": 0.7},
-    )
-    grid = blocks(70)
-    assert figureA3.savings_grow_past_training(longer, grid).status is MET
-    for share in (0.7, [0.71, 0.7]):  # as much, and more but less of what the grid allows
-        other = figureA3.savings_grow_past_training(longer.assign(pruned_ratio=share), grid)
-        assert other.status is MISSED
 
 
 def test_a_value_that_is_nan_is_in_no_range():

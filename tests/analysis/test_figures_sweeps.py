@@ -1,4 +1,4 @@
-"""Figures 7, A1, A2 and A3 from records written by hand, and the numbers that their captions tell."""
+"""Figures 7, A1 and A2 from records written by hand, and the numbers that their captions tell."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from acp_repro.chain.errors import RecordError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from analysis import drawing, style
-from analysis.acp import figure7, figureA1, figureA2, figureA3, sweeps
+from analysis.acp import figure7, figureA1, figureA2, sweeps
 from analysis.tables import UnfitRecords
 from tests.analysis import synthetic
 from tests.suites import write_suite
@@ -56,20 +56,10 @@ BLOCKS = [
     {"block_tokens": block, "measured_tokens": 256, "pruned_ratio": ratio}
     for block, ratio in ((1, 0.9), (64, 0.25), (16, 0.7))
 ]
-LONG = [
-    {
-        "evaluated_length_tokens": 128 * n,
-        "measured_tokens": 512,
-        "pruned_ratio": 1 - 0.5 / n,
-        "loss_nats": 3 + 0.1 / n,
-    }
-    for n in (1, 2, 4)
-]
 FIGURES = {
     "figure7": (figure7, "epsilon_sweep", SWEEP),
     "figureA1": (figureA1, "pruned_mass", MASS),
     "figureA2": (figureA2, "block_size", BLOCKS),
-    "figureA3": (figureA3, "long_context", LONG),
 }
 
 
@@ -77,7 +67,6 @@ FIGURES = {
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
-    synthetic.write(RUN, "pruned_ratio", {})  # whose grid Figure A3 takes
     yield tmp_path
     plt.close("all")
 
@@ -166,13 +155,6 @@ def test_figureA2_shows_the_most_that_each_grid_allows():
     assert measured.get_ydata().tolist() == pytest.approx([90, 70, 25])
     # 128 tokens in blocks of 16: 36 causal blocks, of which 8 + 7 stay.
     assert most.get_ydata()[1] == pytest.approx(100 * 21 / 36) and most.get_ydata()[2] == 0
-
-
-def test_figureA3_shows_savings_over_loss():
-    top, bottom = figureA3.draw(records_of("long_context", LONG)).axes
-    assert top.lines[1].get_ydata().tolist() == pytest.approx([50, 75, 87.5])
-    assert bottom.lines[1].get_ydata().tolist() == pytest.approx([3.1, 3.05, 3.025])
-    assert top.lines[0].get_xdata() == [128, 128]  # the training length
 
 
 def test_only_the_records_of_the_sweep_run_are_drawn():

@@ -21,7 +21,6 @@ from analysis import drawing
 from analysis.acp import figure_kernel
 from tests.suites import YAML, write_suite
 
-GPU = torch.cuda.is_available()
 SMALL = ["--device", "cpu", "--lengths", "128", "256", "--heads", "3", "--head-dim", "16", "--repeats", "1"]
 
 
@@ -298,44 +297,3 @@ def test_flexattention_is_compiled_for_every_shape_or_fails(monkeypatch):
         with pytest.raises(exc.FailOnRecompileLimitHit):
             call(*inputs, threshold)
     torch.compiler.reset()
-
-
-def test_tuning_says_what_it_needs(capsys):
-    from acp_repro.tune_attention import main as tune
-
-    if not torch.cuda.is_available():
-        assert tune([]) == 2
-        assert "PyTorch finds none" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kernel", ["forward", "query_side", "key_side"])
-@pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(
-            "cpu", marks=pytest.mark.skipif(GPU, reason="the interpreter; run make test where no GPU is")
-        ),
-        pytest.param(
-            "cuda",
-            marks=[pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="run make test-gpu where a GPU is")],
-        ),
-    ],
-)
-def test_tuning_finds_tiles_and_names_wrong_ones(device, kernel):
-    from triton.runtime.errors import OutOfResources
-
-    from acp_repro.benchmark.tiles import Bench, candidates
-
-    bench = Bench(64, 256, heads=1, tokens=256, device=device)
-    present = getattr(bench.present, kernel)
-    (timing,) = bench.time(kernel, [present], 1)
-    assert timing.milliseconds > 0
-    assert len(candidates(kernel, 64, torch.bfloat16)) > 5
-    bench.truth[0 if kernel == "forward" else 2] += 1
-    assert bench.time(kernel, [present], 1)[0].why_not.startswith("wrong")
-
-    def too_large(*_):
-        raise OutOfResources(233_496, 232_448, "shared memory")
-
-    bench.run = too_large
-    assert "shared memory" in bench.time(kernel, [present], 1)[0].why_not

@@ -20,7 +20,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.model.capture import AttentionInputs, attention_inputs
 from acp_repro.papers.acp.checkpoint_folder import Checkpoint
 from acp_repro.papers.acp.checkpoint_run import TrainedCheckpoint
-from acp_repro.papers.acp.measure import block_size, epsilon_sweep, long_context, pruned_mass
+from acp_repro.papers.acp.measure import block_size, epsilon_sweep, pruned_mass
 from acp_repro.papers.acp.paper import PAPER
 from acp_repro.papers.acp.settings import MeasureConfig
 from acp_repro.papers.acp.task import FoXTask
@@ -248,29 +248,6 @@ def test_block_size_is_the_serial_count_and_only_falls(trained):
                 boundary = find_boundary_serial(c, threshold, 256, block, block)
                 total.append(count_blocks(boundary, 256, 256, block, block).pruned_ratio)
         assert row["pruned_ratio"] == pytest.approx(torch.cat(total).mean().item())
-
-
-def test_long_context_reads_the_same_text_at_every_length(trained):
-    # The held-out document has 860 bytes, so eight and four times 256 do not fit, and twice does.
-    rows = long_context.measure(trained)
-    assert [row["evaluated_length_tokens"] for row in rows] == [256, 512]
-    assert [row["measured_tokens"] for row in rows] == [512, 512]
-    assert all(set(row) == set(PAPER.quantity("long_context").columns) for row in rows)
-    assert rows[0]["pruned_ratio"] == 0.15 and rows[1]["pruned_ratio"] > 0.2
-    with torch.no_grad():
-        losses = [
-            trained.model.loss_per_token(*batch).double().mean().item()
-            for batch in trained.heldout_batches(512, 2)
-        ]
-    assert rows[0]["loss_nats"] == pytest.approx(np.mean(losses), rel=1e-9)
-
-
-def test_long_context_takes_the_suites_lengths_and_says_when_text_is_too_short(trained):
-    trained.suite = with_measure(trained.suite, long_context_lengths=[384, 128])
-    assert [r["evaluated_length_tokens"] for r in long_context.measure(trained)] == [128, 384]
-    trained.suite = with_measure(trained.suite, long_context_lengths=[1024])
-    with pytest.raises(ValueError, match="has 860; use a context_length of at most 860"):
-        long_context.measure(trained)
 
 
 @pytest.mark.parametrize("measure", [pruned_mass.measure, block_size.measure])

@@ -14,10 +14,9 @@ import torch
 from acp_repro.chain import state
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.suite import load_suite
-from acp_repro.data import prepare
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.papers.acp import fits
-from acp_repro.papers.acp.measure import long_loss_curve, needle, needle_facts, step_losses, training_log
+from acp_repro.papers.acp.measure import needle, needle_facts, step_losses, training_log
 from acp_repro.papers.acp.needle import trial
 from acp_repro.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
 from acp_repro.papers.acp.paper import PAPER
@@ -245,28 +244,6 @@ def test_what_is_found_is_kept_until_its_record_is_written(trained, monkeypatch)
     measuring.bring_up_to_date(trained.suite, stale, "cpu", again=True)
     assert lengths == [500, 500] and len(records("needle")) == 4
     assert not list(state.MAKE.rglob("*.jsonl"))
-
-
-def test_long_curves_cover_twice_and_four_times_the_training_length(trained):
-    rows = long_loss_curve.measure(with_loss_tokens(trained, 2048))
-    assert all(set(row) == set(PAPER.quantity("long_loss_curve").columns) for row in rows)
-    lengths = {(row["method"], row["evaluated_length_tokens"]) for row in rows}
-    assert lengths == {(method, length) for method in ("acp", "exact") for length in (1024, 2048)}
-    by = {(r["method"], r["evaluated_length_tokens"], r["position"]): r["loss_nats"] for r in rows}
-    for method, length in lengths:
-        assert by[method, length, 500] == pytest.approx(by["exact", 2048, 500], abs=0.01)
-    ids, labels = next(iter(prepare(trained.run.data).sequences("heldout", 2048).iter_batches(1)))
-    with torch.no_grad():
-        losses = trained.model.loss_per_token(ids, labels)[0]
-    assert by["acp", 2048, 1550] == pytest.approx(losses[1500:1601].mean().item(), rel=1e-5)
-    (state.MAKE.parent / "heldout.txt").write_text("short. " * 100)
-    with pytest.raises(RecordError, match="needs a held-out document of 1024 tokens"):
-        long_loss_curve.measure(trained)
-
-
-def with_loss_tokens(trained, tokens):
-    trained.suite = with_measure(trained.suite, loss_tokens=tokens)
-    return trained
 
 
 @pytest.mark.parametrize("pruned", [True, False])

@@ -63,9 +63,7 @@ class TrainedCheckpoint(TrainedFoX):
         super().__init__(suite, run, None, checkpoint.load(device), device, trained_tokens=0)
         self.input_ids = input_ids
 
-    def heldout_batches(
-        self, tokens: int, rows: int | None = None, **lengths: int
-    ) -> list[tuple[Tensor, Tensor]]:
+    def heldout_batches(self, tokens: int, rows: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """(input_ids, labels) of the checkpoint's text, which has one length."""
         length = self.run.context_length
         ids, rows = self.input_ids[: max(1, tokens // length)], rows or max(1, BATCH_TOKENS // length)

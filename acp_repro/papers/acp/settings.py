@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from acp_repro.chain.errors import UnknownName
 from acp_repro.chain.run import Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
-from acp_repro.common.bounds import Axis, Count, CountFrom0, Distinct, Must, Positive, Seed, Share
+from acp_repro.common.bounds import Axis, Count, CountFrom0, Must, Positive, Seed, Share
 from acp_repro.data.config import DataConfig
 from acp_repro.model.config import LogEpsilon
 
@@ -78,7 +78,7 @@ class TrainingConfig(TrainerConfig):
 class MeasureConfig(Strict):
     """How much text each quantity is measured on; the defaults are the paper's (Appendix B)."""
 
-    WHICH: ClassVar = ("heads_run", "sweep_run")
+    WHICH: ClassVar = ("heads_run", "sweep_run", "long_context_lengths")  # the last in older records alone
 
     pruned_ratio_tokens: Count = 128 * 2**20
     timing_tokens: Count = 32 * 2**20
@@ -88,7 +88,6 @@ class MeasureConfig(Strict):
     sweep_log_pruning_tolerances: list[LogEpsilon] = field(
         default_factory=lambda: [-1.0, -5.0, -10.0, -20.0, -40.0]
     )
-    long_context_lengths: Distinct[Count] = field(default_factory=list)  # past the training length
     # The needle test: the contexts, or how many of them from short to the training length; places of the
     # needle from 0, the beginning, to 1; and the number of haystacks for each.
     needle_lengths: Count | Axis[Count] = 11

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -25,11 +24,6 @@ class TrainedFoX(Trained):
     run: FoXRun
     model: FoXForCausalLM
 
-    @property
-    def longest_heldout_document(self) -> int:
-        """Tokens of the longest held-out document; 0 if no text is held out."""
-        return int(np.diff(prepare(self.run.data).offsets("heldout")).max(initial=0))
-
     def methods(self, both: bool = False) -> Iterator[str]:
         """Yields ``acp`` or ``exact``, the run's own method, and sets the model to it.
 
@@ -46,22 +40,16 @@ class TrainedFoX(Trained):
                 self.model.set_log_pruning_tolerance(own)
 
     def heldout_batches(
-        self,
-        tokens: int,
-        rows: int | None = None,
-        *,
-        length: int | None = None,
-        same_text_as: int | None = None,
+        self, tokens: int, rows: int | None = None, same_text_as: int | None = None
     ) -> Batches:
         """(input_ids, labels) of held-out sequences: ``tokens`` tokens at most, but at least one sequence.
 
         Args:
             rows: sequences in a batch; default: as many tokens as a micro-batch of training has.
-            length: tokens of a sequence; default: the run's context.
-            same_text_as: a length that others divide, which then all read the same text: whole pieces of that
-                length.
+            same_text_as: a length that the contexts of several runs divide, which then all read the same
+                text: whole pieces of that length.
         """
-        length = length or self.run.context_length
+        length = self.run.context_length
         piece = same_text_as or length
         tokens = max(1, tokens // piece) * piece
         sequences = prepare(self.run.data).sequences("heldout", length)

@@ -29,32 +29,16 @@ def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
         (L,) float64 on the CPU in nats, entry i for the token that follows i others (counted from 0);
         and the number of tokens measured.
     """
-    # The longest, if the shorter ones divide it.
-    unit = math.lcm(*(run.context_length for run in trained.suite.runs))
-    return mean_by_position(trained, "loss", trained.run.context_length, unit)
-
-
-def mean_by_position(trained: TrainedFoX, what: str, length: int, longest: int) -> tuple[Tensor, int]:
-    """Loss at each position of held-out sequences of ``length``, averaged over them.
-
-    Args:
-        what: the name on the progress bar.
-        longest: all lengths that divide it see the same text.
-
-    Returns:
-        (length,) float64 on the CPU in nats; and the number of tokens measured.
-    """
     import torch
 
-    batches = trained.heldout_batches(
-        trained.measure_settings.loss_tokens, length=length, same_text_as=longest
-    )
-    total = torch.zeros(length, dtype=torch.float64, device=trained.device)
-    sequences = 0
-    for loss, _ in trained.losses(batches, what):
+    # The longest, if the shorter ones divide it.
+    unit = math.lcm(*(run.context_length for run in trained.suite.runs))
+    batches = trained.heldout_batches(trained.measure_settings.loss_tokens, same_text_as=unit)
+    total, sequences = torch.zeros(trained.run.context_length, dtype=torch.float64, device=trained.device), 0
+    for loss, _ in trained.losses(batches, "loss"):
         total += loss.sum(0, dtype=torch.float64)
         sequences += len(loss)
-    return (total / sequences).cpu(), sequences * length
+    return (total / sequences).cpu(), sequences * len(total)
 
 
 QUANTITY = Quantity("loss", "measured_tokens loss_nats", measure, group="losses")

@@ -33,11 +33,6 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
             f"loss_curve: {trained.run.name} has a context of {len(losses)} tokens, shorter than "
             f"the window of {WINDOW_TOKENS} over which the paper averages; measure loss instead"
         )
-    return curve(losses, tokens)
-
-
-def curve(losses: Tensor, tokens: int) -> list[dict[str, Any]]:
-    """The records of a curve, from the losses (L,) float64 at all positions of ``tokens`` tokens of text."""
     means = moving_average(losses, WINDOW_TOKENS)
     step = -(-len(means) // MOST_POSITIONS)
     return [
