@@ -165,7 +165,7 @@ def _look(way: Way, batches: list, whole: bool, dtype: str) -> dict[str, float]:
     import torch
 
     from acp_repro.model.capture import watch_attention
-    from acp_repro.training.watch import eager
+    from acp_repro.training.step import eager
 
     if way.log_pruning_tolerance is None:
         return {}
