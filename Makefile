@@ -77,8 +77,8 @@ TRAIN := $(DO) acp_repro.train$(if $(NPROC), --nproc $(NPROC))$(if $(JOBS), --jo
 train: $(INSTALLED) ## train every run of SUITE, or RUN=name; NPROC=4: four GPUs a run; JOBS=4: four runs at once
 	$(TRAIN) --suite $(SUITE) $(if $(RUN),--run $(RUN))
 
-plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h100, NPROC=4, CHECK=1
-	@$(DO) acp_repro.plan --suite $(SUITE) $(if $(GPU),--gpu $(GPU)) $(if $(NPROC),--nproc $(NPROC)) $(if $(CHECK),--check)
+plan: $(INSTALLED) ## FLOPs, memory and GPU-hours of every run of SUITE; GPU=h100, NPROC=4
+	@$(DO) acp_repro.plan --suite $(SUITE) $(if $(GPU),--gpu $(GPU)) $(if $(NPROC),--nproc $(NPROC))
 
 # --- experiments/SUITE.yaml -> runs -> results -> figures -----------------------------------------
 # All rules of the chain are generated, from the suite's file and the registry of its paper: a target for

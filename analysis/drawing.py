@@ -28,7 +28,7 @@ from acp_repro.common import files
 from acp_repro.common.command import command, run_command
 from acp_repro.common.docs import plain
 
-from . import latex, style
+from . import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,10 +146,9 @@ def _small(png: bytes) -> bytes:
 
 
 def save_table(table: Table, path: Path, caption: str) -> Path:
-    """Writes ``path``, Markdown of caption and table, and beside it CSV and LaTeX; prints the Markdown."""
-    # The text comes last: Make takes it as the sign that all three are there.
+    """Writes ``path``, Markdown of caption and table, and beside it CSV; prints the Markdown."""
+    # The text comes last: Make takes it as the sign that both are there.
     files.write_text(path.with_suffix(".csv"), table.values.to_csv(index=False))
-    files.write_text(path.with_suffix(".tex"), latex.table(table.shown, caption))
     header = list(table.shown.columns)
     rule = ["---", *["---:"] * (len(header) - 1)]
     lines = [f"| {' | '.join(row)} |" for row in (header, rule, *table.shown.to_numpy().tolist())]

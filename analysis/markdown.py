@@ -1,4 +1,4 @@
-"""The Markdown of captions and tables: ``report.text`` writes it as HTML, ``latex`` as LaTeX.
+"""The Markdown of captions and tables, which ``report.text`` writes as HTML.
 
 ``**bold**``, ``*italic*``, ```code``` and pipe tables as markdown-it has them, and ``$mathematics$``, which
 it does not know; all else is text.

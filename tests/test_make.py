@@ -314,6 +314,16 @@ def test_a_measure_that_fails_costs_no_record(clone):
     assert all(path.exists() for path in records), failed.stdout + failed.stderr
 
 
+def test_a_stop_while_a_second_run_trains_keeps_the_weights_of_the_first(clone):
+    weights = load_suite("cpu").runs[0].weights_file
+    weights.parent.mkdir(parents=True)
+    stop = f"touch {weights}; kill -TERM $PPID; exec sleep 5"
+    python = Path(".venv/bin/python")
+    python.write_text(python.read_text().replace("exec", f"case $2 in acp_repro.train) {stop};; esac\nexec"))
+    done = subprocess.run(["make", "figure2"], capture_output=True, text=True)
+    assert done.returncode and "acp_repro.train" in done.stdout and weights.exists(), done.stderr
+
+
 def test_several_gpus_and_the_plan(clone):
     output = would_do("train", "SUITE=paper", "RUN=pro-760m-16k-acp", "NPROC=4")
     assert "acp_repro.train --nproc 4 --suite paper --run pro-760m-16k-acp" in output

@@ -61,7 +61,7 @@ ALLOWED = {
     "analysis.retention": {COMMON, CHAIN, "analysis", "acp_repro.papers.retention"},
     "analysis.lap": {COMMON, CHAIN, "analysis", "acp_repro.papers.lap"},
 }
-TORCH_FREE = ("analysis", "acp_repro.chain", "acp_repro.common", "acp_repro.papers.acp.plan")
+TORCH_FREE = ("analysis", "acp_repro.chain", "acp_repro.common", "acp_repro.papers.acp.cost")
 COMMANDS = {path.stem for path in (ROOT / "acp_repro").glob("*.py")} - {"__init__"}
 
 

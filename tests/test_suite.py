@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from acp_repro.chain import state
-from acp_repro.chain.errors import RecordError, SuiteError, UnknownName
+from acp_repro.chain.errors import RecordError, SuiteError
 from acp_repro.chain.paper import first_seeds
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
-from acp_repro.common.errors import did_you_mean
 from acp_repro.model import load_config
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.suite import main as suite_main
@@ -203,13 +202,6 @@ def test_damaged_records_and_settings_are_one_line(load, content):
                 ask(run)
 
 
-def test_a_long_list_of_names_is_cut():
-    known = [f"task{i}" for i in range(15_000)]
-    error = str(UnknownName.among("there is no task 'x'", "x", known))
-    assert "task39 and 14,960 more" in error and len(error) < 500
-    assert str(UnknownName.among("no such", "x", known[:2])) == "no such; it has task0, task1"
-
-
 def test_what_a_training_took_is_said_of_no_other(load, tmp_path):
     took = {"gpu_seconds": 1.0, "ranks": 1, "peak_memory_bytes": None, "device": "a"}
     run = load(YAML).runs[0]
@@ -331,7 +323,6 @@ def test_every_suite_of_the_project_loads():
             "hiden_size: 32",
             r"sizes.tiny.hiden_size: unknown key; did you mean hidden_size\?",
         ),
-        ("measure:", "measures:", "measures: unknown key; did you mean measure?"),
         (
             "hidden_size: 32",
             "hidden_size: wide",
@@ -345,7 +336,6 @@ def test_every_suite_of_the_project_loads():
         ("hidden_size: 32, ", "", "sizes.tiny.hidden_size: missing"),
         ("tokens: 1536", "tokens: -1", "sizes.tiny.tokens: must be a whole number of at least 1, got -1"),
         ("tokens: 1536", "tokens: true", "sizes.tiny.tokens: must be a whole number, got True"),
-        ("learning_rate: 1e-2", "learning_rate: fast", "learning_rate: must be a number, got 'fast'"),
         ("size: [tiny]", "size: [huge]", r"grid\[0\].size: no size 'huge' under sizes, which has tiny"),
         ("size: [tiny]", "size: tiny", r"grid\[0\].size: must be a list, such as \[tiny\], got 'tiny'"),
         (
@@ -353,7 +343,6 @@ def test_every_suite_of_the_project_loads():
             "warmup_tokens: 1537",
             "training.warmup_tokens: 1537 are more than the 1536 tokens of sizes.tiny",
         ),
-        ("warmup_tokens: 512, ", "", "training.warmup_tokens: 268435456 are more than"),
         ("[128]", "[100]", "micro_batch_tokens: 128 must be a multiple of the context length 100"),
         (
             "[-10, null]",
@@ -367,13 +356,9 @@ def test_every_suite_of_the_project_loads():
             "micro_batch_tokens: 96",
             "micro_batch_tokens: 96 must divide batch_tokens 256",
         ),
-        ("dtype: float32", "dtype: float8", "training.dtype: must be bfloat16 or float32"),
         ("corpus: text", "corpus: web", "data.corpus"),
-        ("dtype: float32", "parallel: both", "training.parallel: must be auto, ddp or fsdp, got 'both'"),
-        ("grid:", "weights: {folder: x}\ngrid:", "weights.trained_by: missing; it has no default"),
         ("grid:", "weights: x\ngrid:", "weights: must be a mapping of keys or null, got .x."),
         ("grid:", "weights: {foldr: x}\ngrid:", r"weights.foldr: unknown key; did you mean folder\?"),
-        ("corpus: text", "corpus: text, corps: x", "data.corps: unknown key; did you mean corpus?"),
         ("description: a test", "description: a test\ndescription: twice", "'description' is given twice"),
         ("description: a test", "description: [", "not valid YAML"),
         (
@@ -381,24 +366,20 @@ def test_every_suite_of_the_project_loads():
             "grid:\n  - {size: [tiny], context_length: [128]}",
             "makes the run pro-tiny-128-acp a second time",
         ),
-        ("[-10, null]", "[-10], seed: [-1]", r"grid\[0\].seed: must be 0 to 2.63 - 1, got -1"),
-        ("[-10, null]", f"[-10], seed: [{2**63}]", f"must be 0 to 2.63 - 1, got {2**63}"),
+        ("[-10, null]", f"[-10], seed: [{2**63}]", rf"seed\[0\]: must be .* from 0 to 2.63 - 1, got {2**63}"),
+        ("[-10, null]", f"[-10, null], seed: {list(range(600))}", "grid: makes 1,200 runs; at most 1,000"),
+        ("grid:", "#" * 2**15 + "\ngrid:", "bytes; a suite has at most"),
+        ("description: a test", f"description: {'1' * 5000}", "not valid YAML"),
+        ("description: a test", "description: 2026-13-45", "not valid YAML"),
+        ("description: a test", f"description: {'[' * 400}{']' * 400}", "not valid YAML"),
+        ("description: a test", f"description: {'[' * 210}{']' * 210}", "not valid YAML"),
+        ("description: a test", "description: &all [*all]", "write it out instead of an alias"),
         (
             "  - {size: [tiny], context_length: [128], log_pruning_tolerance: [-10, null]}",
             "  []",
             "has no run",
         ),
         ("grid:", "not_run: ['*']\ngrid:", "grid: has no run but those of not_run; add one"),
-        (
-            "timing_repeats: 1",
-            "timing_repeats: 1, needle_lengths: [0]",
-            r"needle_lengths\[0\]: must be a whole",
-        ),
-        (
-            "timing_repeats: 1",
-            "timing_repeats: 1, needle_lengths: 0",
-            "needle_lengths: must be a whole number",
-        ),
         (
             "timing_repeats: 1",
             "timing_repeats: 1, needle_lengths: x",
@@ -415,11 +396,6 @@ def test_every_suite_of_the_project_loads():
             "learning_rate: 1e-2, vocab_size: x",
             "vocab_size: must be a whole number or null, got 'x'",
         ),
-        (
-            "timing_repeats: 1",
-            "timing_repeats: 1, long_context_lengths: [-5]",
-            "lengths.0.: must be a whole number of at least 1",
-        ),
     ],
 )
 def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
@@ -430,10 +406,9 @@ def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
 
 
 def test_a_file_without_a_mapping_of_keys_is_refused(load):
-    with pytest.raises(SuiteError, match="the file is empty; begin with a copy of experiments/cpu.yaml"):
-        load("# nothing yet\n")
-    with pytest.raises(SuiteError, match=r"must be a mapping of keys, got \['size'\]$"):
-        load("- size\n")
+    for text in ("# nothing yet\n", "- size\n"):
+        with pytest.raises(SuiteError, match="must be a mapping of keys, got .*; begin with a copy of "):
+            load(text)
 
 
 def test_names_that_cannot_be_folders_and_targets_of_make_are_refused(load, tmp_path):
@@ -485,18 +460,3 @@ def test_unknown_suites_and_runs_are_answered_with_what_there_is(load):
     with pytest.raises(SuiteError, match="did you mean pro-tiny-128-acp?"):
         suite.run("pro-tiny-128-apc")
     assert dataclasses.is_dataclass(suite)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("ACP", "; did you mean acp?"),
-        ("apc", "; did you mean acp?"),
-        ("figure2", "; did you mean figure2.1, figure2.2?"),
-        ("figur71", "; did you mean figure7.1?"),
-        ("", ""),
-        ("zzz", ""),
-    ],
-)
-def test_names_that_are_like_another(name, words):
-    assert did_you_mean(name, ["lap", "acp", "figure2.1", "figure2.2", "figure7.1"]) == words

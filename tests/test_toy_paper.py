@@ -213,8 +213,6 @@ def test_its_commands_and_errors_are_those_of_every_paper(work):
     assert "width3-seed0" in run(work, python, "-m", "acp_repro.suite", "toy")
     error = run(work, python, "-m", "acp_repro.measure", "eror", "--suite", "toy", expect=2)
     assert "paper toy has no quantity 'eror'; did you mean error?" in error
-    error = run(work, python, "-m", "acp_repro.plan", "--suite", "toy", expect=2)
-    assert "there is no plan for runs of paper toy" in error
     (work / "experiments" / "bad.yaml").write_text(YAML.replace("[3, 7]", "[0]"))
     error = run(work, python, "-m", "acp_repro.train", "--suite", "bad", expect=2)
     assert "experiments/bad.yaml: grid[0].width[0]: must be a whole number of at least 1, got 0" in error

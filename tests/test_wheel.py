@@ -10,8 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = (
-    "numpy scipy pandas yaml pydantic tqdm safetensors zstandard matplotlib seaborn jinja2 markdown_it "
-    "tokenizers rich"
+    "numpy scipy pandas yaml pydantic tqdm safetensors matplotlib seaborn jinja2 markdown_it tokenizers rich"
 )
 
 pytestmark = pytest.mark.slow

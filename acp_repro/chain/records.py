@@ -11,8 +11,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +49,7 @@ def write_records(
         path: another file to write.
 
     Raises:
-        RecordError: a row lacks a column or has one too many, or there is no row.
+        RecordError: a row lacks a column or has one too many, or holds NaN, or there is no row.
     """
     shared = {
         "suite": run.suite,
@@ -140,6 +142,9 @@ def _write(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()) 
             raise RecordError(
                 f"{quantity.name}: a record must have the columns {sorted(expected)}, got {sorted(row)}"
             )
+        # NaN in a file would be read as a missing value, and leave a mean in silence.
+        if bad := [name for name, x in row.items() if isinstance(x, Real) and not math.isfinite(x)]:
+            raise RecordError(f"{quantity.name}: {bad[0]} is no finite number, so nothing is written: {row}")
         complete.append({**shared, **row})
     if not complete:
         raise RecordError(f"{quantity.name}: nothing was measured for {shared.get('run', path)}")

@@ -47,7 +47,9 @@ def make_rules(suite: Suite) -> str:
     lines += _weights(suite)
     for run, quantity in pairs:
         lines += _record(suite, run, quantity)
-    lines += [f".PRECIOUS: {_paths(_path(suite, *pair) for pair in pairs)}"]
+    # Weights too: a recipe that is stopped may have finished its own run, and be training another.
+    kept = [*(run.weights_file for run in suite.runs), *(_path(suite, *pair) for pair in pairs)]
+    lines += [f".PRECIOUS: {_paths(kept)}"]
     for item in paper.items:
         lines += _item(suite, item) if item in drawn else _cannot(suite, item)
     for page in paper.pages:

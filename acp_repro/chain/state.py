@@ -240,11 +240,11 @@ def measured_run(run: Run) -> MeasuredRun | None:
     try:
         done = json.loads((run.folder / "done.json").read_text())
         description = json.loads((run.folder / "run.json").read_text())
-        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+        lines = files.read_json_lines(run.folder / "metrics.jsonl")
     except (OSError, ValueError):
         return _recorded_run(run)
     ranks = done.get("ranks", description.get("ranks", 1))
-    peaks = [json.loads(line).get("peak_memory_bytes") for line in lines]
+    peaks = [line.get("peak_memory_bytes") for line in lines]
     peak = max((p for p in [*peaks, done.get("peak_memory_bytes")] if p), default=None)
     seconds = done.get("gpu_seconds", done["seconds"] * ranks)
     return MeasuredRun(seconds, ranks, peak, description.get("device", "?"))
@@ -259,7 +259,7 @@ def read_log(quantity: str, run: Run) -> list[dict[str, Any]]:
     """
     path = run.folder / "metrics.jsonl"
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return files.read_json_lines(path)
     except (OSError, ValueError) as error:
         raise RecordError(
             f"{quantity}: {path} cannot be read ({error}); train with `{run.command}`"

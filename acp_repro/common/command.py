@@ -19,7 +19,7 @@ from .errors import UsageError, UserError, is_out_of_memory
 Main = Callable[..., int | None]
 # The libraries of the extras of pyproject.toml, by the name that is imported.
 _EXTRAS = {
-    **dict.fromkeys(("numpy", "pandas", "pydantic", "scipy", "yaml", "tqdm", "zstandard"), "chain"),
+    **dict.fromkeys(("numpy", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec"), "chain"),
     **dict.fromkeys(("matplotlib", "seaborn", "PIL", "jinja2", "markdown_it"), "figures"),
     "safetensors": "checkpoints",
     "tokenizers": "bpe",

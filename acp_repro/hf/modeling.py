@@ -17,9 +17,12 @@ from acp_repro.model.layers import Linear
 from acp_repro.model.pretrained import check_finite, check_sum
 
 from .configuration import MEANINGLESS_IDS, ForgettingTransformerConfig
+from .packing import find_documents
 from .past import ForgettingTransformerCache
 
 _MOST_LISTED = 10
+# Keywords that tell FoX nothing: the longest packed document, and where new tokens go in a cache.
+_SAY_NOTHING = {"max_length_q", "max_length_k", "cache_position"}
 
 
 class ForgettingTransformerModel(PreTrainedModel):
@@ -86,33 +89,45 @@ class ForgettingTransformerModel(PreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: ForgettingTransformerCache | None = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPast | tuple:
         """The last hidden states (B, T, hidden), after the final norm.
 
         Args:
             input_ids: (B, T) integer; with a cache, the tokens after the cached ones.
             attention_mask: (B, cached + T) of 0 and 1. Zeros are padding: on the left, or on the right of
-                rows that nothing follows. FoX has no positions, so ``position_ids`` is not needed.
+                rows that nothing follows.
+            position_ids: FoX has no positions. Where they start with 0 again, in a batch of one, a packed
+                document starts. ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` say the same. Each
+                document gives what it gives alone. Packed documents have no cache.
             past_key_values: continue after what it holds, and extend it in place.
             use_cache: return a cache; by default ``config.use_cache`` if no gradients are recorded.
             inputs_embeds: (B, T, hidden) in place of input_ids.
+            **kwargs: keywords for packed documents.
 
         Raises:
+            TypeError: a keyword is not one of these.
             ValueError: the cache is of another kind or model, or a row has padding inside or between cached
-                and new tokens. Also if attention weights are requested, because no kernel here holds them.
+                and new tokens. Also if ``position_ids`` are no count, and if attention weights are requested,
+                because no kernel here holds them.
         """
         if self.config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError("output_attentions is not supported: the kernels never hold the weights")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         tokens = input_ids if inputs_embeds is None else inputs_embeds
-        if past_key_values is None and self._wants_cache(use_cache):
+        documents = find_documents(tokens, attention_mask, past_key_values, position_ids, kwargs)
+        unused = [name for name, value in kwargs.items() if value is not None and name not in _SAY_NOTHING]
+        if unused:
+            raise TypeError(f"forward has no use for {', '.join(unused)}")
+        if past_key_values is None and self._wants_cache(use_cache, documents is not None):
             past_key_values = ForgettingTransformerCache(self.config)
         seq_start = self._padding(attention_mask, tokens, past_key_values)
         states: list[Tensor] = []
@@ -120,7 +135,7 @@ class ForgettingTransformerModel(PreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         with _watching(self.model.layers if output_hidden_states else (), states):
             cache = None if past_key_values is None else past_key_values.fox
-            hidden = self.model(tokens, cache, seq_start)
+            hidden = self.model(tokens, cache, seq_start, documents)
         output = BaseModelOutputWithPast(
             last_hidden_state=hidden,
             past_key_values=past_key_values,
@@ -129,10 +144,10 @@ class ForgettingTransformerModel(PreTrainedModel):
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
 
-    def _wants_cache(self, use_cache: bool | None) -> bool:
+    def _wants_cache(self, use_cache: bool | None, packed: bool) -> bool:
         if use_cache is not None:
             return use_cache
-        return self.config.use_cache and not torch.is_grad_enabled()
+        return self.config.use_cache and not torch.is_grad_enabled() and not packed
 
     def _check_cache(self, cache: Any) -> None:
         if not isinstance(cache, ForgettingTransformerCache):
@@ -196,6 +211,7 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: ForgettingTransformerCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -204,6 +220,7 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
         return_dict: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         inputs_embeds: Tensor | None = None,
+        num_items_in_batch: int | Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """Logits, and the mean loss if there are labels.
@@ -212,6 +229,7 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
             labels: (B, T) integer, the ids of input_ids. They are shifted inside and -100 is left out, as in
                 transformers.
             logits_to_keep: give only this many last logits, or those at these indices; 0 gives all.
+            num_items_in_batch: what the sum of losses is divided by; by default the number of labels.
             others: as for ``ForgettingTransformerModel``, with its errors.
 
         Returns:
@@ -220,19 +238,22 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
         output = super().forward(
             input_ids,
             attention_mask,
+            position_ids,
             past_key_values,
             use_cache,
             output_attentions,
             output_hidden_states,
             True,
             inputs_embeds,
+            **kwargs,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(output.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
+            size = self.config.vocab_size
             loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+                logits=logits, labels=labels, vocab_size=size, num_items_in_batch=num_items_in_batch
             )
         output = CausalLMOutputWithPast(
             loss=loss,

@@ -99,12 +99,15 @@ def choose_tokens(
         (B,) int64.
 
     Raises:
-        ValueError: the logits hold NaN or infinity. To know it waits for the device.
+        ValueError: the logits hold NaN or infinity. On a GPU a device-side assertion fails, because the host
+            does not wait.
     """
-    if not bool(logits.isfinite().all()):
-        raise ValueError(
-            "the logits hold NaN or infinity: the weights are damaged, or their dtype is too small"
-        )
+    finite = logits.isfinite().all()
+    said = "the logits hold NaN or infinity: the weights are damaged, or their dtype is too small"
+    if logits.is_cuda:
+        torch._assert_async(finite, said)
+    elif not finite:
+        raise ValueError(said)
     if temperature == 0:
         return logits.argmax(dim=-1)
     # In float64 and relative to the largest logit; otherwise a tiny temperature would give infinity and NaN.

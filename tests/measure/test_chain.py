@@ -1,6 +1,7 @@
 """The chain on a tiny suite: weights -> records -> figure, and what it says when a link is missing."""
 
 import json
+import math
 import os
 import re
 
@@ -168,7 +169,9 @@ def test_a_record_off_the_schema_is_refused(chain):
         write_records(PAPER, run, PAPER.quantity("throughput"), [{"speed": 3}], **facts)
     with pytest.raises(RecordError, match="nothing was measured"):
         write_records(PAPER, run, PAPER.quantity("throughput"), [], **facts)
-    assert all(column == column.lower() for quantity in PAPER.quantities for column in quantity.columns)
+    item = {"task": "piqa", "metric": "acc", "item": 7, "value": math.nan, "weight": 1}
+    with pytest.raises(RecordError, match="lm_eval_items: value is no finite number.*'item': 7"):
+        write_records(PAPER, run, PAPER.quantity("lm_eval_items"), [item], **facts)
 
 
 def test_statistics_by_hand():

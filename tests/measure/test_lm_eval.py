@@ -479,4 +479,3 @@ def test_a_suite_s_records_and_its_table(evaluation, tmp_path, monkeypatch):
     path = drawing.draw("mini", "table1")
     text = path.read_text()
     assert "not the paper's tasks" in text and "ACP − exact" in text
-    assert path.with_suffix(".tex").read_text().count(r"\\") == 4  # the header, two runs, the difference

@@ -14,7 +14,7 @@ pytest.importorskip("sklearn", reason="pip install -e '.[retention]'")
 import torch
 from safetensors.torch import load_file
 
-from acp_repro import measure, plan
+from acp_repro import measure
 from acp_repro import train as train_command
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.records import read_records
@@ -192,19 +192,6 @@ def test_a_measure_of_another_kind_of_run_is_refused(here, capsys):
     assert "speed is measured of no run such as texts-mini-mlm" in capsys.readouterr().err
     assert measure.main(["masked_loss", "--suite", "mini"]) == 2
     assert "masked_loss: suite mini has no run that it is about" in capsys.readouterr().err
-
-
-def test_a_plan_counts_runs_and_steps(here, capsys):
-    words = "not_run: ['*-arthreshold-*', '*-arjoint-*']\ngrid:"
-    Path("experiments/gaps.yaml").write_text(YAML.replace("grid:", words, 1))
-    suite = load_suite("gaps")
-    assert plan.main(["--suite", "gaps"]) == 0
-    text = capsys.readouterr().out
-    steps = [PAPER.load_task()(run).steps for run in suite.runs if run.method != "top"]
-    assert f"toy-mini-dense  {steps[0]}".split() in [line.split() for line in text.splitlines()]
-    assert f"{len(suite.runs)} runs (2 more of the grid are not_run):" in text
-    assert "FLOPs, memory and hours of runs of paper retention are not estimated." in text
-    assert plan.main(["--suite", "gaps", "--check"]) == 2
 
 
 def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):

@@ -19,8 +19,7 @@ from tqdm import tqdm
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.training.optimizer import make_optimizer, set_learning_rate
 from acp_repro.training.run_folder import compiles
-from acp_repro.training.step import accumulate_gradients, compiled_blocks, update
-from acp_repro.training.watch import eager
+from acp_repro.training.step import accumulate_gradients, compiled_blocks, eager, update
 
 from .measure.pruned_mass import pruned_row_mass
 from .suite import FoXRun
@@ -106,7 +105,7 @@ def measure(
                     }
                 )
             for way in ways:
-                update(way.model, way.optimizer, way.loss, run.training.max_grad_norm)
+                update(way.model, way.optimizer, run.training.max_grad_norm)
             progress.set_postfix_str(f"parted: {sum(way.parted for way in ways)} of {len(ways) - 1}")
             progress.update()
             yield rows
