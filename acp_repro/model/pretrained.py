@@ -170,7 +170,7 @@ def check_sum(folder: Path) -> None:
 def check_finite(source: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError, which names the first, if tensors hold NaN or infinity; those on ``meta`` are left
     out."""
-    bad = [name for name, x in tensors.items() if not (x.is_meta or bool(x.isfinite().all()))]
+    bad = [name for name, x in tensors.items() if not (x.is_meta or bool(x.float().isfinite().all()))]
     if bad:
         raise ValueError(f"{source}: {bad[0]} ({len(bad)} in all) holds NaN or infinity; copy it again")
 
