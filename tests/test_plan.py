@@ -14,7 +14,7 @@ import torch
 
 from acp_repro import plan
 from acp_repro.chain.records import write_records
-from acp_repro.chain.state import measured_run, write_settings
+from acp_repro.chain.state import measured_run
 from acp_repro.chain.suite import load_suite
 from acp_repro.model import FoXForCausalLM
 from acp_repro.papers.acp.plan.cost import Assumptions, cost_of, memory_of
@@ -107,9 +107,7 @@ def test_speeds_are_given_or_measured_on_the_same_shape_and_gpu(mini, capsys):
     run = (h100 := load_suite("h100")).runs[0]
     quantity = h100.paper.quantity("throughput")
     row = dict.fromkeys(quantity.columns, 1) | {"method": "exact", "throughput_tokens_per_s": 70}
-    write_records(h100.paper, run, quantity, [row], device=H100, dtype="float32", trained_tokens=1)
-    assert Speeds.find(mini, []).of(exact, "h100") is None  # nothing says what was timed
-    write_settings(h100, run, [])
+    write_records(h100, run, quantity, [row], device=H100, dtype="float32", trained_tokens=1)
     found = Speeds.find(mini, [])
     other = dataclasses.replace(exact, data=dataclasses.replace(exact.data, tokenizer={"bpe": 300}))
     assert found.of(other, "h100") is None  # of another vocabulary
@@ -145,12 +143,12 @@ def test_check_holds_the_plan_against_finished_runs(mini, capsys, tmp_path):
     assert (on_cpu["ratio"], on_cpu["measured GB"], on_cpu["from"]) == ("-", "-", "-")
     # Without the run's folder, as in a clone, what was kept beside its records serves.
     run = mini.runs[0]
-    took = measured_run(run)
-    shutil.rmtree(run.folder)
-    assert measured_run(run) is None
-    write_settings(mini, run, [], dataclasses.asdict(took))
-    write_settings(mini, run, [mini.paper.quantity("loss")])  # measured again where the folder is not
-    assert measured_run(run) == took
+    took, quantity = measured_run(run), mini.paper.quantity("loss")
+    for _ in range(2):  # and measured again where the folder is not
+        row = {"measured_tokens": 1, "loss_nats": 1.0}
+        write_records(mini, run, quantity, [row], device=H100, dtype="float32", trained_tokens=1)
+        shutil.rmtree(run.folder, ignore_errors=True)
+        assert measured_run(run) == took
     assert measured_run(dataclasses.replace(run, seed=1)) is None
 
 

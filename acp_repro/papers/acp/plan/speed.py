@@ -93,11 +93,8 @@ class Speeds:
         except (SuiteError, RecordError, UnknownName):
             return  # of another paper, or nothing was timed
         for run in suite.runs:
-            try:
-                settings = recorded_settings(run)
-            except RecordError:
-                continue
-            if settings is None or not isinstance(run, FoXRun):
+            settings = recorded_settings(run)
+            if not settings or not isinstance(run, FoXRun):
                 continue  # nothing says what was timed
             shape, path = _shape_of_settings(settings["run"]), quantity.path(name, run.name)
             for row in records[records["run"] == run.name].itertuples():
