@@ -288,6 +288,11 @@ class Page:
     def path(self, suite: str) -> Path:
         return FIGURES / suite / f"{self.name}.html"
 
+    def command_for(self, suite: Suite) -> str:
+        """The command that makes it."""
+        words = self.command.format(folder=self.run(suite).model_folder, page=self.path(suite.name))
+        return f"python -m {words}"
+
     @property
     def link(self) -> str:
         """How the report beside it links to it, in Markdown."""

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from .errors import NameTaken, SuiteError, UnknownName
+from .errors import SuiteError, UnknownName
 from .paper import Suite
 from .registry import find_paper
 from .run import EXPERIMENTS, Run, Strict, SuiteName, WeightsConfig
@@ -70,11 +70,6 @@ def load_suite(name: str) -> Suite:
         )
     if not _NAME.fullmatch(path.stem):
         raise SuiteError(f"{path}: a suite's name may have only letters, digits and ._+-; rename the file")
-    own = EXPERIMENTS / path.name
-    if own.is_file():
-        if not own.samefile(path):
-            raise NameTaken(path, own)
-        path = own
     suite_name = SuiteName(path.stem, path)
     content = read_yaml(path)
     try:

@@ -403,7 +403,7 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
         for quantity in PAPER.quantities:
             if run in quantity.runs(suite):
                 write_records(
-                    PAPER,
+                    suite,
                     run,
                     quantity,
                     quantity.measure(trained),
@@ -464,7 +464,7 @@ def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
     trained = PruningTask(run).trained(suite, torch.device("cpu"))
     rows = quantity.measure(trained)
     about = {"device": "cpu", "dtype": "float32", "trained_tokens": trained.trained_tokens}
-    write_records(PAPER, run, quantity, rows, **about)
+    write_records(suite, run, quantity, rows, **about)
     folder = publish(suite, run, tmp_path / "lap-tiny")
     assert folder == tmp_path / "lap-tiny" and [*tmp_path.iterdir()] == [folder]
     card = (folder / "README.md").read_text()
