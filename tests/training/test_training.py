@@ -18,7 +18,7 @@ from acp_repro import train as train_command
 from acp_repro.chain.suite import load_suite
 from acp_repro.common.files import Locked
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.model.fox import FoXBlock
+from acp_repro.model.fox import FoXBlock, FoXModel
 from acp_repro.papers.acp.checkpoint_folder import Checkpoint
 from acp_repro.papers.acp.settings import TrainingConfig
 from acp_repro.training import loop as loop_module
@@ -298,15 +298,9 @@ def test_a_second_process_on_the_same_run_is_refused(run):
 def test_a_nan_stops_the_run(run, monkeypatch, where, device):
     """In the loss, and where a CPU's attention itself refuses it."""
     train_run(run, device, stop_after=2)
-    block = FoXBlock.forward
-    spoil = {"loss": 0, "gates": 1}[where]  # before the last layer, its gates are the next to see it
-
-    def forward(self, x, *more):
-        y = block(self, x, *more)
-        return y * torch.nan if next(calls) % 2 != spoil else y
-
-    calls = itertools.count()
-    monkeypatch.setattr(FoXBlock, "forward", forward)
+    spoil = {"loss": FoXModel, "gates": FoXBlock}[where]  # after a block, the next one's gates see it
+    forward = spoil.forward
+    monkeypatch.setattr(spoil, "forward", lambda self, *given: forward(self, *given) * torch.nan)
     what = "gave loss nan and gradient norm nan" if where == "loss" else "failed .log_fgate must"
     with pytest.raises(
         TrainingError, match=rf"step 2 {what}.*; the last good checkpoint is .*step-00000002$"
