@@ -13,7 +13,6 @@ import itertools
 from .chain.errors import SuiteError
 from .chain.paper import Quantity, Suite
 from .chain.registry import find_paper, paper_names
-from .chain.rules import records_of, why_not
 from .chain.run import Run
 from .chain.suite import load_suite
 from .common.command import command, described_parser, run_command
@@ -38,7 +37,7 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
     """(run, quantity) pairs, those of a run together, so that its weights are read once.
 
     Raises:
-        UnknownName, SuiteError: there is no such run, quantity or item, or the suite cannot have it.
+        UnknownName, SuiteError: there is no such run or quantity, or the suite cannot have it.
     """
     asked = [suite.paper.quantity(name) for name in options.quantity]
     for quantity in asked:
@@ -46,7 +45,7 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
             raise SuiteError(f"{quantity.name} has its own command; run {quantity.command_for(suite.name)}")
     named = [suite.run(name) for name in options.run or ()]
     pairs = {(run, quantity) for quantity in asked for run in named or quantity.runs(suite)}
-    if asked and not pairs:
+    if not pairs:
         names = ", ".join(quantity.name for quantity in asked)
         raise SuiteError(f"{names}: suite {suite.name} has no run that it is about; --run names one")
     for quantity in asked:
@@ -54,21 +53,8 @@ def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quanti
         for run in named if about else ():
             if not any(type(run) is type(other) for other in about):
                 raise SuiteError(f"{quantity.name} is measured of no run such as {run.name}")
-    items = [suite.paper.item(name) for name in options.items or ()]
-    for item in items:
-        if not item.runs(suite):
-            raise SuiteError(why_not(suite, item))
-    also = {pair for pair in records_of(suite, items) if pair[0] is not None} - pairs
-    if asked and also:
-        # Make needs one record and names others that it will need, of runs that may not be trained yet.
-        from .training.run_folder import is_done
-
-        ready = {run for run in suite.runs if is_done(run)}
-        # Libraries for some may not be installed yet: their own rules install them.
-        also = {(r, q) for r, q in also if q.has_library and (r in ready or q.untrained(r))}
-    pairs |= also
     of_shape = {pair for pair in pairs if pair[1].untrained(pair[0])}
-    order = [q for q in suite.paper.quantities if any(q is quantity for _, quantity in pairs)]
+    order = [q for q in suite.paper.quantities if q in asked]
     return [
         (run, quantity)
         for chosen in (of_shape, pairs - of_shape)  # so that an untrained run does not stop the others
@@ -87,20 +73,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "measure", __doc__, as_written=True, epilog=f"quantities, by paper:\n{quantities}"
     )
     add = parser.add_argument
-    add("quantity", nargs="*", help="what to measure; the list is below")
+    add("quantity", nargs="+", help="what to measure; the list is below")
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add(
         "--run",
         action="append",
         metavar="NAME",
         help="only this run (repeatable; default: all runs of the quantity)",
-    )
-    add(
-        "--for",
-        dest="items",
-        nargs="+",
-        metavar="ITEM",
-        help="all quantities of these figures or tables; with a QUANTITY, only those of trained runs",
     )
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add("--again", action="store_true", help="measure again even if up to date")
@@ -112,10 +91,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="heads for decay and attention_weights, counted from 0 (default: chosen by savings, from the "
         "most local to the most global)",
     )
-    options = parser.parse_args(arguments)
-    if not options.quantity and not options.items:
-        parser.error("name a quantity, or a figure or table: --for figure2")
-    return options
+    return parser.parse_args(arguments)
 
 
 def _layer_and_head(text: str) -> tuple[int, int]:

@@ -15,10 +15,9 @@ import argparse
 import os
 import sys
 
-from .chain import state
+from .chain import plan
 from .chain.errors import SuiteError
 from .chain.paper import Suite
-from .chain.rules import records_of, why_not
 from .chain.run import Run
 from .chain.suite import load_suite
 from .common.command import choose_device, command, described_parser, positive, run_command
@@ -35,7 +34,6 @@ def main(arguments: list[str] | None = None) -> int:
             f"the weights of suite {suite.name} are ready, in {suite.weights.folder}/; train such weights "
             f"again with `{runs[0].command}`"
         )
-    state.claim_name(suite)
 
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if options.nproc is not None and ranks == 1:
@@ -50,10 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
     device = choose_device(options.device)
     if ranks == 1 and (device.type == "cpu" or options.jobs is not None):
         devices = _in_turn(device)
-        for group in in_order(suite, runs):
+        for group in plan.training_groups(suite, runs):
             train_side_by_side(suite, group, devices, options.jobs, options.watch_every, options.tensorboard)
         return 0
-    ordered = [run for group in in_order(suite, runs) for run in group]
+    ordered = [run for group in plan.training_groups(suite, runs) for run in group]
     return _train_one_by_one(suite, ordered, options)
 
 
@@ -104,54 +102,11 @@ def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace
     return 0
 
 
-def in_order(suite: Suite, runs: list[Run]) -> list[list[Run]]:
-    """``runs`` in groups: each group needs only the weights of groups before it.
-
-    Raises:
-        SuiteError: some need each other's weights, so that none can be the first.
-    """
-    waiting, groups = list(runs), []
-    while waiting:
-        ready = [run for run in waiting if not any(needed in waiting for needed in suite.prerequisites(run))]
-        if not ready:
-            names = ", ".join(run.name for run in waiting)
-            raise SuiteError(
-                f"suite {suite.name}: {names} need each other's weights, or those of such runs; correct "
-                f"`{type(suite).__name__}.prerequisites` of paper {suite.paper.name}"
-            )
-        groups.append(ready)
-        waiting = [run for run in waiting if run not in ready]
-    return groups
-
-
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[Run]:
-    names = set(options.run or ())
-    chosen = {suite.run(name) for name in names}
-    for item in map(suite.paper.item, options.items or ()):
-        if not item.runs(suite):
-            raise SuiteError(why_not(suite, item))
-        chosen |= {
-            r for r, quantity in records_of(suite, [item]) if r is not None and not quantity.untrained(r)
-        }
-    if not names and not options.items:
-        return list(suite.runs)
-    chosen = _with_needs(suite, chosen)
-    return [run for run in suite.runs if run in chosen]
-
-
-def _with_needs(suite: Suite, chosen: set[Run]) -> set[Run]:
-    """``chosen``, and all untrained runs that must be trained before them."""
-    if not any(suite.prerequisites(run) for run in chosen):
-        return chosen
-    from .training.run_folder import is_done
-
-    found, waiting = set(), list(chosen)
-    while waiting:
-        run = waiting.pop()
-        if run not in found:
-            found.add(run)
-            waiting += [needed for needed in suite.prerequisites(run) if not is_done(needed)]
-    return found
+    """The runs that are named, and all untrained runs that must be trained before them; all if none is."""
+    chosen = {suite.run(name) for name in options.run or ()}
+    chosen.update(plan.missing(suite, chosen))
+    return [run for run in suite.runs if run in chosen or not options.run]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -167,7 +122,6 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add("--run", action="append", metavar="NAME", help="only this run (repeatable)")
-    add("--for", dest="items", nargs="+", metavar="ITEM", help="also the runs of these figures or tables")
     add("--device", help="cpu, cuda, cuda:1 (default: a GPU if there is one; under torchrun one GPU a rank)")
     add("--nproc", type=positive, metavar="N", help="GPUs of this machine that share each run")
     add(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from acp_repro.chain import rules, state
+from acp_repro.chain import plan, state
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.paper import Item, Suite
 from acp_repro.chain.records import read_records
@@ -28,7 +28,7 @@ from acp_repro.common import files
 from acp_repro.common.command import command, run_command
 from acp_repro.common.docs import plain
 
-from . import latex, style
+from . import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +66,7 @@ def find(suite_name: str, item_name: str) -> Found:
     suite = load_suite(suite_name)
     item = suite.paper.item(item_name)
     if not (runs := item.runs(suite)):
-        raise SuiteError(rules.why_not(suite, item))
+        raise SuiteError(plan.why_not(suite, item))
     records = {}
     for kind in map(suite.paper.quantity, item.quantities):
         about = item.runs_with(suite, kind)
@@ -104,17 +104,13 @@ def draw(suite_name: str, item_name: str, module: str = "") -> Path:
 
 def _note_other_settings(found: Found) -> None:
     """Says which records Make would measure again: a module that is run by itself draws what there is."""
-    suite = found.suite
-    for quantity in map(suite.paper.quantity, found.item.quantities):
-        runs = () if quantity.command else found.item.runs_with(suite, quantity)
-        if other := [run for run in runs if state.is_older(suite, run, quantity)]:
-            names = ", ".join(run.name for run in other) if len(other) < len(runs) else "all runs"
-            again = quantity.command_for(suite.name, other if len(other) < len(runs) else ())
-            print(
-                f"note: {quantity.name} of {names} was measured with other settings or weights than "
-                f"{suite.path} gives now; `{again} --again` measures again",
-                file=sys.stderr,
-            )
+    suite, records = found.suite, plan.records_of(found.suite, [found.item])
+    there = [(run, q) for run, q in records if run and q.path(suite.name, run.name).is_file()]
+    old = [(run, quantity) for run, quantity in there if not state.is_current(suite, run, quantity)]
+    for words in plan.measure_commands(suite, old):
+        print(
+            f"note: records of other settings or weights are drawn; `{words}` measures them", file=sys.stderr
+        )
 
 
 def save(figure: Figure, path: Path, caption: str) -> Path:
@@ -146,16 +142,15 @@ def _small(png: bytes) -> bytes:
 
 
 def save_table(table: Table, path: Path, caption: str) -> Path:
-    """Writes ``path``, Markdown of caption and table, and beside it CSV and LaTeX; prints the Markdown."""
-    # The text comes last: Make takes it as the sign that all three are there.
+    """Writes ``path``, Markdown of caption and table, and beside it CSV; prints the Markdown."""
+    # The text comes last: Make takes it as the sign that both are there.
     files.write_text(path.with_suffix(".csv"), table.values.to_csv(index=False))
-    files.write_text(path.with_suffix(".tex"), latex.table(table.shown, caption))
     header = list(table.shown.columns)
     rule = ["---", *["---:"] * (len(header) - 1)]
     lines = [f"| {' | '.join(row)} |" for row in (header, rule, *table.shown.to_numpy().tolist())]
     text = "\n".join([caption.strip(), "", *lines, ""])
     files.write_text(path, text)
-    print(f"{text}\ntable: {path.resolve()}")
+    print(f"table: {path.resolve()}")
     return path
 
 
@@ -175,6 +170,8 @@ def main(module: Mapping[str, Any]) -> None:
         )
         parser.add_argument("--suite", default="cpu", help="whose records to draw (default: cpu)")
         options = parser.parse_args(arguments)
-        draw(options.suite, options.item, name)
+        path = draw(options.suite, options.item, name)
+        if path.suffix == ".md":
+            print(path.read_text(encoding="utf-8"))
 
     run_command(draw_one)

@@ -8,6 +8,8 @@ from typing import Self
 
 import pandas as pd
 
+from acp_repro.common.statistics import finite
+
 
 class Status(StrEnum):
     """The seven things that can be said of a criterion; the last two where there was nothing to judge."""
@@ -74,6 +76,7 @@ def in_range(
         ours: the numbers in words, to which the reason is added.
         nothing: the value of no effect; what is only to be little has none, so it is missed and never short.
     """
+    finite(values, ours, values.index)
     below, above = values[values < low], values[values > high]
     good, bad = (below, above) if less_is_better else (above, below)
     printed = f"the range of {low:g} to {high:g}" if high > low else f"{low:g}"

@@ -99,9 +99,11 @@ def fox(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]
     weights = load_file(run.model_folder / "model.safetensors")
     weights = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    shutil.copyfile(run.model_folder / "config.json", folder / "config.json")
     corpus = prepare(run.data)
     corpus.save_tokenizer(folder)
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id"), corpus.bos_id)
+    official = json.loads((run.model_folder / "config.json").read_text()) | ends
+    files.write_json(folder / "config.json", dict(sorted(official.items())))
     done = json.loads((run.folder / "done.json").read_text())
     done["sha256"] = files.sha256_of(folder / "model.safetensors")
     files.write_json(folder / "done.json", done)

@@ -42,9 +42,9 @@ def records(quantity: str, *names: str, suite: str = "mini"):
     return read_records(loaded, quantity, [loaded.run(n) for n in names] or loaded.runs, partial=not names)
 
 
-def train_run(run, **options):
-    """Trains a run of ACP on the CPU."""
-    return train(PAPER, run, device=torch.device("cpu"), **options)
+def train_run(run, device="cpu", **options):
+    """Trains a run of ACP."""
+    return train(PAPER, run, device=torch.device(device), **options)
 
 
 def with_measure(suite, **settings):

@@ -110,7 +110,7 @@ def test_a_suite_of_another_paper_is_refused_in_one_line(monkeypatch, capsys, ma
 
 
 def test_one_process_measures_at_a_time(work):
-    with state.measuring():
+    with state.exclusive("measuring", "measures here"):
         second = start("acp_repro.measure", "throughput", "--suite", "mini", "--run", RUN)
         until = time.monotonic() + 60
         while not (line := second.stdout.readline()) and time.monotonic() < until:
@@ -184,18 +184,6 @@ def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
     assert real.read_text() == "through" and sorted(tmp_path.iterdir()) == [link, pipe, real]
 
 
-def test_what_an_item_needs_is_measured_beside_a_record_as_far_as_it_is_trained(work, capsys):
-    """Make asks for a record of one run while it has yet to train the others of the figure."""
-    assert measure.main(["loss_curve", "--suite", "mini", "--run", RUN, "--for", "figure3"]) == 0
-    assert (work / "results/mini" / RUN / "loss_curve.csv.gz").is_file() and not (
-        work / "results/mini" / EXACT
-    ).exists()
-    for arguments in (["--for", "figure3"], ["loss_curve", "--run", EXACT, "--for", "figure3"]):
-        capsys.readouterr()
-        assert measure.main(["--suite", "mini", *arguments]) == 1
-        assert f"{EXACT} holds no finished weights" in capsys.readouterr().err
-
-
 def test_what_is_no_mistake_of_the_user_keeps_its_traceback():
     def broken(arguments):
         raise ZeroDivisionError
@@ -258,14 +246,10 @@ def test_gpus_are_taken_in_turn_or_as_named(work, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_runs_of_a_file_elsewhere_train_side_by_side_as_alone_and_leave_nothing_there(
-    work, tmp_path, capsys, device
-):
-    mine, own, alone = (f"{name}-{device}" for name in ("mine", "own", "alone"))
-    for name in (mine, own):
-        (tmp_path / f"{name}.yaml").write_text(YAML)
-    for name in (own, alone):
-        write_suite(work, name=name)
+def test_runs_of_a_file_elsewhere_train_side_by_side_as_alone_and_leave_nothing_there(work, tmp_path, device):
+    mine, alone = (f"{name}-{device}" for name in ("mine", "alone"))
+    (tmp_path / f"{mine}.yaml").write_text(YAML)
+    write_suite(work, name=alone)
     options = ["--device", device, "--jobs"]
     assert train.main(["--suite", (file := str(tmp_path / f"{mine}.yaml")), *options, "2"]) == 0
     assert train.main(["--suite", alone, *options, "1"]) == 0
@@ -277,11 +261,7 @@ def test_runs_of_a_file_elsewhere_train_side_by_side_as_alone_and_leave_nothing_
     small = ["--lengths", "64", "--rivals", "--repeats", "1", "--device", "cpu"]
     assert benchmark_attention.main([*small, "--suite", file]) == 0
     assert {path.name for path in (work / "results" / mine).iterdir()} == {RUN, "benchmark"}
-    assert sorted(path.stem for path in tmp_path.iterdir()) == [mine, own]
-    capsys.readouterr()
-    assert train.main(["--suite", str(tmp_path / f"{own}.yaml"), *options, "2"]) == 2
-    assert f"experiments/{own}.yaml has its name" in capsys.readouterr().err
-    assert not (work / "runs" / own).exists()
+    assert sorted(path.stem for path in tmp_path.iterdir()) == [mine]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])  # without --jobs a GPU goes another way

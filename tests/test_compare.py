@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from acp_repro import compare
-from acp_repro.papers.acp.evaluation import comparison
 
 ROOT = Path(__file__).parent.parent
 DATE = "2026-01-31T12-00-00.123456"
@@ -20,9 +19,9 @@ def samples(folder: Path, task: str, metrics: dict[str, list], kind: str = "none
     path = folder / "org__model" / f"samples_{task}_{date}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     count = len(next(iter(metrics.values())))
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         for i in range(count):
-            doc = {"question": f"{task} {i}"}
+            doc = {"question": f"{task}\u2028{i}\x85"}  # which lines of JSON hold as they are
             line = {
                 "doc_id": i,
                 "doc": doc,
@@ -36,7 +35,8 @@ def samples(folder: Path, task: str, metrics: dict[str, list], kind: str = "none
                 "prompt_hash": "p",
                 "target_hash": "t",
             }
-            file.write(json.dumps(line | {name: values[i] for name, values in metrics.items()}) + "\n")
+            line |= {name: values[i] for name, values in metrics.items()}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
     (path.parent / f"results_{date}.json").write_text("{}")
     return path
 
@@ -128,8 +128,7 @@ def test_filters_and_metrics_are_told_apart(two):
 
 def test_items_that_one_side_lacks_are_left_out_and_said(two, capsys):
     path = samples(Path("c"), "piqa", {"acc": right(50, 100)})
-    lines = path.read_text().replace("hash of piqa 7", "another").splitlines()
-    path.write_text("\n".join(lines) + "\n\n")
+    path.write_text(path.read_text().replace("hash of piqa 7", "another") + "\n")
     assert rows("a", str(path))["piqa", "acc"]["items"] == "89"  # 7 and 70 to 79 are other documents
     assert "note: piqa acc: 89 items are in both, of 1,000 and 100" in capsys.readouterr().out
 
@@ -178,6 +177,7 @@ def test_what_our_own_command_and_records_keep_can_be_compared(two):
         (["a", "broken/samples_piqa.jsonl"], "samples_piqa.jsonl, line 2: no sample of lm-eval"),
         (["a", "again/samples_piqa.jsonl"], "again/samples_piqa.jsonl: item 0 of piqa acc appears twice"),
         (["a", "longer"], "wikitext word_perplexity: a and longer count other words or bytes in an item"),
+        (["damaged", "damaged"], "damaged: copa perplexity: item 1 is nan, and only finite numbers"),
         (["a", "notes.txt"], "notes.txt is none of these: samples_*.jsonl"),
         (["a", "b", "--margin", "0"], "--margin: 0 is not above 0"),
         (["a", "b", "--margin", "x"], "--margin: x is not above 0"),
@@ -192,6 +192,7 @@ def test_what_cannot_be_compared_is_one_line(two, capsys, arguments, message):
     samples(Path("twice"), "piqa", {"acc": [1.0]})
     samples(Path("twice"), "piqa", {"acc": [1.0]}, date="2026-02-01T12-00-00.123456")
     samples(Path("longer"), "wikitext", {"word_perplexity": [[-300.0, 7]]})
+    samples(Path("damaged"), "copa", {"perplexity": [-1.0, math.nan]})
     line = path.read_text()
     for name, text in (("broken", f"{line}{{\n"), ("again", line * 2), ("bare", '{"doc_id": 0}')):
         Path(name).mkdir()
@@ -202,13 +203,3 @@ def test_what_cannot_be_compared_is_one_line(two, capsys, arguments, message):
         assert leaving.code == 2
     error = capsys.readouterr().err
     assert message in error and (error.count("\n") == 1 or error.startswith("usage:"))
-
-
-def test_a_task_is_named_by_its_file():
-    names = {
-        f"samples_piqa_{DATE}.jsonl": "piqa",
-        f"samples_mmlu_high_school_{DATE}.jsonl": "mmlu_high_school",
-        "samples_leaderboard_bbh_2026-01-31T12-00-00.jsonl": "leaderboard_bbh",
-        "samples_mine.jsonl": "mine",
-    }
-    assert {name: comparison.task_of(Path(name)) for name in names} == names

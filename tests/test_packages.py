@@ -62,7 +62,7 @@ ALLOWED = {
     "analysis.retention": {COMMON, CHAIN, "analysis", "acp_repro.papers.retention"},
     "analysis.lap": {COMMON, CHAIN, "analysis", "acp_repro.papers.lap"},
 }
-TORCH_FREE = ("analysis", "acp_repro.chain", "acp_repro.common", "acp_repro.papers.acp.plan")
+TORCH_FREE = ("analysis", "acp_repro.chain", "acp_repro.common", "acp_repro.papers.acp.cost")
 COMMANDS = {path.stem for path in (ROOT / "acp_repro").glob("*.py")} - {"__init__"}
 
 
@@ -218,7 +218,7 @@ def test_files_are_written_whole_or_not_at_all():
         ),
         (  # at every call of make
             (),
-            "from acp_repro.chain import rules, suite; rules.make_rules(suite.load_suite('h100'));"
+            "from acp_repro import make; make.main(['all', 'reproduction', '--suite', 'h100', '--dry-run']);"
             "assert 'torch' not in sys.modules",
         ),
     ],

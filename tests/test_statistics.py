@@ -37,6 +37,13 @@ def test_p_values_are_those_of_the_definitions():
     assert statistics.p_value(np.repeat([1.0, -1.0], [1600, 1400])) == pytest.approx(2.77e-4, rel=0.01)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_no_number_has_no_statistics(bad):
+    for statistic in (statistics.p_value, statistics.interval, statistics.paired_difference):
+        with pytest.raises(ValueError, match="item 1 is"):
+            statistic(np.array([0.5, bad, 0.5]))
+
+
 def test_few_items_are_turned_in_all_ways_and_many_in_random_ones():
     # +++ and --- are as far from 0 as what is seen, of eight ways.
     assert statistics.p_value(np.array([1.0, 2.0, 3.5])) == 2 / 8

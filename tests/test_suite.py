@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import gzip
 import json
 import os
 import pickle
@@ -13,12 +12,12 @@ import pytest
 import torch
 
 from acp_repro.chain import state
-from acp_repro.chain.errors import RecordError, SuiteError, UnknownName
+from acp_repro.chain.errors import RecordError, SuiteError
 from acp_repro.chain.paper import first_seeds
-from acp_repro.chain.records import read_records
+from acp_repro.chain.records import read_records, write_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
-from acp_repro.common.errors import did_you_mean
+from acp_repro.model import load_config
 from acp_repro.papers.acp.task import FoXTask
 from acp_repro.suite import main as suite_main
 from analysis.acp.models import at_start
@@ -95,11 +94,10 @@ def current(suite, *quantities):
 
 
 def record(suite, run, *quantities):
-    """Empty records of a run, as if measured with the suite's settings."""
-    kinds = [suite.paper.quantity(name) for name in quantities]
-    for quantity in kinds:
-        files.write_text(quantity.path(run.suite, run.name), "")
-    state.write_settings(suite, run, kinds)
+    """Records of a run, as if measured with the suite's settings."""
+    for quantity in map(suite.paper.quantity, quantities):
+        row = dict.fromkeys(quantity.columns, 1)
+        write_records(suite, run, quantity, [row], device="a", dtype="float32", trained_tokens=1)
 
 
 def test_a_record_is_of_its_own_settings_whatever_its_date(load):
@@ -117,8 +115,8 @@ def test_a_record_is_of_its_own_settings_whatever_its_date(load):
     )
     assert current(load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"))) == set()
     assert current(load(more.replace("timing_repeats: 1", "timing_repeats: 2"))) == set()
-    state.settings_path(suite.runs[0]).unlink()  # then they are taken for records of the present ones
-    assert current(load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"))) == {suite.runs[0].name}
+    state.settings_path(suite.runs[0]).unlink()  # then nothing says what it is
+    assert current(load(YAML)) == {suite.runs[1].name}
 
 
 def test_a_record_is_of_the_weights_that_are_there(load):
@@ -138,13 +136,6 @@ def test_a_record_is_of_the_weights_that_are_there(load):
     record(suite, run, "decay")
     done.unlink()
     assert current(suite, *names) == set(names)  # weights that are gone do not count
-    # Records of before, which do not name their weights: by what the training took.
-    settings = json.loads(state.settings_path(run).read_text())
-    del settings["weights"]
-    for took, those in (({"gpu_seconds": 2.0}, set()), ({"gpu_seconds": 1.0}, set(names))):
-        files.write_json(state.settings_path(run), settings | {"trained": took})
-        files.write_json(done, {"sha256": "c", "gpu_seconds": 1.0})
-        assert current(suite, *names) == those
 
 
 @pytest.mark.parametrize(("items", "current"), [(None, True), (5, False)])
@@ -159,12 +150,13 @@ def test_a_key_that_is_new_makes_older_records_stale_unless_it_has_its_default(
     record(suite, run, "loss")
     recorded = json.loads(state.settings_path(run).read_text())
     del recorded["measure"]["lm_eval_items"]
-    files.write_json(state.settings_path(run), recorded)
+    files.write_json(state.settings_path(run), recorded | {"records": {}})
+    record(with_measure(suite, lm_eval_items=None), run, "loss")  # as of before the key
+    assert "lm_eval_items" not in state.recorded_settings(run)["measure"]
     later = with_measure(suite, lm_eval_items=items)
     assert state.is_current(later, run, quantity) == current
-    assert state.is_older(later, run, quantity) != current
-    state.write_settings(later, run, [suite.paper.quantity("lm_eval")])
-    assert state.recorded_settings(run).get("older", {}) == ({} if current else {"measure": ["loss"]})
+    record(later, run, "decay")
+    assert state.is_current(later, run, quantity) == current
     # Another value of a key that there was is another setting.
     other = with_measure(later, lm_eval_items=6)
     assert not state.is_current(other, run, quantity)
@@ -181,46 +173,6 @@ def test_records_that_were_not_measured_again_stay_older(load):
     assert measured(other, "loss") == {"loss"}  # decay is of the first training
     assert measured(other, "decay") == {"loss", "decay"}
     assert measured(other.replace("loss_tokens: 256", "loss_tokens: 128"), "loss") == {"loss"}
-
-
-FLIPPED = bytearray(gzip.compress(bytes(range(256))))
-FLIPPED[10] ^= 0xFF  # the first byte of its only block, whose kind is then none
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"a,b\n1,2,3,4\n", bytes(FLIPPED)])
-def test_damaged_records_and_settings_are_one_line(load, content):
-    run = load(YAML).runs[0]
-    for name in ("loss", "decay"):  # the second is compressed
-        path = load(YAML).paper.quantity(name).path("mini", run.name)
-        files.write_bytes(path, content)
-        with pytest.raises(RecordError, match=f"{path} (cannot be read|: not the columns)|{path}: not"):
-            read_records(load(YAML), name, [run])
-    for settings in (content, b'{"run": [], "measure": {}}', b'{"run": {}, "measure": {}, "older": null}'):
-        files.write_bytes(state.settings_path(run), settings)
-        for ask in (state.recorded_settings, state.measured_run):
-            with pytest.raises(RecordError, match=r"settings\.json is damaged .* put it back, or delete it"):
-                ask(run)
-
-
-def test_a_long_list_of_names_is_cut():
-    known = [f"task{i}" for i in range(15_000)]
-    error = str(UnknownName.among("there is no task 'x'", "x", known))
-    assert "task39 and 14,960 more" in error and len(error) < 500
-    assert str(UnknownName.among("no such", "x", known[:2])) == "no such; it has task0, task1"
-
-
-def test_what_a_training_took_is_said_of_no_other(load, tmp_path):
-    took = {"gpu_seconds": 1.0, "ranks": 1, "peak_memory_bytes": None, "device": "a"}
-    run = load(YAML).runs[0]
-    state.write_settings(load(YAML), run, [], took)
-    state.write_settings(load(YAML), run, [])
-    assert state.measured_run(run).gpu_seconds == 1
-    state.write_settings(load(YAML), run, [], seconds={"loss": 2.0})
-    state.write_settings(load(YAML), run, [], seconds={"needle": 3.0})
-    assert state.recorded_settings(run)["seconds"] == {"loss": 2.0, "needle": 3.0}
-    other = load(YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"))
-    state.write_settings(other, other.runs[0], [])
-    assert state.measured_run(other.runs[0]) is None
 
 
 def test_a_size_can_set_what_fits_its_gpu(load):
@@ -293,6 +245,7 @@ def test_the_pretrained_suite_is_what_its_trainer_trains(monkeypatch):
     for run in load_suite("pretrained").runs:
         trained = load_suite(run.weights.trained_by).run(run.name)
         assert run.model_config(4096) == trained.model_config(trained.data.vocab_size)
+        assert run.model_config(4096) == load_config(run.model_folder)
         assert run.size.tokens == trained.size.tokens
         assert run.data.tokenizer_file == str(run.model_folder / "tokenizer.json")
         assert run.command == trained.command
@@ -329,7 +282,6 @@ def test_every_suite_of_the_project_loads():
             "hiden_size: 32",
             r"sizes.tiny.hiden_size: unknown key; did you mean hidden_size\?",
         ),
-        ("measure:", "measures:", "measures: unknown key; did you mean measure?"),
         (
             "hidden_size: 32",
             "hidden_size: wide",
@@ -343,7 +295,6 @@ def test_every_suite_of_the_project_loads():
         ("hidden_size: 32, ", "", "sizes.tiny.hidden_size: missing"),
         ("tokens: 1536", "tokens: -1", "sizes.tiny.tokens: must be a whole number of at least 1, got -1"),
         ("tokens: 1536", "tokens: true", "sizes.tiny.tokens: must be a whole number, got True"),
-        ("learning_rate: 1e-2", "learning_rate: fast", "learning_rate: must be a number, got 'fast'"),
         ("size: [tiny]", "size: [huge]", r"grid\[0\].size: no size 'huge' under sizes, which has tiny"),
         ("size: [tiny]", "size: tiny", r"grid\[0\].size: must be a list, such as \[tiny\], got 'tiny'"),
         (
@@ -351,7 +302,6 @@ def test_every_suite_of_the_project_loads():
             "warmup_tokens: 1537",
             "training.warmup_tokens: 1537 are more than the 1536 tokens of sizes.tiny",
         ),
-        ("warmup_tokens: 512, ", "", "training.warmup_tokens: 268435456 are more than"),
         ("[128]", "[100]", "micro_batch_tokens: 128 must be a multiple of the context length 100"),
         (
             "[-10, null]",
@@ -365,13 +315,9 @@ def test_every_suite_of_the_project_loads():
             "micro_batch_tokens: 96",
             "micro_batch_tokens: 96 must divide batch_tokens 256",
         ),
-        ("dtype: float32", "dtype: float8", "training.dtype: must be bfloat16 or float32"),
         ("corpus: text", "corpus: web", "data.corpus"),
-        ("dtype: float32", "parallel: both", "training.parallel: must be auto, ddp or fsdp, got 'both'"),
-        ("grid:", "weights: {folder: x}\ngrid:", "weights.trained_by: missing; it has no default"),
         ("grid:", "weights: x\ngrid:", "weights: must be a mapping of keys or null, got .x."),
         ("grid:", "weights: {foldr: x}\ngrid:", r"weights.foldr: unknown key; did you mean folder\?"),
-        ("corpus: text", "corpus: text, corps: x", "data.corps: unknown key; did you mean corpus?"),
         ("description: a test", "description: a test\ndescription: twice", "'description' is given twice"),
         ("description: a test", "description: [", "not valid YAML"),
         (
@@ -379,24 +325,20 @@ def test_every_suite_of_the_project_loads():
             "grid:\n  - {size: [tiny], context_length: [128]}",
             "makes the run pro-tiny-128-acp a second time",
         ),
-        ("[-10, null]", "[-10], seed: [-1]", r"grid\[0\].seed: must be 0 to 2.63 - 1, got -1"),
-        ("[-10, null]", f"[-10], seed: [{2**63}]", f"must be 0 to 2.63 - 1, got {2**63}"),
+        ("[-10, null]", f"[-10], seed: [{2**63}]", rf"seed\[0\]: must be .* from 0 to 2.63 - 1, got {2**63}"),
+        ("[-10, null]", f"[-10, null], seed: {list(range(600))}", "grid: makes 1,200 runs; at most 1,000"),
+        ("grid:", "#" * 2**15 + "\ngrid:", "bytes; a suite has at most"),
+        ("description: a test", f"description: {'1' * 5000}", "not valid YAML"),
+        ("description: a test", "description: 2026-13-45", "not valid YAML"),
+        ("description: a test", f"description: {'[' * 400}{']' * 400}", "not valid YAML"),
+        ("description: a test", f"description: {'[' * 210}{']' * 210}", "not valid YAML"),
+        ("description: a test", "description: &all [*all]", "write it out instead of an alias"),
         (
             "  - {size: [tiny], context_length: [128], log_pruning_tolerance: [-10, null]}",
             "  []",
             "has no run",
         ),
         ("grid:", "not_run: ['*']\ngrid:", "grid: has no run but those of not_run; add one"),
-        (
-            "timing_repeats: 1",
-            "timing_repeats: 1, needle_lengths: [0]",
-            r"needle_lengths\[0\]: must be a whole",
-        ),
-        (
-            "timing_repeats: 1",
-            "timing_repeats: 1, needle_lengths: 0",
-            "needle_lengths: must be a whole number",
-        ),
         (
             "timing_repeats: 1",
             "timing_repeats: 1, needle_lengths: x",
@@ -423,10 +365,9 @@ def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
 
 
 def test_a_file_without_a_mapping_of_keys_is_refused(load):
-    with pytest.raises(SuiteError, match="the file is empty; begin with a copy of experiments/cpu.yaml"):
-        load("# nothing yet\n")
-    with pytest.raises(SuiteError, match=r"must be a mapping of keys, got \['size'\]$"):
-        load("- size\n")
+    for text in ("# nothing yet\n", "- size\n"):
+        with pytest.raises(SuiteError, match="must be a mapping of keys, got .*; begin with a copy of "):
+            load(text)
 
 
 def test_names_that_cannot_be_folders_and_targets_of_make_are_refused(load, tmp_path):
@@ -451,24 +392,8 @@ def test_a_file_elsewhere_goes_by_its_name_and_is_asked_for_by_its_path(load, tm
     assert copy.deepcopy(run).command == pickle.loads(pickle.dumps(run)).command == run.command
     with pytest.raises(RecordError, match=f"measure loss --suite '{file}'"):
         read_records(suite, "loss")
-    for name in ("mini", "experiments/mini.yaml", str(tmp_path / "experiments/mini.yaml")):
+    for name in ("mini", "experiments/mini.yaml"):
         assert load_suite(name).runs[0].command.endswith(f"--suite mini --run {run.name}")
-
-
-def test_two_files_of_one_name_are_not_one_suite(load, tmp_path):
-    load(YAML)
-    for folder in "ab":
-        (tmp_path / folder).mkdir()
-        for name in ("mini", "mine"):
-            (tmp_path / folder / f"{name}.yaml").write_text(YAML)
-    with pytest.raises(SuiteError, match="^a/mini.yaml: experiments/mini.yaml has its name, and so its "):
-        load_suite("a/mini.yaml")
-    state.claim_name(load_suite("a/mine.yaml"))
-    state.claim_name(load_suite(str(tmp_path / "a/mine.yaml")))
-    with pytest.raises(SuiteError, match=f"^b/mine.yaml: {tmp_path}/a/mine.yaml has its name"):
-        state.claim_name(load_suite("b/mine.yaml"))
-    (tmp_path / "a/mine.yaml").unlink()  # moved
-    state.claim_name(load_suite("b/mine.yaml"))
 
 
 def test_unknown_suites_and_runs_are_answered_with_what_there_is(load):
@@ -478,18 +403,3 @@ def test_unknown_suites_and_runs_are_answered_with_what_there_is(load):
     with pytest.raises(SuiteError, match="did you mean pro-tiny-128-acp?"):
         suite.run("pro-tiny-128-apc")
     assert dataclasses.is_dataclass(suite)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("ACP", "; did you mean acp?"),
-        ("apc", "; did you mean acp?"),
-        ("figure2", "; did you mean figure2.1, figure2.2?"),
-        ("figur71", "; did you mean figure7.1?"),
-        ("", ""),
-        ("zzz", ""),
-    ],
-)
-def test_names_that_are_like_another(name, words):
-    assert did_you_mean(name, ["lap", "acp", "figure2.1", "figure2.2", "figure7.1"]) == words

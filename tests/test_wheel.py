@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXTRAS = (
-    "numpy scipy pandas yaml pydantic tqdm safetensors zstandard matplotlib seaborn jinja2 markdown_it "
-    "tokenizers rich"
-)
+EXTRAS = "numpy scipy pandas yaml pydantic tqdm safetensors matplotlib seaborn markdown_it tokenizers rich"
 
 pytestmark = pytest.mark.slow
 

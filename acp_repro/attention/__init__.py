@@ -13,9 +13,17 @@ import math
 import torch
 from torch import Tensor
 
-from .backends import HAS_TRITON, NEEDS_TRITON, choose_implementation, kernels, named
-from .checks import check_arguments, check_packing, check_window, threshold_tensor
-from .decay import cut_documents, documents_threshold
+from .backends import HAS_TRITON, NEEDS_TRITON, Backend, choose_implementation, kernels, named
+from .checks import (
+    check_arguments,
+    check_packing,
+    check_scale,
+    check_values,
+    check_window,
+    reads_values,
+    threshold_tensor,
+)
+from .decay import MOST_BETWEEN_DOCUMENTS, cut_documents, documents_threshold
 from .decoding import check_decode_arguments, decode
 from .kvcache import PagedKVCache
 from .op import attend
@@ -111,12 +119,12 @@ def forgetting_attention(
             each query head. float32, at most 0: ``logsigmoid(fgate_logit.float())``. Minus infinity, a gate
             of 0, is allowed.
         seq_start: (batch,) int64, the first real token of left-padded sequences. Keys before it get no
-            attention. Queries before it give 0.
+            attention. Queries before it give 0. Nothing before it has an effect, not even NaN.
         cu_seqlens: (documents + 1,) int32 or int64, for documents of any lengths packed one after the other
             into a batch of one. Document n is positions ``cu_seqlens[n] .. cu_seqlens[n + 1]``, so it starts
             with 0, ends with the length and never falls. No document attends to another, or costs it time.
             The gate at each document's first token counts as 0 and gets a gradient of 0. The result is exact
-            if the scores of each row differ by at most 4,900.
+            up to ``2 max||q|| max||k|| sm_scale = 4,900``.
         window_size: the number of keys W that each query sees at most: its own and the W - 1 before it, as in
             flash-linear-attention. FlashAttention's ``window_size=(left, 0)`` is W = left + 1. Blocks wholly
             before the window are skipped. With a threshold too, a row starts at the later of the two.
@@ -141,29 +149,29 @@ def forgetting_attention(
             ``implementation="reference"`` has both. ``torch.func.grad``, ``vjp``, ``jacrev`` and ``vmap``
             work with all.
     """
-    check_arguments(
-        q,
-        k,
-        v,
-        log_fgate,
-        head_first=head_first,
-        seq_start=seq_start,
-        sm_scale=sm_scale,
-        implementation=implementation,
-    )
-    if cu_seqlens is not None:
-        check_packing(cu_seqlens, q, k, head_first=head_first, seq_start=seq_start)
-    check_window(window_size)
+    dtypes = (named(implementation, "auto") or Backend).dtypes
+    check_arguments(q, k, v, log_fgate, head_first=head_first, seq_start=seq_start, dtypes=dtypes)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
     named(implementation).check(q.device)
     if not head_first:
         q, k, v, log_fgate = (x.transpose(1, 2) for x in (q, k, v, log_fgate))
-    sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else float(sm_scale)
+    sm_scale = check_scale(sm_scale, q.shape[-1])
+    window_size = _window_that_hides(window_size, k.shape[2])
+    if cu_seqlens is not None:
+        check_packing(cu_seqlens, q, k, seq_start)
+        if reads_values(q) and q.numel():
+            spread = 2 * logit_bound_from_norms(q, k, sm_scale)
+            check_values("2 max||q|| max||k|| sm_scale with cu_seqlens", spread, 0, MOST_BETWEEN_DOCUMENTS)
     if seq_start is not None:
         seq_start = seq_start.contiguous()
+        # Memory of padding may hold anything, and in a product 0 times NaN is NaN.
+        padding = torch.arange(k.shape[2], device=k.device) < seq_start[:, None, None]
+        padded_q = padding[..., k.shape[2] - q.shape[2] :, None]
+        q = q.masked_fill(padded_q, 0.0)
+        k, v = (x.masked_fill(padding[..., None], 0.0) for x in (k, v))
+        log_fgate = log_fgate.masked_fill(padding, 0.0)
     threshold = _resolve_threshold(adaptive_threshold, q, k, sm_scale)
-    window_size = _window_that_hides(window_size, k.shape[2])
     if cu_seqlens is not None:
         if isinstance(adaptive_threshold, str) and threshold is not None:
             threshold = threshold + _longest_document_gain(cu_seqlens, k.shape[2])
@@ -179,6 +187,8 @@ def forgetting_attention(
     else:
         arguments = (q, k, v, log_fgate, threshold, seq_start, sm_scale, implementation, window_size)
         out, start_index = attend(*arguments)
+    if seq_start is not None:
+        out = out.masked_fill(padded_q, 0.0)  # it is 0; its gradient may be anything
     out = out if head_first else out.transpose(1, 2)
     return (out, start_index) if return_start_index else out
 
@@ -207,7 +217,8 @@ def forgetting_attention_with_kvcache(
         q: (batch, seqlen_q, heads, head_dim), or (batch, heads, seqlen_q, head_dim) with ``head_first``: the
             last seqlen_q tokens of each row. heads is a multiple of the cache's heads (grouped-query
             attention). The query heads that share keys, times seqlen_q, are at most 64.
-        cache: keys, values and decays, see :class:`PagedKVCache`.
+        cache: keys, values and decays, see :class:`PagedKVCache`. A row may hold fewer than seqlen_q tokens,
+            also none: its first queries then stand for no token and give 0.
         start_block: (batch, heads) int32, changed in place.
         seq_start: (batch,) int64, the first real token of left-padded rows.
         window_size: keys that each query sees at most, its own included, as in :func:`forgetting_attention`.
@@ -221,11 +232,12 @@ def forgetting_attention_with_kvcache(
         out, shaped and typed like q; 0 for queries before ``seq_start``. No gradients.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; the message names it and what is right.
+        TypeError, ValueError: an argument is wrong; the message names it and what is right. Values are
+            checked as in :func:`forgetting_attention`.
     """
     q = (q if head_first else q.transpose(1, 2)).resolve_neg()
     check_decode_arguments(q, cache, start_block, seq_start, implementation)
-    check_window(window_size)
+    sm_scale, window_size = check_scale(sm_scale, q.shape[-1]), check_window(window_size)
     if implementation == "auto":
         implementation = choose_implementation(q.device)
     named(implementation).check(q.device)
@@ -244,6 +256,7 @@ def _longest_document_gain(cu_seqlens: Tensor, length: int) -> Tensor:
 
 def _window_that_hides(window_size: int | None, seqlen_k: int) -> int | None:
     """``window_size``, or None if it holds every key."""
+    window_size = check_window(window_size)
     return None if window_size is None or window_size >= seqlen_k else window_size
 
 

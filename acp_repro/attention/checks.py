@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+import numbers
 
 import torch
 from torch import Tensor
 
-from .backends import BACKENDS, Backend, named
 
-
-def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, implementation) -> None:
+def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, dtypes) -> None:
     """Checks shapes, dtypes and devices: everything that needs no value of a tensor.
+
+    Args:
+        dtypes: those that the implementation takes.
 
     Raises:
         TypeError: an argument is not a tensor, or has the wrong dtype.
-        ValueError: a shape, device or option is wrong.
+        ValueError: a shape or device is wrong.
     """
-    backend = named(implementation, "auto") or Backend
     layout = "(batch, heads, time, head_dim)" if head_first else "(batch, time, heads, head_dim)"
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
@@ -27,14 +28,13 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, impl
     if not isinstance(log_fgate, Tensor):
         raise TypeError(f"log_fgate must be a torch.Tensor, got {type(log_fgate).__name__}")
 
-    if q.dtype not in backend.dtypes:
-        takers = [name for name, one in BACKENDS.items() if q.dtype in one.dtypes]
-        hint = f" ({str(q.dtype).removeprefix('torch.')}: implementation={takers[0]!r})" if takers else ""
-        raise TypeError(f"q must be bfloat16, float16 or float32, got {q.dtype}{hint}")
+    if q.dtype not in dtypes:
+        hint = "(float64: implementation='reference')"
+        raise TypeError(f"q must be bfloat16, float16 or float32, got {q.dtype} {hint}")
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
             raise TypeError(f"{name} must have the dtype of q, {q.dtype}, got {x.dtype}")
-    if log_fgate.dtype not in {torch.float32, torch.float64}.intersection(backend.dtypes):
+    if log_fgate.dtype not in {torch.float32, torch.float64}.intersection(dtypes):
         raise TypeError(f"log_fgate must be float32 (logsigmoid(logits.float())), got {log_fgate.dtype}")
     for name, x in (("k", k), ("v", v), ("log_fgate", log_fgate)):
         if x.device != q.device:
@@ -69,10 +69,19 @@ def check_arguments(q, k, v, log_fgate, *, head_first, seq_start, sm_scale, impl
             f"(head_first={head_first}), got {tuple(log_fgate.shape)}"
         )
     check_seq_start(seq_start, q)
-    if sm_scale is not None and not (
-        isinstance(sm_scale, (int, float)) and math.isfinite(sm_scale) and sm_scale > 0
-    ):
+
+
+def check_scale(sm_scale, head_dim: int) -> float:
+    """``sm_scale``, a number of any kind, as a float; by default ``1 / sqrt(head_dim)``.
+
+    Raises:
+        ValueError: it is no positive finite number.
+    """
+    if sm_scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if not (isinstance(sm_scale, numbers.Real) and math.isfinite(sm_scale) and sm_scale > 0):
         raise ValueError(f"sm_scale must be a positive finite number or None, got {sm_scale!r}")
+    return float(sm_scale)
 
 
 def check_seq_start(seq_start: Tensor | None, q: Tensor) -> None:
@@ -92,15 +101,15 @@ def check_seq_start(seq_start: Tensor | None, q: Tensor) -> None:
         raise ValueError(f"seq_start must be on the device of q, {q.device}")
 
 
-def check_window(window_size) -> None:
-    """Checks that ``window_size`` is a number of keys or None.
+def check_window(window_size) -> int | None:
+    """``window_size``, a number of keys or None, as an int or None.
 
     Raises:
-        TypeError, ValueError: it is not.
+        TypeError, ValueError: it is neither.
     """
     if window_size is None:
-        return
-    if isinstance(window_size, bool) or not isinstance(window_size, int):
+        return None
+    if isinstance(window_size, bool) or not isinstance(window_size, numbers.Integral):
         raise TypeError(
             "window_size must be None or a whole number of keys, the query's own included (FlashAttention's "
             f"(left, 0) is left + 1), got {window_size!r}"
@@ -109,10 +118,11 @@ def check_window(window_size) -> None:
         raise ValueError(
             f"window_size must be at least 1, the query's own key, or None for no window, got {window_size}"
         )
+    return int(window_size)
 
 
-def check_packing(cu_seqlens, q, k, *, head_first: bool, seq_start) -> None:
-    """Checks the starts of packed documents. Values are read on the CPU only, see :func:`check_values`.
+def check_packing(cu_seqlens, q: Tensor, k: Tensor, seq_start) -> None:
+    """Checks the starts of packed documents against q (B, H, Tq, D) and k (B, Hkv, Tk, D).
 
     Raises:
         TypeError, ValueError: ``cu_seqlens`` is wrong, or does not fit another argument.
@@ -123,18 +133,17 @@ def check_packing(cu_seqlens, q, k, *, head_first: bool, seq_start) -> None:
         raise ValueError(f"cu_seqlens must have shape (documents + 1,), got {tuple(cu_seqlens.shape)}")
     if cu_seqlens.device != q.device:
         raise ValueError(f"cu_seqlens must be on the device of q, {q.device}")
-    time = 2 if head_first else 1
-    if q.shape[0] != 1 or q.shape[time] != k.shape[time]:
+    if len(q) != 1 or q.shape[2] != k.shape[2]:
         raise ValueError(
-            "cu_seqlens needs a batch of one and as many queries as keys, got q "
-            f"{tuple(q.shape)} and k {tuple(k.shape)}"
+            f"cu_seqlens needs a batch of one and as many queries as keys, got a batch of {len(q)} with "
+            f"{q.shape[2]} queries and {k.shape[2]} keys"
         )
     if seq_start is not None:
         raise ValueError("cu_seqlens and seq_start cannot be used together: packed text has no padding")
-    if torch.compiler.is_compiling() or (q.device.type != "cpu" and not torch.is_anomaly_enabled()):
-        return
-    length = k.shape[time]
-    if cu_seqlens[0] != 0 or cu_seqlens[-1] != length or bool((cu_seqlens.diff() < 0).any()):
+    length = k.shape[2]
+    if reads_values(cu_seqlens) and (
+        cu_seqlens[0] != 0 or cu_seqlens[-1] != length or bool((cu_seqlens.diff() < 0).any())
+    ):
         raise ValueError(
             f"cu_seqlens must start with 0, end with the length {length} and never fall, "
             f"got {_shortened(cu_seqlens)}"
@@ -169,7 +178,7 @@ def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tens
         except RuntimeError:
             raise ValueError(f"{rule}; got shape {tuple(adaptive_threshold.shape)}") from None
         return expanded.contiguous().resolve_neg()
-    if isinstance(adaptive_threshold, bool) or not isinstance(adaptive_threshold, (int, float)):
+    if isinstance(adaptive_threshold, bool) or not isinstance(adaptive_threshold, numbers.Real):
         raise TypeError(f"{rule}; got {adaptive_threshold!r}")
     if not adaptive_threshold <= 0:
         raise ValueError(f"{rule}; got {adaptive_threshold}")
@@ -177,44 +186,35 @@ def threshold_tensor(adaptive_threshold, batch: int, heads: int, device) -> Tens
     return torch.full((batch, heads), float(adaptive_threshold), dtype=torch.float32, device=device)
 
 
-def check_values(log_fgate: Tensor, threshold: Tensor | None, seq_start: Tensor | None) -> None:
-    """Checks values, which needs a read of the tensors.
+def reads_values(x: Tensor) -> bool:
+    """Whether values of ``x`` are checked.
 
-    On a GPU the read would wait for the stream. So there it runs only under
-    ``torch.autograd.set_detect_anomaly(True)``.
+    On a GPU a read waits for the stream. So there they are checked only under
+    ``torch.autograd.set_detect_anomaly(True)``. Compiled code checks inside its operators alone.
+    """
+    return not torch.compiler.is_compiling() and (x.device.type == "cpu" or torch.is_anomaly_enabled())
 
-    Args:
-        log_fgate: (B, H, T) float32.
-        threshold: (B, H) float32 or None.
-        seq_start: (B,) int64 or None.
+
+def check_values(name: str, x: Tensor | None, low: float, high: float, hint: str = "") -> None:
+    """Checks that all of ``x`` lies in ``[low, high]``, where :func:`reads_values` allows it.
 
     Raises:
-        ValueError: a gate is above 0 or NaN, a threshold is positive or NaN, or a seq_start is out of range.
+        ValueError: it does not, or it holds NaN.
     """
-    if log_fgate.device.type != "cpu" and not torch.is_anomaly_enabled():
+    if x is None or not reads_values(x):
         return
-    seqlen_k = log_fgate.shape[2]
-    if torch._C._are_functorch_transforms_active():
-        log_fgate, threshold, seq_start = map(_whole, (log_fgate, threshold, seq_start))
-    if not bool((log_fgate <= 0).all()):
-        what = "NaN" if bool(log_fgate.isnan().any()) else f"{log_fgate.max().item():g}"
-        raise ValueError(
-            "log_fgate must hold logarithms of gates in (0, 1], so values at most 0 "
-            f"(logsigmoid of the gate's logits), got {what}"
-        )
-    if threshold is not None and not bool((threshold <= 0).all()):
-        cause = '; with "auto", q or k holds NaN' if bool(threshold.isnan().any()) else ""
-        raise ValueError(
-            "adaptive_threshold must be at most 0: it bounds a sum of log gates from below "
-            f"(delta = -2U - log L + log epsilon), got {threshold.max().item():g}{cause}"
-        )
-    if seq_start is not None and not bool(((seq_start >= 0) & (seq_start < seqlen_k)).all()):
-        raise ValueError(f"seq_start must lie in [0, seqlen_k = {seqlen_k}), got {seq_start.tolist()}")
-
-
-def _whole(x: Tensor | None) -> Tensor | None:
-    """The tensor inside the wrappers of torch.func, such as the whole batch under vmap. Only its values can
-    be read."""
-    while x is not None and torch._C._functorch.is_functorch_wrapped_tensor(x):
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):  # by torch.func: the whole batch under vmap
         x = torch._C._functorch.get_unwrapped(x)
-    return x
+    if x.numel() and not bool((x >= low).all() & (x <= high).all()):
+        raise ValueError(f"{name} must lie in [{low}, {high}]{hint}, got {x.min():g} to {x.max():g}")
+
+
+def check_gates(log_fgate: Tensor) -> None:
+    """Checks the values of log forget gates as :func:`check_values` does."""
+    check_values("log_fgate", log_fgate, -math.inf, 0, " (logsigmoid of the gate's logits)")
+
+
+def check_threshold(threshold: Tensor | None) -> None:
+    """Checks the values of delta as :func:`check_values` does."""
+    hint = " (delta = -2U - log L + log epsilon; NaN under 'auto': q or k holds it)"
+    check_values("adaptive_threshold", threshold, -math.inf, 0, hint)

@@ -14,6 +14,9 @@ from torch import Tensor
 # exp(-1e4) is 0 in every floating-point format. So this value can replace the log of a gate of exactly 0
 # (-inf, "forget all"): no weight changes, and sums stay finite.
 LOG_FGATE_FLOOR = -1.0e4
+# The most by which scores of packed documents may differ: a decay beyond half the floor then leaves a weight
+# under exp(-100), which is 0 in float32.
+MOST_BETWEEN_DOCUMENTS = -LOG_FGATE_FLOOR / 2 - 100
 
 
 def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
@@ -28,6 +31,17 @@ def cumulative_log_fgate(log_fgate: Tensor) -> Tensor:
     return log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1)
 
 
+def document_starts(cu_seqlens: Tensor, length: int) -> Tensor:
+    """(T,) bool: the first token of each packed document.
+
+    Args:
+        cu_seqlens: (N + 1,) int32 or int64, the starts of the documents, and T. length: T.
+    """
+    # One place more than there are tokens, for T and for the start of an empty last document.
+    starts = torch.zeros(length + 1, dtype=torch.bool, device=cu_seqlens.device)
+    return starts.index_fill_(0, cu_seqlens.long(), True)[:-1]
+
+
 def cut_documents(log_fgate: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Sets the gate to 0 where a document starts, so that no token sees a token of an earlier document.
 
@@ -38,10 +52,7 @@ def cut_documents(log_fgate: Tensor, cu_seqlens: Tensor) -> Tensor:
     Returns:
         (B, H, T) float32; the replaced entries get a gradient of 0.
     """
-    # One place more than there are gates: the last entry is T, and so is the start of an empty last document.
-    starts = torch.zeros(log_fgate.shape[-1] + 1, dtype=torch.bool, device=log_fgate.device)
-    starts.index_fill_(0, cu_seqlens.long(), True)
-    return log_fgate.masked_fill(starts[:-1], float("-inf"))
+    return log_fgate.masked_fill(document_starts(cu_seqlens, log_fgate.shape[-1]), float("-inf"))
 
 
 def documents_threshold(threshold: Tensor | None, log_fgate: Tensor) -> Tensor:

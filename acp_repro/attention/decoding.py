@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .backends import named
-from .checks import check_seq_start, threshold_tensor
+from .checks import check_seq_start, check_threshold, check_values, threshold_tensor
 from .kvcache import PagedKVCache
 
 # The most query rows that one program computes together: tokens times query heads that share keys.
@@ -78,13 +78,14 @@ def decode(
     start_block: Tensor,
     adaptive_threshold: None | float | Tensor,
     seq_start: Tensor | None,
-    sm_scale: float | None,
+    sm_scale: float,
     implementation: str,
     window_size: int | None = None,
 ) -> Tensor:
     """:func:`acp_repro.attention.forgetting_attention_with_kvcache` of q (B, H, T, D), with the
     implementation chosen. Returns (B, H, T, D) in the dtype of q."""
-    sm_scale = 1.0 / math.sqrt(q.shape[-1]) if sm_scale is None else float(sm_scale)
+    if not q.numel():
+        return torch.empty_like(q)
     threshold = None
     if adaptive_threshold is not None:
         threshold = threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
@@ -106,6 +107,12 @@ def _decode(
     implementation: str,
     window_size: int | None = None,
 ) -> Tensor:
+    columns = block_table.shape[2]
+    check_threshold(threshold)
+    check_values("seq_start", seq_start, 0, math.inf)
+    check_values("block_table", block_table, 0, len(k) - 1)
+    check_values("seqlens", seqlens, 0, columns * k.shape[1])
+    check_values("start_block", start_block, 0, columns)
     cache = PagedKVCache(k, v, c, block_table, seqlens)
     given = (q, cache, start_block, threshold, seq_start, sm_scale, window_size)
     return named(implementation).decode(*given)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .boundary import window_start
+from .checks import check_gates
 from .decay import LOG_FGATE_FLOOR
 
 
@@ -26,7 +27,7 @@ class PagedKVCache(NamedTuple):
         block_table: (batch, kv_heads, max_blocks) int32, the block that holds the tokens
             ``n * block_size ...`` of each head. Entries of blocks that no query reads may be any number from
             0 to num_blocks - 1.
-        seqlens: (batch,) int32, tokens of each row, the newest ones included.
+        seqlens: (batch,) int32, tokens of each row, the newest ones included; 0 for an idle row.
     """
 
     k: Tensor
@@ -41,7 +42,8 @@ class PagedKVCache(NamedTuple):
         return self.k.shape[1]
 
     def positions(self, seqlen_q: int) -> Tensor:
-        """(batch, seqlen_q) int64, the positions of the last ``seqlen_q`` tokens of each row."""
+        """(batch, seqlen_q) int64, the positions of the last ``seqlen_q`` tokens of each row; below 0 where a
+        row holds fewer."""
         return self.seqlens.long()[:, None] + torch.arange(-seqlen_q, 0, device=self.seqlens.device)
 
     def c_at(self, positions: Tensor) -> Tensor:
@@ -61,16 +63,28 @@ class PagedKVCache(NamedTuple):
         """Writes the newest tokens to the blocks that the table names. The host does not wait for the device.
 
         Args:
-            k, v: (batch, kv_heads, T, head_dim); ``seqlens`` already counts these T tokens.
+            k, v: (batch, kv_heads, T, head_dim); ``seqlens`` already counts these T tokens. Of a row that
+                holds fewer, the last ones are its tokens, and the others are not written.
             log_fgate: (batch, heads, T) float32.
         """
         positions = self.positions(k.shape[2])
+        if not positions.numel():
+            return
         blocks = self._blocks_at(positions)
         slots = (positions % self.block_size)[:, None]
-        self.k[blocks, slots] = k.to(self.k.dtype)
-        self.v[blocks, slots] = v.to(self.v.dtype)
+        real = (positions >= 0)[:, None]
+        log_fgate = log_fgate.masked_fill(~real, 0.0)
+        check_gates(log_fgate)
         c = log_fgate.double().clamp(min=LOG_FGATE_FLOOR).cumsum(-1) + self.c_at(positions[:, :1] - 1)
-        self.c[blocks, :, slots] = c.unflatten(1, (-1, self.c.shape[1])).transpose(2, 3)
+        c = c.unflatten(1, (-1, self.c.shape[1])).transpose(2, 3)
+        # What is no token writes to the place of the longest row's newest token what is written there anyway.
+        longest = self.seqlens.argmax()[None]
+        block, slot = blocks[longest, :, -1:], slots[longest, :, -1:]
+        blocks, slots = torch.where(real, blocks, block), torch.where(real, slots, slot)
+        for cached, x in ((self.k, k), (self.v, v), (self.c.transpose(1, 2), c)):
+            there = cached[block, slot]  # if all rows are idle
+            there = torch.where(real[longest, :, -1:, None], x[longest, :, -1:].to(cached.dtype), there)
+            cached[blocks, slots] = torch.where(real[..., None], x.to(cached.dtype), there)
 
     def advance(
         self,
@@ -94,7 +108,7 @@ class PagedKVCache(NamedTuple):
             window_size: keys that a query sees. Blocks wholly before the window of the oldest query are
                 passed too.
         """
-        first = self.positions(seqlen_q)[:, :1]
+        first = self.positions(seqlen_q)[:, :1].clamp(min=0)
         diagonal = (first // self.block_size).unsqueeze(1)  # (B, 1, 1)
         start = start_block.long()
         if seq_start is not None:

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from .backends import kernels, named
-from .checks import check_values
+from .checks import check_gates, check_threshold, check_values
 
 
 def _forward(
@@ -28,7 +28,9 @@ def _forward(
         out like q; the implementation's saved row sums; c (B, H, Tk) float64; boundary (B, H, M) int32.
         Without ``for_backward`` the second and third may be None.
     """
-    check_values(log_fgate, threshold, seq_start)
+    check_gates(log_fgate)
+    check_threshold(threshold)
+    check_values("seq_start", seq_start, 0, k.shape[2] - 1)
     given = (q, k, v, log_fgate, threshold, seq_start, sm_scale, window_size, for_backward)
     with _as_given(q):
         return named(implementation).forward(*given)

@@ -132,10 +132,11 @@ def decode(
 ) -> Tensor:
     """Equation 3 over the keys from ``start_block`` on, one head after the other: (B, H, T, D) in the dtype
     of q."""
-    out = torch.empty_like(q)
+    out = torch.zeros_like(q)
     size, group = cache.block_size, q.shape[1] // cache.block_table.shape[1]
     for b, length in enumerate(cache.seqlens.tolist()):
-        for h in range(q.shape[1]):
+        tokens = min(q.shape[2], length)  # the queries before them stand for no token
+        for h in range(q.shape[1] if tokens else 0):
             first = int(start_block[b, h])
             blocks = cache.block_table[b, h // group, first : -(-length // size)].long()
             real = slice(0, length - first * size)
@@ -143,10 +144,11 @@ def decode(
             c = cache.c[blocks, h % group].flatten()[None, None, real]
             start = None if seq_start is None else (seq_start[b : b + 1] - first * size).clamp(min=0)
             if start is not None:
-                padding = torch.arange(k.shape[2], device=k.device)[:, None] < start
-                k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
-            out[b, h] = forgetting_attention(
-                q[b : b + 1, h : h + 1],
+                padding = torch.arange(k.shape[2], device=k.device) < start
+                k, v = (x.masked_fill(padding[:, None], 0.0) for x in (k, v))
+                c = c.masked_fill(padding, 0.0)
+            out[b, h, -tokens:] = forgetting_attention(
+                q[b : b + 1, h : h + 1, -tokens:],
                 k,
                 v,
                 c.diff(dim=-1, prepend=c[..., :1]),

@@ -76,7 +76,7 @@ def threshold_offset(
         # The math module would read the length itself, and then each length would need its own graph.
         length = torch.full((), seqlen, dtype=torch.float64, device=device)
         return length.log() - log_pruning_tolerance
-    return math.log(seqlen) - log_pruning_tolerance
+    return math.log(seqlen) - float(log_pruning_tolerance)
 
 
 def logit_bound_from_qk_norm(
@@ -110,7 +110,7 @@ def logit_bound_from_qk_norm(
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(f"num_kv_heads must divide num_heads = {num_heads}, got {num_kv_heads}")
-    sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else sm_scale
+    sm_scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
     gammas = []
     for name, weight, heads in (("q_weight", q_weight, num_heads), ("k_weight", k_weight, num_kv_heads)):
         if weight.shape not in ((head_dim,), (heads * head_dim,)):
@@ -174,7 +174,7 @@ def threshold_from_norms(
 
 
 def _norms_factor(head_dim: int, sm_scale: float) -> float:
-    return abs(sm_scale) * _dot_margin(head_dim) ** 3
+    return abs(float(sm_scale)) * _dot_margin(head_dim) ** 3
 
 
 def _has_kernels(x: Tensor) -> bool:

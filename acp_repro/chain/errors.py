@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Self
 
 from ..common.errors import UsageError, UserError, did_you_mean
@@ -26,15 +25,6 @@ class UnknownName(SuiteError):
         more = len(known) - _NAMES_SHOWN
         there = ", ".join(known) if more <= 0 else f"{', '.join(known[:_NAMES_SHOWN])} and {more:,} more"
         return cls(what + (did_you_mean(name, known) or f"; it has {there}"))
-
-
-class NameTaken(SuiteError):
-    """Two suite files have one name, so they would share their folders."""
-
-    def __init__(self, file: Path, other: Path):
-        super().__init__(
-            f"{file}: {other} has its name, and so its runs, records and figures; rename one of the two"
-        )
 
 
 class RecordError(UserError, RuntimeError):

@@ -288,10 +288,15 @@ class Page:
     def path(self, suite: str) -> Path:
         return FIGURES / suite / f"{self.name}.html"
 
+    def command_for(self, suite: Suite) -> str:
+        """The command that makes it."""
+        words = self.command.format(folder=self.run(suite).model_folder, page=self.path(suite.name))
+        return f"python -m {words}"
+
     @property
     def link(self) -> str:
-        """How the report beside it links to it."""
-        return f'<a href="{self.name}.html">'
+        """How the report beside it links to it, in Markdown."""
+        return f"[{self.title}]({self.name}.html)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,10 +319,6 @@ class Paper:
         analysis: the package of its figures and tables: each is in a module whose name begins with ``figure``
             or ``table``. It may also have ``text_claims``, whose ``CLAIMS`` are the paper's other statements,
             and ``models``, which describes its models in the report (see ``analysis.report.gather``).
-        plan: ``MODULE`` with ``Assumptions``, ``Speeds`` and ``cost_of`` like those of
-            ``acp_repro.papers.acp.plan``, for the plan command; empty for none.
-        steps: ``MODULE:NAME`` of a function that gives a run's optimiser steps, used if there is no ``plan``;
-            empty for none.
         pages: what is made from weights, without a record.
     """
 
@@ -333,8 +334,6 @@ class Paper:
     contents: tuple[str, ...]
     task: str
     analysis: str
-    plan: str = ""
-    steps: str = ""
     pages: tuple[Page, ...] = ()
 
     @functools.cached_property
@@ -419,14 +418,6 @@ class Paper:
     def load_task(self) -> Callable[[Run], Any]:
         """The function that makes the task of a run; imports torch."""
         return _named(self.task)
-
-    def load_plan(self) -> ModuleType:
-        """The module with the formulas for the cost of a run."""
-        return importlib.import_module(self.plan)
-
-    def load_steps(self) -> Callable[[Run], int]:
-        """The function that counts the steps of a run."""
-        return _named(self.steps)
 
     def module_of(self, item: Item) -> ModuleType:
         """The module that defines an item."""

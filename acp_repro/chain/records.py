@@ -11,12 +11,15 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common import files
+from . import state
 from .errors import RecordError
 from .paper import NO_RUN, RESULTS, Paper, Quantity, Suite
 from .provenance import origin
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def write_records(
-    paper: Paper,
+    suite: Suite,
     run: Run,
     quantity: Quantity,
     rows: Iterable[Mapping[str, Any]],
@@ -36,18 +39,20 @@ def write_records(
     dtype: str,
     trained_tokens: int,
     uses_gpu: bool = False,
+    seconds: float | None = None,
     path: Path | None = None,
 ) -> Path:
-    """Writes ``results/SUITE/RUN/QUANTITY.csv`` whole, or not at all.
+    """Writes ``results/SUITE/RUN/QUANTITY.csv`` whole, or not at all, and its proof beside it.
 
     Args:
         rows: the measured columns of ``quantity``, all of them in each row.
         device: the name of the processor or accelerator.
         uses_gpu: also record the versions of triton and ptxas that made the kernels.
-        path: another file to write.
+        seconds: what measuring took.
+        path: another file to write, without a proof.
 
     Raises:
-        RecordError: a row lacks a column or has one too many, or there is no row.
+        RecordError: a row lacks a column or has one too many, or holds NaN, or there is no row.
     """
     shared = {
         "suite": run.suite,
@@ -56,8 +61,11 @@ def write_records(
         "trained_tokens": trained_tokens,
         **origin(device, dtype, uses_gpu),
     }
-    path = path or quantity.path(run.suite, run.name)
-    return _write(path, paper, quantity, shared, rows)
+    target = path or quantity.path(run.suite, run.name)
+    content, count = _content(target, suite.paper, quantity, shared, rows)
+    if path:
+        return files.write_bytes(path, content)
+    return state.write_record(target, content, count, (suite, run, quantity), seconds)
 
 
 def write_suite_records(
@@ -84,7 +92,9 @@ def write_suite_records(
     if path is None and key:
         new = {_values(row, key) for row in rows}
         kept = [row for row in benchmark_rows(suite, paper, quantity) if _values(row, key) not in new]
-    return _write(path or quantity.path(suite), paper, quantity, shared, rows, kept)
+    target = path or quantity.path(suite)
+    content, count = _content(target, paper, quantity, shared, rows, kept)
+    return files.write_bytes(path, content) if path else state.write_record(target, content, count)
 
 
 def _values(row: Mapping[str, Any], columns: Iterable[str]) -> tuple[str, ...]:
@@ -96,11 +106,12 @@ def benchmark_rows(suite: str, paper: Paper, quantity: Quantity) -> list[dict[st
     """The rows of ``results/SUITE/benchmark/QUANTITY.csv``, as text; none if there is no file.
 
     Raises:
-        RecordError: it has other columns.
+        RecordError: it has other columns, or is not as it was measured.
     """
     path = quantity.path(suite)
     if not path.is_file():
         return []
+    _check_proof(path, "move that file away first")
     packed = path.suffix == ".gz"
     with (gzip.open if packed else open)(path, "rt", encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
@@ -130,8 +141,8 @@ def keep_other_machines(
         )
 
 
-def _write(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()) -> Path:
-    """Writes the whole file, or nothing."""
+def _content(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()) -> tuple[bytes, int]:
+    """What the file at ``path`` is to hold, and how many rows."""
     complete, expected = [], set(quantity.columns)
     # A record without a run may fill the columns of a run.
     free = set(paper.run_columns) - set(shared)
@@ -140,6 +151,9 @@ def _write(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()) 
             raise RecordError(
                 f"{quantity.name}: a record must have the columns {sorted(expected)}, got {sorted(row)}"
             )
+        # NaN in a file would be read as a missing value, and leave a mean in silence.
+        if bad := [name for name, x in row.items() if isinstance(x, Real) and not math.isfinite(x)]:
+            raise RecordError(f"{quantity.name}: {bad[0]} is no finite number, so nothing is written: {row}")
         complete.append({**shared, **row})
     if not complete:
         raise RecordError(f"{quantity.name}: nothing was measured for {shared.get('run', path)}")
@@ -149,7 +163,8 @@ def _write(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()) 
     writer.writerows([*kept, *complete])
     content = text.getvalue().encode()
     # No time stamp inside, so that the same records give the same bytes.
-    return files.write_bytes(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    content = gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
+    return content, len(kept) + len(complete)
 
 
 def read_records(
@@ -163,8 +178,8 @@ def read_records(
         partial: leave out runs without a record instead of failing; at least one must have one.
 
     Raises:
-        RecordError: a run has no record, or one of another version, or a damaged one; the message names the
-            command that makes it.
+        RecordError: a run has no record, or one without a proof, or of another version; the message names
+            the command that makes it.
     """
     kind = suite.paper.quantity(quantity)
     if kind.command:
@@ -180,7 +195,17 @@ def read_records(
             f"no records of {quantity} in {where}; make them with "
             f"`{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
         )
-    return read_files(suite, kind, [path for run, path in paths.items() if run not in missing])
+    there = [path for run, path in paths.items() if run not in missing]
+    for path in there:
+        _check_proof(path, f"delete it and run `{kind.command_for(suite.name)}`")
+    return read_files(suite, kind, there)
+
+
+def _check_proof(path: Path, otherwise: str) -> None:
+    if not state.proof(path):
+        raise RecordError(
+            f"{path}: {path.with_name(state.PROOFS)} does not say that it was measured; {otherwise}"
+        )
 
 
 def read_file(path: Path, columns: Sequence[str]) -> pandas.DataFrame:

@@ -1,27 +1,29 @@
-"""Decides what is up to date, by content, for Make and for the commands. No other module does.
+"""Decides what is up to date, by content, from small JSON files. No other module does.
 
 Weights are up to date if ``run.json`` beside them has the run's settings. A record is up to date if
-``results/SUITE/RUN/settings.json`` matches the suite's present settings, and the weights that exist, if any.
-Dates do not matter, because a checkout may give them in any order. A comment, or another run in the grid,
-does not cause a new training or measurement.
+``settings.json`` beside it has its hash, the suite's present settings, and the hash of the weights, if there
+are any. Dates do not matter, because a checkout may give them in any order. A comment, or another run in the
+grid, does not cause a new training or measurement.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..common import files
-from .errors import NameTaken, RecordError
-from .paper import RESULTS, Quantity, Suite
-from .run import EXPERIMENTS, Run
+from .errors import RecordError
+from .paper import NO_RUN, RESULTS, Quantity, Suite
+from .run import Run
 
 MAKE = Path(".make")
+PROOFS = "settings.json"  # beside the records
 
 
 def has_weights(run: Run) -> bool:
@@ -35,13 +37,39 @@ def has_weights(run: Run) -> bool:
     return run.weights_file.is_file() and bool(done(run)) and not differences(settings, run)
 
 
-def is_current(suite: Suite, run: Run, quantity: Quantity) -> bool:
-    """Whether a record need not be measured again. Missing weights do not count against it.
+def proof(path: Path) -> dict[str, Any]:
+    """What ``settings.json`` says of the record at ``path``; empty if nothing, as after an interruption.
 
     Raises:
-        RecordError: see :func:`recorded_settings`.
+        RecordError: the record is not the one that was measured.
     """
-    return quantity.path(run.suite, run.name).is_file() and not is_older(suite, run, quantity)
+    content = read_json(path.with_name(PROOFS))
+    record = content.get("records", {}).get(path.name, {})
+    if record and (content.get("folder"), record.get("sha256")) != (_folder(path), files.sha256_of(path)):
+        raise RecordError(
+            f"{path} is not the file of {record.get('rows')} rows that was measured: it was cut, edited or "
+            "copied here; put it back, or delete it to measure again"
+        )
+    return record
+
+
+def is_current(suite: Suite, run: Run | None, quantity: Quantity) -> bool:
+    """Whether a record need not be measured again. Missing weights do not count against it.
+
+    Args:
+        run: None for a quantity of the whole suite, which has no settings.
+
+    Raises:
+        RecordError: see :func:`proof`.
+    """
+    path = quantity.path(suite.name, NO_RUN if run is None else run.name)
+    if not path.is_file() or not (found := proof(path)):
+        return False
+    if run is None:
+        return True
+    recorded = recorded_settings(run)
+    same = found.get("settings") == _digest(recorded) and _has_settings(recorded, suite, run)
+    return same and (quantity.untrained(run) or done(run).get("sha256") in (None, found.get("weights")))
 
 
 def is_lost(run: Run, quantity: Quantity) -> bool:
@@ -50,53 +78,22 @@ def is_lost(run: Run, quantity: Quantity) -> bool:
     return not there and settings_path(run).is_file()
 
 
-def claim_name(suite: Suite) -> None:
-    """Reserves the folders of a suite whose file is not in ``experiments/`` for that file.
-
-    Raises:
-        NameTaken: they belong to another file, which still exists.
-    """
-    file, note = suite.path, MAKE / suite.name / "file"
-    if file.parent == EXPERIMENTS:
-        return
-    before = Path(note.read_text()) if note.is_file() else file
-    if before.is_file() and not before.samefile(file):
-        raise NameTaken(file, before)
-    files.write_text(note, str(file.resolve()))
+def _has_settings(recorded: Mapping[str, Any], suite: Suite, run: Run) -> bool:
+    """Whether recorded settings are those of the run and of the suite's measures now."""
+    pairs = (("run", run), ("measure", suite.measure_settings))
+    return not any(differences(recorded.get(key), of) for key, of in pairs)
 
 
-def is_older(suite: Suite, run: Run, quantity: Quantity) -> bool:
-    """Whether a record is known to have other settings than the suite has now, or other weights than exist
-    now.
-
-    Raises:
-        RecordError: see :func:`recorded_settings`.
-    """
-    recorded = recorded_settings(run)
-    if recorded is None:
-        return False
-    return any(
-        differences(recorded[key], of) or quantity.name in (recorded.get("older", {}).get(key) or ())
-        for key, of in (("run", run), ("measure", suite.measure_settings))
-    ) or (not quantity.untrained(run) and _of_other_weights(recorded, run))
-
-
-def _of_other_weights(recorded: Mapping[str, Any], run: Run) -> bool:
-    """Whether the present weights differ from those of the records.
-
-    Older records have no hash of their weights in ``settings.json``. They are compared by the time that the
-    training took.
-    """
-    of = {"sha256": recorded.get("weights"), **recorded.get("trained", {})}
-    now = done(run)
-    known = [key for key in ("sha256", "gpu_seconds") if of.get(key) and now.get(key)]
-    return bool(known) and of[known[0]] != now[known[0]]
+def _digest(recorded: Mapping[str, Any]) -> str:
+    text = json.dumps([recorded.get("run"), recorded.get("measure")], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def differences(before: Any, of: Any) -> list[str]:
     """The differences between recorded settings and those of a run or of the measures now, a line each.
 
-    A key that did not exist when the record was made counts as its default.
+    A key that did not exist when the record was made counts as its default. Keys of ``WHICH`` say which run
+    is looked at, and change no record.
     """
     return list(_differences(before, _settings(of), of))
 
@@ -106,7 +103,7 @@ def _differences(before: Any, now: Any, of: Any, where: str = "") -> Iterator[st
         if before != now:
             yield f"{where}: {before!r}, now {now!r}"
         return
-    for key in sorted({*before, *now} - {*_which(of)}):
+    for key in sorted({*before, *now} - {*getattr(of, "WHICH", ())}):
         if key in before or not _is_default(of, key):
             inside = getattr(of, key, None)
             yield from _differences(before.get(key), now.get(key), inside, f"{where}.{key}".lstrip("."))
@@ -122,46 +119,57 @@ def _is_default(of: Any, name: str) -> bool:
 
 
 def settings_path(run: Run) -> Path:
-    """``results/SUITE/RUN/settings.json``: the settings of the committed records."""
-    return RESULTS / run.suite / run.name / "settings.json"
+    """``results/SUITE/RUN/settings.json``: the settings of the records beside it, and a proof of each."""
+    return RESULTS / run.suite / run.name / PROOFS
 
 
-def write_settings(
-    suite: Suite,
-    run: Run,
-    quantities: Iterable[Quantity],
-    trained: Mapping[str, Any] | None = None,
-    seconds: Mapping[str, float] | None = None,
-) -> None:
-    """Writes a run's settings and its weights' hash beside its records; ``quantities`` were measured now.
+def recorded_settings(run: Run) -> dict[str, Any]:
+    """The content of ``settings.json``; empty if there is none."""
+    return read_json(settings_path(run))
 
-    If settings or weights have changed, the run's other records are listed under ``older`` until they are
-    measured again too: under ``run`` if the training changed, else under ``measure``.
+
+def measuring_seconds(run: Run, quantity: Quantity) -> float:
+    """What measuring a record took; 0 if unknown."""
+    records = recorded_settings(run).get("records", {})
+    return records.get(quantity.path(run.suite, run.name).name, {}).get("seconds", 0.0)
+
+
+def write_record(
+    path: Path,
+    content: bytes,
+    rows: int,
+    measured: tuple[Suite, Run, Quantity] | None = None,
+    seconds: float | None = None,
+) -> Path:
+    """Writes a record and its proof. An interruption leaves it without one, so it is measured again.
 
     Args:
-        trained: what the training took. It is kept so that a plan can be checked without the run's folder.
-        seconds: what measuring took, by quantity.
+        measured: what it is a record of; None for a quantity of the whole suite, which has no settings.
+        seconds: what measuring took.
     """
-    now = {"run": _settings(run), "measure": _settings(suite.measure_settings)}
-    before = recorded_settings(run) or dict(now)
-    older = {key: set(names) for key, names in before.pop("older", {}).items()}
-    there = [q for q in suite.paper.quantities if q.path(run.suite, run.name).exists()]
-    if _of_other_weights(before, run):
-        older.setdefault("run", set()).update(q.name for q in there if not q.untrained(run))
-    for key, of in (("run", run), ("measure", suite.measure_settings)):
-        if differences(before[key], of):
-            older[key] = {q.name for q in there}
-    measured = {quantity.name for quantity in quantities}
-    older = {key: sorted(names - measured) for key, names in older.items()}
-    now |= {"older": older} if any(older.values()) else {}
-    same = not differences(before["run"], run)  # else it came from another training
-    if trained := trained or (before.get("trained") if same else None):
-        now["trained"] = dict(trained)
-    if weights := done(run).get("sha256") or before.get("weights"):
-        now["weights"] = weights
-    if took := before.get("seconds", {}) | dict(seconds or {}):
-        now["seconds"] = took
-    files.write_json(settings_path(run), now)
+    proofs = path.with_name(PROOFS)
+    state = read_json(proofs) | {"folder": _folder(path)}
+    records = state.pop("records", {})
+    if records.pop(path.name, None):
+        files.write_json(proofs, state | {"records": records})
+    files.write_bytes(path, content)
+    record = {"rows": rows, "sha256": hashlib.sha256(content).hexdigest()}
+    if measured is not None:
+        suite, run, quantity = measured
+        trained = measured_run(run)
+        state |= {"trained": trained and dataclasses.asdict(trained)}
+        if not _has_settings(state, suite, run):
+            state |= {"run": _settings(run), "measure": _settings(suite.measure_settings)}
+        weights = None if quantity.untrained(run) else done(run).get("sha256")
+        record |= {"settings": _digest(state), "weights": weights, "seconds": seconds}
+    records[path.name] = {key: value for key, value in record.items() if value is not None}
+    files.write_json(proofs, state | {"records": records})
+    return path
+
+
+def _folder(path: Path) -> str:
+    """SUITE/RUN, where a record belongs."""
+    return "/".join(path.parts[-3:-1])
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -184,44 +192,16 @@ def _settings(of: Any) -> dict[str, Any]:
     return json.loads(json.dumps(settings, default=dict))
 
 
-def _which(of: Any) -> tuple[str, ...]:
-    """Keys that say which run is measured. They change no record, so no record is old for them."""
-    return getattr(of, "WHICH", ())
-
-
-def recorded_settings(run: Run) -> dict[str, Any] | None:
-    """The settings that the records of a run were made with, if known.
-
-    Raises:
-        RecordError: the file is damaged.
-    """
-    path = settings_path(run)
-    try:
-        recorded = json.loads(path.read_text())
-        if not all(isinstance(part, dict) for part in (recorded["run"], recorded["measure"])):
-            raise TypeError("run and measure must be objects")
-        if not isinstance(recorded.get("older", {}), dict):
-            raise TypeError("older must be an object")
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise RecordError(
-            f"{path} is damaged ({error}), so the settings of the records beside it are unknown; put "
-            "it back, or delete it to treat them as records of the present settings"
-        ) from None
-    return recorded
-
-
 @contextlib.contextmanager
-def measuring() -> Iterator[None]:
-    """One process measures at a time in this folder, because measures at the same time would spoil
-    timings."""
+def exclusive(name: str, words: str) -> Iterator[None]:
+    """One process at a time is inside, in this folder; another one prints that it waits, and for what."""
+    path = MAKE / f"{name}.lock"
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(files.lock(MAKE / "measuring.lock", refuse="busy"))
+            stack.enter_context(files.lock(path, refuse="busy"))
         except files.Locked:
-            print("waiting: another process measures here", flush=True)
-            stack.enter_context(files.lock(MAKE / "measuring.lock"))
+            print(f"waiting: another process {words}", flush=True)
+            stack.enter_context(files.lock(path))
         yield
 
 
@@ -240,11 +220,11 @@ def measured_run(run: Run) -> MeasuredRun | None:
     try:
         done = json.loads((run.folder / "done.json").read_text())
         description = json.loads((run.folder / "run.json").read_text())
-        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+        lines = files.read_json_lines(run.folder / "metrics.jsonl")
     except (OSError, ValueError):
         return _recorded_run(run)
     ranks = done.get("ranks", description.get("ranks", 1))
-    peaks = [json.loads(line).get("peak_memory_bytes") for line in lines]
+    peaks = [line.get("peak_memory_bytes") for line in lines]
     peak = max((p for p in [*peaks, done.get("peak_memory_bytes")] if p), default=None)
     seconds = done.get("gpu_seconds", done["seconds"] * ranks)
     return MeasuredRun(seconds, ranks, peak, description.get("device", "?"))
@@ -259,7 +239,7 @@ def read_log(quantity: str, run: Run) -> list[dict[str, Any]]:
     """
     path = run.folder / "metrics.jsonl"
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return files.read_json_lines(path)
     except (OSError, ValueError) as error:
         raise RecordError(
             f"{quantity}: {path} cannot be read ({error}); train with `{run.command}`"
@@ -268,5 +248,5 @@ def read_log(quantity: str, run: Run) -> list[dict[str, Any]]:
 
 def _recorded_run(run: Run) -> MeasuredRun | None:
     recorded = recorded_settings(run)
-    same = recorded is not None and not differences(recorded["run"], run)
-    return MeasuredRun(**recorded["trained"]) if same and "trained" in recorded else None
+    same = recorded.get("trained") and not differences(recorded.get("run"), run)
+    return MeasuredRun(**recorded["trained"]) if same else None

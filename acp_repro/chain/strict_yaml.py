@@ -10,6 +10,7 @@ import functools
 import json
 import re
 import typing
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from ..common.errors import did_you_mean
 from .errors import SuiteError
 
 T = TypeVar("T")
+MOST_BYTES = 2**15  # of a suite file; the longest of the project has 8,000
 _LIST = "a list"
 _NAMES = {  # pydantic's names of types
     "int": "a whole number",
@@ -34,24 +36,26 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The content of a YAML file that holds a mapping.
+    """The content of a YAML file that holds a mapping, in JSON's types.
 
     Raises:
-        SuiteError: it is not YAML, or not a mapping.
+        SuiteError: it is not YAML, or not a mapping, or too large.
     """
     import yaml
+    from pydantic_core import from_json
 
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise SuiteError(f"{path}: has {size:,} bytes; a suite has at most {MOST_BYTES:,}")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
-    except UnicodeDecodeError:
-        raise SuiteError(f"{path}: not UTF-8 text; save the file as UTF-8") from None
-    except yaml.YAMLError as error:
+        content = from_json(json.dumps(content, default=str))  # where dates are text
+    except Exception as error:  # PyYAML lets many kinds through: of dates, numbers, deep nesting
         words = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
         raise SuiteError(f"{path}: not valid YAML: {words}") from None
-    if content is None:
-        raise SuiteError(f"{path}: the file is empty; begin with a copy of experiments/cpu.yaml")
     if not isinstance(content, dict):
-        raise SuiteError(f"{path}: must be a mapping of keys, got {content!r}")
+        raise SuiteError(
+            f"{path}: must be a mapping of keys, got {content!r}; begin with a copy of experiments/cpu.yaml"
+        )
     return content
 
 
@@ -60,12 +64,19 @@ def _loader() -> type:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Safe YAML that reads 2e-3 as a number (as YAML 1.2 does). A key given twice is an error."""
+        """Safe YAML that reads 2e-3 as a number (as YAML 1.2 does). A key given twice is an error, and so is
+        an alias: a few lines of them stand for gigabytes."""
+
+        def compose_node(self, parent, index):
+            if self.check_event(yaml.AliasEvent):
+                mark = self.peek_event().start_mark
+                raise yaml.composer.ComposerError(None, None, "write it out instead of an alias", mark)
+            return super().compose_node(parent, index)
 
         def construct_mapping(self, node, deep=False):
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            for key in keys:
-                if keys.count(key) > 1:
+            keys = Counter(str(self.construct_object(key, deep=True)) for key, _ in node.value)
+            for key, times in keys.items():
+                if times > 1:
                     raise yaml.constructor.ConstructorError(
                         None, None, f"the key {key!r} is given twice", node.start_mark
                     )
@@ -84,10 +95,8 @@ def build(cls: type[T], content: dict[str, Any], path: Path) -> T:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    # As JSON, where a list may become a tuple, and every key is text.
-    text = json.dumps(content, default=str)
-    try:
-        return TypeAdapter(cls).validate_json(text, strict=True)
+    try:  # as JSON, where a list may become a tuple
+        return TypeAdapter(cls).validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         raise SuiteError(f"{path}: {_in_words(cls, error.errors())}") from None
 
@@ -132,6 +141,9 @@ def _wanted(error: dict[str, Any]) -> str:
     return error["ctx"]["expected"].replace("'", "") if name == "literal_error" else _NAMES.get(name, name)
 
 
+_hints = functools.cache(typing.get_type_hints)
+
+
 def _place(cls: type, loc: Sequence[str | int]) -> tuple[list[str | int], Any]:
     """The keys of ``loc`` that are in the file, and the type of the value there.
 
@@ -143,7 +155,7 @@ def _place(cls: type, loc: Sequence[str | int]) -> tuple[list[str | int], Any]:
         for one in (hint, *typing.get_args(hint)):
             origin = typing.get_origin(one)
             if dataclasses.is_dataclass(one):
-                inside = typing.get_type_hints(one).get(part)
+                inside = _hints(one).get(part)
             else:
                 inside = (
                     typing.get_args(one)[-1] if (origin, type(part)) in ((list, int), (dict, str)) else None

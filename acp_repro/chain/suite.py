@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import math
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from .errors import NameTaken, SuiteError, UnknownName
+from .errors import SuiteError, UnknownName
 from .paper import Suite
 from .registry import find_paper
 from .run import EXPERIMENTS, Run, Strict, SuiteName, WeightsConfig
@@ -21,6 +22,7 @@ from .strict_yaml import build, read_yaml
 
 DEFAULT_PAPER = "acp"
 # Suites and runs name folders, and targets of Make.
+MOST_RUNS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
@@ -68,11 +70,6 @@ def load_suite(name: str) -> Suite:
         )
     if not _NAME.fullmatch(path.stem):
         raise SuiteError(f"{path}: a suite's name may have only letters, digits and ._+-; rename the file")
-    own = EXPERIMENTS / path.name
-    if own.is_file():
-        if not own.samefile(path):
-            raise NameTaken(path, own)
-        path = own
     suite_name = SuiteName(path.stem, path)
     content = read_yaml(path)
     try:
@@ -80,11 +77,13 @@ def load_suite(name: str) -> Suite:
     except SuiteError as error:
         raise SuiteError(f"{path}: paper: {error}") from None
     file = build(paper.file, content, path)
-    runs: list[Run] = []
-    for index, grid in enumerate(file.grid):
-        axes = [axis.name for axis in fields(grid)]
-        for values in itertools.product(*(getattr(grid, axis) for axis in axes)):
-            point = dict(zip(axes, values, strict=True))
+    grids = [{axis.name: getattr(grid, axis.name) for axis in fields(grid)} for grid in file.grid]
+    if (count := sum(math.prod(map(len, grid.values())) for grid in grids)) > MOST_RUNS:
+        raise SuiteError(f"{path}: grid: makes {count:,} runs; at most {MOST_RUNS:,} are supported")
+    runs: dict[str, Run] = {}
+    for index, grid in enumerate(grids):
+        for values in itertools.product(*grid.values()):
+            point = dict(zip(grid, values, strict=True))
             try:
                 run = paper.make_run(file, suite_name, f"grid[{index}]", **point)
             except ValueError as error:
@@ -94,22 +93,18 @@ def load_suite(name: str) -> Suite:
                     f"{path}: grid[{index}]: a run cannot be named {run.name!r}; use letters, digits and "
                     "._+- alone"
                 )
-            if not 0 <= run.seed < 2**63:
-                raise SuiteError(f"{path}: grid[{index}].seed: must be 0 to 2^63 - 1, got {run.seed}")
-            if any(run.name == other.name for other in runs):
+            if runs.setdefault(run.name, run) is not run:
                 raise SuiteError(f"{path}: grid[{index}]: makes the run {run.name} a second time")
-            runs.append(run)
-    names = {run.name for run in runs}
     gaps: set[str] = set()
     for pattern in file.not_run:
-        if not (found := fnmatch.filter(names, pattern)):
-            unknown = UnknownName.among("the grid has no such run", pattern, names)
+        if not (found := fnmatch.filter(runs, pattern)):
+            unknown = UnknownName.among("the grid has no such run", pattern, runs)
             raise SuiteError(f"{path}: not_run: {unknown}")
         gaps.update(found)
-    there = tuple(run for run in runs if run.name not in gaps)
+    there = tuple(run for name, run in runs.items() if name not in gaps)
     if not there:
         raise SuiteError(f"{path}: grid: has no run{' but those of not_run' if runs else ''}; add one")
-    not_run = tuple(run for run in runs if run.name in gaps)
+    not_run = tuple(run for name, run in runs.items() if name in gaps)
     suite = paper.suite(suite_name, paper, file, there, not_run)
     try:
         for name in file.leave_out:

@@ -65,6 +65,7 @@ def within(interval: str) -> Must:
 
 Count = Annotated[int, whole(1)]
 CountFrom0 = Annotated[int, whole(0)]
+Seed = Annotated[int, number("a whole number from 0 to 2^63 - 1", lambda x: 0 <= x < 2**63, int)]
 Finite = Annotated[float, number("a finite number", math.isfinite)]
 Positive = Annotated[float, number("a finite number above 0", lambda x: 0 < x < math.inf)]
 PositiveOrInf = Annotated[float, number("a number above 0", lambda x: x > 0)]

@@ -8,6 +8,9 @@ import functools
 import math
 import os
 import re
+import shlex
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -19,8 +22,8 @@ from .errors import UsageError, UserError, is_out_of_memory
 Main = Callable[..., int | None]
 # The libraries of the extras of pyproject.toml, by the name that is imported.
 _EXTRAS = {
-    **dict.fromkeys(("numpy", "pandas", "pydantic", "scipy", "yaml", "tqdm", "zstandard"), "chain"),
-    **dict.fromkeys(("matplotlib", "seaborn", "PIL", "jinja2", "markdown_it"), "figures"),
+    **dict.fromkeys(("numpy", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec"), "chain"),
+    **dict.fromkeys(("matplotlib", "seaborn", "PIL", "markdown_it"), "figures"),
     "safetensors": "checkpoints",
     "tokenizers": "bpe",
     "rich": "inspect",
@@ -104,6 +107,25 @@ def run_command(main: Main) -> None:
     except BrokenPipeError:
         code = _close_pipe()
     sys.exit(code)
+
+
+def run_words(words: str) -> int:
+    """Runs a command in another process, ``python`` by this interpreter; returns its exit code.
+
+    It gets a SIGTERM too. A terminal sends it Ctrl-C itself, and it says what it saved, so this one waits.
+    """
+    first, *rest = shlex.split(words)
+    process = subprocess.Popen([sys.executable if first == "python" else first, *rest])
+    before = {
+        number: signal.signal(number, lambda number, _: number == signal.SIGTERM and process.terminate())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code  # as a shell says which signal ended it
 
 
 def _close_pipe() -> int:

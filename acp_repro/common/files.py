@@ -89,6 +89,12 @@ def write_json(path: str | os.PathLike[str], value: Any) -> Path:
     return write_text(path, json.dumps(value, indent=2) + "\n")
 
 
+def read_json_lines(path: str | os.PathLike[str]) -> list[Any]:
+    """The values of a file of JSON lines. Only ``\\n`` ends a line: JSON text may hold U+2028 as it is."""
+    with Path(path).open(encoding="utf-8", newline="\n") as file:
+        return [json.loads(line) for line in file]
+
+
 def write_csv(path: str | os.PathLike[str], names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Path:
     """:func:`write_text` of a CSV: the columns' names, then the rows."""
     text = io.StringIO()

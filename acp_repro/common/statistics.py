@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .errors import UsageError
+
 LEVEL = 0.05  # of a test; an interval covers the rest
 _FLIPS = 10_000
 _SEED = 0
@@ -100,6 +102,25 @@ class Homogeneity(NamedTuple):
     effect_high: float
 
 
+def finite(
+    values: Sequence[float], what: str = "the statistics", items: Sequence[object] | None = None
+) -> np.ndarray:
+    """``values`` as float64, for a test or a verdict: with NaN every comparison is false, and none says so.
+
+    Args:
+        what: names the values in the error.
+        items: their names; by default their places from 0.
+
+    Raises:
+        UsageError: one is NaN or infinite; the message names it.
+    """
+    values = np.asarray(values, dtype=float)
+    for place in np.flatnonzero(~np.isfinite(values)):
+        item = place if items is None else items[place]
+        raise UsageError(f"{what}: item {item} is {values[place]}, and only finite numbers can be compared")
+    return values
+
+
 def over_draws(values: Sequence[float], weights: Sequence[float] | None = None) -> Estimate:
     """The mean of values that were drawn separately: seeds, pairs of trainings, texts.
 
@@ -107,10 +128,10 @@ def over_draws(values: Sequence[float], weights: Sequence[float] | None = None) 
         weights: how many words each text's log-likelihood covers. The mean is then the sum over their sum,
             and its error that of a ratio, by the delta method.
     """
-    values, count = np.asarray(values, dtype=float), len(values)
+    values, count = finite(values), len(values)
     mean, residues = float(values.mean()), values
     if weights is not None:
-        weights = np.asarray(weights, dtype=float)
+        weights = finite(weights)
         mean = float(values.sum() / weights.sum())
         residues = (values - mean * weights) / weights.mean()
     error = float(residues.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
@@ -200,6 +221,7 @@ def p_value(apart: np.ndarray) -> float:
     """
     from scipy import stats
 
+    apart = finite(apart)
     apart = apart[apart != 0]
     if not len(apart):
         return 1.0

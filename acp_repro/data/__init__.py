@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from acp_repro.common import lazy
 
 if TYPE_CHECKING:
-    from acp_repro.data.cache import CorruptEntry, default_cache
+    from acp_repro.data.cache import default_cache
     from acp_repro.data.config import DataConfig
     from acp_repro.data.corpus import Corpus, prepare
     from acp_repro.data.files import DataError
@@ -28,7 +28,6 @@ _HOME = {
     "BPETokenizer": "tokenizer",
     "ByteTokenizer": "tokenizer",
     "Corpus": "corpus",
-    "CorruptEntry": "cache",
     "DataConfig": "config",
     "DataError": "files",
     "LongCrawl64": "longcrawl64",
@@ -44,7 +43,6 @@ __all__ = [
     "BPETokenizer",
     "ByteTokenizer",
     "Corpus",
-    "CorruptEntry",
     "DataConfig",
     "DataError",
     "LongCrawl64",

@@ -25,10 +25,9 @@ examples:
   python -m acp_repro.data --suite h100                        the corpus of a suite, before its training
   python -m acp_repro.data --tokenizer bpe:4096 --context-length 1024 4096
   python -m acp_repro.data --corpus text --path books/ --heldout books/last.jsonl.xz
-  python -m acp_repro.data.books --clones FOLDER               the books of the suites h100 and small
   python -m acp_repro.data export-tokenizer FILE --suite h100  its tokenizer.json, to keep or commit
 
-A corpus that is already in the cache is only opened.""".format(
+A corpus that is already in the cache is only checked and opened.""".format(
     corpora="\n".join(f"  {name:16} {of.what}" for name, of in CORPORA.items())
 )
 
@@ -83,7 +82,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         type=Path,
         help="the cache folder (default: $ACP_REPRO_CACHE, else cache/ in the project folder)",
     )
-    parser.add_argument("--verify", action="store_true", help="hash the cached files again")
     args = parser.parse_args(argv[exporting:])
     args.exporting = exporting
     return args
@@ -98,7 +96,10 @@ def config_of(args: argparse.Namespace) -> DataConfig:
         return _of_suite(args.suite)
     if args.options:
         pairs = (option.partition("=") for option in args.options)
-        given["options"] = {name: yaml.safe_load(value) for name, _, value in pairs}
+        try:
+            given["options"] = {name: yaml.safe_load(value) for name, _, value in pairs}
+        except Exception as error:  # PyYAML lets many kinds through
+            raise DataError(f"--options: not valid YAML ({' '.join(str(error).split())})") from None
     if len(given.get("path", ())) == 1:
         given["path"] = given["path"][0]
     if len(given.get("heldout", ())) == 1:
@@ -115,12 +116,11 @@ def _of_suite(name: str) -> DataConfig:
     # Only the section `data`: acp_repro.suite reads the whole file, and this package may not import it.
     path = Path(name) if name.endswith(".yaml") else Path("experiments") / f"{name}.yaml"
     try:
-        return DataConfig.from_dict(yaml.safe_load(path.read_text("utf-8"))["data"])
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error}); run from the project's folder") from None
-    except (yaml.YAMLError, KeyError, TypeError) as error:
+        settings = yaml.safe_load(path.read_text("utf-8"))["data"]
+    except Exception as error:  # PyYAML lets many kinds through
         reason = " ".join(str(error).split())
-        raise DataError(f"{path}: not a YAML file with a section `data` ({reason})") from None
+        raise DataError(f"{path}: no YAML file with a section `data` here ({reason})") from None
+    return DataConfig.from_dict(settings)
 
 
 def _number(text: str) -> Any:
@@ -137,13 +137,11 @@ def main(argv: list[str] | None = None) -> int:
     corpus = prepare(config_of(args), args.cache_dir, args.workers)
     if args.exporting:
         return _export(corpus, args.file)
-    if args.verify:
-        corpus.verify()
     counts = {n: corpus.describe(n)["splits"].values() for n in args.context_length}
     facts = corpus.describe()
     print(f"corpus      {facts['corpus']}, text {facts['identity'][:16]}")
     print(f"tokenizer   {facts['tokenizer']}, {facts['vocab_size']} ids with BOS")
-    print(f"folder      {corpus.folder}{' (verified)' if args.verify else ''}")
+    print(f"folder      {corpus.folder}")
     print(f"\n{'':20}{'train':>14}{'heldout':>14}")
     for row in ("documents", "bytes", "tokens", "longest"):
         label = "longest document" if row == "longest" else row

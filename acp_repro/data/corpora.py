@@ -31,13 +31,13 @@ def stdlib() -> Source:
 
 @corpus(path="the path of a file or a folder", several=True)
 def text(path: str | Sequence[str], text_field: str = "text", exclude: Sequence[str] = ()) -> Source:
-    """Files at `path`: plain text or .jsonl, each also .xz, .zst, .gz."""
+    """Files at `path`: plain text or .jsonl, each also .xz, .zst, .gz, .bz2."""
     return TextSource([path] if isinstance(path, str) else path, text_field, exclude)
 
 
 @corpus(path="the path of a file", labels="values of {label_field}")
 def file(path: str, text_field: str = "text", label_field: str | None = None) -> Iterator[Row]:
-    """Records of the file `path`: .csv or JSON lines, each also .xz, .zst, .gz."""
+    """Records of the file `path`: .csv or JSON lines, each also .xz, .zst, .gz, .bz2."""
     for where, record in read_records(path):
         label = None if label_field is None else str(field_of(record, label_field, where, "label_field"))
         yield Row(text_of(record, text_field, where), label)

@@ -120,14 +120,6 @@ class Corpus:
                 split["share_used"] = split["sequences"] * context_length / (split["tokens"] or 1)
         return facts
 
-    def verify(self) -> None:
-        """Hashes every cached file again.
-
-        Raises:
-            CorruptEntry: one has changed.
-        """
-        self._entry.verify()
-
     def save_tokenizer(self, folder: str | Path) -> Path | None:
         """Writes ``tokenizer.json`` into ``folder``, for a model that leaves this machine.
 

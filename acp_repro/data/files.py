@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import io
 import json
 import lzma
 import tarfile
@@ -15,7 +13,7 @@ from typing import Any, BinaryIO
 
 from acp_repro.common.errors import UserError
 
-_COMPRESSED = {".xz", ".zst", ".gz"}
+_COMPRESSED = {".xz", ".zst", ".gz", ".bz2"}
 # Characters that a text has only a few of.
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
@@ -62,19 +60,14 @@ def open_plain(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
     Raises:
         DataError: inside the ``with``, if the file is damaged or truncated.
     """
+    from fsspec import compression, core  # slow to import
+
+    # Not .zip, which may hold several files.
+    name = core.get_compression(path.name, "infer" if path.suffix in _COMPRESSED else None)
     try:
-        with open(path, "rb") as raw, contextlib.ExitStack() as stack:
-            stream: BinaryIO = raw
-            if path.suffix == ".xz":
-                stream = stack.enter_context(lzma.open(raw))
-            elif path.suffix == ".gz":
-                stream = stack.enter_context(gzip.open(raw))
-            elif path.suffix == ".zst":
-                stream = stack.enter_context(io.BufferedReader(_ZstdReader(raw), 1 << 17))
+        with open(path, "rb") as raw, compression.compr[name](raw, mode="rb") as stream:
             yield stream, raw.tell
-    except DataError:
-        raise
-    except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+    except (EOFError, OSError, lzma.LZMAError, zlib.error, compression.zstd.ZstdError) as error:
         raise DataError(
             f"{path}: cannot be read ({error}); the file is damaged, cut short or protected: copy it again"
         ) from error
@@ -186,41 +179,3 @@ def text_of(record: dict[str, Any], field: str, where: str, key: str = "text_fie
             "valid Unicode, repair or drop the line"
         ) from error
     return text
-
-
-class _ZstdReader(io.RawIOBase):
-    """Decompressed bytes of a ``.zst`` file.
-
-    The library's own reader accepts a truncated file and silently loses its last documents. This one checks
-    that the last frame is complete.
-    """
-
-    def __init__(self, raw: BinaryIO):
-        import zstandard  # needed for such files only
-
-        self._error = zstandard.ZstdError
-        self._new_frame = zstandard.ZstdDecompressor().decompressobj
-        self._raw, self._frame, self._ready = raw, None, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        while not self._ready:
-            if self._frame is not None and self._frame.eof:
-                rest, self._frame = self._frame.unused_data, None
-            else:
-                rest = b""
-            rest = rest or self._raw.read(1 << 17)
-            if not rest:
-                if self._frame is not None:
-                    raise EOFError("the compressed data ends in the middle")
-                return 0
-            self._frame = self._frame or self._new_frame()
-            try:
-                self._ready = memoryview(self._frame.decompress(rest))
-            except self._error as error:
-                raise EOFError(str(error)) from error
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size

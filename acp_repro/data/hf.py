@@ -62,7 +62,7 @@ def _fetched(
     path: str, config: str | None, split: str, fields: Mapping[str, str], most: int | None, cache: Path
 ) -> Path:
     """The file of JSON lines with the fields of `Row`s."""
-    import zstandard
+    from fsspec.compression import zstd
 
     others = {name: field for name, field in fields.items() if name != "text"}
     what = [path, config, split, fields["text"], most, *([others] if others else []), *_state(path)]
@@ -80,11 +80,11 @@ def _fetched(
             lines += json.dumps(record).encode() + b"\n"
             documents += 1
             if len(lines) >= _FRAME_BYTES:
-                writer.append(_FILE, zstandard.compress(lines))
+                writer.append(_FILE, zstd.compress(lines))
                 lines.clear()
         if not documents:
             raise DataError(f"path: {path}, split {split}, holds no text")
-        writer.append(_FILE, zstandard.compress(lines))
+        writer.append(_FILE, zstd.compress(lines))
         return {"source": what, "documents": documents}
 
     return open_or_build(cache / f"hf-fetched-{key[:16]}", key, build).folder / _FILE

@@ -17,7 +17,7 @@ def read_records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Args:
         path: CSV with a header if the name, without a compression suffix, ends in ``.csv``, and JSON lines
-            otherwise. Plain, or as .xz, .zst or .gz. Values of CSV are text.
+            otherwise. Plain, or as .xz, .zst, .gz or .bz2. Values of CSV are text.
 
     Raises:
         DataError: there is no such file, or it has another layout.

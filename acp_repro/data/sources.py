@@ -256,9 +256,9 @@ class TextSource(Source):
 
     A ``.jsonl`` file holds one document a line, in the field ``text_field``. A ``.tar`` archive holds one for
     each text file in it. Any other file is one document of UTF-8 text. Each may be compressed as ``.xz``,
-    ``.zst`` or ``.gz``. Hidden files are left out, every file under ``exclude``, and files in a folder that
-    are not text. The held-out split hashes the text itself. So a document keeps its side when files are
-    renamed or re-sharded, and copies of a document are on one side.
+    ``.zst``, ``.gz`` or ``.bz2``. Hidden files are left out, every file under ``exclude``, and files in a
+    folder that are not text. The held-out split hashes the text itself. So a document keeps its side when
+    files are renamed or re-sharded, and copies of a document are on one side.
 
     Attributes:
         skipped: names of files that were left out because they hold no text (pictures, for example).
@@ -342,17 +342,9 @@ def _expand(paths: Iterable[str | Path], key: str) -> list[tuple[str, Path]]:
             if not files:
                 raise DataError(
                     f"{key}: {given} is a folder without files; put text (any name) "
-                    "or JSON lines (.jsonl) there, plain or as .xz, .zst, .gz"
+                    "or JSON lines (.jsonl) there, plain or as .xz, .zst, .gz, .bz2"
                 )
             found += files
         else:
-            raise DataError(
-                f"{key}: {given} does not exist; relative paths start at {Path.cwd()}{_how_to_make(given)}"
-            )
+            raise DataError(f"{key}: {given} does not exist; relative paths start at {Path.cwd()}")
     return found
-
-
-def _how_to_make(path: Path) -> str:
-    if "/data/books/" in f"/{path.as_posix()}/":
-        return "; build the books: python -m acp_repro.data.books --clones FOLDER --out data/books"
-    return ""

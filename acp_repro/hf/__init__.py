@@ -12,19 +12,25 @@ as they are, by path or by name on the Hub. No code of a checkpoint is run.
 from __future__ import annotations
 
 try:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as error:
     raise ImportError(
         "acp_repro.hf needs transformers 5 or later: `pip install 'acp_repro[transformers]'`"
     ) from error
 
 from .configuration import ForgettingTransformerConfig
-from .modeling import ForgettingTransformerForCausalLM
+from .modeling import ForgettingTransformerForCausalLM, ForgettingTransformerModel
 from .past import ForgettingTransformerCache
 from .tokenization import FoXTokenizer, JSONGPT2Tokenizer
 
 AutoConfig.register(ForgettingTransformerConfig.model_type, ForgettingTransformerConfig, exist_ok=True)
+AutoModel.register(ForgettingTransformerConfig, ForgettingTransformerModel, exist_ok=True)
 AutoModelForCausalLM.register(ForgettingTransformerConfig, ForgettingTransformerForCausalLM, exist_ok=True)
+# Trainer, the pipelines and lm-eval look names up here, where `register` writes nothing.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[ForgettingTransformerConfig.model_type] = (
+    ForgettingTransformerForCausalLM.__name__
+)
 # A folder may name either one in tokenizer_config.json. The last one is for folders that name none.
 for _tokenizer in (JSONGPT2Tokenizer, FoXTokenizer):
     AutoTokenizer.register(ForgettingTransformerConfig, tokenizer_class=_tokenizer, exist_ok=True)
@@ -34,5 +40,6 @@ __all__ = [
     "ForgettingTransformerCache",
     "ForgettingTransformerConfig",
     "ForgettingTransformerForCausalLM",
+    "ForgettingTransformerModel",
     "JSONGPT2Tokenizer",
 ]

@@ -2,83 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
 from transformers import GenerationConfig
 
 from acp_repro.common.files import replacing
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
-from acp_repro.model.pretrained import (
-    WEIGHTS_FILE,
-    check_tensors,
-    config_to_official,
-    find_folder,
-    load_config,
-)
+from acp_repro.model.pretrained import WEIGHTS_FILE, config_to_official, find_folder, read_checkpoint
 
 from .configuration import ForgettingTransformerConfig
 from .modeling import ForgettingTransformerForCausalLM
 from .tokenization import FoXTokenizer, JSONGPT2Tokenizer
 
-_INDEX_FILE, _TOKENIZER_FILE = f"{WEIGHTS_FILE}.index.json", "tokenizer.json"
+_TOKENIZER_FILE = "tokenizer.json"
 _BYTES_VOCAB_SIZE = 257  # of models that read bytes: 256 of them, and BOS
-
-
-def read_checkpoint(folder: str | os.PathLike[str]) -> tuple[FoXConfig, dict[str, Tensor]]:
-    """Config and tensors by name, in the shapes and dtypes of the files; shards are joined.
-
-    Args:
-        folder: in either format.
-
-    Raises:
-        FileNotFoundError: the folder holds no ``config.json``, or no safetensors; the message says what is
-            there.
-        ValueError: the layout is not known, or tensors do not fit the config.
-    """
-    folder = find_folder(folder)
-    config = load_config(folder)
-    if (folder / _INDEX_FILE).is_file():
-        index = json.loads((folder / _INDEX_FILE).read_text(encoding="utf-8"))
-        files = sorted({folder / Path(name).name for name in index["weight_map"].values()})
-    else:
-        files = [folder / WEIGHTS_FILE]
-    if not all(file.is_file() for file in files):
-        there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-        hint = " (files that have to be unpickled are not read)" if "bin" in there or ".pt" in there else ""
-        raise FileNotFoundError(f"{folder} lacks {WEIGHTS_FILE} or its shards; it holds {there}{hint}")
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            tensors |= load_file(file)
-        except SafetensorError as error:
-            raise ValueError(
-                f"{file} is not a complete safetensors file ({error}); copy or download it again"
-            ) from error
-    check_tensors(
-        FoXForCausalLM,
-        str(folder),
-        config,
-        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
-        [name for name, tensor in tensors.items() if not tensor.is_floating_point()],
-    )
-    return config, tensors
 
 
 def to_official(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Writes the authors' format, which is ours.
 
     Raises:
-        FileNotFoundError, ValueError: as :func:`read_checkpoint`.
+        FileNotFoundError, ValueError: as ``load_pretrained``.
     """
-    config, tensors = read_checkpoint(source)
+    config, tensors = read_checkpoint(FoXForCausalLM, source)
     with torch.device("meta"):
         model = FoXForCausalLM(config)
     save_pretrained(model, target, tensors)
@@ -97,10 +48,10 @@ def to_transformers(
         longcrawl64: the model reads JSON-escaped text, and ``tokenizer.json`` is GPT-2's.
 
     Raises:
-        FileNotFoundError, ValueError: as :func:`read_checkpoint`; or the tokenizer has another vocabulary
+        FileNotFoundError, ValueError: as ``load_pretrained``; or the tokenizer has another vocabulary
             than the model.
     """
-    config, tensors = read_checkpoint(source)
+    config, tensors = read_checkpoint(FoXForCausalLM, source)
     target = Path(target)
     target.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(find_folder(source), config, longcrawl64)

@@ -145,7 +145,7 @@ def expected_lengths(probability: Tensor, real: Tensor) -> Tensor:
     Returns:
         (S + 1, B) float32; the first row is the length without padding.
     """
-    # Not cumprod: its backward pass makes the host wait, which is not allowed in a CUDA graph.
+    # Not cumprod: its backward pass makes the host wait.
     inside = torch.stack(list(itertools.accumulate(probability.unbind(0), torch.mul)))
     lengths = (inside * real).sum(-1)
     return torch.cat([real.sum(-1, dtype=lengths.dtype)[None], lengths])

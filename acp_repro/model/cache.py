@@ -58,6 +58,7 @@ class FoXCache:
         self._model: weakref.ref | None = None
         self._in_call = False  # between begin and count; after a call that failed too
         self.touched = False  # a layer has written since begin
+        self._in_inference_mode = torch.is_inference_mode_enabled()
         self.length = 0
         self.evicted_at = 0
         self.recording = False
@@ -95,8 +96,9 @@ class FoXCache:
 
         Args:
             model: the calling model. Only the model that began a cache can continue it.
-            input_ids: (B, T) integer. seq_start: (B,) int64, the first real token of left-padded rows. It is
-                given with a cache's first tokens and remembered.
+            input_ids: (B, T) integer, or embeddings (B, T, hidden).
+            seq_start: (B,) int64, the first real token of left-padded rows. It is given with a cache's first
+                tokens and remembered.
 
         Returns:
             (B,) int64, seq_start of all calls; None if no row is padded.
@@ -105,10 +107,14 @@ class FoXCache:
             ValueError: more tokens than ``max_length``, another batch or model, or ``seq_start`` given again.
                 Also if an earlier call failed after layers had written.
         """
-        batch, tokens = input_ids.shape
+        batch, tokens = input_ids.shape[:2]
         self._check_length(tokens)
         if torch.compiler.is_compiling():
             model = None  # compiled code cannot follow a weak reference to a module
+        elif torch.is_inference_mode_enabled():
+            self._in_inference_mode = True
+        elif self._in_inference_mode:
+            self._leave_inference_mode()
         if self._model is not None and model is not None and self._model() is not model:
             raise ValueError(
                 "another model began this cache: continue with that one, or start a new FoXCache"
@@ -140,6 +146,13 @@ class FoXCache:
         self.seqlens.add_(tokens)
         return self.seq_start
 
+    def _leave_inference_mode(self) -> None:
+        """Copies what was made under ``torch.inference_mode``: outside it, nothing may write there."""
+        self._in_inference_mode = False
+        for holder in (self, *self.layers, *(layer.pool for layer in self.layers if layer.pool)):
+            for held in (vars(holder), getattr(holder, "_shift", {})):
+                held |= {n: x.clone() for n, x in held.items() if isinstance(x, Tensor) and x.is_inference()}
+
     def count(self, tokens: int) -> None:
         """Counts ``tokens`` more as held, at the end of the call that added them."""
         self.length += tokens
@@ -165,7 +178,7 @@ class FoXCache:
         if self.max_length is not None and self.length + tokens > self.max_length:
             raise ValueError(
                 f"{self.length + tokens} tokens are more than the cache's max_length {self.max_length}: "
-                "start with a FoXCache of a larger max_length, or of None"
+                "start a new cache with a larger one, or with None"
             )
 
     def _drop_columns(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from acp_repro.attention import choose_implementation, pruning_grid
 from acp_repro.attention.backends import named
 from acp_repro.attention.boundary import BlockCount, count_blocks, find_boundary
-from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.attention.decay import cumulative_log_fgate, cut_documents, documents_threshold
 
 from .fox import FoXForCausalLM
 from .layers import ForgettingAttentionCore
@@ -27,6 +27,8 @@ class AttentionInputs:
         log_fgate: (B, H, T) float32.
         threshold: delta, broadcastable to (B, H), or None.
         seq_start: (B,) int64, the first real token of left-padded rows, or None.
+        cu_seqlens: (documents + 1,) integer, the starts of packed documents, or None. With it, log_fgate and
+            threshold are those that the attention makes of them.
     """
 
     q: Tensor
@@ -35,6 +37,12 @@ class AttentionInputs:
     log_fgate: Tensor
     threshold: Tensor | None
     seq_start: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.cu_seqlens is not None:
+            self.log_fgate = cut_documents(self.log_fgate, self.cu_seqlens)
+            self.threshold = documents_threshold(self.threshold, self.log_fgate)
 
     def grid(self) -> tuple[int, int]:
         """(block_q, block_k), in tokens, on which the implementation of this device prunes."""

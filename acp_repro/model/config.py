@@ -60,7 +60,8 @@ class FoXConfig:
         use_output_norm: RMSNorm per head on the heads' outputs.
         log_pruning_tolerance: log epsilon of Section 3, the logarithm of the largest total attention weight
             that may be pruned. None is exact, without pruning.
-        max_position_embeddings: kept for the checkpoint format only. The model has no positions.
+        max_position_embeddings: the context of training, in tokens. The model has no positions and reads any
+            length, but transformers and lm-eval cut texts here.
 
     Raises:
         ValueError: a value is out of range or of the wrong type; the message names the argument.

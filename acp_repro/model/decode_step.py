@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from acp_repro.attention import choose_implementation
+from acp_repro.common.modules import is_watched
 
 from .cache import FoXCache
 
@@ -28,7 +29,7 @@ class DecodeStep:
         model: a ``generation.LanguageModel``.
         cache: holds the prompt, and has a ``max_length``. Without one, delta changes with every token, and
             steps run without a graph. They also run without one while the cache records its past, which grows
-            with every token.
+            with every token, and if a module has hooks, which a graph would not call.
 
     Attributes:
         captures: how often a graph was captured.
@@ -37,6 +38,7 @@ class DecodeStep:
     def __init__(self, model, cache: FoXCache):
         self.model, self.cache = model, cache
         self.captures = 0
+        self._watched = is_watched(*model.modules())
         self._graph: torch.cuda.CUDAGraph | None = None
         self._version: tuple[int, ...] | None = None
         self._tokens: Tensor | None = None
@@ -60,7 +62,7 @@ class DecodeStep:
         return self._logits
 
     def _can_capture(self, tokens: Tensor) -> bool:
-        if self.cache.max_length is None or self.cache.recording:
+        if self._watched or self.cache.max_length is None or self.cache.recording:
             return False
         return choose_implementation(tokens.device) == "triton"
 

@@ -32,18 +32,5 @@ def peak_flops(device_name: str, dtype: object = "bfloat16") -> float | None:
     """
     if str(dtype).removeprefix("torch.") not in ("bfloat16", "float16"):
         return None
-    row = _row_of(device_name)
-    return None if row is None else row[1]
-
-
-def same_gpu(device_name: str, other: str) -> bool:
-    """Whether two names, in full or short, mean the same known GPU."""
-    row = _row_of(device_name)
-    return row is not None and row == _row_of(other)
-
-
-def _row_of(device_name: str) -> tuple[str, float] | None:
-    for row in _PEAK_FLOPS_16_BIT:
-        if re.search(row[0], device_name, re.IGNORECASE):
-            return row
-    return None
+    rows = (flops for name, flops in _PEAK_FLOPS_16_BIT if re.search(name, device_name, re.IGNORECASE))
+    return next(rows, None)

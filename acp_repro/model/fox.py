@@ -15,7 +15,7 @@ from .config import FoXConfig
 from .generation import generate
 from .layer_cache import LayerCache
 from .layers import ForgettingAttentionLayer, Linear, RMSNorm
-from .loss import linear_cross_entropy
+from .loss import head_cross_entropy
 from .pretrained import Pretrained
 from .swiglu import SwiGLU
 
@@ -30,9 +30,15 @@ class FoXBlock(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.mlp_width, config.initializer_range)
 
-    def forward(self, x: Tensor, cache: LayerCache | None = None, seq_start: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        cache: LayerCache | None = None,
+        seq_start: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """(B, T, hidden) -> (B, T, hidden), both in the dtype of the residual stream."""
-        x = x + self.attn(self.attn_norm(x), cache, seq_start)
+        x = x + self.attn(self.attn_norm(x), cache, seq_start, cu_seqlens)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -64,26 +70,36 @@ class FoXModel(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
     def forward(
-        self, input_ids: Tensor, cache: FoXCache | None = None, seq_start: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        cache: FoXCache | None = None,
+        seq_start: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """(B, T) integer -> (B, T, hidden), after the final norm.
 
         Args:
+            input_ids: or embeddings (B, T, hidden) of any floating dtype in their place.
             cache: continue after what it holds, and extend it in place.
             seq_start: (B,) int64, the first real token of left-padded rows. A cache remembers it, so give it
                 with a cache's first tokens only.
+            cu_seqlens: (documents + 1,) int32 or int64, the starts of documents packed into a batch of one,
+                and their end; see ``forgetting_attention``. Each gives what it gives alone.
 
         Raises:
             ValueError: the cache was made for another number of layers, or cannot take these tokens (see
-                ``FoXCache.begin``).
+                ``FoXCache.begin``), or there are packed documents, which no cache holds.
         """
+        if cache is not None and cu_seqlens is not None:
+            raise ValueError("a cache cannot hold packed documents: call without one (use_cache=False)")
         if cache is not None and len(cache.layers) != len(self.layers):
             raise ValueError(
                 f"cache has {len(cache.layers)} layers, the model has {len(self.layers)}:"
                 " make it with FoXCache(config.num_hidden_layers)"
             )
         try:
-            x = self.embeddings(input_ids)  # before the cache counts: an id out of range is an error here
+            # Before the cache counts: an id out of range is an error here.
+            x = input_ids if input_ids.is_floating_point() else self.embeddings(input_ids)
         except IndexError as error:  # of a CPU; a GPU says nothing of which id it was
             size, low, high = self.embeddings.num_embeddings, int(input_ids.min()), int(input_ids.max())
             raise ValueError(
@@ -95,9 +111,10 @@ class FoXModel(nn.Module):
         for index, block in enumerate(self.layers):
             if recompute:
                 # No dropout here, so there is no random state to save and restore.
-                x = checkpoint(block, x, None, seq_start, use_reentrant=False, preserve_rng_state=False)
+                given = (x, None, seq_start, cu_seqlens)
+                x = checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, None if cache is None else cache.layers[index], seq_start)
+                x = block(x, None if cache is None else cache.layers[index], seq_start, cu_seqlens)
         if cache is not None:
             cache.count(input_ids.shape[1])
         return self.norm(x)
@@ -158,6 +175,7 @@ class FoXForCausalLM(Pretrained, nn.Module):
         return_hidden: bool = False,
         labels: Tensor | None = None,
         seq_start: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Logits, or what ``return_hidden`` or ``labels`` asks for instead.
 
@@ -168,6 +186,8 @@ class FoXForCausalLM(Pretrained, nn.Module):
             labels: (B, T) integer; return the loss of each token, see ``loss_per_token``. It is an argument
                 of ``forward`` so that wrappers that hook forward (FSDP, DDP) see it.
             seq_start: (B,) int64, the first real token of left-padded rows; see ``FoXModel``.
+            cu_seqlens: the starts of packed documents; see ``FoXModel``. Labels at the last token of each are
+                -100.
 
         Returns:
             (B, T, vocab) logits in the dtype of the head's product (bfloat16 under autocast).
@@ -182,9 +202,9 @@ class FoXForCausalLM(Pretrained, nn.Module):
                 f"labels must be integers of the shape of input_ids {tuple(input_ids.shape)},"
                 f" got {labels.dtype} {tuple(labels.shape)}"
             )
-        hidden = self.model(input_ids, cache, seq_start)
+        hidden = self.model(input_ids, cache, seq_start, cu_seqlens)
         if labels is not None:
-            return linear_cross_entropy(hidden, self.lm_head.weight, labels)
+            return head_cross_entropy(hidden, self.lm_head, labels)
         return hidden if return_hidden else self.lm_head(hidden)
 
     def loss_per_token(self, input_ids: Tensor, labels: Tensor) -> Tensor:

@@ -97,7 +97,17 @@ def choose_tokens(
 
     Returns:
         (B,) int64.
+
+    Raises:
+        ValueError: the logits hold NaN or infinity. On a GPU a device-side assertion fails, because the host
+            does not wait.
     """
+    finite = logits.isfinite().all()
+    said = "the logits hold NaN or infinity: the weights are damaged, or their dtype is too small"
+    if logits.is_cuda:
+        torch._assert_async(finite, said)
+    elif not finite:
+        raise ValueError(said)
     if temperature == 0:
         return logits.argmax(dim=-1)
     # In float64 and relative to the largest logit; otherwise a tiny temperature would give infinity and NaN.

@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acp_repro.attention import forgetting_attention
+from acp_repro.attention.decay import document_starts
 from acp_repro.attention.threshold import (
     logit_bound_from_norms,
     logit_bound_from_qk_norm,
     pruning_threshold,
     threshold_from_norms,
 )
+from acp_repro.common.modules import is_plain
 
 from .config import FoXConfig
 from .layer_cache import LayerCache
@@ -46,6 +48,7 @@ def joint_products(x: Tensor, *projections: nn.Linear) -> list[Tensor]:
 
     Projections to a few numbers each would use kernels for matrices whose rows are not whole 16 bytes. Those
     take several times as long as kernels for aligned rows. Together, with rows of zeros, they are aligned.
+    The projections are not called: they must be plain (``is_plain``).
 
     Args:
         x: (..., in), any floating dtype.
@@ -136,7 +139,17 @@ class HeadRMSNorm(nn.Module):
         return y.to(x.dtype)
 
 
-def token_shift(z: Tensor, shift_logit: Tensor, previous: Tensor | None = None) -> Tensor:
+def fuse_training(model: nn.Module) -> None:
+    """Lets the layers of ``model`` multiply by weights of plain projections without calling them, as our own
+    training step does: all products of one input at once, and SwiGLU's product not kept."""
+    for module in model.modules():
+        if hasattr(module, "fuses_training"):
+            module.fuses_training = True
+
+
+def token_shift(
+    z: Tensor, shift_logit: Tensor, previous: Tensor | None = None, starts: Tensor | None = None
+) -> Tensor:
     """Data-dependent token shift: y_t = a_t z_{t-1} + (1 - a_t) z_t with a = sigmoid(shift_logit).
 
     Computed in float32, returned in the dtype of z.
@@ -145,6 +158,7 @@ def token_shift(z: Tensor, shift_logit: Tensor, previous: Tensor | None = None) 
         z: (B, T, H, D).
         shift_logit: (B, T, H), one mixing weight per head and token.
         previous: (B, 1, H, D), z just before the first token; None is zero, the sequence's start.
+        starts: (T,) bool, tokens before which z counts as zero, the starts of packed documents, or None.
 
     Returns:
         (B, T, H, D).
@@ -155,7 +169,10 @@ def token_shift(z: Tensor, shift_logit: Tensor, previous: Tensor | None = None) 
     # In two parts, both of slices, which are taken again in the backward pass. A shifted copy of z would be
     # kept for it: in compiled code in float32, for all keys and values.
     first = torch.lerp(wide[:, :1], first, a[:, :1])
-    rest = torch.lerp(wide[:, 1:], wide[:, :-1], a[:, 1:])
+    before = wide[:, :-1]
+    if starts is not None:
+        before = before.masked_fill(starts[1:, None, None], 0.0)
+    rest = torch.lerp(wide[:, 1:], before, a[:, 1:])
     # In three dimensions. With four and one token, the compiler would take the layout for "channels last",
     # use it for all tensors, and copy them back.
     parts = [part.to(z.dtype).flatten(2) for part in (first, rest)]
@@ -172,29 +189,32 @@ class ShiftedLinear(nn.Module):
         self.shift_proj = Linear(hidden_size, num_heads, std)
 
     def forward(
-        self, x: Tensor, previous: Tensor | None = None, padding: Tensor | None = None
+        self,
+        x: Tensor,
+        previous: Tensor | None = None,
+        padding: Tensor | None = None,
+        starts: Tensor | None = None,
+        z: Tensor | None = None,
+        shift_logit: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(B, T, hidden) -> y and z, both (B, T, H, D), in the dtype of the product; see :meth:`shift`."""
-        return self.shift(self.linear(x), self.shift_proj(x), previous, padding)
-
-    def shift(
-        self, z: Tensor, shift_logit: Tensor, previous: Tensor | None, padding: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Applies the token shift to projected keys or values.
+        """Projects x and shifts.
 
         Args:
-            z: (B, T, hidden). shift_logit: (B, T, H).
+            x: (B, T, hidden).
             previous: (B, 1, H, D), z of the token before, or None at the start.
             padding: (B, T) bool, tokens that count as z = 0, or None.
+            starts: (T,) bool, the first tokens of packed documents, or None.
+            z, shift_logit: (B, T, hidden) and (B, T, H), the two products of x, if they are computed already.
 
         Returns:
-            y and z, both (B, T, H, D) in the dtype of z. The last z is ``previous`` of the next call, and all
-            that decoding has to remember.
+            y and z, both (B, T, H, D) in the dtype of the product. The last z is ``previous`` of the next
+            call, and all that decoding has to remember.
         """
-        z = z.unflatten(-1, (self.num_heads, -1))
+        z = (self.linear(x) if z is None else z).unflatten(-1, (self.num_heads, -1))
+        shift_logit = self.shift_proj(x) if shift_logit is None else shift_logit
         if padding is not None:
             z = z.masked_fill(padding[..., None, None], 0.0)
-        return token_shift(z, shift_logit, previous), z
+        return token_shift(z, shift_logit, previous, starts), z
 
 
 class ForgettingAttentionCore(nn.Module):
@@ -216,6 +236,7 @@ class ForgettingAttentionCore(nn.Module):
         log_fgate: Tensor,
         adaptive_threshold: Tensor | None,
         seq_start: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Equation 2, or Equation 3 if there is a threshold.
 
@@ -224,6 +245,7 @@ class ForgettingAttentionCore(nn.Module):
             log_fgate: (B, H, Tk) float32.
             adaptive_threshold: delta, broadcastable to (B, H); None is exact.
             seq_start: (B,) int64, the first real token of left-padded rows; None: no padding.
+            cu_seqlens: (documents + 1,) integer, the starts of packed documents, or None.
 
         Returns:
             (B, H, Tq, D) in the dtype of q.
@@ -235,6 +257,7 @@ class ForgettingAttentionCore(nn.Module):
             log_fgate,
             head_first=True,
             seq_start=seq_start,
+            cu_seqlens=cu_seqlens,
             adaptive_threshold=adaptive_threshold,
             implementation=self.implementation,
         )
@@ -243,12 +266,15 @@ class ForgettingAttentionCore(nn.Module):
 class ForgettingAttentionLayer(nn.Module):
     """Projections, token shift, QK-norm, forget gate, attention, output norm and gate."""
 
+    fuses_training = False  # see fuse_training
+
     def __init__(self, config: FoXConfig):
         super().__init__()
         hidden, heads, std = config.hidden_size, config.num_heads, config.initializer_range
         self.num_heads = heads
         self.head_dim = config.head_dim
         self.log_pruning_tolerance = config.log_pruning_tolerance
+        self.shifts = {"k": config.use_k_shift, "v": config.use_v_shift}
 
         def kv_proj(shifted: bool) -> nn.Module:
             return ShiftedLinear(hidden, heads, std) if shifted else Linear(hidden, hidden, std)
@@ -259,8 +285,8 @@ class ForgettingAttentionLayer(nn.Module):
             return norm if config.qk_norm else None
 
         self.q_proj = Linear(hidden, hidden, std)
-        self.k_proj = kv_proj(config.use_k_shift)
-        self.v_proj = kv_proj(config.use_v_shift)
+        self.k_proj = kv_proj(self.shifts["k"])
+        self.v_proj = kv_proj(self.shifts["v"])
         self.o_proj = Linear(hidden, hidden, std)
         self.fgate_proj = Linear(hidden, heads, std, bias=True)
         self.ogate_proj = Linear(hidden, hidden, std) if config.use_output_gate else None
@@ -270,66 +296,89 @@ class ForgettingAttentionLayer(nn.Module):
         )
         self.core = ForgettingAttentionCore()
 
-    def forward(self, x: Tensor, cache: LayerCache | None = None, seq_start: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        cache: LayerCache | None = None,
+        seq_start: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """(B, T, hidden) -> (B, T, hidden).
 
         Args:
             cache: x holds the tokens after the cached ones, and the cache is extended in place.
             seq_start: (B,) int64, the first real token of each row, counted from the cache's first.
+            cu_seqlens: (documents + 1,) integer, the starts of documents packed into one row, without a
+                cache; see ``forgetting_attention``.
         """
-        wide, narrow = self._projections()
-        # Compiled blocks, which train, compute all as one product. So x has one gradient, not five and their
-        # sum. The copy that joins the weights also converts them to the product's dtype.
-        joint = wide | narrow if torch.compiler.is_compiling() else narrow
-        products = dict(zip(joint, joint_products(x, *joint.values()), strict=True))
+        fused = cache is not None and cache.fuses and self._kernels_do_all()
+        joint = fused or (self.fuses_training and torch.is_grad_enabled())
+        products = self._joint_products(x) if joint else {}
+
+        def product(name: str, projection: nn.Module) -> Tensor:
+            return products[name] if name in products else projection(x)
+
         # float32 from here on, because gates are summed over thousands of tokens.
-        log_fgate = F.logsigmoid(products["fgate"].float()).transpose(1, 2)
-        if cache is not None and cache.fuses and self._has_all_of_pro():
-            return self._fused(x, [products["k_shift"], products["v_shift"]], log_fgate, cache)
-        products |= {name: proj(x) for name, proj in wide.items() if name not in products}
+        log_fgate = F.logsigmoid(product("fgate", self.fgate_proj).float()).transpose(1, 2)
+        if fused:
+            mixes = [product(f"{name}_shift", p.shift_proj) for name, p in self._keys_and_values()]
+            return self._fused(x, mixes, log_fgate, cache)
         padding = None
         if seq_start is not None:
             position = torch.arange(x.shape[1], device=x.device) + (0 if cache is None else cache.length)
             padding = position < seq_start[:, None]
-        q = self._heads(products["q"])
+        starts = None if cu_seqlens is None else document_starts(cu_seqlens, x.shape[1])
+        q = self._heads(product("q", self.q_proj))
         k, v = (
-            self._shifted(
-                proj, products[name], products.get(f"{name}_shift"), cache, f"{name}_shift", padding
-            )
-            for name, proj in (("k", self.k_proj), ("v", self.v_proj))
+            self._shifted(name, projection, x, products, cache, padding, starts)
+            for name, projection in self._keys_and_values()
         )
+        gate = None if self.ogate_proj is None else self._heads(product("ogate", self.ogate_proj))
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         threshold = self._threshold(q, k, cache)
         if cache is None:
-            out = self.core(q, k, v, log_fgate, threshold, seq_start)
+            out = self.core(q, k, v, log_fgate, threshold, seq_start, cu_seqlens)
         else:
             out = cache.attend(self.core, q, k, v, log_fgate, threshold)
         out = out.transpose(1, 2)
 
-        gate = None if self.ogate_proj is None else self._heads(products["ogate"])
         if self.output_norm is not None:
             out = self.output_norm(out, gate)
         elif gate is not None:
             out = out * torch.sigmoid(gate)
         return self.o_proj(out.flatten(2))
 
-    def _projections(self) -> tuple[dict[str, nn.Linear], dict[str, nn.Linear]]:
-        """The projections of x, by name: to the model's width (wide), and to one number a head (narrow)."""
+    def _keys_and_values(self) -> tuple[tuple[str, nn.Module], ...]:
+        return ("k", self.k_proj), ("v", self.v_proj)
+
+    def _joint_products(self, x: Tensor) -> dict[str, Tensor]:
+        """Products of x by name, computed as one; none if somebody watches their projections.
+
+        In eager mode they are the narrow ones, to one number a head. Compiled blocks, which train, compute
+        all. So x has one gradient, not five and their sum. The copy that joins the weights also converts them
+        to the product's dtype.
+        """
         wide, narrow = {"q": self.q_proj}, {}
-        for name, proj in (("k", self.k_proj), ("v", self.v_proj)):
-            if isinstance(proj, ShiftedLinear):
-                wide[name], narrow[f"{name}_shift"] = proj.linear, proj.shift_proj
+        for name, projection in self._keys_and_values():
+            if isinstance(projection, ShiftedLinear):
+                wide[name], narrow[f"{name}_shift"] = projection.linear, projection.shift_proj
             else:
-                wide[name] = proj
+                wide[name] = projection
         if self.ogate_proj is not None:
             wide["ogate"] = self.ogate_proj
-        return wide, narrow | {"fgate": self.fgate_proj}
+        narrow["fgate"] = self.fgate_proj
+        joint = wide | narrow if torch.compiler.is_compiling() else narrow
+        if not is_plain(*joint.values()):
+            return {}
+        return dict(zip(joint, joint_products(x, *joint.values()), strict=True))
 
-    def _has_all_of_pro(self) -> bool:
+    def _kernels_do_all(self) -> bool:
+        """Whether this layer has all of FoX (Pro), and nobody watches what :meth:`_fused` does not call."""
+        own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
-        return shifts and None not in (self.q_norm, self.output_norm, self.ogate_proj)
+        return shifts and None not in (*own, self.ogate_proj) and is_plain(*own)
 
     def _fused(self, x: Tensor, mixes: list[Tensor], log_fgate: Tensor, cache: LayerCache) -> Tensor:
         """:meth:`forward` on a GPU without gradients: two kernels do its small operations.
@@ -363,18 +412,20 @@ class ForgettingAttentionLayer(nn.Module):
 
     def _shifted(
         self,
-        proj: nn.Module,
-        z: Tensor,
-        shift_logit: Tensor | None,
+        name: str,
+        projection: nn.Module,
+        x: Tensor,
+        products: dict[str, Tensor],
         cache: LayerCache | None,
-        state: str,
         padding: Tensor | None,
+        starts: Tensor | None,
     ) -> Tensor:
-        """Keys or values (B, T, H, D), from their projection z (B, T, hidden)."""
-        if not isinstance(proj, ShiftedLinear):
-            return self._heads(z)
+        """Keys or values (B, T, H, D) of x; ``products`` may hold their products."""
+        z, state = products.get(name), f"{name}_shift"
+        if not self.shifts[name]:
+            return self._heads(projection(x) if z is None else z)
         previous = None if cache is None else cache.shift_state(state)
-        y, z = proj.shift(z, shift_logit, previous, padding)
+        y, z = projection(x, previous, padding, starts, z, products.get(state))
         if cache is not None:
             cache.keep_shift_state(state, z)
         return y
@@ -382,7 +433,8 @@ class ForgettingAttentionLayer(nn.Module):
     @torch.no_grad()
     def _threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
         """delta of Section 3 for this call: (H,), (B, H) or None. L is the number of keys, or the longest
-        length that the cache allows."""
+        length that the cache allows. U comes from the weights of QK-norm; without one, or if somebody changes
+        what it gives, from measured norms."""
         if self.log_pruning_tolerance is None:
             if cache is not None:
                 cache.refusal = "attention is exact (log_pruning_tolerance is None), so no key is pruned"
@@ -390,12 +442,12 @@ class ForgettingAttentionLayer(nn.Module):
         if cache is not None and cache.threshold is not None:
             return cache.threshold
         length = k.shape[-2] if cache is None else cache.max_length or cache.length + k.shape[-2]
-        if self.q_norm is None:
+        if self.q_norm is None or not is_plain(self.q_norm, self.k_norm):
             if cache is None:
                 return threshold_from_norms(q, k, log_pruning_tolerance=self.log_pruning_tolerance)
             cache.refusal = (
-                "delta comes from measured norms (the model has no QK-norm), and a longer query or key "
-                "lowers it later"
+                "delta comes from measured norms (the model has no QK-norm, or a changed one), and a longer "
+                "query or key lowers it later"
             )
             # The longest past key bounds them all, so the keys need not be read again for each token.
             bound = logit_bound_from_norms(q, cache.longest_key(k))

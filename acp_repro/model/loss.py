@@ -13,9 +13,11 @@ products read. No other tensor is padded: not the weight, its gradient, or a log
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from acp_repro.attention.backends import HAS_TRITON
+from acp_repro.common.modules import is_plain
 
 IGNORED_LABEL = -100
 
@@ -31,6 +33,21 @@ _KEPT_NUMBERS = 2**32
 # not.
 _LINE = {"cpu": 1}
 _LINE_GPU = 64
+
+
+def head_cross_entropy(hidden: Tensor, head: nn.Module, labels: Tensor) -> Tensor:
+    """:func:`linear_cross_entropy` of a plain linear ``head``, else of the logits that ``head`` gives.
+
+    Args:
+        hidden: (B, T, hidden). labels: (B, T) integer; -100 gives loss 0 and no gradient.
+
+    Returns:
+        (B, T) float32.
+    """
+    if is_plain(head) and head.bias is None:
+        return linear_cross_entropy(hidden, head.weight, labels)
+    logits = head(hidden).float().transpose(1, 2)
+    return F.cross_entropy(logits, labels.long(), ignore_index=IGNORED_LABEL, reduction="none")
 
 
 def linear_cross_entropy(

@@ -6,6 +6,7 @@ checkpoint is run. Only reading and writing weights needs ``safetensors``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,13 +18,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from acp_repro.common.files import replacing
+from acp_repro.common.files import replacing, sha256_of
 
 from .config import FoXConfig
 
 MODEL_TYPE = "forgetting_transformer-project_fox"
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 # In a run folder of this project: the folder of the weights, and the file of the settings.
 RUN_MODEL_FOLDER, RUN_FILE = "model", "run.json"
 
@@ -65,8 +67,8 @@ class Pretrained:
         ``load_pretrained``.
 
         Args:
-            folder: with ``config.json`` and ``model.safetensors``; or a run folder of this project,
-                ``runs/SUITE/RUN``, whose weights are in ``model/``.
+            folder: with ``config.json`` and ``model.safetensors`` or its shards; or a run folder of this
+                project, ``runs/SUITE/RUN``, whose weights are in ``model/``.
             device: where the weights go.
             dtype: dtype of the weights, independent of the file's.
             **overrides: fields of ``FoXConfig`` that replace the file's, such as
@@ -75,30 +77,12 @@ class Pretrained:
         Raises:
             FileNotFoundError: the folder or one of its files is missing, or the run is not finished; the
                 message names it.
-            ValueError: a damaged file, an unsupported feature, a config field that is missing or wrong, or
-                tensors that do not fit the config; the message names the file, and what is right.
+            ValueError: a damaged file, weights that are not finite or not those that ``done.json`` names, an
+                unsupported feature, a config field that is missing or wrong, or tensors that do not fit the
+                config; the message names the file, and what is right.
             ImportError: safetensors is not installed.
         """
-        folder = find_folder(folder)
-        config = _replace(_read_config(folder / CONFIG_FILE), overrides)
-        path = _existing(folder / WEIGHTS_FILE)
-        safetensors = _safetensors()
-        try:
-            with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
-                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                check_tensors(
-                    cls,
-                    str(path),
-                    config,
-                    {name: tuple(s.get_shape()) for name, s in slices.items()},
-                    [name for name, s in slices.items() if s.get_dtype() not in _FLOATING],
-                )
-                # Copies, so that the model does not live on the file's memory map.
-                tensors = {n: file.get_tensor(n).to(dtype, copy=True) for n in slices}
-        except safetensors.SafetensorError as error:
-            raise ValueError(
-                f"{path} is not a complete safetensors file ({error}); copy or download it again"
-            ) from error
+        config, tensors = read_checkpoint(cls, folder, device, dtype, **overrides)
         with torch.device("meta"):
             model = cls(config)
         model.load_state_dict(tensors, assign=True)
@@ -107,6 +91,88 @@ class Pretrained:
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Writes the model to ``folder``; see :func:`save_pretrained`."""
         save_pretrained(self, folder)
+
+
+def read_checkpoint(
+    model_class: type[nn.Module],
+    folder: str | os.PathLike[str],
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    **overrides: Any,
+) -> tuple[FoXConfig, dict[str, Tensor]]:
+    """Config and tensors by name of a folder; arguments and errors are those of
+    ``Pretrained.from_pretrained``, and a dtype of None keeps the files'."""
+    folder = find_folder(folder)
+    config = _replace(_read_config(folder / CONFIG_FILE), overrides)
+    paths = weight_files(folder)
+    check_sum(folder)
+    safetensors = _safetensors()
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for path in paths:
+            try:
+                file = stack.enter_context(safetensors.safe_open(path, framework="pt", device=str(device)))
+            except safetensors.SafetensorError as error:
+                raise ValueError(
+                    f"{path} is not a complete safetensors file ({error}); copy or download it again"
+                ) from error
+            files |= dict.fromkeys(file.keys(), file)
+        slices = {name: file.get_slice(name) for name, file in files.items()}
+        check_tensors(
+            model_class,
+            str(paths[0] if len(paths) == 1 else folder),
+            config,
+            {name: tuple(s.get_shape()) for name, s in slices.items()},
+            [name for name, s in slices.items() if s.get_dtype() not in _FLOATING],
+        )
+        # Copies, so that the model does not live on the file's memory map.
+        tensors = {name: file.get_tensor(name).to(dtype, copy=True) for name, file in files.items()}
+    check_finite(folder, tensors)
+    return config, tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """``model.safetensors``, or the shards that its index names.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing, or the index is damaged.
+    """
+    index = folder / INDEX_FILE
+    if (folder / WEIGHTS_FILE).is_file() or not index.is_file():
+        return [_existing(folder / WEIGHTS_FILE)]
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return [_existing(folder / name) for name in sorted(Path(name).name for name in names)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is damaged ({error!r}); copy or download it again") from error
+
+
+def check_sum(folder: Path) -> None:
+    """Checks the weights against the checksum in our own ``done.json``, if there is one.
+
+    Raises:
+        ValueError: they differ.
+    """
+    real = folder.resolve()
+    of_run = real.name == RUN_MODEL_FOLDER and (real.parent / RUN_FILE).is_file()
+    done = (real.parent if of_run else real) / "done.json"
+    weights = folder / WEIGHTS_FILE
+    try:
+        expected = json.loads(done.read_text(encoding="utf-8"))["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if weights.is_file() and sha256_of(weights) != expected:
+        raise ValueError(
+            f"{weights} is not the file that {done} names: one of the two is cut or changed; copy it again"
+        )
+
+
+def check_finite(source: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError, which names the first, if tensors hold NaN or infinity; those on ``meta`` are left
+    out."""
+    bad = [name for name, x in tensors.items() if not (x.is_meta or bool(x.float().isfinite().all()))]
+    if bad:
+        raise ValueError(f"{source}: {bad[0]} ({len(bad)} in all) holds NaN or infinity; copy it again")
 
 
 def save_pretrained(
@@ -281,7 +347,8 @@ def check_tensors(
 def _existing(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is missing: a checkpoint folder holds {CONFIG_FILE} and {WEIGHTS_FILE}"
+            f"{path} is missing: a checkpoint folder holds {CONFIG_FILE} and {WEIGHTS_FILE} or its shards "
+            "(files that have to be unpickled are not read)"
         )
     return path
 

@@ -7,12 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acp_repro.attention.backends import HAS_TRITON
+from acp_repro.common.modules import is_plain
 
 from .layers import Linear
 
 
 class SwiGLU(nn.Module):
     """down(silu(gate) * up); one matrix holds the rows of gate, then those of up."""
+
+    fuses_training = False  # see layers.fuse_training
 
     def __init__(self, hidden_size: int, width: int, std: float):
         super().__init__()
@@ -23,8 +26,9 @@ class SwiGLU(nn.Module):
         """(B, T, hidden) -> (B, T, hidden), in the dtype of the product."""
         gate_up = self.gate_proj(x)
         if torch.compiler.is_compiling():
-            if torch.is_grad_enabled():
-                return _Down.apply(gate_up, self.down_proj.weight.to(gate_up.dtype))
+            down = self.down_proj
+            if self.fuses_training and torch.is_grad_enabled() and is_plain(down) and down.bias is None:
+                return _Down.apply(gate_up, down.weight.to(gate_up.dtype))
         elif gate_up.is_cuda and not torch.is_grad_enabled() and HAS_TRITON:
             from .step_kernels import silu_and_multiply
 

@@ -8,6 +8,8 @@ import importlib.util
 import torch
 from torch import Tensor, nn
 
+from acp_repro.common.modules import is_plain
+
 from .budget import compact, take
 
 _CHUNK = 128
@@ -93,8 +95,12 @@ class RetentionScorer(nn.Module):
             kept: (B, T) bool: the tokens of the summary, in order; None means all. The scores of other tokens
                 have no meaning.
         """
-        parts = nn.functional.linear(hidden, torch.cat([self.w.weight, self.u.weight]))  # both in one product
-        if has_kernels(parts, gradient=True):
+        plain = is_plain(self.w, self.u, self.v)
+        if plain:  # both in one product
+            parts = nn.functional.linear(hidden, torch.cat([self.w.weight, self.u.weight]))
+        else:
+            parts = torch.cat([self.w(hidden), self.u(hidden)], -1)
+        if plain and has_kernels(parts, gradient=True):
             from .kernel import scan
 
             return scan(parts, kept, self.decay, self.v.weight.view(-1), self.v.bias)
@@ -108,7 +114,9 @@ class RetentionScorer(nn.Module):
             if kept is not None:
                 before = torch.empty_like(before).scatter(1, indices[..., None].expand_as(before), before)
             activity = torch.tanh(local_part + before)
-            return nn.functional.linear(activity, wide(self.v.weight), wide(self.v.bias)).squeeze(-1)
+            if plain:
+                return nn.functional.linear(activity, wide(self.v.weight), wide(self.v.bias)).squeeze(-1)
+        return wide(self.v(activity.to(hidden.dtype))).squeeze(-1)
 
 
 def has_kernels(x: Tensor, gradient: bool = False) -> bool:

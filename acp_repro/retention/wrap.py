@@ -73,7 +73,7 @@ def from_pretrained(folder: str | Path, **options: Any) -> nn.Module:
     base = getattr(transformers, name.removeprefix(_PREFIX), None)
     if base is None:
         raise ValueError(f"{folder}: transformers has no class {name.removeprefix(_PREFIX)}")
-    return retained_class(base).from_pretrained(folder, **options)
+    return retained_class(base).from_pretrained(folder, **{**options, "use_safetensors": True})
 
 
 class RetainedModel:

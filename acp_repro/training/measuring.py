@@ -3,7 +3,6 @@ measures."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
 import time
@@ -37,7 +36,7 @@ def bring_up_to_date(
         device: see :func:`choose_device`.
         again: measure again even if up to date. With a ``path`` or an option it is always measured, because a
             record does not say how it was made.
-        path: another file to write, for which no settings are kept.
+        path: another file to write, without a proof.
         options: for the ``measure`` of every quantity.
 
     Raises:
@@ -47,8 +46,7 @@ def bring_up_to_date(
             comes with its traceback.
     """
     again = again or path is not None or bool(options)
-    state.claim_name(suite)
-    with state.measuring():
+    with state.exclusive("measuring", "measures here"):
         stale = []
         for run, quantity in wanted:
             if again or not state.is_current(suite, run, quantity):
@@ -67,7 +65,6 @@ def _measure(
         stale, key=lambda pair: (pair[0], pair[1].untrained(pair[0]))
     ):
         trained = _trained(suite, run, untrained, device)
-        took = state.measured_run(run)
         for _, quantity in pairs:
             begun = time.perf_counter()
             try:
@@ -81,18 +78,16 @@ def _measure(
                 print(f"error: {run.name}, {quantity.name}: {error}", file=sys.stderr)
                 continue
             written = write_records(
-                suite.paper,
+                suite,
                 run,
                 quantity,
                 rows,
                 dtype=run.training.dtype,
                 trained_tokens=trained.trained_tokens,
+                seconds=round(time.perf_counter() - begun, 1),
                 path=path,
                 **made_on(device),
             )
-            if path is None:  # after each one, so that an interruption leaves no record with older settings
-                seconds = {quantity.name: round(time.perf_counter() - begun, 1)}
-                state.write_settings(suite, run, [quantity], took and dataclasses.asdict(took), seconds)
             print(written)
         trained.written()
     if failed:

@@ -39,21 +39,6 @@ def set_learning_rate(optimizer: torch.optim.AdamW, learning_rate: float) -> Non
         group["lr"] = learning_rate * group["rate"]
 
 
-def stop_updates_unless_finite(optimizer: torch.optim.AdamW, *values: Tensor) -> None:
-    """Once ``values`` hold a NaN or an infinity, ``optimizer.step`` does nothing, in this step and all later
-    ones.
-
-    The host learns of a NaN a step later. Until then the weights stay as they were when it arose, so that its
-    cause can be found. Gradient scalers use the same switch to skip a step of fused AdamW.
-
-    Args:
-        values: float32 scalars on the weights' device, the same on every rank.
-    """
-    bad = torch.stack([~torch.isfinite(value) for value in values]).any().float()
-    before = getattr(optimizer, "found_inf", None)
-    optimizer.found_inf = bad if before is None else torch.maximum(before, bad)
-
-
 def warmup_and_cosine(before: int, step: int, warmup: int, total: int) -> float:
     """Share of the peak learning rate for a step (Appendix B). All arguments have one unit, such as tokens.
 

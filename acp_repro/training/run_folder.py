@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def write_description(run: Run, device: torch.device, facts: dict[str, Any]) -> 
 
 def write_done(run: Run, step_tokens: int, weights: Path) -> None:
     """Writes ``done.json``, from the lines of ``metrics.jsonl`` and the file of weights."""
-    lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    lines = files.read_json_lines(run.folder / "metrics.jsonl")
     seconds = [step_tokens / x["throughput_tokens_per_s"] for x in lines]
     gpus = [x.get("ranks", world_size()) for x in lines]  # a resume may have changed it
     tail = [x["loss_nats"] for x in lines[-max(1, len(lines) // 20) :]]

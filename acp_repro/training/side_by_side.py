@@ -63,7 +63,7 @@ def train_side_by_side(
     for line in range(jobs):
         places.put((line, str(devices[line % len(devices)])))
     pool = ProcessPoolExecutor(jobs, context, _begin, (places, lock))
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
         tasks = [pool.submit(_train, str(suite.path), run.name, watch_every, tensorboard) for run in runs]
         done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
@@ -81,6 +81,12 @@ def train_side_by_side(
         pool.shutdown(cancel_futures=True)
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _stop(number: int, _) -> None:
+    """SIGTERM stops as Ctrl-C does; a second one, which launchers send, does not stop at once."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 class NoMemory(UserError, RuntimeError):

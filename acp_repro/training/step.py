@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from .distributed import gradient_sync, mean_over_ranks
-from .optimizer import stop_updates_unless_finite
 
 
 def train_step(
@@ -24,9 +23,6 @@ def train_step(
     dtype: str,
 ) -> tuple[Tensor, Tensor]:
     """One optimiser step over ``num_batches`` micro-batches of equal size on each rank.
-
-    If the loss or the gradient norm is not finite, the weights stay as they were, in this step and all later
-    ones.
 
     Args:
         model: the model, or its wrapper from ``distributed.parallelize``.
@@ -42,7 +38,7 @@ def train_step(
     """
     optimizer.zero_grad(set_to_none=True)
     total = accumulate_gradients(model, loss_of, batches, num_batches, dtype=dtype)
-    return total, update(model, optimizer, total, max_grad_norm)
+    return total, update(model, optimizer, max_grad_norm)
 
 
 def accumulate_gradients(
@@ -67,7 +63,7 @@ def accumulate_gradients(
     return mean_over_ranks(total)
 
 
-def update(model: nn.Module, optimizer: torch.optim.AdamW, loss: Tensor, max_grad_norm: float) -> Tensor:
+def update(model: nn.Module, optimizer: torch.optim.AdamW, max_grad_norm: float) -> Tensor:
     """The second half of :func:`train_step`: clips the gradients and updates the weights.
 
     Returns:
@@ -76,7 +72,6 @@ def update(model: nn.Module, optimizer: torch.optim.AdamW, loss: Tensor, max_gra
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
-    stop_updates_unless_finite(optimizer, loss, norm)
     optimizer.step()
     return norm
 
@@ -85,6 +80,13 @@ def autocast(device: torch.device, dtype: str):
     """bfloat16 autocast over float32 weights, or nothing for float32."""
     enabled = dtype == "bfloat16"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+@contextlib.contextmanager
+def eager(device: torch.device, dtype: str) -> Iterator[None]:
+    """Inside, torch.compile is off, and the dtype's autocast is on."""
+    with torch.compiler.set_stance("force_eager"), autocast(device, dtype):
+        yield
 
 
 def compile_blocks(blocks: Sequence[nn.Module], backend: str = "inductor") -> None:

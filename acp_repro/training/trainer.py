@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .checkpoint import latest_checkpoint, save_checkpoint
-from .distributed import any_rank, gather, on_rank_zero, rank, world_size
+from .distributed import any_rank, on_rank_zero, rank, world_size
 from .optimizer import set_learning_rate
 from .prefetch import Prefetcher
 from .run_folder import TrainingError
-from .step import train_step
+from .step import eager, train_step
 from .stopping import GOES_ON, Stopped, StopSignals
 from .task import Task
-from .watch import RunLog, eager, first_non_finite
+from .watch import RunLog
 
 
 class Trainer:
@@ -125,7 +125,7 @@ class Trainer:
         except ValueError as error:  # a CPU's attention refuses gates that are NaN
             if world_size() > 1:  # the others do not know, so torchrun ends them
                 raise RuntimeError(f"rank {rank()}: step {step} failed: {error}") from error
-            raise TrainingError(self._diagnosis(step, f"failed ({error})")) from error
+            raise self._failed(step, f"failed ({error})") from error
         self.task.after_step(self.model, step)
         record = {
             "step": step,
@@ -155,8 +155,7 @@ class Trainer:
             ready.wait()
             loss, norm = numbers.tolist()
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                what = f"gave loss {loss} and gradient norm {norm}"
-                raise TrainingError(self._diagnosis(record["step"], what))
+                raise self._failed(record["step"], f"gave loss {loss} and gradient norm {norm}")
             seconds = ready.seconds_since(self.before)
             self.before = ready
             wait = min(record.pop("data_wait_seconds") / seconds, 1.0)
@@ -196,22 +195,10 @@ class Trainer:
         """The model for a look at it: without DDP, because gradients are not needed then."""
         return getattr(self.wrapped, "module", self.wrapped)
 
-    def _diagnosis(self, step: int, what: str) -> str:
-        """The message, after a second, watched run over the micro-batches of the step."""
-        self.data.close()
-        where = "run once more, all is finite"
-        for index in self._micro_batches_of(step):
-            batch = [x.to(self.device) for x in self.task.batch(index)]
-            line = first_non_finite(self._callable(), self.task.loss, batch, dtype=self.config.dtype)
-            lines = gather(line)
-            found = [line for line in lines if not line.startswith("all is finite")]
-            if found:
-                # Sharded gradients are sums over ranks, so the message of the rank where it arose says more.
-                where = min(found, key=lambda line: line.startswith("the gradient of the weight"))
-                break
+    def _failed(self, step: int, what: str) -> TrainingError:
         last = latest_checkpoint(self.run.folder / "checkpoints")
         left = f"the last good checkpoint is {last}" if last else "there is no checkpoint before it"
-        return f"{self.run.name}: step {step} {what}: {where}; {left}"
+        return TrainingError(f"{self.run.name}: step {step} {what}; {left}")
 
 
 class _Moment:

@@ -172,8 +172,9 @@ def losses_match(loss: pd.DataFrame) -> Verdict:
     loss = loss.assign(method=method, size=models.marked(loss), suite=loss.get("suite", ""))
     keys = ["suite", *PAIR]
     one_each(loss, [*keys, "method"], "loss")
-    sides = (loss[loss["method"] == side].set_index(keys)["loss_nats"] for side in ("acp", "exact"))
-    difference = next(sides).sub(next(sides)).dropna()
+    acp, exact = (loss[loss["method"] == side].set_index(keys)["loss_nats"] for side in ("acp", "exact"))
+    acp, exact = acp.align(exact, join="inner")
+    difference = acp - exact
     if difference.empty:
         return Verdict(Status.UNDECIDED, paired.NO_PAIR)
     unlike = {pair: words for pair, words in versions.unlike(loss, keys).items() if pair in difference.index}

@@ -47,6 +47,7 @@ def differences(records: pd.DataFrame) -> pd.DataFrame:
 
     Raises:
         UnfitRecords: a run has two records of one item, or the runs of a pair different items.
+        UsageError: an item is NaN.
     """
     keys = [*SETTING, "seed", *COLUMN]
     method = records["log_pruning_tolerance"].isna().map({True: "exact", False: "acp"})
@@ -148,6 +149,8 @@ def _tested(first: pd.DataFrame, second: pd.DataFrame, metric: str, what: str) -
     if not first.index.sort_values().equals(second.index.sort_values()):
         raise UnfitRecords(f"lm_eval_items: {what}: not the same items")
     second = second.loc[first.index]
+    for side in (first, second):
+        statistics.finite(side["value"], f"lm_eval_items: {what}", first.index)
     apart = (first["value"] - second["value"]).to_numpy()
     scores = {"first": score(first, metric), "second": score(second, metric)}
     return scores | {"p_value": statistics.p_value(apart)}

@@ -1,4 +1,4 @@
-"""One page with every figure and table of a suite, and its paper's claims checked against its records."""
+"""Every figure and table of a suite, and its paper's claims checked against its records, on one page."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from acp_repro.common import files
 from acp_repro.common.command import command, run_command
 
 from .gather import gather
+from .html import page
 from .page import render
 
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    """Writes ``figures/SUITE/report.html``: one file without a reference to the network.
+    """Writes ``figures/SUITE/report.md``, and of it ``report.html``: one file with its pictures inside.
 
     What is not measured or not drawn is listed with the command that makes it. Only the links to records
     need the folders beside the page.
@@ -22,7 +23,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
     parser.add_argument("--suite", default="cpu", help="whose records to show (default: cpu)")
     report = gather(parser.parse_args(arguments).suite)
-    path = files.write_text(FIGURES / report.suite.name / "report.html", render(report))
+    folder, text = FIGURES / report.suite.name, render(report)
+    files.write_text(folder / "report.md", text)
+    path = files.write_text(folder / "report.html", page(text, folder))
     print(f"report: {path.resolve()}")
 
 

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pandas as pd
 
-from acp_repro.chain import rules
+from acp_repro.chain import plan
 from acp_repro.chain.errors import RecordError
 from acp_repro.chain.paper import Claim, Item, Paper, Quantity, Suite
 from acp_repro.chain.records import read_records
@@ -42,7 +42,7 @@ def gather(name: str) -> Report:
         )
     models = suite.paper.part("models")
     entries = [entry(item, suite, records, models) for item in suite.paper.items]
-    shown = tuple(e for e in entries if e.made or rules.is_usual(suite, e.item))
+    shown = tuple(e for e in entries if e.made or plan.is_usual(suite, e.item))
     return Report(
         suite,
         models.describe(suite) if models and of_runs else "",
@@ -92,7 +92,7 @@ def entry(item: Item, suite: Suite, records: Mapping[str, pd.DataFrame], models:
     found = of_item(item, suite, records)
     main = item.path(suite.name)
     image, text = main.with_suffix(".png"), main.with_suffix(".md")
-    absent = "" if runs else rules.why_not(suite, item).removeprefix(f"{item.name}: ")
+    absent = "" if runs else plan.why_not(suite, item).removeprefix(f"{item.name}: ")
     return Entry(
         item,
         image if image.is_file() else None,

@@ -1,107 +1,166 @@
-"""The report as HTML: one self-contained page, from ``page.html.j2`` and ``report.css`` beside this file."""
+"""The report as Markdown: ``figures/SUITE/report.md``, beside its pictures."""
 
 from __future__ import annotations
 
-import base64
-import io
+import html
+import re
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
-import jinja2
-from PIL import Image
+from collections.abc import Iterable, Sequence
 
 from acp_repro.chain.paper import Item
 
 from ..verdict import Status
 from .entries import Entry, Judgement, Report
-from .text import inline, paragraphs_and_tables, plain
 
-# Verdict -> (badge, CSS class, words of the count), in the order of the count.
+# Verdict -> (badge, words of the count), in the order of the count.
 STATUSES = {
-    Status.MET: ("✓ met", " met", "met"),
-    Status.BEYOND: ("» beyond", " beyond", "beyond the paper's range"),
-    Status.SHORT: ("« short", " beyond", "short of the paper's range"),
-    Status.MISSED: ("✗ not met", " missed", "not met"),
-    Status.UNDECIDED: ("? cannot be told", "", "cannot be told from these runs"),
-    Status.MISSING: ("– not measured", "", "not measured"),
-    Status.ABSENT: ("– not in this suite", "", "not in this suite"),
+    Status.MET: ("✓ met", "met"),
+    Status.BEYOND: ("» beyond", "beyond the paper's range"),
+    Status.SHORT: ("« short", "short of the paper's range"),
+    Status.MISSED: ("✗ not met", "not met"),
+    Status.UNDECIDED: ("? cannot be told", "cannot be told from these runs"),
+    Status.MISSING: ("– not measured", "not measured"),
+    Status.ABSENT: ("– not in this suite", "not in this suite"),
 }
-_INCH = 96 * 1.05  # CSS pixels that a printed inch takes on the page
-_FOLDER = Path(__file__).parent
 
 
 def render(report: Report) -> str:
-    """The whole page; image data and style are inside it."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+    """The whole text."""
+    suite, paper = report.suite, report.suite.paper
+    sections = {
+        "claims": ("Claims", _claims(report)),
+        **{e.item.name: (e.item.label, _section(e, report)) for e in report.entries if e.shown},
+        "elsewhere": ("Not in this suite", _elsewhere(report)),
+        "runs": ("Runs", ["## Runs", _table(report.runs.columns, report.runs.to_numpy().tolist())]),
+    }
+    sections = {name: section for name, section in sections.items() if section[1]}
+    left_out = ", ".join(f"{x.title} (`make {x.name} SUITE={suite.option}`)" for x in report.left_out)
+    blocks = [
+        f"# {paper.title}, re-run: suite {suite.name}",
+        f"{suite.description[:1].upper()}{suite.description[1:]}.",
+        _table(("", ""), _facts(report)),
+        " · ".join(f"[{label}](#{name})" for name, (label, _) in sections.items()),
+    ]
+    for name, (_, text) in sections.items():
+        blocks += [f'<div id="{name}"></div>', *text]
+    blocks += [
+        '<div id="end"></div>',
+        *([f"Not drawn here: {left_out}."] if left_out else []),
+        f"Made by `make report SUITE={suite.option}` from records alone; every number on this page is "
+        "measured by us or, where marked, printed in the paper.",
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    runs, url = len(report.runs), report.suite.paper.url
+    measured = int((report.runs["quantities"] != "0").sum())
+    share = "all measured" if measured == runs else f"{measured} of them measured"
+    if not measured:
+        share = "none of them trained: what is measured needs their shapes alone"
+    models = f"{_plural(runs, 'run')}, {share}{'; ' * bool(report.models)}{report.models}"
+    link = f"arXiv:{url.rpartition('/')[2]}" if "arxiv.org/abs/" in url else url
+    return [
+        ("Models", f"{models} ([all runs](#runs))"),
+        *report.facts,
+        *(("Look around", page.link) for page in report.pages),
+        ("The paper", f"{report.suite.paper.title} ([{link}]({url}))"),
+    ]
+
+
+def _claims(report: Report) -> list[str]:
+    """Controls are shown beside their figures alone."""
+    judged = [(e, found) for e in report.entries for found in e.judgements if not found.claim.control]
+    title = "## What the paper claims, checked"
+    if not judged:
+        return [title, "No claim of the paper is written down as a criterion."]
+    counts = Counter(found.status for _, found in judged)
+    count = ", ".join(
+        f"{counts[status]} {words}" for status, (_, words) in STATUSES.items() if counts[status]
     )
-    environment.filters |= {"inline": inline, "in_sentence": in_sentence}
-    environment.globals |= {"statuses": STATUSES, "absent": Status.ABSENT}
-    paper, suite = report.suite.paper, report.suite
-    return environment.get_template("page.html.j2").render(
-        report=report,
-        suite=suite,
-        paper=paper,
-        paper_link=link_words(paper.url),
-        measured=int((report.runs["quantities"] != "0").sum()),
-        css=(_FOLDER / "report.css").read_text(encoding="utf-8"),
-        judged=(judged := claims_of(report.entries)),
-        counted=counted([judgement for _, judgement in judged]),
-        sections=[(entry, figure(entry)) for entry in report.entries if entry.shown],
-        elsewhere=[entry for entry in report.entries if not entry.shown],
-    )
+    rows = [
+        (_badge(found), f"[{found.claim.claim}](#{e.item.name}) *{e.item.label}*", found.ours)
+        for e, found in judged
+        if found.status != Status.ABSENT
+    ]
+    return [
+        title,
+        f"{len(judged)} {'criterion' if len(judged) == 1 else 'criteria'}: {count}. Each is stated in words "
+        "beside its figure, and only one that holds for these runs as stated gets a check mark; better than "
+        f"a range that the paper prints is “beyond”, less “short”. {report.caveat}".strip(),
+        _table(("Verdict", "Claim", "Here"), rows),
+    ]
 
 
-def link_words(url: str) -> str:
-    """ "arXiv:2504.06949" for a page of arXiv, else the address itself."""
-    return f"arXiv:{url.rpartition('/')[2]}" if "arxiv.org/abs/" in url else url
+def _section(entry: Entry, report: Report) -> list[str]:
+    item, suite = entry.item, report.suite
+    ours = " *ours, not in the paper*" if item.ours else ""
+    blocks, again = [f"## {item.label}: {item.title}{ours}"], f"make {item.name} SUITE={suite.option}"
+    if entry.made:
+        if entry.image:
+            blocks.append(f"![{_description(entry)}]({entry.image.name})")
+        blocks.append((entry.text or "").strip())
+    else:
+        blocks.append(f"> Not drawn yet. `{again}` measures what is missing and draws it.")
+    judged = [found for found in entry.judgements if found.status != Status.ABSENT]
+    blocks += ["### The paper and these runs"] * bool(judged)
+    number = 0
+    for found in judged:
+        number += not found.claim.control
+        id = f"{suite.paper.name}.{item.name}.{number}"
+        blocks += _card(found, f"`make claim ID={id} SUITE={suite.option}`")
+    if entry.made and entry.scale:
+        blocks.append(entry.scale)
+    lines = [f"<code>{html.escape(step)}</code>" for step in entry.steps]
+    lines += [f"not measured: {html.escape(line)}" for line in entry.unmeasured]
+    lines += [f'<a href="../../{p.as_posix()}">{p.as_posix()}</a>' for p in entry.records]
+    summary = "The steps one by one"
+    if entry.records:
+        summary += f", {_plural(len(entry.records), 'record')}"
+    if entry.unmeasured:
+        summary += f", {_plural(len(entry.unmeasured), 'run')} still to be measured"
+    steps = "\n".join(f"<li>{line}</li>" for line in lines)
+    return [
+        *filter(None, blocks),
+        f"Make it again: `{again}`",
+        f"<details><summary>{summary}</summary><ul>\n{steps}\n</ul></details>",
+    ]
 
 
-def in_sentence(item: Item) -> str:
+def _card(found: Judgement, again: str) -> list[str]:
+    control = " *a control, no claim of the paper*" if found.claim.control else ""
+    rows = [("Paper", found.paper), ("Criterion", found.claim.holds_if), ("Here", found.ours)]
+    rows += [] if control else [("Again", again)]
+    return [f"#### {_badge(found)} {found.claim.claim}{control}", _table(("", ""), rows)]
+
+
+def _elsewhere(report: Report) -> list[str]:
+    lines = [f"- {e.item.label}, {_in_sentence(e.item)}: {e.absent}." for e in report.entries if not e.shown]
+    return ["## Not in this suite", "\n".join(lines)] if lines else []
+
+
+def _in_sentence(item: Item) -> str:
     """A title inside a sentence: its first letter is small, unless it begins with an acronym."""
     first, rest = item.title[:1], item.title[1:]
     return item.title if rest[:1].isupper() else first.lower() + rest
 
 
-def claims_of(entries: Sequence[Entry]) -> list[tuple[Entry, Judgement]]:
-    """What was found of each claim of the paper; controls are shown beside their figures alone."""
-    return [(entry, found) for entry in entries for found in entry.judgements if not found.claim.control]
+def _description(entry: Entry) -> str:
+    """What a picture shows: the first sentence after "**Figure N.**"; the caption says the rest."""
+    words = re.sub(r"\*\*[^*]*\*\*", "", entry.text or entry.item.title, count=1)
+    first = re.split(r"\.\s", words.strip(), maxsplit=1)[0]
+    return f"{entry.item.label}: {' '.join(re.sub(r'[*$`{}]', '', first).split()).rstrip('.')}."
 
 
-def counted(judgements: Sequence[Judgement]) -> str:
-    """ "20 met, 2 not met"."""
-    counts = Counter(judgement.status for judgement in judgements)
-    return ", ".join(
-        f"{counts[status]} {words}" for status, (_, _, words) in STATUSES.items() if counts[status]
-    )
+def _badge(found: Judgement) -> str:
+    return f"**{STATUSES[found.status][0]}**"
 
 
-def figure(entry: Entry) -> dict[str, Any]:
-    """What the template shows of an image or table: sizes in CSS pixels, description, caption, tables."""
-    caption, tables = paragraphs_and_tables(entry.text or "")
-    if entry.image is None:
-        return {"caption": caption, "tables": tables, "image": None, "scrolls": True}
-    content = entry.image.read_bytes()
-    width, height = Image.open(io.BytesIO(content)).size
-    shown = round(width / 300 * _INCH)  # drawing.save writes 300 dots an inch
-    # The first sentence after "Figure N." says what is drawn; the caption below says the rest.
-    # Items of our own are named there, not numbered.
-    words = plain(entry.text) if entry.text else entry.item.title
-    first, _, rest = words.partition(". ")
-    words = rest.split(". ", 1)[0] if rest else first
-    if not first.startswith(("Figure ", "Table ")):
-        words = f"{first.rstrip('.')}. {words}" if rest else words
-    image = {
-        "width": shown,
-        "height": round(shown * height / width),
-        "alt": f"{entry.item.label}: {words.rstrip('.')}.",
-        "data": base64.b64encode(content).decode(),
-    }
-    return {"caption": caption, "tables": tables, "image": image, "scrolls": shown > 500}
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count > 1)}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = [header, ["---"] * len(header), *rows]
+    lines = ([" ".join(cell.split()).replace("|", r"\|") for cell in row] for row in cells)
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from acp_repro.chain import state
+from acp_repro.chain import plan, state
 from acp_repro.chain.paper import Claim, Item, Suite
 from acp_repro.chain.run import Run
 
@@ -73,20 +73,16 @@ def by_records(claim: Claim, item: Item, suite: Suite, runs: Sequence[Run]) -> A
         trained |= first
     if trained:
         ordered = [run for run in suite.runs if run in trained]
-        commands.append(f"python -m acp_repro.train --suite {suite.option}{_named(ordered)}")
-    if measured:
-        names = " ".join(quantity.name for quantity in of_runs)
-        commands.append(
-            f"python -m acp_repro.measure {names} --suite {suite.option}{_named(measured)} --again"
-        )
-    recorded = {run: state.recorded_settings(run) or {} for run in {*trained, *measured}}
+        commands.append(plan.train_command(suite, ordered))
+    commands += [f"{command} --again" for command in plan.measure_commands(suite, pairs)]
+    recorded = {run: state.recorded_settings(run) for run in {*trained, *measured}}
     known = [recorded[run]["trained"] for run in trained if recorded[run].get("trained")]
     return Again(
         tuple(commands),
         suite.name,
         sum(one["gpu_seconds"] for one in known),
         len(trained) - len(known),
-        sum(recorded[run].get("seconds", {}).get(quantity.name, 0.0) for run, quantity in pairs),
+        sum(state.measuring_seconds(run, quantity) for run, quantity in pairs),
         tuple(sorted({one["device"] for one in known})),
     )
 
@@ -101,7 +97,3 @@ def together(each: Sequence[Again]) -> Again:
         sum(one.measuring_seconds for one in each),
         tuple(sorted({device for one in each for device in one.devices})),
     )
-
-
-def _named(runs: Iterable[Run]) -> str:
-    return "".join(f" --run {run.name}" for run in runs)

@@ -7,17 +7,14 @@ Trains what lacks weights, measures, and prints the old and the new number and v
 from __future__ import annotations
 
 import argparse
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 
-from acp_repro.chain import rules
+from acp_repro.chain import plan
 from acp_repro.chain.errors import SuiteError, UnknownName
 from acp_repro.chain.paper import Suite
 from acp_repro.chain.registry import find_paper, paper_names
 from acp_repro.chain.suite import load_suite
-from acp_repro.common.command import choose_device, command, run_command
+from acp_repro.common.command import choose_device, command, run_command, run_words
 from acp_repro.common.docs import plain
 
 from ..report.gather import all_records
@@ -65,8 +62,7 @@ def _again(line: Line, suite_name: str | None) -> int:
         raise SuiteError(f"{line.id}: no GPU is here to train that; name a suite for CPUs, such as SUITE=cpu")
     for words in again.commands:
         print(f"$ {words}", flush=True)
-        code = subprocess.run([sys.executable, *shlex.split(words)[1:]]).returncode
-        if code:
+        if code := run_words(words):
             return code
     if suite is None:
         print(f"new: {line.word}: the test passes")
@@ -97,7 +93,7 @@ def _suite(line: Line, name: str | None) -> Suite | None:
     suite = load_suite(name)
     item = suite.paper.item(_item_name(line))
     if suite.paper.name != line.id.partition(".")[0] or not item.runs(suite):
-        raise SuiteError(f"suite {suite.name} cannot show {line.id}: {rules.why_not(suite, item)}")
+        raise SuiteError(f"suite {suite.name} cannot show {line.id}: {plan.why_not(suite, item)}")
     return suite
 
 

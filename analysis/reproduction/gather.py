@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from acp_repro.chain import rules
+from acp_repro.chain import plan
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.paper import Claim, Item, Paper, Suite
 from acp_repro.chain.suite import load_suite, suite_names, suite_path
@@ -246,7 +246,7 @@ def of_suite(
     """What one suite shows of a claim, with the scale and the files that show it."""
     models, runs = suite.paper.part("models"), judged_on.runs(suite)
     found = of_item(judged_on, suite, records)
-    absent = "" if runs else rules.why_not(suite, judged_on)
+    absent = "" if runs else plan.why_not(suite, judged_on)
     judgement = judge(claim, judged_on, suite, found, absent)
     tables = [found[name] for name in claim.quantities if name in found]
     named = {run for table in tables for run in table["run"].dropna()}

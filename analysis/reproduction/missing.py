@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from acp_repro.chain import rules
+from acp_repro.chain import plan
 from acp_repro.chain.paper import Suite
 
 from ..verdict import Status
@@ -110,7 +110,7 @@ def gaps(section: Section) -> tuple[Gap, ...]:
 
 
 def _of_suite(suite: Suite) -> Gap:
-    drawn = any(rules.is_usual(suite, i) and i.runs(suite) for i in suite.paper.items)
+    drawn = any(plan.is_usual(suite, i) and i.runs(suite) for i in suite.paper.items)
     how = f"`make all SUITE={suite.name}`" if drawn else f"the commands in [its file]({suite.path})"
     return Gap(f"suite `{suite.name}`, {len(suite.runs)} runs: {suite.description}", how)
 

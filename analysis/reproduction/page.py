@@ -42,7 +42,7 @@ def render(sections: Sequence[Section]) -> str:
         "- `make reproduction` writes this page from the published records. Nothing on it is written by "
         "hand. Each claim and its criterion stand in its figure's Python file, in `analysis/acp/`, "
         "`analysis/lap/` or `analysis/retention/`. The reports "
-        "(`figures/SUITE/report.html`) show the figures.\n"
+        "(`figures/SUITE/report.md`) show the figures.\n"
         "- A verdict holds at the scale that stands beside it, and no further.\n"
         "- A *suite*, such as `h100`, is a set of trainings with its records. *Start of training* marks a "
         "model that saw few tokens for its size. Where a line has other models too, its range and growth are "

@@ -51,7 +51,7 @@ def write(run_name: str, quantity: str, *rows: dict) -> None:
     suite = load_suite("mini")
     kind = suite.paper.quantity(quantity)
     rows = [dict.fromkeys(kind.columns, 1) | row for row in rows]
-    write_records(suite.paper, suite.run(run_name), kind, rows, **FACTS)
+    write_records(suite, suite.run(run_name), kind, rows, **FACTS)
 
 
 def write_savings(architecture: str = "pro") -> None:

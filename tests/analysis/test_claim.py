@@ -173,4 +173,4 @@ def test_the_report_names_the_same_ids(mini):
     suite = load_suite("mini")
     for id, _, item in numbered(suite.paper):
         if item and item.name in ("figure2", "figure7"):
-            assert f"make claim ID={id} SUITE=mini<" in page
+            assert f"`make claim ID={id} SUITE=mini`" in page

@@ -398,12 +398,9 @@ def test_block_sizes():
     assert figureA2.block_size_negligible(sizes[:1]).status is UNDECIDED
 
 
-@pytest.mark.parametrize(
-    ("value", "low", "printed"), [(1.98, 2, "1.98"), (1.951, 1.96, "1.95"), (1.2, 2, "1.2")]
-)
-def test_a_value_beside_a_range_is_printed_beside_it(value, low, printed):
-    words = in_range(pd.Series([value]), low, 6, "a").ours
-    assert words == f"a ({printed} % is below the range of {low:g} to 6 %)"
+def test_a_value_that_is_nan_is_in_no_range():
+    with pytest.raises(ValueError, match="item 7 is nan"):
+        in_range(pd.Series([3.0, math.nan], index=[1, 7]), 2, 6, "a")
 
 
 def test_the_cache_shrinks_by_what_it_allocates():

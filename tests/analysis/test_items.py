@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import importlib.util
 import pkgutil
-import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ import pytest
 import analysis
 from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.registry import find_paper, paper_names
-from acp_repro.chain.rules import make_rules
-from acp_repro.chain.suite import load_suite
 from analysis import drawing
 from analysis.acp import figure2, table2
 from analysis.report.gather import paper_words
@@ -59,18 +56,6 @@ def test_the_contents_are_what_the_modules_have(paper):
     assert elsewhere.claims == ()
     with pytest.raises(SuiteError, match=r"the package of its figures, nowhere\.at\.all, is not here"):
         elsewhere.item(first)
-
-
-@pytest.mark.parametrize("suite", sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml")))
-def test_make_has_a_target_of_each_item(suite, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    suite = load_suite(suite)
-    rules = make_rules(suite)
-    for item in suite.paper.items:
-        assert re.search(rf"^{item.name}:", rules, re.MULTILINE), item.name
-        if item.runs(suite):
-            assert f"{item.path(suite.name)}: " in rules
-            assert f" {suite.paper.draw_command(item)} --suite {suite.name}" in rules
 
 
 @pytest.mark.parametrize(("paper", "item"), [param for param in ITEMS if param.values[1].claims])

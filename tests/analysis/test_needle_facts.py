@@ -5,7 +5,7 @@ import itertools
 import pandas as pd
 import pytest
 
-from acp_repro.chain import rules
+from acp_repro.chain import plan, state
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.acp.paper import PAPER
@@ -163,11 +163,12 @@ def test_figure_a6_is_judged_and_drawn_with_the_facts_that_there_are(suite):
 def test_nobody_trains_again_for_an_optional_record(suite, tmp_path):
     """Make asks a new run for it, and not one that was measured without it and has lost its weights."""
     item, facts = PAPER.item("figureA6"), PAPER.quantity("needle_facts")
-    wanted = rules.records_of(suite, [item])
+    proofs = state.settings_path(suite.run(EXACT)).rename(tmp_path / "proofs")
+    wanted = plan.records_of(suite, [item])
     assert (suite.run(EXACT), facts) in wanted
-    (tmp_path / "results" / "mini" / EXACT / "settings.json").write_text("{}")
-    wanted = rules.records_of(suite, [item])
+    proofs.rename(state.settings_path(suite.run(EXACT)))
+    wanted = plan.records_of(suite, [item])
     assert (suite.run(EXACT), facts) not in wanted and (suite.run(ACP), facts) in wanted
     suite.run(EXACT).weights_file.parent.mkdir(parents=True)
     suite.run(EXACT).weights_file.write_text("")
-    assert (suite.run(EXACT), facts) in rules.records_of(suite, [item])
+    assert (suite.run(EXACT), facts) in plan.records_of(suite, [item])

@@ -163,7 +163,7 @@ def compile_retention() -> list[tuple[str, object]]:
 
 
 if __name__ == "__main__":
-    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    ptxas = triton.knobs.nvidia.ptxas.path  # the one that Triton takes on this machine
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         width = 128 if "--wide" in sys.argv else HEAD_DIM

@@ -150,14 +150,24 @@ class Call:
                 given.append(given[-1])
                 continue
             x = x.to(SINGLE if name == "log_fgate" else self.dtype)
+            if not {0, 2} & {*self.constant.get(name, ())}:
+                x = self.fill_padding(x, memory.rng.choice([0.0, math.nan, math.inf]))
             x = memory.place(x, self.constant.get(name, ()))
             given.append(x if head_first else x.transpose(1, 2))
         options = {n: memory.place(x) if isinstance(x, torch.Tensor) else x for n, x in self.options.items()}
         return given, options | {"head_first": head_first}
 
+    def fill_padding(self, x, value: float):
+        """``x`` (B, H, T, ...) with ``value`` before the first real token of each row."""
+        if (seq_start := self.options.get("seq_start")) is None:
+            return x
+        position = torch.arange(x.shape[2]) + self.values["k"].shape[2] - x.shape[2]
+        padding = (position < seq_start[:, None]).view(len(x), 1, -1, *[1] * (x.dim() - 3))
+        return x.masked_fill(padding, value)
+
     def right(self, start):
         """:func:`expected` over the blocks that ``start`` keeps, after a look at these."""
-        q, k, v, log_fgate, dout = (x.to(DEVICE) for x in self.values.values())
+        q, k, v, log_fgate, dout = (self.fill_padding(x, 0.0).to(DEVICE) for x in self.values.values())
         seqlen_q, seqlen_k = q.shape[2], k.shape[2]
         grid = pruning_grid(IMPLEMENTATION, q.shape[3], self.dtype)
         names = ("seq_start", "cu_seqlens")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from acp_repro.attention import PagedKVCache, forgetting_attention_with_kvcache
+from acp_repro.attention import PagedKVCache, forgetting_attention, forgetting_attention_with_kvcache
 from acp_repro.attention.backends import HAS_TRITON
 from acp_repro.attention.decoding import decode_op
 from acp_repro.attention.reference import decode as decode_reference
@@ -182,6 +182,79 @@ def test_the_table_may_hold_any_number_where_there_is_only_padding(strange, impl
             implementation=implementation,
         )
         assert torch.equal(start, right) and out.isfinite().all()
+
+
+@pytest.mark.parametrize("implementation", ["reference", *IMPLEMENTATIONS])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_rows_that_hold_fewer_tokens_than_queries(implementation, tokens):
+    """Idle rows and new ones: queries without a token give 0, nothing is written for them, the start is never
+    before the first block, and the row is right when it goes on. The idle row's table names the busy row's
+    blocks."""
+    block, heads, most = 16, 2, 60
+    lengths = torch.tensor([0, 1, tokens - 1, 50], dtype=torch.int32)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(4, heads, most, 16, generator=generator).to(DEVICE) for _ in range(3))
+    gates = -torch.rand(4, heads, most, generator=generator).to(DEVICE) * 5
+    memory = torch.full(
+        (8 + 4 * heads * 4,), 10**6, dtype=torch.int32, device=DEVICE
+    )  # before the first page
+    table = memory[8:].view(4, heads, 4)
+    table.copy_(torch.randperm(table.numel(), generator=generator).view_as(table))
+    own = table[0].clone()
+    table[0] = table[3]
+    pool = [torch.full((table.numel(), block, 16), math.nan, device=DEVICE) for _ in "kv"]
+    c = torch.full((table.numel(), 1, block), math.nan, dtype=torch.float64, device=DEVICE)
+    cache = PagedKVCache(*pool, c, table, lengths.to(DEVICE))
+    busy = PagedKVCache(*pool, c, table[3:].clone(), cache.seqlens[3:] - tokens)
+    busy.write(*(x[3:, :, : 50 - tokens] for x in (k, v, gates)))
+    start = torch.zeros(4, heads, dtype=torch.int32, device=DEVICE)
+
+    def newest(x):
+        """(4, H, T, ...), the newest tokens of each row, NaN before its first."""
+        x = torch.nn.functional.pad(x, (0, 0) * (x.dim() - 3) + (tokens, 0), value=math.nan)
+        return torch.stack([row[:, n : n + tokens] for row, n in zip(x, cache.seqlens.tolist(), strict=True)])
+
+    for step in range(3):
+        if implementation == "triton":
+            from acp_repro.attention import triton as kernels
+
+            kernels.write_kvcache(cache, *map(newest, (k, v, gates)))
+        else:
+            cache.write(*map(newest, (k, v, gates)))
+        options = {"head_first": True, "adaptive_threshold": -40.0, "implementation": implementation}
+        out = forgetting_attention_with_kvcache(newest(q), cache, start, **options)
+        assert start.min() == 0 and (step == 0 or start[3].max() > 0)
+        for b, n in enumerate(cache.seqlens.tolist()):
+            held = min(n, tokens)
+            assert (out[b, :, : tokens - held] == 0).all()
+            if held:
+                row = [x[b : b + 1, :, :n].double() for x in (q, k, v, gates)]
+                row[0] = row[0][:, :, n - held :]
+                truth = forgetting_attention(*row, head_first=True, implementation="reference")
+                assert relative(out[b, :, tokens - held :], truth[0]) < 1e-5
+        table[0] = own
+        cache.seqlens.add_(torch.tensor([1, tokens, tokens, tokens], device=DEVICE))
+
+    empty = cache._replace(block_table=table[:0], seqlens=cache.seqlens[:0])
+    empty.write(*(x[:0, :, :tokens] for x in (k, v, gates)))
+    assert forgetting_attention_with_kvcache(q[:0, :, :tokens], empty, start[:0], **options).shape[0] == 0
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="values are checked on a CPU; run make test where no GPU is")
+def test_values_that_attention_refuses_are_refused_while_decoding():
+    q, cache, start, _, _ = make_problem([70], 1, 2, 1, 16, torch.float32, 16)
+    for delta in (torch.tensor(5.0), torch.tensor([-1.0, math.nan])):
+        with pytest.raises(ValueError, match="adaptive_threshold"):
+            forgetting_attention_with_kvcache(q, cache, start, head_first=True, adaptive_threshold=delta)
+    for gate in (0.5, math.nan):
+        with pytest.raises(ValueError, match="log_fgate"):
+            cache.write(*torch.zeros(2, 1, 2, 1, 16), torch.full((1, 2, 1), gate))
+    for name, value in (("block_table", -1), ("block_table", 10**6), ("seqlens", -1), ("seqlens", 10**6)):
+        wrong = cache._replace(**{name: torch.full_like(getattr(cache, name), value)})
+        with pytest.raises(ValueError, match=name):
+            forgetting_attention_with_kvcache(q, wrong, start, head_first=True)
+    with pytest.raises(ValueError, match="sm_scale"):
+        forgetting_attention_with_kvcache(q, cache, start, head_first=True, sm_scale=math.nan)
 
 
 def views(x):

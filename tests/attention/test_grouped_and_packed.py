@@ -98,6 +98,27 @@ def test_shared_heads_with_padding_and_layouts(implementation):
         assert torch.equal(a, b.transpose(1, 2))
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("head_dim", [64, 128] if DEVICE == "cuda" else [16])
+@pytest.mark.parametrize("lengths", [(300, 300), (70, 300)] if DEVICE == "cuda" else [(40, 50)], ids=str)
+@pytest.mark.parametrize("threshold", [pytest.param(None, marks=pytest.mark.slow), "auto"])
+def test_padding_may_hold_anything(implementation, head_dim, lengths, threshold):
+    """NaN in one row's, infinity in the other's; to the bit as if it were 0: output, gradients, boundary."""
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    inputs = make_inputs(*lengths, 2, 1, head_dim, dtype=dtype)
+    seq_start = torch.tensor([lengths[1] - 30, lengths[1] - 5], device=DEVICE)
+    options = {"seq_start": seq_start, "adaptive_threshold": threshold, "implementation": implementation}
+    results = []
+    for values in ((0.0, 0.0), (math.nan, math.inf)):
+        for x, row, value in ((x, row, value) for x in inputs for row, value in enumerate(values)):
+            x[row, : seq_start[row] + x.shape[1] - lengths[1]] = value
+        leaves = [x.detach().clone().requires_grad_() for x in inputs[:4]]
+        out, start = forgetting_attention(*leaves, return_start_index=True, **options)
+        results.append([out, start, *torch.autograd.grad(out, leaves, inputs[4])])
+    assert all(x.isfinite().all() for x in results[0])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 @pytest.mark.parametrize("implementation", TRITON_SLOW)
 def test_shared_heads_in_low_precision(implementation):
     """No worse than eager PyTorch, whose heads' gradients are rounded before their sum."""
@@ -262,6 +283,16 @@ def test_wrong_packing_is_named(cu_seqlens, error, message):
     inputs = [x.cpu() for x in make_inputs(8, 8, batch=1)[:4]]
     with pytest.raises(error, match=message):
         forgetting_attention(*inputs, cu_seqlens=cu_seqlens)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="values are checked on a CPU; run make test where no GPU is")
+def test_scores_that_could_reach_another_document_are_refused():
+    inputs = make_inputs(8, 8, batch=1)[:4]
+    inputs[0][:], inputs[1][:] = 24.7, 24.7  # norms of 24.7 sqrt(16), so 2 U is 4,881
+    forgetting_attention(*inputs, cu_seqlens=torch.tensor([0, 5, 8]))
+    inputs[0][:] = 24.9
+    with pytest.raises(ValueError, match=r"cu_seqlens must lie in \[0, 4900.0\]"):
+        forgetting_attention(*inputs, cu_seqlens=torch.tensor([0, 5, 8]))
 
 
 def test_packing_excludes_batches_padding_and_a_cache():

@@ -128,7 +128,7 @@ def test_vmap_over_thresholds_and_starts(inputs):
     mapped = func.vmap(call)(thresholds, starts)
     for n in range(3):
         assert torch.equal(mapped[n], call(thresholds[n], starts[n]))
-    with pytest.raises(ValueError, match=r"seq_start must lie in \[0, seqlen_k = 130\)"):
+    with pytest.raises(ValueError, match=r"seq_start must lie in \[0, 129\]"):
         func.vmap(call)(thresholds, starts + 1)
 
 
@@ -157,9 +157,9 @@ def test_one_start_serves_all_that_is_mapped(inputs):
 def test_values_are_checked_inside_transforms(inputs, threshold):
     q, k, v, log_fgate = (x.cpu() for x in inputs)  # on a GPU a check would wait for the stream
     for implementation in ("reference", "blockwise"):
-        with pytest.raises(ValueError, match="log_fgate must hold logarithms"):
+        with pytest.raises(ValueError, match="log_fgate must lie in"):
             func.vmap(calls(implementation, threshold))(q, k, v, -log_fgate)
-        with pytest.raises(ValueError, match="log_fgate must hold logarithms"):
+        with pytest.raises(ValueError, match="log_fgate must lie in"):
             func.grad(loss(implementation, threshold))(q[0], k[0], v[0], -log_fgate[0])
 
 

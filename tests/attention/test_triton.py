@@ -170,6 +170,18 @@ def test_every_output_and_gradient(seqlen_q, seqlen_k, head_dim, dtype, padded):
     check(inputs, boundary, seq_start, head_dim**-0.5, *grid)
 
 
+@pytest.mark.parametrize("queries", [1, 16, 256, 4096] if DEVICE == "cuda" else [1, slow(16), 70])
+def test_the_gates_gradient_is_that_of_float32(queries):
+    """Rounded weights and outputs leave no trace; with delta from the output alone it is off by 3e-3."""
+    keys = 4096 if DEVICE == "cuda" else 150
+    inputs = make_inputs(queries, keys, 64, torch.bfloat16)
+    grid = kernels.block_sizes(64, torch.bfloat16)
+    boundary = boundary_for(inputs[4], queries, *grid)
+    actual, truth = (f(inputs, boundary, None, 0.125, *grid)[4] for f in (run, attend))
+    for head in range(2):
+        assert error(gate_gradient(actual[:, head]), gate_gradient(truth[:, head])) < 3e-4
+
+
 @pytest.mark.parametrize("grid", [slow(g) for g in ((16, 16), (32, 64), (64, 16), (128, 128))] + [(48, 80)])
 def test_the_grid_is_whatever_is_asked(grid):
     inputs = make_inputs(150, 190, 32, torch.float32, batch=1)
@@ -473,4 +485,6 @@ def test_errors_do_not_grow_with_length():
         problem = problem._replace(log_fgate=problem.log_fgate * 5)  # local heads have mean -0.2
         found.append(errors(call, problem, problem.threshold, True))
     for name in found[0]:
-        assert found[1][name].relative <= 1.1 * found[0][name].relative, (name, found)
+        # A gate's gradient sums up to 131,072 float32 numbers, whose roundings show where nothing else does.
+        budget = 1e-4 if name == "dlog_fgate" else 1.1 * found[0][name].relative
+        assert found[1][name].relative <= budget, (name, found)

@@ -95,7 +95,7 @@ def test_errors_of_a_corpus_begin_with_the_place_of_its_settings(error, said):
 def test_settings_need_the_standard_library_only():
     code = (
         "import sys\n"
-        "for name in ('numpy', 'torch', 'tqdm', 'tokenizers', 'yaml', 'zstandard', 'pydantic'):\n"
+        "for name in ('numpy', 'torch', 'tqdm', 'tokenizers', 'yaml', 'fsspec', 'pydantic'):\n"
         "    sys.modules[name] = None\n"
         "from acp_repro.data.config import DataConfig\n"
         "from acp_repro.data import DataConfig as Same, DataError\n"

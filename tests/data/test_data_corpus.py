@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acp_repro.data import CorruptEntry, DataConfig, DataError, books, default_cache, prepare
+from acp_repro.data import DataConfig, DataError, default_cache, prepare
 from acp_repro.data import corpus as module
 from acp_repro.data.__main__ import main
 
@@ -85,7 +85,6 @@ def test_text_end_to_end(folder, tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(module, "_build", never)
     again = prepare(DataConfig(**text(folder, tokenizer=tokenizer)), tmp_path / "cache")
     assert again.describe() == corpus.describe()
-    again.verify()
 
 
 def test_two_builds_give_the_same_bytes(folder, tmp_path):
@@ -192,12 +191,9 @@ def test_corrupt_cache_is_rebuilt(folder, tmp_path, caplog, cut):
     path = corpus.folder / "train.tokens"
     sound = path.read_bytes()
     path.write_bytes(sound[:-2] if cut else b"\1" + sound[1:])
-    with pytest.raises(CorruptEntry, match=r"train\.tokens has"):
-        corpus.verify()
     with caplog.at_level(logging.WARNING):
-        again = prepare(text(folder), tmp_path / "cache")
+        prepare(text(folder), tmp_path / "cache")
     assert "is corrupt" in caplog.text and path.read_bytes() == sound
-    again.verify()
 
 
 def test_a_failure_in_the_middle_leaves_no_entry(folder, tmp_path, monkeypatch):
@@ -264,10 +260,10 @@ def test_a_shard_of_books(tmp_path):
 
 def test_command(folder, tmp_path, capsys, monkeypatch):
     where = f"--corpus text --path {folder} --cache-dir {tmp_path / 'cache'}".split()
-    args = [*where, "--heldout", "0.2", "--context-length", "64", "--verify"]
+    args = [*where, "--heldout", "0.2", "--context-length", "64"]
     assert main(args) == 0
     out = capsys.readouterr().out
-    for word in ("257 ids", "documents", "tokens", "heldout", "sequences of 64", "(verified)"):
+    for word in ("257 ids", "documents", "tokens", "heldout", "sequences of 64"):
         assert word in out
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     for more, message in [
@@ -283,17 +279,12 @@ def test_command(folder, tmp_path, capsys, monkeypatch):
     assert all(f"\n  {name} " in out for name in ("stdlib", "text", "longcrawl64", "hf"))
 
 
-@pytest.mark.parametrize(("command", "of"), [(main, "corpus"), (books.main, "books")])
-def test_ctrl_c_is_one_line(command, of, folder, tmp_path, capsys, monkeypatch):
+def test_ctrl_c_is_one_line(folder, tmp_path, capsys, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"acp_repro.data.{of}.{'_build' if of == 'corpus' else 'build'}", stop)
-    options = {
-        "corpus": f"--corpus text --path {folder} --cache-dir {tmp_path / 'cache'}",
-        "books": f"--clones {tmp_path} --out {tmp_path / 'out'}",
-    }
-    assert command(options[of].split()) == 130
+    monkeypatch.setattr("acp_repro.data.corpus._build", stop)
+    assert main(f"--corpus text --path {folder} --cache-dir {tmp_path / 'cache'}".split()) == 130
     said = capsys.readouterr().err.strip()
     assert said.startswith("stopped; ") and "\n" not in said
     assert not [path for path in tmp_path.rglob("*") if ".partial" in path.name or ".tmp" in path.name]
@@ -320,7 +311,7 @@ def test_command_exports_the_tokenizer_of_a_suite(folder, tmp_path, capsys, monk
     assert prepare(text(folder), tmp_path / "cache").save_tokenizer(tmp_path) is None  # bytes
 
     for args, message in [
-        (["export-tokenizer", "x", "--suite", "none"], "experiments/none.yaml: cannot be read"),
+        (["export-tokenizer", "x", "--suite", "none"], "experiments/none.yaml: "),
         (
             ["export-tokenizer", "x", *where[2:], "--corpus", "text", "--path", str(folder)],
             "no tokenizer.json to export",

@@ -1,7 +1,7 @@
 """Documents: which ones, in which order, with what identity, and every error on the way."""
 
+import bz2
 import gzip
-import hashlib
 import io
 import json
 import lzma
@@ -11,12 +11,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
-import zstandard
+from fsspec.compression import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acp_repro.data import sources as module
-from acp_repro.data.books import manifest
 from acp_repro.data.config import DataConfig
 from acp_repro.data.files import DataError
 from acp_repro.data.reader import Reader, tail_of
@@ -26,7 +25,8 @@ PACK = {
     "": lambda data: data,
     ".xz": lzma.compress,
     ".gz": gzip.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
+    ".zst": zstd.compress,
+    ".bz2": bz2.compress,
 }
 TEXTS = ["naïve café\n" * 3, "second\r\nline", "third " * 50_000, "日本語 🐍"]
 
@@ -183,7 +183,7 @@ def test_an_archive_is_a_document_a_file(tmp_path):
 
 
 def test_several_zstd_and_xz_frames_are_one_file(tmp_path):
-    for suffix in (".zst", ".xz", ".gz"):
+    for suffix in (".zst", ".xz", ".gz", ".bz2"):
         path = tmp_path / f"a.txt{suffix}"
         path.write_bytes(PACK[suffix](b"one ") + PACK[suffix](b"two"))
         assert texts(TextSource([path])) == ["one two"]
@@ -257,7 +257,7 @@ def test_identity_follows_the_text(tmp_path):
         ("a.txt.zst", b"no zstd at all", r"a\.txt\.zst: cannot be read .*copy it again"),
         ("a.txt.xz", PACK[".xz"](as_jsonl())[:-30], r"a\.txt\.xz: cannot be read .*cut short"),
         ("a.txt.gz", PACK[".gz"](as_jsonl())[:-30], r"a\.txt\.gz: cannot be read .*cut short"),
-        ("a.jsonl.zst", PACK[".zst"](as_jsonl())[:-9], r"a\.jsonl\.zst: cannot be read .*middle"),
+        ("a.jsonl.zst", PACK[".zst"](as_jsonl())[:-9], r"a\.jsonl\.zst: cannot be read .*cut short"),
     ],
 )
 def test_bad_files(tmp_path, name, content, message):
@@ -289,12 +289,10 @@ def test_bad_paths(tmp_path):
 # ---- the sample ----------------------------------------------------------------------------
 
 
-def test_the_sample_is_a_book_that_the_suites_hold_out():
+def test_the_sample_is_a_book():
     source = SampleSource()
     (document,) = source.documents()
     assert document.data.decode() == sample_text() and source.size == len(document.data) > 600_000
-    (book,) = [b for b in manifest() if b.sha256 == hashlib.sha256(document.data).hexdigest()]
-    assert (book.shard, book.author, book.title) == ("07", "Emily Bronte", "Wuthering Heights")
     folder = Path(module.__file__).parent / "sample"
     assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000
 

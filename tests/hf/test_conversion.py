@@ -161,13 +161,13 @@ def test_an_unknown_model_type_is_refused(tmp_path, capsys):
     assert "model_type 'llama' is not supported" in capsys.readouterr().err
 
 
-def test_lm_eval_scores_it(tmp_path):
+def test_lm_eval_scores_the_shipped_folder(caplog):
     huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="pip install 'acp_repro[eval]'")
     instance = pytest.importorskip("lm_eval.api.instance", reason="pip install -e '.[eval]'").Instance
-    main([str(REPO_ROOT / "pretrained" / "pro-3m-4k-acp"), str(tmp_path), "--to", "transformers"])
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    lm = huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2)
+    folder = str(REPO_ROOT / "pretrained" / "pro-3m-4k-acp")
+    lm = huggingface.HFLM(pretrained=folder, dtype="float32", device="cpu", batch_size=2)
+    assert lm.max_length == 4096 and "CausalLM" not in caplog.text
+    model, tokenizer = lm.model, lm.tokenizer
     pairs = [("It was a dark and", " stormy night"), ("The rain", " fell"), ("He", " said that he would go")]
     scores = lm.loglikelihood(
         [instance("loglikelihood", {}, pair, n) for n, pair in enumerate(pairs)], disable_tqdm=True

@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("transformers", reason="pip install 'acp_repro[transformers]'")
 
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
 
 import acp_repro.hf
-from acp_repro.model import FoXConfig, load_pretrained
+from acp_repro.model import FoXCache, FoXConfig, load_pretrained
 
 from .tiny import SMALL, saved
 
@@ -62,7 +62,8 @@ def test_what_it_saves_both_read(both, ids, tmp_path):
     for name, tensor in ours.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor)
     theirs.save_pretrained(tmp_path / "whole")
-    assert torch.equal(load_pretrained(tmp_path / "whole")(ids), ours(ids))
+    for folder in ("again", "whole"):
+        assert torch.equal(load_pretrained(tmp_path / folder)(ids), ours(ids))
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["architectures"]
 
 
@@ -146,6 +147,67 @@ def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(both, ids):
         cache.crop(4)
 
 
+@pytest.mark.parametrize("first_in", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_second_turn_goes_on_from_the_first(both, ids, first_in, beams):
+    ours, theirs = both
+    with first_in():
+        first = theirs.generate(
+            ids[:, :40], max_new_tokens=6, num_beams=beams, do_sample=False, return_dict_in_generate=True
+        )
+    more, past = torch.cat((first.sequences, ids[:, 40:]), 1), first.past_key_values
+    if beams == 1:
+        second = theirs.generate(more, max_new_tokens=8, do_sample=False, past_key_values=past)
+        assert torch.equal(second, ours.generate(more, 8))
+    with first_in():
+        past = theirs(more[:, :50], use_cache=True).past_key_values
+        past.reorder_cache(torch.tensor([1, 0]))
+    with torch.no_grad():
+        after = theirs(more.flip(0)[:, 50:], past_key_values=past).logits
+        torch.testing.assert_close(after, ours(more.flip(0))[:, 50:], atol=5e-3, rtol=1e-3)
+
+
+def test_embeddings_stand_for_their_ids(both, ids):
+    ours, theirs = both
+    embeddings = theirs.get_input_embeddings()(ids)
+    assert torch.equal(theirs(inputs_embeds=embeddings).logits, ours(ids))
+    new = theirs.generate(inputs_embeds=embeddings, max_new_tokens=5, do_sample=False)
+    assert torch.equal(new, ours.generate(ids, 5)[:, 90:])
+    with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+        theirs(ids, inputs_embeds=embeddings)
+
+
+def test_prompt_tuning(both, ids):
+    peft = pytest.importorskip("peft", reason="pip install peft")
+    _, theirs = both
+    tuned = peft.get_peft_model(theirs, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5))
+    mask = torch.ones_like(ids)
+    tuned(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
+    assert tuned.prompt_encoder.default.embedding.weight.grad.norm() > 0
+    out = tuned.generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
+    prompt = torch.cat((tuned.get_prompt(2), theirs.get_input_embeddings()(ids)), 1)
+    assert torch.equal(out[:, 90:], theirs.generate(inputs_embeds=prompt, max_new_tokens=4, do_sample=False))
+
+
+def test_auto_model_gives_hidden_states(both, ids, tmp_path):
+    ours, _ = both
+    with torch.no_grad():
+        output = AutoModel.from_pretrained(tmp_path)(ids)
+    assert torch.equal(output.last_hidden_state, output[0])
+    assert torch.equal(output[0], ours(ids, return_hidden=True))
+
+
+def test_label_smoothing_shifts_the_labels(both, ids, tmp_path):
+    pytest.importorskip("accelerate", reason="pip install accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    ours, theirs = both
+    arguments = TrainingArguments(tmp_path, use_cpu=True, report_to=[], label_smoothing_factor=1e-9)
+    loss = Trainer(theirs, arguments).compute_loss(theirs, {"input_ids": ids, "labels": ids})
+    right = ours.loss_per_token(ids[:, :-1], ids[:, 1:]).mean()
+    torch.testing.assert_close(loss, right)
+
+
 def test_assisted_generation_is_greedy(both, ids):
     _, theirs = both
     plain = theirs.generate(ids[:1], max_new_tokens=12, do_sample=False)
@@ -168,8 +230,13 @@ def test_wrong_caches_are_refused(both, ids, tmp_path):
         theirs(ids, past_key_values=acp_repro.hf.ForgettingTransformerCache(other))
     with pytest.raises(ValueError, match="cache_implementation='static' is not supported"):
         theirs.generate(ids, max_new_tokens=2, cache_implementation="static")
+    with pytest.raises(ValueError, match="got FoXCache"):
+        theirs.generate(ids, max_new_tokens=2, past_key_values=FoXCache(2))
     with pytest.raises(ValueError, match="never hold the weights"):
         theirs(ids, output_attentions=True)
+    theirs.config.output_attentions = True
+    with pytest.raises(ValueError, match="never hold the weights"):
+        theirs(ids)
 
 
 def test_hidden_states_and_the_last_logits(both, ids):
@@ -203,6 +270,25 @@ def test_tensors_that_do_not_fit_are_an_error(tmp_path):
         ValueError, match=r"missing model.layers.0.attn.fgate_proj.weight; unexpected .*rotary"
     ):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_damaged_weights_and_pickles_are_refused(tmp_path):
+    model = saved(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "done.json").write_text(json.dumps({"sha256": "0"}))
+    with pytest.raises(ValueError, match=r"not the file that .*done\.json names"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    (tmp_path / "done.json").unlink()
+    tensors["model.norm.weight"][0] = math.inf
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for auto in (AutoModel, AutoModelForCausalLM):
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            auto.from_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    for asked in (None, False):
+        with pytest.raises(OSError, match=r"model\.safetensors"):
+            AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=asked)
 
 
 def test_the_authors_checkpoint(official_pro):

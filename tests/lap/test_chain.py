@@ -1,6 +1,5 @@
 """The paper's chain on a suite of seconds: batches, training, resume, every quantity, figure and claim."""
 
-import contextlib
 import csv
 import dataclasses
 import json
@@ -22,7 +21,6 @@ from acp_repro.data.files import DataError
 from acp_repro.papers.lap.paper import PAPER
 from acp_repro.papers.lap.task import PruningTask
 from acp_repro.papers.lap.texts import Batches, load_texts
-from acp_repro.training.graphs import without_graphs
 from acp_repro.training.loop import train
 from acp_repro.training.measuring import bring_up_to_date
 from acp_repro.training.optimizer import make_optimizer
@@ -380,27 +378,6 @@ def test_gates_first_drop_at_random_and_cost_nothing(suite):
     assert trainee.model(*batch, blind=True).cross_entropy.item() == pytest.approx(blind[0], rel=1e-5)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("blind_steps", [0, 5])
-@pytest.mark.parametrize("name", ["exact-1", "straight-1", "soft-1", "ungated"])
-def test_a_graph_gives_the_gradients_of_the_step(suite, name, blind_steps):
-    run = suite.run(name)
-    training = dataclasses.replace(run.training, blind_steps=blind_steps)
-    task = PruningTask(dataclasses.replace(run, training=training))
-    torch.manual_seed(0)
-    trainee = task.build().cuda().train()
-    batch = [x.cuda() for x in task.batch(0)]
-    found = []
-    for context in (without_graphs, contextlib.nullcontext):
-        trainee.steps_with_lambda.fill_(2)
-        trainee.zero_grad()
-        with context():
-            loss = task.loss(trainee, *batch)
-            loss.backward()
-        found.append((loss.detach(), [p.grad.clone() for p in trainee.parameters() if p.grad is not None]))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5)
-
-
 def test_bfloat16_goes_through(suite):
     task = PruningTask(suite.runs[0])
     trainee = task.build().train()
@@ -426,7 +403,7 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
         for quantity in PAPER.quantities:
             if run in quantity.runs(suite):
                 write_records(
-                    PAPER,
+                    suite,
                     run,
                     quantity,
                     quantity.measure(trained),
@@ -487,7 +464,7 @@ def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
     trained = PruningTask(run).trained(suite, torch.device("cpu"))
     rows = quantity.measure(trained)
     about = {"device": "cpu", "dtype": "float32", "trained_tokens": trained.trained_tokens}
-    write_records(PAPER, run, quantity, rows, **about)
+    write_records(suite, run, quantity, rows, **about)
     folder = publish(suite, run, tmp_path / "lap-tiny")
     assert folder == tmp_path / "lap-tiny" and [*tmp_path.iterdir()] == [folder]
     card = (folder / "README.md").read_text()

@@ -1,6 +1,7 @@
 """The chain on a tiny suite: weights -> records -> figure, and what it says when a link is missing."""
 
 import json
+import math
 import os
 import re
 
@@ -91,12 +92,13 @@ def test_a_current_record_is_kept_and_a_stale_one_replaced(chain, capsys):
         assert measure(["throughput", "--suite", "mini", "--run", RUN]) == 0
         assert "up to date" in capsys.readouterr().out and path.stat().st_mtime_ns == when
     recorded = json.loads(settings.read_text())
-    assert recorded["weights"] == files.sha256_of(chain / "runs/mini" / RUN / "model/model.safetensors")
-    settings.write_text(json.dumps(recorded | {"weights": "of others"}))
-    assert measure(["throughput", "--suite", "mini", "--run", RUN]) == 0
-    assert path.stat().st_mtime_ns > 0 and json.loads(settings.read_text())["weights"] == recorded["weights"]
-    assert "throughput" not in json.loads(settings.read_text())["older"]["run"]
+    proof = recorded["records"]["throughput.csv"]
+    assert proof["weights"] == files.sha256_of(chain / "runs/mini" / RUN / "model/model.safetensors")
+    weights, proof["weights"] = proof["weights"], "of others"
     settings.write_text(json.dumps(recorded))
+    assert measure(["throughput", "--suite", "mini", "--run", RUN]) == 0
+    assert path.stat().st_mtime_ns > 0
+    assert json.loads(settings.read_text())["records"]["throughput.csv"]["weights"] == weights
 
 
 def test_figure2_is_drawn_from_records_alone(chain, capsys, monkeypatch):
@@ -124,25 +126,25 @@ def test_a_figure_says_which_records_are_of_other_settings(chain, capsys, monkey
     def noted():
         capsys.readouterr()
         drawing.draw("mini", "figure2")
-        return re.findall(r"note: (\w+) of all runs was .*`(.*)` measures again", capsys.readouterr().err)
+        found = re.findall(
+            rf"`python -m acp_repro.measure (.*) --suite mini --run {RUN}`", capsys.readouterr().err
+        )
+        return " ".join(found).split()
 
-    def interrupted(paper, run, quantity, *rest, **facts):
+    def interrupted(suite, run, quantity, *rest, **facts):
         if quantity.name != first:
             raise KeyboardInterrupt
-        return write_records(paper, run, quantity, *rest, **facts)
+        return write_records(suite, run, quantity, *rest, **facts)
 
     assert noted() == []
     write_suite(chain, YAML.replace("timing_repeats: 1", "timing_repeats: 2"))
-    stale = noted()
-    names = [name for name, _ in stale]
-    assert set(names) == set(PAPER.item("figure2").quantities)
-    assert stale[0][1] == f"python -m acp_repro.measure {names[0]} --suite mini --again"
-    first = next(q.name for q in PAPER.quantities if q.name in names)
+    first, *others = noted()
+    assert {first, *others} == set(PAPER.item("figure2").quantities)
     with monkeypatch.context() as patch:
         patch.setattr("acp_repro.training.measuring.write_records", interrupted)
-        assert measure(["--suite", "mini", "--for", "figure2"]) == 130
-    assert first not in dict(noted()) and len(noted()) == len(names) - 1
-    assert measure(["--suite", "mini", "--for", "figure2"]) == 0
+        assert measure([first, *others, "--suite", "mini"]) == 130
+    assert first not in noted()
+    assert measure([first, *others, "--suite", "mini"]) == 0
     assert noted() == []
 
 
@@ -165,9 +167,12 @@ def test_a_record_off_the_schema_is_refused(chain):
     run = load_suite("mini").run(RUN)
     facts = {"device": "x", "dtype": "float32", "trained_tokens": 1}
     with pytest.raises(RecordError, match="must have the columns"):
-        write_records(PAPER, run, PAPER.quantity("throughput"), [{"speed": 3}], **facts)
+        write_records(load_suite("mini"), run, PAPER.quantity("throughput"), [{"speed": 3}], **facts)
     with pytest.raises(RecordError, match="nothing was measured"):
-        write_records(PAPER, run, PAPER.quantity("throughput"), [], **facts)
+        write_records(load_suite("mini"), run, PAPER.quantity("throughput"), [], **facts)
+    item = {"task": "piqa", "metric": "acc", "item": 7, "value": math.nan, "weight": 1}
+    with pytest.raises(RecordError, match="lm_eval_items: value is no finite number.*'item': 7"):
+        write_records(load_suite("mini"), run, PAPER.quantity("lm_eval_items"), [item], **facts)
     assert all(column == column.lower() for quantity in PAPER.quantities for column in quantity.columns)
 
 

@@ -81,6 +81,23 @@ def test_a_cache_that_records_its_past_is_stepped_without_a_graph(late):
 
 
 @torch.no_grad()
+def test_hooks_are_called_at_every_step():
+    torch.manual_seed(0)
+    model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 20), device="cuda")
+    attention = model.model.layers[0].attn
+    watched, called = (attention.fgate_proj, attention.k_proj, attention.q_norm), []
+    for module in watched:
+        module.register_forward_hook(lambda module, *_: called.append(module))
+    cache = FoXCache(2, max_length=20)
+    model(ids[:, :10], cache=cache)
+    step = DecodeStep(model, cache)
+    found = torch.stack([step(ids[:, t]).clone() for t in range(10, 20)], 1)
+    assert step.captures == 0 and all(called.count(module) == 11 for module in watched)
+    assert relative_error(found, model(ids)[:, 10:].float()) < 2e-4
+
+
+@torch.no_grad()
 def test_generate_under_autocast_is_greedy():
     torch.manual_seed(0)
     model = with_strong_gates(FoXForCausalLM(FoXConfig.pro(**SMALL))).cuda()

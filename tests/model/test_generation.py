@@ -89,6 +89,12 @@ def test_a_temperature_near_0_is_greedy(temperature):
     assert choose_tokens(logits, temperature).tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_is_chosen_from_damaged_logits(temperature):
+    with pytest.raises(ValueError, match="hold NaN or infinity"):
+        choose_tokens(torch.tensor([[0.0, 1.0], [math.nan, 0.0]]), temperature)
+
+
 def test_a_stream_is_what_the_whole_forward_pass_says(small_model, small_ids):
     """A slow loop: the whole text through the model for each token, the same filters and draws."""
     prompt, options = small_ids[:, :30], {"top_k": 20, "top_p": 0.9}

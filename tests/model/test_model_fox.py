@@ -264,5 +264,5 @@ def test_strong_gates_do_prune():
     seen = []
     model.model.layers[0].attn.core.register_forward_hook(lambda m, args, out: seen.append(args))
     model(torch.randint(0, 97, (1, 300)))
-    ((_, _, _, log_fgate, threshold, _),) = seen
+    ((_, _, _, log_fgate, threshold, *_),) = seen
     assert (log_fgate.sum(-1) < threshold).any() and (log_fgate.sum(-1) > threshold).any()

@@ -18,6 +18,7 @@ from acp_repro.model.layers import (
     HeadRMSNorm,
     RMSNorm,
     ShiftedLinear,
+    fuse_training,
     token_shift,
 )
 from acp_repro.model.swiglu import SwiGLU
@@ -78,6 +79,7 @@ def test_compiled_token_shift_keeps_only_what_it_was_given_for_the_backward_pass
 def test_compiled_swiglu_does_not_keep_the_product():
     torch.manual_seed(0)
     layer, x = SwiGLU(16, 40, std=0.2), torch.randn(3, 8, 16)
+    fuse_training(layer)
     expected = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
     shapes = []
 

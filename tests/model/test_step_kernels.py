@@ -87,3 +87,7 @@ def test_a_model_that_takes_them_gives_the_same_logits(share, monkeypatch):
     found = torch.cat([model(ids[:, t : t + 1], cache=cache) for t in range(80, 90)], 1)
     assert len(calls) == 2 * 10  # and the padded prompt goes without
     assert relative_error(found, model(ids, seq_start=seq_start)[:, 80:]) < 2e-5
+    watched = []
+    model.model.layers[0].attn.q_norm.register_forward_hook(lambda *_: watched.append(1))
+    model(ids[:, :1], cache=cache)
+    assert len(watched) == 1 and len(calls) == 2 * 10 + 1  # the first layer calls its modules

@@ -14,11 +14,11 @@ pytest.importorskip("sklearn", reason="pip install -e '.[retention]'")
 import torch
 from safetensors.torch import load_file
 
-from acp_repro import measure, plan
+from acp_repro import measure
 from acp_repro import train as train_command
 from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.plan import needs, records_of, why_not
 from acp_repro.chain.records import read_records
-from acp_repro.chain.rules import make_rules, why_not
 from acp_repro.chain.suite import load_suite
 from acp_repro.common.errors import UsageError
 from acp_repro.data.files import DataError
@@ -114,14 +114,18 @@ def test_runs_of_a_suite(here):
 
 
 def test_gaps_are_asked_for_nowhere(here):
-    """What was not run, or not timed, is in no rule of Make; the rest is."""
+    """What was not run, or not timed, is asked for by no item; the rest is."""
     gap, untimed = "toy-mini-random-50-input", "toy-mini-h2o-30-input"
     words = "not_run: ['*-random-5?-input']\ntimed: [toy-mini-dense, toy-mini-ar-30-input]\ngrid:"
     Path("experiments/gaps.yaml").write_text(YAML.replace("grid:", words, 1))
     suite = load_suite("gaps")
-    rules = make_rules(suite)
-    assert gap not in rules and gap in make_rules(here)
-    assert f"{untimed}/score.csv" in rules and f"{untimed}/speed.csv" not in rules
+
+    def asked(suite):
+        pairs = records_of(suite, [item for item in PAPER.items if item.runs(suite)])
+        return {(run and run.name, quantity.name) for run, quantity in pairs}
+
+    assert (gap, "score") in asked(here) and not any(name == gap for name, _ in asked(suite))
+    assert (untimed, "score") in asked(suite) and (untimed, "speed") not in asked(suite)
     assert [run.name for run in suite.timed()] == ["toy-mini-dense", "toy-mini-ar-30-input"]
     timed = PAPER.item("table3").runs_with(suite, PAPER.quantity("speed"))
     assert [run.name for run in timed] == ["toy-mini-ar-30-input"]
@@ -131,13 +135,9 @@ def test_times_need_no_training_and_no_data(here, tmp_path, monkeypatch, capsys)
     """But for a threshold, which keeps as many tokens as it learnt to keep."""
     toy = Path("toy.jsonl").read_text()
     untrained, trained = "toy-mini-top-30-input", "toy-mini-arthreshold-30-input"
-    needs = {
-        target: rest
-        for target, _, rest in (line.partition(": ") for line in make_rules(here).splitlines())
-        if target.endswith("speed.csv")
-    }
-    assert "model.safetensors" in needs[f"results/mini/{trained}/speed.csv"]
-    assert "model.safetensors" not in needs[f"results/mini/{untrained}/speed.csv"]
+    speed = PAPER.quantity("speed")
+    assert needs(here, (here.run(trained), speed)) == [here.run(trained)]
+    assert needs(here, (here.run(untrained), speed)) == []
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments/mini.yaml").write_text(YAML)
     monkeypatch.chdir(tmp_path)
@@ -156,16 +156,16 @@ def test_times_need_no_training_and_no_data(here, tmp_path, monkeypatch, capsys)
     assert (speed["trained_tokens"] == 0).all() and (speed["training_batch_ms"] > 0).all()
     assert provenance(speed).endswith("; fresh weights.")
     assert measure.main(["speed", *asked]) == 0 and "up to date" in capsys.readouterr().out
-    # Make asks for what a table needs: runs that are not trained keep no other record from it.
+    # Runs that are not trained keep no other record from it.
     Path("results/mini", untrained, "speed.csv").unlink()
-    assert measure.main(["--suite", "mini", "--device", "cpu", "--for", "table4"]) == 1
+    assert measure.main(["speed", "--suite", "mini", "--device", "cpu"]) == 1
     assert f"--run {trained}" in capsys.readouterr().err
     assert all(
         (Path("results/mini") / run.name / "speed.csv").exists() != (run.name == trained)
         for run in here.timed()
     )
     (tmp_path / "toy.jsonl").write_text(toy)
-    assert train_command.main(["--suite", "mini", "--device", "cpu", "--for", "table4"]) == 0
+    assert train_command.main(["--suite", "mini", "--device", "cpu", "--run", trained]) == 0
     assert [folder.name for folder in Path("runs/mini").iterdir()] == [trained]
 
 
@@ -192,19 +192,6 @@ def test_a_measure_of_another_kind_of_run_is_refused(here, capsys):
     assert "speed is measured of no run such as texts-mini-mlm" in capsys.readouterr().err
     assert measure.main(["masked_loss", "--suite", "mini"]) == 2
     assert "masked_loss: suite mini has no run that it is about" in capsys.readouterr().err
-
-
-def test_a_plan_counts_runs_and_steps(here, capsys):
-    words = "not_run: ['*-arthreshold-*', '*-arjoint-*']\ngrid:"
-    Path("experiments/gaps.yaml").write_text(YAML.replace("grid:", words, 1))
-    suite = load_suite("gaps")
-    assert plan.main(["--suite", "gaps"]) == 0
-    text = capsys.readouterr().out
-    steps = [PAPER.load_task()(run).steps for run in suite.runs if run.method != "top"]
-    assert f"toy-mini-dense  {steps[0]}".split() in [line.split() for line in text.splitlines()]
-    assert f"{len(suite.runs)} runs (2 more of the grid are not_run):" in text
-    assert "FLOPs, memory and hours of runs of paper retention are not estimated." in text
-    assert plan.main(["--suite", "gaps", "--check"]) == 2
 
 
 def test_a_gap_is_not_said_to_be_missing_from_the_grid(here):

@@ -46,6 +46,11 @@ def test_scorer_is_equation_3_over_kept_tokens_alone():
         torch.testing.assert_close(scores[0, t], expected[0])
         m = 0.9 * m + 0.1 * h
     torch.testing.assert_close(scorer(hidden[:, kept[0]]), scores[:, kept[0]])
+    called = []
+    for part in (scorer.w, scorer.u, scorer.v):  # an adapter or a hook is no plain part, and is called
+        part.register_forward_hook(lambda module, *_: called.append(module))
+    torch.testing.assert_close(scorer(hidden, kept)[kept], scores[kept])
+    assert called == [scorer.w, scorer.u, scorer.v]
 
 
 def test_gradients_are_those_of_finite_differences():

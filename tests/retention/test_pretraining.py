@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from acp_repro import measure
 from acp_repro import train as train_command
 from acp_repro.chain.errors import SuiteError
+from acp_repro.chain.plan import needs, training_groups
 from acp_repro.chain.records import read_records
-from acp_repro.chain.rules import make_rules
 from acp_repro.chain.suite import load_suite
 from acp_repro.papers.retention.backbones import start_from
 from acp_repro.papers.retention.paper import PAPER
@@ -83,7 +83,7 @@ def test_other_runs_start_from_its_weights_and_are_trained_after_it(here, capsys
         "words-mini-mlm",
     ]
     top, dense, mlm = here.runs
-    assert train_command.in_order(here, list(here.runs)) == [[mlm], [dense], [top]]
+    assert list(training_groups(here, here.runs)) == [[mlm], [dense], [top]]
     with pytest.raises(TrainingError, match="--run words-mini-mlm`"):
         PAPER.load_task()(dense)
     # Asked for the last alone, the command trains what it needs first.
@@ -184,8 +184,7 @@ def test_another_pretraining_makes_other_runs(here):
     assert dense.as_dict()["start"]["pretraining"]["steps"] == 12
     assert other.as_dict()["start"]["pretraining"]["steps"] == 13
     assert "compile" not in other.as_dict()["start"]["training"]
-    rule = next(x for x in make_rules(here).splitlines() if x.startswith("runs/mini/toy-mini-dense/model/"))
-    assert rule.endswith("| $(INSTALLED) runs/mini/words-mini-mlm/model/model.safetensors")
+    assert needs(here, dense) == [here.run("words-mini-mlm")]
 
 
 def test_another_shape_is_refused(here):

@@ -117,7 +117,7 @@ def test_a_nan_on_one_rank_stops_all(make_run, parallel):
     assert {code for code, _ in ends} == {1}
     for _, message in ends:
         assert message.startswith(f"TrainingError: {NAME}: step 0 gave loss nan")
-        assert "layer 1: mlp turns finite inputs into nan; there is no checkpoint" in message
+        assert message.endswith("; there is no checkpoint before it")
 
 
 def test_what_rank_zero_refuses_all_refuse(make_run):

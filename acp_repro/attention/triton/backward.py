@@ -1,14 +1,14 @@
-"""The backward kernels: a query side (dQ, row sums of dS) and a key side (dK, dV, column sums).
+"""The backward kernels: a query side (dQ, delta) and a key side (dK, dV, column sums of dS).
 
     P = exp(S - log sum exp S),  dP = dO V^T,  dS = P * (dP - delta),  delta_i = sum_d dO_id O_id
-    dQ = sm_scale dS K,  dK = sm_scale dS^T Q,  dV = P^T dO,  dc_i = sum_j dS_ij - sum_j dS_ji
+    dQ = sm_scale dS K,  dK = sm_scale dS^T Q,  dV = P^T dO,  dc_j = -sum_i dS_ij
 
 Each side computes the scores again. That costs two products more than one fused kernel, and buys
 sums in a fixed order: the same inputs give the same bits.
 
-In exact arithmetic the row sums of dS are 0. In bfloat16 they are small residues of a rounded
-output. The gradient of a gate sums thousands of them, and there they cancel the same residues of
-the column sums. So both are taken, over the same entries and with the same delta.
+In exact arithmetic the row sums of dS are 0. In bfloat16 delta comes of a rounded output, and a row's sum is
+what delta lacks, as the weights of a row sum to 1. The gradient of a gate sums thousands of such residues. So
+the query side adds each row's sum to the delta that the key side takes, over the same entries.
 """
 
 from __future__ import annotations
@@ -60,10 +60,9 @@ def backward(
         dout: (B, H, Tq, D), any strides. The rest as given to and returned by ``forward``.
 
     Returns:
-        dq, dk, dv like q, k, v, and dc (B, H, Tk) float32, the gradient with respect to c: row sums
-        minus column sums of dS. Where query heads share keys, dk and dv are their shares: (B, H, Tk, D)
-        float32, what each query head adds, for :func:`sum_of_shares`. So far it only allocates and launches,
-        see :mod:`.launch`.
+        dq, dk, dv like q, k, v, and dc (B, H, Tk) float32, the gradient with respect to c. Where query heads
+        share keys, dk and dv are their shares: (B, H, Tk, D) float32, what each query head adds, for
+        :func:`sum_of_shares`. So far it only allocates and launches, see :mod:`.launch`.
     """
     dq = torch.empty_like(q)
     if q.shape[1] == k.shape[1]:
@@ -210,7 +209,6 @@ def launch_backward(
     row_tiles = triton.cdiv(seqlen_q, query.rows)
     scale = sm_scale * LOG2E.value
     levels, queries = torch.empty((2, *lse.shape), dtype=torch.int64, device=q.device)
-    row_sums = torch.empty_like(lse)
     terms = decay_terms(c, seq_start, query.columns)
     launch(
         query_side_kernel,
@@ -222,7 +220,6 @@ def launch_backward(
         dout,
         lse,
         dq,
-        row_sums,
         levels,
         queries,
         *terms,
@@ -260,7 +257,6 @@ def launch_backward(
         dk,
         dv,
         dc,
-        row_sums,
         levels,
         queries,
         terms.pairs,

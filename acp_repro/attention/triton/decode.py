@@ -100,7 +100,9 @@ def _split_kernel(
     b = bh // kv_heads
     table += bh.to(tl.int64) * max_blocks
     length = tl.load(seqlens + b)
-    first = length - TOKENS
+    r = tl.arange(0, ROWS)
+    position = length - TOKENS + r % TOKENS  # below 0 where the row holds fewer tokens: they see no key
+    first = tl.maximum(length - TOKENS, 0)
     diagonal = first // BLOCK
     earliest = 0
     if seq_start is not None:
@@ -108,7 +110,6 @@ def _split_kernel(
     if window is not None:
         earliest = tl.maximum(earliest, window_start(first, window))  # of the oldest query, of all the least
 
-    r = tl.arange(0, ROWS)
     g_row = r // TOKENS
     real = r < GROUP * TOKENS
     begin = diagonal
@@ -123,16 +124,16 @@ def _split_kernel(
         oldest = tl.where(g_row == g, begin_g * BLOCK, oldest)
     oldest = tl.maximum(oldest, earliest)
     if window is not None:
-        oldest = tl.maximum(oldest, window_start(first + r % TOKENS, window))
+        oldest = tl.maximum(oldest, window_start(position, window))
 
     blocks = tl.cdiv(length, BLOCK)
     share = tl.maximum(tl.cdiv(blocks - begin, SPLITS), LEAST)
     low = begin + split * share
     high = tl.minimum(low + share, blocks)
     if low < high:
-        position = first + r % TOKENS
-        page_row = tl.load(table + position // BLOCK, mask=real, other=0).to(tl.int64)
-        c_row = tl.load(c + (page_row * GROUP + g_row) * BLOCK + position % BLOCK, mask=real, other=0.0)
+        token = tl.maximum(position, 0)
+        page_row = tl.load(table + token // BLOCK, mask=real, other=0).to(tl.int64)
+        c_row = tl.load(c + (page_row * GROUP + g_row) * BLOCK + token % BLOCK, mask=real, other=0.0)
         d = tl.arange(0, BLOCK_D)
         head = b.to(tl.int64) * q_b + ((bh % kv_heads) * GROUP + g_row).to(tl.int64) * q_h
         q_rows = q + (head + (r % TOKENS) * q_t)[:, None] + d[None, :]

@@ -18,7 +18,6 @@ def key_side_kernel(
     dk,
     dv,
     dc,
-    row_sums,
     levels,
     queries,
     pairs,
@@ -170,6 +169,4 @@ def key_side_kernel(
 
     store_rows(dk, dk_acc * sm_scale, column, dk_t, seqlen_k, COLUMNS, D, BLOCK_D)
     store_rows(dv, dv_acc, column, dv_t, seqlen_k, COLUMNS, D, BLOCK_D)
-    has_row = (j >= shift) & (j < seqlen_k)
-    own = tl.load(row_sums + bh * seqlen_q + (j - shift), mask=has_row, other=0.0)
-    tl.store(dc + bh * seqlen_k + j, own - tl.sum(parts, 1), mask=j < seqlen_k)
+    tl.store(dc + bh * seqlen_k + j, -tl.sum(parts, 1), mask=j < seqlen_k)

@@ -1,50 +1,62 @@
 """Launches that are kept ready: what Triton finds out about a call is found out once for each shape.
 
-``kernel[grid](...)`` costs the host 30 to 100 microseconds. Triton binds, specialises, looks up and describes
-the arguments at every call. A pass of attention has four such calls. A pass that only allocates and launches
-does the same each time for the same shapes, strides and alignments. Only the addresses of its tensors differ.
-So :func:`ready` runs such a function once. It notes what the function allocates and what Triton gives its
-launchers in C. Later calls give the launchers the same arguments with the new addresses.
+``kernel[grid](...)`` costs the host 30 to 100 microseconds, and a pass of attention has four such calls. A
+pass that only allocates and launches does the same each time for the same shapes, strides and alignments.
+Only the addresses of its tensors differ. So :func:`ready` records the second run of such a function, and
+later calls give Triton's compiled kernels the same arguments with the new addresses.
 
-Only what was seen while noting is repeated (:mod:`.notes`). Three things always run in the usual way: a pass
-that calls an operator of PyTorch other than an allocation or a view, a kernel that needs scratch memory, and
-a Triton that launches in a way unknown here. The same holds for calls that are watched: by hooks of
-profilers, by modes of PyTorch, by Triton's interpreter. ``ACP_REPRO_PLAIN_LAUNCHES=1`` in the environment
-runs every call in the usual way.
+Triton's own way of launching serves wherever that could differ: in a pass that calls an operator of PyTorch
+other than an allocation or a view; while a profiler or a mode of PyTorch looks on; and in a Triton whose
+compiled kernels are called in another way. The logger of this module tells at level debug which passes are
+not repeated, and why.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
-import os
+import logging
+import threading
 from collections.abc import Callable
+from itertools import accumulate, starmap
+from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton import knobs
 
-from . import notes
 from .tiles import on_device_of
 
-try:
-    from triton import knobs
-except ImportError:  # a Triton before 3.4: nothing is kept ready
-    knobs = None
-
+# Triton compiles a kernel for addresses that are multiples of this, and another for the rest.
+ALIGNMENT = 16
 # Plans of each function, some ten kilobytes each; with one more all are forgotten.
 MOST_PLANS = 1024
+_PIECE = 256  # where the pieces of one allocation start
 _SEEN = object()  # of a key: one call was made with it
-_ready: list[Callable] = []
+_STREAM = object()  # stands for the stream among recorded arguments
+_aten = torch.ops.aten
+_ALLOCATIONS = {
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+_thread = threading.local()
+_log = logging.getLogger(__name__)
 
 
 def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
-    """``kernel[grid](*arguments, **constants)`` on the device of the first tensor, noted where a
-    :func:`ready` function is being noted."""
+    """``kernel[grid](*arguments, **constants)`` on the device of the first tensor, recorded where a
+    :func:`ready` function is being recorded."""
     with on_device_of(next(x for x in arguments if isinstance(x, Tensor))):
         compiled = kernel[grid](*arguments, **constants)
-    noting = notes.current()
-    if noting is not None:
-        noting.add(kernel, compiled, grid, arguments, constants)
+    recording = getattr(_thread, "recording", None)
+    if recording is not None:
+        recording.launches.append((kernel, compiled, grid, arguments, constants))
 
 
 def ready(function: Callable) -> Callable:
@@ -57,7 +69,7 @@ def ready(function: Callable) -> Callable:
 
     Returns:
         A function of the same arguments with the same results. The first call for each key (constants, and
-        of each tensor shape, strides, dtype and alignment) runs ``function``, the second is noted too.
+        of each tensor shape, strides, dtype and alignment) runs ``function``, the second is recorded too.
     """
     plans: dict[tuple, Any] = {}
 
@@ -67,70 +79,177 @@ def ready(function: Callable) -> Callable:
         if not can_be_ready(tensors[0]):
             return function(*arguments)
         device = tensors[0].device
-        key, addresses = [device, constants], []
-        for x in tensors:
-            if x is None:
-                key.append(None)
-                addresses.append(0)
-            else:
-                address = x.data_ptr()
-                key += x.shape, x.stride(), x.dtype, address % notes.ALIGNMENT
-                addresses.append(address)
-        key = tuple(key)
+        addresses = [0 if x is None else x.data_ptr() for x in tensors]
+        layouts = [None if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
+        key = (device, constants, *layouts, *[address % ALIGNMENT for address in addresses])
         plan = plans.get(key)
         if plan is None:
-            # Compiles, if need be; and where no shape comes twice, noting would never pay.
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            plans[key] = _SEEN
+            plans[key] = _SEEN  # where no shape comes twice, recording would never pay
         elif plan is _SEEN:
-            noting = notes.Notes(tensors)
-            results = noting.run(function, constants)
-            plans[key] = noting.plan(results)
+            results, plans[key] = _Recording(tensors).run(function, constants)
             return results
-        elif plan.refused is None and not any(kernel.pre_run_hooks for kernel in plan.kernels):
+        elif isinstance(plan, Plan):
             with on_device_of(tensors[0]):
                 return plan(addresses, device)
         return function(*arguments)
 
     call.plans = plans
-    _ready.append(call)
     return call
 
 
-def forget() -> None:
-    """Forgets all that is ready, for those who change what a pass launches."""
-    for call in _ready:
-        call.plans.clear()
-
-
-def why_not_ready() -> list[str]:
-    """What keeps passes that were noted from being repeated, one line for each that is not."""
-    plans = [plan for call in _ready for plan in call.plans.values() if plan is not _SEEN]
-    return [plan.refused for plan in plans if plan.refused is not None]
-
-
 def can_be_ready(x: Tensor) -> bool:
-    """Whether launches for ``x`` may go past Triton now: on an NVIDIA GPU, not switched off, and nobody looks
-    on."""
-    if os.environ.get("ACP_REPRO_PLAIN_LAUNCHES") == "1":
-        return False
-    return x.is_cuda and torch.version.hip is None and not _somebody_looks_on()
-
-
-def _somebody_looks_on() -> bool:
-    if knobs is None or torch._C._len_torch_dispatch_stack():
-        return True
+    """Whether launches for ``x`` may go past Triton's binder now: on an NVIDIA GPU, and nobody looks on."""
     runtime = knobs.runtime
-    return bool(
-        _calls(runtime.launch_enter_hook)
-        or _calls(runtime.launch_exit_hook)
+    hooks = (runtime.launch_enter_hook, runtime.launch_exit_hook)
+    return x.is_cuda and not (
+        torch.version.hip
+        or torch._C._len_torch_dispatch_stack()
+        or any(getattr(hook, "calls", hook) for hook in hooks)  # a chain, or one that a user has put there
         or runtime.debug
         or knobs.compilation.instrumentation_mode
         or getattr(runtime, "add_stages_inspection_hook", None)
     )
 
 
-def _calls(hook) -> Any:
-    """What a launch hook calls: Triton has a chain of hooks, or in some versions one or None."""
-    return hook if hook is None else getattr(hook, "calls", True)
+def arguments_of(kernel, compiled, grid, arguments, constants) -> tuple[Callable, list]:
+    """A compiled kernel's own launcher, and all that Triton gives it, with a mark in the stream's place."""
+    parameters = kernel.signature.parameters
+    bound = kernel.signature.bind(*arguments, **{n: x for n, x in constants.items() if n in parameters})
+    bound.apply_defaults()
+    hooks = (None, None, None)  # the launch's metadata for profilers, what they call before and after
+    sizes = (*grid, 1, 1)[:3]
+    where = (*sizes, _STREAM, compiled.function, compiled.packed_metadata, *hooks)
+    return compiled.run, [*where, *bound.arguments.values()]
+
+
+class _Recording(TorchDispatchMode):
+    """Sees every operator of PyTorch and every launch of one run of a function."""
+
+    def __init__(self, tensors: list[Tensor | None]):
+        super().__init__()
+        # Another object for each, since the same tensor may be given twice and need not be next time.
+        self.inputs = [None if x is None else x.detach() for x in tensors]
+        self.allocated: list[Tensor] = []  # kept to the end, so that no address comes twice
+        self.launches: list[tuple] = []
+        self.others: list = []  # operators that are neither allocations nor views
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function in _ALLOCATIONS:
+            self.allocated.append(result)
+        elif not all(x.alias_info and not x.alias_info.is_write for x in function._schema.returns):
+            self.others.append(function)
+        return result
+
+    def run(self, function: Callable, constants: tuple) -> tuple[tuple[Tensor | None, ...], Plan | bool]:
+        """What ``function`` returns, and how to repeat its launches; False if that cannot be done."""
+        _thread.recording = self
+        try:
+            with self:
+                results = function(*self.inputs, constants)
+        finally:
+            _thread.recording = None
+        try:
+            return results, Plan(self, results)
+        except (LookupError, AttributeError, TypeError) as error:  # the last two: a Triton of another make
+            _log.debug("%s is not repeated: %r", function.__qualname__, error)
+            return results, False
+
+
+class Plan:
+    """A pass as its launches: what to allocate, and what to give each kernel.
+
+    Everything that a kernel may be given stands in one list: the addresses of inputs, results and pieces of
+    scratch memory, the stream, what is made of an address; and from the end on constants.
+    """
+
+    def __init__(self, recording: _Recording, results: tuple[Tensor | None, ...]):
+        if recording.others:
+            raise LookupError(f"it calls {recording.others[0]}")
+        whole = {_layout(x): x for x in recording.allocated}
+        made = [whole.pop(_layout(x)) for x in results if x is not None]  # what it did not allocate: KeyError
+        pieces = list(whole.values())
+        if any(x.data_ptr() % ALIGNMENT for x in recording.allocated):
+            raise LookupError("memory that PyTorch allocated is not aligned")
+        self.results = [None if x is None else (x.shape, x.stride(), x.dtype) for x in results]
+        ends = accumulate(-(-x.untyped_storage().nbytes() // _PIECE) * _PIECE for x in pieces)
+        *self.offsets, self.scratch = 0, *ends
+        inputs, own = recording.inputs, [*made, *pieces]
+        self._slots = {id(x): n for n, x in enumerate(inputs) if x is not None}
+        self._own = {x.untyped_storage().data_ptr(): len(inputs) + n for n, x in enumerate(own)}
+        self._stream = len(inputs) + len(own)
+        self._places: dict[tuple, int] = {}
+        self.derived: list[tuple[Callable[[int], Any], int]] = []  # each of the value at a place
+        self.constants: list = []
+        # A kernel is kept, since one that is dropped may take its function off the GPU.
+        self.kernels = [compiled for _, compiled, *_ in recording.launches]
+        self.launches = []
+        for run, arguments in starmap(arguments_of, recording.launches):
+            self.launches.append((run, itemgetter(*map(self._place, arguments))))
+        self.constants.reverse()
+
+    def _place(self, x) -> int:
+        """Where in the list of values this argument will stand."""
+        if x is _STREAM:
+            return self._stream
+        if isinstance(x, Tensor):
+            return self._address(x)
+        if hasattr(x, "block_shape"):  # a descriptor of Triton's or of Gluon's
+            return self._derive(id(x), _descriptors_like(x), self._address(x.base))
+        self.constants.append(x)
+        return -len(self.constants)
+
+    def _address(self, x: Tensor) -> int:
+        if id(x) in self._slots:
+            return self._slots[id(x)]
+        storage = x.untyped_storage().data_ptr()
+        if storage not in self._own:
+            raise LookupError("it launches a kernel on a tensor that is neither an argument nor its own")
+        offset, place = x.data_ptr() - storage, self._own[storage]
+        return self._derive(offset, offset.__add__, place) if offset else place
+
+    def _derive(self, key: int, function: Callable, place: int) -> int:
+        if (key, place) not in self._places:
+            self.derived.append((function, place))
+            self._places[key, place] = self._stream + len(self.derived)
+        return self._places[key, place]
+
+    def __call__(self, values: list, device: torch.device) -> tuple[Tensor | None, ...]:
+        """The pass on inputs at these addresses, on the current stream of the device, which is current."""
+        results = [
+            None if one is None else torch.empty_strided(*one[:2], dtype=one[2], device=device)
+            for one in self.results
+        ]
+        values += [x.data_ptr() for x in results if x is not None]
+        if self.scratch:
+            # One allocation for all pieces. It is given back when the stream holds all launches.
+            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=device)
+            values += map(scratch.data_ptr().__add__, self.offsets)
+        values.append(torch._C._cuda_getCurrentRawStream(device.index))  # as Triton asks for it
+        for function, place in self.derived:
+            values.append(function(values[place]))
+        values += self.constants
+        for run, arguments in self.launches:
+            run(*arguments(values))
+        return tuple(results)
+
+
+def _layout(x: Tensor) -> tuple:
+    """What makes a tensor the whole of an allocation; PyTorch may show one as different objects."""
+    return x.untyped_storage().data_ptr(), x.data_ptr(), x.shape, x.stride(), x.dtype
+
+
+def _descriptors_like(x) -> Callable[[int], Any]:
+    """The descriptor ``x`` at another address. Those of the latest addresses are kept."""
+    like = copy.copy(x)
+    like.base = None
+
+    @functools.lru_cache(maxsize=256)
+    def at(address: int):
+        one = copy.copy(like)
+        one.base = SimpleNamespace(data_ptr=lambda: address)
+        return one
+
+    return at

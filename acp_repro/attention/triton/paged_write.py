@@ -48,8 +48,8 @@ def _write_kernel(
     table += bh.to(tl.int64) * max_blocks
     first = tl.load(seqlens + b) - TOKENS
     i = tl.arange(0, ROWS)
-    real = i < TOKENS
     position = first + i
+    real = (i < TOKENS) & (position >= 0)
     page = tl.load(table + position // BLOCK, mask=real, other=0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     inside = real[:, None] & (d < D)[None, :]
@@ -132,7 +132,7 @@ def _write_blocks_kernel(
     b = (bh // kv_heads).to(tl.int64)
     h = (bh % kv_heads).to(tl.int64)
     first = tl.load(seqlens + b) - tokens
-    n = first // BLOCK + tl.program_id(0) % columns
+    n = tl.maximum(first, 0) // BLOCK + tl.program_id(0) % columns
     slot = tl.arange(0, BLOCK)
     i = (n * BLOCK + slot - first).to(tl.int64)  # counted from the first new token
     real = (i >= 0) & (i < tokens)

@@ -1,4 +1,4 @@
-"""The query side of the backward: dQ, the row sums of dS, and what the key side needs; see ``backward``."""
+"""The query side of the backward: dQ, and what the key side needs; see ``backward``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def query_side_kernel(
     dout,
     lse,
     dq,
-    row_sums,
     levels,
     queries,
     pairs,
@@ -142,12 +141,6 @@ def query_side_kernel(
     high_i, low_i = load_pair(pairs, position, inside)
     high_base, low_base = unpack(tl.load(pairs + first))
     shifted_i = level_i - ((high_i - high_base) + (low_i - low_base))
-    # For the key side, in pairs: lse and delta; c_i - c[first position of i's tile there] - lse,
-    # and delta.
-    high_first, low_first = load_pair(pairs, (i // key_rows) * key_rows + (seqlen_k - seqlen_q), inside)
-    to_add = ((high_i - high_first) + (low_i - low_first)) - level_i
-    tl.store(levels + bh * seqlen_q + i, pack(level_i, delta_i), mask=inside)
-    tl.store(queries + bh * seqlen_q + i, pack(to_add, delta_i), mask=inside)
     parts = tl.zeros([ROWS, 8], dtype=tl.float32)  # of the row sums; a thread's own, no exchange
     acc = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
 
@@ -195,4 +188,10 @@ def query_side_kernel(
     )
 
     store_rows(dq, acc * sm_scale, row, dq_t, seqlen_q, ROWS, D, BLOCK_D)
-    tl.store(row_sums + bh * seqlen_q + i, tl.sum(parts, 1), mask=inside)
+    # For the key side, in pairs: lse and delta; c_i - c[first position of i's tile there] - lse,
+    # and delta.
+    delta_i += tl.sum(parts, 1)
+    high_first, low_first = load_pair(pairs, (i // key_rows) * key_rows + (seqlen_k - seqlen_q), inside)
+    to_add = ((high_i - high_first) + (low_i - low_first)) - level_i
+    tl.store(levels + bh * seqlen_q + i, pack(level_i, delta_i), mask=inside)
+    tl.store(queries + bh * seqlen_q + i, pack(to_add, delta_i), mask=inside)

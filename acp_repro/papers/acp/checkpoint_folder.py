@@ -22,7 +22,7 @@ from acp_repro.data import BPETokenizer, ByteTokenizer, Corpus, DataError, Token
 from acp_repro.data.sequences import HELDOUT_COLUMN
 from acp_repro.data.sources import Document, SampleSource, TextSource
 from acp_repro.model import FoXConfig, FoXForCausalLM, load_config, load_pretrained
-from acp_repro.model.pretrained import CONFIG_FILE, WEIGHTS_FILE
+from acp_repro.model.pretrained import CONFIG_FILE, weight_files
 
 RUN_FILE, TOKENIZER_FILE = "run.json", "tokenizer.json"
 # Names, in other projects' tokenisers, of the token in front of a document; GPT-2's comes first.
@@ -51,8 +51,7 @@ class Checkpoint:
         """The checkpoint at a folder in the authors' format, a run folder, or its ``model/``.
 
         Raises:
-            CheckpointNotUsable: there is none, or it is not of a Forgetting Transformer, or the weights are
-                not those with which the run ended.
+            CheckpointNotUsable: there is none, or it is not of a Forgetting Transformer.
         """
         path = Path(path)
         if not path.is_dir():
@@ -68,7 +67,6 @@ class Checkpoint:
             run = _run(path.resolve().parent) if path.resolve().name == "model" else None
         if not (folder / CONFIG_FILE).is_file():
             raise CheckpointNotUsable(_no_config(path, folder, run))
-        _check_sum(folder)
         try:
             return cls(folder, load_config(folder), run)
         except ValueError as error:
@@ -99,7 +97,7 @@ class Checkpoint:
 
     @property
     def weights_sha256(self) -> str:
-        return sha256_of(self.folder / WEIGHTS_FILE)
+        return "+".join(map(sha256_of, weight_files(self.folder)))
 
     @usage_errors()
     def load(self, device: torch.device, **options: Any) -> FoXForCausalLM:
@@ -330,22 +328,6 @@ def _read_tokenizer(path: Path, vocab_size: int) -> tuple[Callable[[bytes], np.n
         return np.array(encoding.ids, dtype=np.int64)
 
     return encode, bos_id
-
-
-def _check_sum(folder: Path) -> None:
-    """Checks the weights against the checksum in our own ``done.json``, if there is one."""
-    real = folder.resolve()
-    of_run = real.name == "model" and (real.parent / RUN_FILE).is_file()
-    done = (real.parent if of_run else real) / "done.json"
-    weights = folder / WEIGHTS_FILE
-    try:
-        expected = json.loads(done.read_text(encoding="utf-8"))["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    if weights.is_file() and sha256_of(weights) != expected:
-        raise CheckpointNotUsable(
-            f"{weights} is not the file that {done} names: one of the two is cut or changed; copy it again"
-        )
 
 
 def _no_config(path: Path, folder: Path, run: dict[str, Any] | None) -> str:

@@ -31,7 +31,6 @@ PAPER = Paper(
     ),
     task=f"{__package__}.task:FoXTask",
     analysis="analysis.acp",
-    plan=f"{__package__}.plan",
     pages=(
         Page(
             "heads",

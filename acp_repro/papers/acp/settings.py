@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from acp_repro.chain.errors import UnknownName
 from acp_repro.chain.run import Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
-from acp_repro.common.bounds import Axis, Count, CountFrom0, Must, Positive, Share
+from acp_repro.common.bounds import Axis, Count, CountFrom0, Must, Positive, Seed, Share
 from acp_repro.data.config import DataConfig
 from acp_repro.model.config import LogEpsilon
 
@@ -118,7 +118,7 @@ class GridConfig(Strict):
     size: Axis[str]
     context_length: Axis[Count]
     log_pruning_tolerance: Axis[LogEpsilon | None] = field(default_factory=lambda: [-10.0, None])
-    seed: Axis[int] = field(default_factory=lambda: [0])
+    seed: Axis[Seed] = field(default_factory=lambda: [0])
     # The share of training sequences that hold needles; see needle/documents.py.
     needle_share: Axis[Share] = field(default_factory=lambda: [0.0])
     # True begins with one weight changed by one unit of bfloat16, to show the effect of chance on this seed.

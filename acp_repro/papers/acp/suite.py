@@ -97,6 +97,7 @@ class FoXRun(Run):
             qk_norm_share_param_across_head=self.size.qk_norm_share_param_across_head,
             initializer_range=self.training.initializer_range,
             log_pruning_tolerance=self.log_pruning_tolerance,
+            max_position_embeddings=self.context_length,
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from acp_repro.data import DataError, prepare
 from acp_repro.model import FoXForCausalLM, load_pretrained, save_pretrained
 from acp_repro.model.capture import AttentionInputs, watch_attention
 from acp_repro.model.flops import peak_flops
+from acp_repro.model.layers import fuse_training
 from acp_repro.training.optimizer import warmup_and_cosine
 from acp_repro.training.run_folder import TrainingError, text_hash
 from acp_repro.training.task import Task
@@ -51,6 +52,7 @@ class FoXTask(Task):
             except DataError as error:
                 raise TrainingError(f"{error}; or hold out other text, or none (data.heldout)") from None
         model = FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
+        fuse_training(model)
         if self.run.nudged:
             nudge(model)
         return model

@@ -25,6 +25,7 @@ from acp_repro.chain.errors import SuiteError
 from acp_repro.chain.provenance import device_name
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.flops import peak_flops
+from acp_repro.model.layers import fuse_training
 from acp_repro.training.distributed import parallelize, rank, world_size
 from acp_repro.training.optimizer import make_optimizer
 from acp_repro.training.run_folder import compiles
@@ -176,6 +177,7 @@ def _random_batches(
 
 def _ours(run: FoXRun, config: FoXConfig, device: torch.device) -> Steps:
     model = FoXForCausalLM(config, run.training.gradient_checkpointing).to(device)
+    fuse_training(model)
 
     def loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
         return model(input_ids, labels=labels).mean()

@@ -39,7 +39,8 @@ class Unfinished:
         if path is None:
             return
         first = json.dumps({"key": key}, sort_keys=True)
-        lines = _lines(path)
+        there = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        lines = there.split("\n")
         whole = [first]
         if lines[:1] == [first]:
             for line in lines[1:]:
@@ -68,10 +69,3 @@ class Unfinished:
         """Deletes the file when all is done."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    except UnicodeDecodeError:
-        return []

@@ -21,7 +21,6 @@ PAPER = Paper(
         *("figure_dynamics", "table_scores", "figure_probing", "figure_shap"),
         *("figure_curve", "figure_slices", "figure_words", "figure_savings"),
     ),
-    steps=f"{__package__}.suite:steps_of",
     task=f"{__package__}.task:PruningTask",
     analysis="analysis.lap",
 )

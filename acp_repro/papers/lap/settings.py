@@ -16,6 +16,7 @@ from acp_repro.common.bounds import (
     NotNegative,
     Positive,
     PositiveOrInf,
+    Seed,
     Share,
     ShareBelow1,
     whole,
@@ -218,7 +219,7 @@ class GridConfig(Strict):
     compression: Axis[NotNegative | None]
     gate: Axis[Literal[GATES]] = field(default_factory=lambda: ["published"])
     training_mask: Axis[Literal[TRAINING_MASKS]] = field(default_factory=lambda: ["soft"])
-    seed: Axis[int] = field(default_factory=lambda: [42])
+    seed: Axis[Seed] = field(default_factory=lambda: [42])
 
 
 @dataclass(frozen=True, kw_only=True)

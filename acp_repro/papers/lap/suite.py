@@ -127,8 +127,3 @@ class PruningSuite(Suite):
     def probed(self) -> list[PruningRun]:
         """The main run, if its texts have labels."""
         return [self.main_run] if self.file.data.sides else []
-
-
-def steps_of(run: PruningRun) -> int:
-    """The optimiser steps of a run, of its own alone."""
-    return run.training.steps

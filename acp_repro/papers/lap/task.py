@@ -10,15 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
 
 from acp_repro.chain.paper import Suite
 from acp_repro.chain.run import file_of
 from acp_repro.data.files import DataError
 from acp_repro.lap import PruningAutoencoder, draw_noise
 from acp_repro.lap.autoencoder import pad
-from acp_repro.training.graphs import GraphedLoss
 from acp_repro.training.run_folder import TrainingError, check_done, text_hash
 from acp_repro.training.task import Task, Trained
 
@@ -29,7 +26,6 @@ from .trained import TrainedPruning
 
 RUNNING_MEAN = 0.95  # of the cross-entropy, a step
 SMALLEST_SIZE = 1e-3  # of a weight, for its learning rate
-GRAPHED_LENGTHS = 32  # on a GPU texts are padded to multiples of this many tokens, for few graphs
 
 
 class Trainee(nn.Module):
@@ -43,7 +39,6 @@ class Trainee(nn.Module):
         super().__init__()
         self.model, self.compression = model, compression
         self._config = config
-        self._graphed: dict[str, GraphedLoss] = {}
         # float64, so that steps count exactly
         self.register_buffer("running_nats", torch.tensor(float("inf"), dtype=torch.float64))
         self.register_buffer("steps", torch.tensor(0.0, dtype=torch.float64))
@@ -59,13 +54,9 @@ class Trainee(nn.Module):
     def forward(self, input_ids: Tensor, noise: Tensor) -> Tensor:
         """The loss, a float32 scalar, of token ids (B, T) and noise (S, B, T); one call in training counts as
         a step."""
-        losses = self._stage()
-        if not (self.training and torch.is_grad_enabled()):
-            return losses(input_ids, noise, self._price())[0]
-        if input_ids.is_cuda and not isinstance(next(self.parameters()), DTensor):
-            losses, input_ids, noise = self._as_graph(losses, input_ids, noise)
-        loss, cross_entropy = losses(input_ids, noise, self._price())
-        self._count(cross_entropy.detach())
+        loss, cross_entropy = self._stage()(input_ids, noise, self._price())
+        if self.training and torch.is_grad_enabled():
+            self._count(cross_entropy.detach())
         return loss
 
     def _stage(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -89,18 +80,6 @@ class Trainee(nn.Module):
 
     def _blind(self, input_ids: Tensor, noise: Tensor, price: Tensor) -> tuple[Tensor, Tensor]:
         return self._gated(input_ids, noise, price, blind=True)
-
-    def _as_graph(
-        self, losses: Callable[..., tuple[Tensor, Tensor]], input_ids: Tensor, noise: Tensor
-    ) -> tuple[GraphedLoss, Tensor, Tensor]:
-        """``losses`` as graphs of few lengths, and its arguments padded to one of these."""
-        more = -input_ids.shape[1] % GRAPHED_LENGTHS
-        input_ids = F.pad(input_ids, (0, more), value=self.model.t5.config.pad_token_id)
-        noise = F.pad(noise, (0, more)) if noise.numel() else noise
-        stage = losses.__name__
-        if stage not in self._graphed:  # those of the earlier stage are no longer needed
-            self._graphed = {stage: GraphedLoss(losses, self.model)}
-        return self._graphed[stage], input_ids, noise
 
     def _price(self) -> Tensor:
         """The present value of lambda, a scalar."""

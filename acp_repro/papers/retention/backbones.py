@@ -23,7 +23,7 @@ def published(auto: type, backbone: BackboneConfig, name: str, **labels: Any) ->
         TrainingError: it cannot be loaded; ``name`` is the backbone's, for the message.
     """
     try:
-        return auto.from_pretrained(backbone.pretrained, dtype=torch.float32, **labels)
+        return auto.from_pretrained(backbone.pretrained, dtype=torch.float32, use_safetensors=True, **labels)
     except OSError as error:
         reason = str(error).strip().split("\n")[0]
         raise TrainingError(

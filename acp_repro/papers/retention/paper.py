@@ -36,6 +36,5 @@ PAPER = Paper(
         *("figureC", "figureD", "figureE", "figureH", "tableI"),
     ),
     task=f"{__package__}.task:task_of",
-    steps=f"{__package__}.texts:steps_of",
     analysis="analysis.retention",
 )

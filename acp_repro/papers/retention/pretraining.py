@@ -134,4 +134,4 @@ class PretrainingTask(Task):
     def load(self, folder: Path, device: torch.device) -> nn.Module:
         from transformers import AutoModelForMaskedLM
 
-        return AutoModelForMaskedLM.from_pretrained(folder).to(device)
+        return AutoModelForMaskedLM.from_pretrained(folder, use_safetensors=True).to(device)

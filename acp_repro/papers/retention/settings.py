@@ -7,7 +7,17 @@ from typing import Annotated, Any, Literal
 
 from acp_repro.chain.run import Strict, TrainerConfig
 from acp_repro.chain.suite import SuiteFile
-from acp_repro.common.bounds import Axis, Count, NotNegative, Positive, Share, ShareBelow1, whole, within
+from acp_repro.common.bounds import (
+    Axis,
+    Count,
+    NotNegative,
+    Positive,
+    Seed,
+    Share,
+    ShareBelow1,
+    whole,
+    within,
+)
 from acp_repro.data.config import BYTES_VOCAB_SIZE, CorpusConfig, DataConfig
 from acp_repro.retention.settings import MODEL_TYPES, Budget
 
@@ -209,7 +219,7 @@ class GridConfig(Strict):
     temperature: Axis[Positive] = field(default_factory=lambda: [0.66])
     stretch_low: Axis[float] = field(default_factory=lambda: [-0.1])
     stretch_high: Axis[float] = field(default_factory=lambda: [1.1])
-    seed: Axis[int] = field(default_factory=lambda: [0])
+    seed: Axis[Seed] = field(default_factory=lambda: [0])
 
     def __post_init__(self):
         if self.method in (["dense"], [MLM]):

@@ -221,4 +221,5 @@ def load_model(folder: Path) -> nn.Module:
     config = transformers.AutoConfig.from_pretrained(folder)
     if getattr(config, "retention", None) is not None:
         return from_pretrained(folder).eval()
-    return getattr(transformers, config.architectures[0]).from_pretrained(folder).eval()
+    base = getattr(transformers, config.architectures[0])
+    return base.from_pretrained(folder, use_safetensors=True).eval()

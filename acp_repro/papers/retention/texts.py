@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from acp_repro.data.sources import Row
 from acp_repro.training.run_folder import TrainingError
 
 from .settings import CLS, MASK, PAD, SEP, SPECIAL, UNK, BackboneConfig, DatasetConfig
-from .suite import PretrainingRun, RetentionRun
+from .suite import RetentionRun
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ def texts_of(run: RetentionRun) -> Texts:
     """The texts of a run; runs of one dataset and tokeniser share them in a process."""
     of = run.backbone
     kind = BackboneConfig(pretrained=of.pretrained, model_type=of.model_type, vocab_size=of.vocab_size)
-    with _errors_at(run):
+    with run.dataset.errors_at(f"{file_of(run.suite)}: datasets.{run.dataset_name}"):
         return _texts(run.dataset, kind, run.start and run.start.model_folder)
 
 
@@ -184,24 +183,6 @@ _texts = functools.lru_cache(maxsize=8)(Texts)
 def tuning_steps(dataset: DatasetConfig, examples: int) -> int:
     """Optimiser steps of fine-tuning on this many examples."""
     return max(1, dataset.epochs * examples // dataset.batch_examples)
-
-
-def steps_of(run: RetentionRun | PretrainingRun) -> int:
-    """The optimiser steps of a run; reads its labelled set, and encodes nothing."""
-    if isinstance(run, PretrainingRun):
-        return run.pretraining.steps
-    with _errors_at(run):
-        examples = _training_examples(run.dataset)
-    return tuning_steps(run.dataset, min(examples, run.dataset.max_examples or examples))
-
-
-def _errors_at(run: RetentionRun) -> AbstractContextManager[None]:
-    return run.dataset.errors_at(f"{file_of(run.suite)}: datasets.{run.dataset_name}")
-
-
-@functools.lru_cache
-def _training_examples(dataset: DatasetConfig) -> int:
-    return len(_labelled(dataset).splits["train"])
 
 
 def labelled_of(dataset: DatasetConfig) -> LabelledSet:

@@ -99,7 +99,6 @@ def launch_backward(
 ) -> None:
     """:func:`..backward.launch_backward` for inputs that :func:`why_not` has nothing against."""
     batch, heads, seqlen, head_dim = q.shape
-    row_sums = torch.empty_like(lse)
     # Numbers from one head's to the next's where the copy engine reads them: its rows start at multiples of
     # 16 bytes, which are four numbers. What stands past a head's last position is never read.
     padded = triton.cdiv(seqlen, 4) * 4
@@ -141,7 +140,6 @@ def launch_backward(
         out,
         lse,
         dq,
-        row_sums,
         levels,
         queries,
         terms.pairs,
@@ -165,7 +163,6 @@ def launch_backward(
         dk,
         dv,
         dc,
-        row_sums,
         terms.pairs,
         boundary,
         seq_start,

@@ -36,7 +36,6 @@ def _multiply(
     dk,
     dv,
     dc,
-    row_sums,
     pairs,
     dk_b,
     dk_h,
@@ -68,7 +67,6 @@ def _multiply(
     j = column + gl.arange(0, ROWS, KEYS)
     valid = (j < seqlen) & (j >= earliest)
     high_base, low_base = unpack(gl.load(pairs + last))
-    row_sum = gl.load(row_sums + j, mask=j < seqlen, other=0.0)
     own_pairs = numbers_in(pairs_s, gl.int64, ROWS)
     mbarrier.wait(own, 0)
     high_j, low_j = unpack(own_pairs.load(KEYS))
@@ -136,7 +134,7 @@ def _multiply(
     store_tile(dk, dk_sum * sm_scale, dk_t, seqlen - column, ROWS, D)
     store_tile(dv, dv_sum, dv_t, seqlen - column, ROWS, D)
     column_sum = gl.convert_layout(gl.sum(parts, 1), KEYS)
-    gl.store(dc + j, row_sum - column_sum, mask=j < seqlen)
+    gl.store(dc + j, -column_sum, mask=j < seqlen)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -151,7 +149,6 @@ def key_side_kernel(
     dk,
     dv,
     dc,
-    row_sums,
     pairs,
     boundary,
     seq_start,
@@ -241,7 +238,6 @@ def key_side_kernel(
         dk += b.to(gl.int64) * dk_b + h.to(gl.int64) * dk_h + column.to(gl.int64) * dk_t
         dv += b.to(gl.int64) * dv_b + h.to(gl.int64) * dv_h + column.to(gl.int64) * dv_t
         dc += wide * seqlen
-        row_sums += wide * seqlen
     gl.warp_specialize(
         [
             (
@@ -260,7 +256,6 @@ def key_side_kernel(
                     dk,
                     dv,
                     dc,
-                    row_sums,
                     pairs + wide * padded,
                     dk_b,
                     dk_h,

@@ -1,4 +1,4 @@
-"""The query side of the backward for Hopper: dQ, the row sums of dS, and what the key side needs.
+"""The query side of the backward for Hopper: dQ, and what the key side needs.
 
 The same sums as :mod:`..query_side`, in the same order; see the package's docstring for how.
 """
@@ -38,7 +38,6 @@ def _multiply(
     out,
     lse,
     dq,
-    row_sums,
     levels,
     queries,
     pairs,
@@ -97,8 +96,6 @@ def _multiply(
     g_tile = g_s.reshape([ROWS, D]).load(ROWWISE)
     delta = gl.sum(o_tile.to(gl.float32) * g_tile.to(gl.float32), 1)
     delta = gl.convert_layout(delta, QUERIES)
-    gl.store(levels + i, pack(level, delta), mask=inside)
-    gl.store(queries + i, pack(since_first - level, delta), mask=inside)
     s = warpgroup_mma_wait(0, [s])
     ds_left = gl.zeros([ROWS, ROWS], q_s.dtype, LEFT)
     for n in range(count - 1):
@@ -146,7 +143,9 @@ def _multiply(
     dq_sum = warpgroup_mma(gl.convert_layout(ds.to(q_s.dtype), LEFT), k_t, dq_sum)
 
     store_tile(dq, dq_sum * sm_scale, dq_t, seqlen - row, ROWS, D)
-    gl.store(row_sums + i, gl.convert_layout(gl.sum(parts, 1), QUERIES), mask=inside)
+    delta += gl.convert_layout(gl.sum(parts, 1), QUERIES)
+    gl.store(levels + i, pack(level, delta), mask=inside)
+    gl.store(queries + i, pack(-shifted, delta), mask=inside)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -159,7 +158,6 @@ def query_side_kernel(
     out,
     lse,
     dq,
-    row_sums,
     levels,
     queries,
     pairs,
@@ -256,7 +254,6 @@ def query_side_kernel(
                     out,
                     lse + wide * seqlen,
                     dq,
-                    row_sums + wide * seqlen,
                     levels + wide * padded,
                     queries + wide * padded,
                     pairs + wide * padded,

@@ -16,7 +16,7 @@ import numpy as np
 from acp_repro.chain.errors import UnknownName
 from acp_repro.chain.records import read_file
 from acp_repro.common.errors import UsageError
-from acp_repro.common.statistics import LEVEL, equivalence, holm, over_items, paired_difference
+from acp_repro.common.statistics import LEVEL, equivalence, finite, holm, over_items, paired_difference
 
 RECORDS = "lm_eval_items.csv.gz"
 COLUMNS = (
@@ -147,7 +147,7 @@ def _of_samples(path: Path) -> Iterator[tuple]:
     task = task_of(path)
     try:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines = text.decode().splitlines()
+        lines = text.decode().split("\n")  # splitlines() also cuts inside texts, at U+2028
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is damaged ({error}); copy it again") from error
     for place, line in enumerate(lines, 1):
@@ -234,7 +234,7 @@ def compare(
         logarithms of perplexities.
 
     Raises:
-        UsageError: the two have no item of a task in common, or count it differently.
+        UsageError: the two have no item of a task in common, or count it differently, or one is NaN.
     """
     rows, notes = [], []
     for key in keys:
@@ -247,6 +247,8 @@ def compare(
             counts = f"{len(one.values):,} and {len(other.values):,}"
             notes.append(f"{task} {metric}: {len(common):,} items are in both, of {counts}")
         first, second = (np.array([side.values[number] for number in common]) for side in (one, other))
+        for name, side in zip(names, (first, second), strict=True):
+            finite(side[:, 0], f"{name}: {task} {metric}", common)
         weights = first[:, 1]
         if not np.array_equal(weights, second[:, 1]):
             raise UsageError(

@@ -108,7 +108,7 @@ def measure(trained: Trained) -> list[dict[str, Any]]:
                     }
                 )
             for way in ways:
-                update(way.model, way.optimizer, way.loss, run.training.max_grad_norm)
+                update(way.model, way.optimizer, run.training.max_grad_norm)
             progress.set_postfix_str(f"parted: {sum(way.parted for way in ways)} of {len(ways) - 1}")
             progress.update()
     return rows
@@ -165,7 +165,7 @@ def _look(way: Way, batches: list, whole: bool, dtype: str) -> dict[str, float]:
     import torch
 
     from acp_repro.model.capture import watch_attention
-    from acp_repro.training.watch import eager
+    from acp_repro.training.step import eager
 
     if way.log_pruning_tolerance is None:
         return {}

@@ -21,6 +21,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     """
     from acp_repro.attention import choose_implementation
     from acp_repro.benchmark.timing import ORDER, interleaved
+    from acp_repro.model.layers import fuse_training
     from acp_repro.training.optimizer import make_optimizer
     from acp_repro.training.run_folder import compiles
     from acp_repro.training.step import compiled_blocks, train_step
@@ -29,6 +30,7 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     tokens = sum(input_ids.numel() for input_ids, _ in batches)
     optimizer = make_optimizer(trained.model, config, learning_rate=0.0)
+    fuse_training(trained.model)
     tolerance = trained.model.config.log_pruning_tolerance
 
     def steps(tolerance: float | None) -> None:

@@ -1,0 +1,41 @@
+"""Whether a fast path may read the weights of a submodule in place of calling it.
+
+It imports torch at the first call, as all of ``common``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def is_watched(*modules: nn.Module) -> bool:
+    """Whether a call of one of ``modules`` does more than its class says.
+
+    It has a hook (also those of ``nn.utils.prune`` and the older ``weight_norm``), or another ``forward``
+    (``accelerate`` moves weights in it).
+    """
+    from torch.nn.modules.module import _has_any_global_hook
+
+    return bool(_has_any_global_hook()) or any(
+        "forward" in vars(module)
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        for module in modules
+    )
+
+
+def is_plain(*modules: nn.Module) -> bool:
+    """Whether nothing notices that ``modules`` are not called.
+
+    They are ``nn.Linear`` or a class of this project, as no adapter or parametrization is, and nobody watches
+    them.
+    """
+    from torch import nn
+
+    own = all(type(m) is nn.Linear or type(m).__module__.startswith("acp_repro.") for m in modules)
+    return own and not is_watched(*modules)

@@ -1,0 +1,76 @@
+"""Documents packed into one row, as transformers' collators say it, for ``cu_seqlens`` of the attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from acp_repro.attention.decay import document_starts
+
+from .past import ForgettingTransformerCache
+
+
+def find_documents(
+    tokens: Tensor, mask: Tensor | None, cache: Any, position_ids: Tensor | None, keywords: dict[str, Any]
+) -> Tensor | None:
+    """Where documents start.
+
+    Args:
+        tokens: ids (B, T), or embeddings (B, T, hidden).
+        mask: the ``attention_mask`` of cached and new tokens, or None.
+        cache: ``past_key_values``, or None.
+        position_ids: broadcastable to (B, T); they start with 0 again at each document.
+        keywords: ``cu_seq_lens_q``, ``cu_seq_lens_k`` and ``seq_idx`` are taken out.
+
+    Returns:
+        (documents + 1,) int64, or None if each row is one document.
+
+    Raises:
+        ValueError: the arguments contradict each other, positions are no count, or several rows are packed.
+    """
+    batch, length = tokens.shape[:2]
+    said = (
+        {}
+        if position_ids is None
+        else {"position_ids": _restarts(mask, cache, position_ids.expand(batch, length))}
+    )
+    if (index := keywords.pop("seq_idx", None)) is not None:
+        said["seq_idx"] = F.pad(index[:, 1:] != index[:, :-1], (1, 0), value=True)
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        if (ends := keywords.pop(name, None)) is not None:
+            if ends[0] != 0 or ends[-1] != length or bool((ends.diff() < 0).any()):
+                raise ValueError(f"{name} must start with 0, end with the length {length} and never fall")
+            said[name] = document_starts(ends, length)[None]
+    starts = next(iter(said.values()), None)
+    if not all(torch.equal(other, starts) for other in said.values()):
+        raise ValueError(f"{' and '.join(said)} do not say the same documents")
+    if starts is None or not bool(starts[:, 1:].any()):
+        return None
+    if batch > 1:
+        raise ValueError(f"documents must be packed into a batch of one row, got {batch} rows")
+    return F.pad(starts[0].nonzero()[:, 0], (0, 1), value=length)
+
+
+def _restarts(mask: Tensor | None, cache: Any, at: Tensor) -> Tensor:
+    """(B, T) bool: the first token of the row, and each where positions ``at`` start with 0 again."""
+    place = torch.arange(at.shape[1], device=at.device)
+    held, padding = 0, 0
+    if isinstance(cache, ForgettingTransformerCache) and cache.fox.length:
+        held, padding = cache.fox.length, cache.fox.seq_start
+        padding = 0 if padding is None else padding[:, None]
+    real = torch.ones_like(at, dtype=torch.bool)
+    if mask is not None and mask.shape == (len(at), held + at.shape[1]):  # another shape is refused later
+        real = mask[:, held:].bool()
+    goes_on = F.pad(real[:, :-1] & real[:, 1:], (1, 0))
+    again = goes_on & (at == 0)
+    counted = F.pad(at.diff() == 1, (1, 0)) | again
+    # A row begins with 0 or after the cached tokens; its padding may be counted or not.
+    begins = (at == held + place) | (at == held - padding)
+    if not bool(torch.where(goes_on, counted, begins | ~real).all()):
+        raise ValueError(
+            "position_ids must count 0, 1, 2, ... in each document: FoX knows no other positions"
+        )
+    return F.pad(again[:, 1:], (1, 0), value=True)

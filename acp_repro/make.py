@@ -1,0 +1,116 @@
+"""Makes figures and all that they need: ``python -m acp_repro.make figure2 --suite cpu``.
+
+Trains, measures and draws what is missing. Each step is a command, and is printed. The Makefile calls this.
+A goal is the name of a figure or table, or one of records, figures, tables, report, all, reproduction, help
+(lists figures and tables) and clean (deletes what the suite made).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+
+from .chain import plan, state
+from .chain.errors import SuiteError
+from .chain.paper import FIGURES, RESULTS, Item, Suite
+from .chain.run import RUNS
+from .chain.suite import load_suite
+from .common.command import command, described_parser, positive, run_command, run_words
+
+STOPPED = 130  # the exit code after Ctrl-C
+
+
+@command("the same command continues where it was")
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    goals = " ".join(options.goals).split()  # Make hands them over as one word
+    if goals == ["help"]:
+        return _help(options.suite)
+    suite = load_suite(options.suite)
+    if goals == ["clean"]:
+        return _clean(suite, options)
+    wanted = plan.targets(suite, goals)
+    train = "".join(f" --{n} {getattr(options, n)}" for n in ("nproc", "jobs") if getattr(options, n))
+    if options.dry_run:
+        for stage in plan.stages(suite, plan.missing(suite, wanted), train):
+            print("\n".join(words for words, _ in stage))
+        return 0
+    with state.exclusive(f"make-{suite.name}", f"makes something of suite {suite.name}"):
+        stale = plan.missing(suite, wanted)
+        for stage in plan.stages(suite, stale, train):
+            code = 0
+            for step in stage:  # one measure that fails stops no other
+                code = max(code, _make(suite, *step))
+                if code == STOPPED:
+                    break
+            if code:
+                return code
+    for target in dict.fromkeys(target for target in wanted if not isinstance(target, tuple)):
+        path = plan.output(suite, target)
+        if isinstance(target, Item) and target.is_table and target.name in goals:
+            print(path.read_text(encoding="utf-8"))
+        elif target not in stale:
+            kind = "figure" if isinstance(target, Item) else "report" if target == plan.REPORT else "page"
+            print(f"{kind}: {path.resolve()}")
+    return 0
+
+
+def _make(suite: Suite, words: str, target: plan.Drawn | None) -> int:
+    """Runs a command; returns its exit code. Items are drawn here: the modules of all are read already."""
+    print(words, flush=True)
+    if target is None:
+        return run_words(words)
+    made_of = plan.fingerprint(suite, target)
+    if isinstance(target, Item):
+        from analysis import drawing
+
+        drawing.draw(str(suite.path), target.name)
+    elif code := run_words(words):
+        return code
+    plan.write_proof(suite, target, made_of)
+    return 0
+
+
+def _help(suite_name: str) -> int:
+    """Lists every item of the suite's paper with its title; one line where the items cannot be read."""
+    print(
+        f"  SUITE={suite_name} is the suite at hand; choose another with SUITE=name (experiments/name.yaml) "
+        "or SUITE=file.yaml"
+    )
+    print("Figures and tables, each made with all that it needs:")
+    try:
+        paper = load_suite(suite_name).paper
+        lines = [f"    make {one.name:<15} {one.title}" for one in (*paper.items, *paper.pages)]
+        print("\n".join([f"  of {paper.title}:", *lines]))
+    except ImportError:
+        print("  make figure2 is one; make setup installs what lists them all")
+    return 0
+
+
+def _clean(suite: Suite, options: argparse.Namespace) -> int:
+    if suite.file.published and not options.force:
+        raise SuiteError(
+            f"{RESULTS / suite.name} came with the project; make clean SUITE={suite.option} FORCE=1 deletes "
+            "it"
+        )
+    folders = [top / suite.name for top in (RUNS, RESULTS, FIGURES, state.MAKE)]
+    print("rm -rf", *folders)
+    for folder in () if options.dry_run else folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = described_parser("make", __doc__, as_written=True)
+    add = parser.add_argument
+    add("goals", nargs="+", metavar="GOAL", help="what to make, such as figure2")
+    add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
+    add("--dry-run", action="store_true", help="print the commands and run none")
+    add("--nproc", type=positive, metavar="N", help="GPUs of this machine that share each training")
+    add("--jobs", type=positive, metavar="N", help="trainings side by side")
+    add("--force", action="store_true", help="clean: also what came with the project")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,95 @@
+"""What a training run costs, by formula: FLOPs, memory of a GPU, GPU-hours. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from acp_repro.model.config import FoXConfig
+from acp_repro.model.flops import peak_flops
+
+from .settings import SizeConfig
+from .suite import FoXRun
+
+FLOAT32 = 4
+PRUNED_RATIO = 0.7  # "around 70 %" (abstract), at all lengths and sizes
+MFU = 0.3  # an assumption, of executed FLOPs: small models reach less, large ones more
+
+
+def attention_share_of_flops(size: SizeConfig, context_length: int) -> float:
+    """Attention's part, 0 to 1, of the FLOPs of a token of FoX (Pro), nothing pruned (Section 4.2).
+
+    The vocabulary is the authors' tokeniser's, the default of ``FoXConfig``.
+    """
+    config = FoXConfig.pro(
+        hidden_size=size.hidden_size, num_hidden_layers=size.num_hidden_layers, num_heads=size.num_heads
+    )
+    without = config.flops_per_token(context_length, kept_ratio=0.0)
+    return 1.0 - without / config.flops_per_token(context_length)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One run. ``parameters`` leave out the input embedding; ``memory`` is the peak of one GPU in bytes."""
+
+    parameters: int
+    steps: int
+    tokens: int
+    flops: float
+    executed_flops: float
+    memory: float
+    gpu_hours: float
+
+
+def run_cost(run: FoXRun, gpu: str, ranks: int) -> Cost:
+    """The cost of ``run`` on so many GPUs; they are taken to scale without loss."""
+    config = run.model_config(run.data.vocab_size or _words_of(Path(run.data.tokenizer_file)))
+    tokens = run.steps * run.training.batch_tokens
+    pruned = 0.0 if run.log_pruning_tolerance is None else PRUNED_RATIO
+    executed = tokens * config.flops_per_token(run.context_length, 1.0 - pruned)
+    return Cost(
+        parameters=config.num_parameters(),
+        steps=run.steps,
+        tokens=tokens,
+        flops=tokens * config.flops_per_token(run.context_length),
+        executed_flops=executed,
+        memory=states_bytes(run, config, ranks) + _activation_bytes(run, config),
+        gpu_hours=executed / (MFU * peak_flops(gpu)) / 3600,
+    )
+
+
+def _words_of(tokenizer: Path) -> int:
+    return len(json.loads(tokenizer.read_text())["model"]["vocab"]) + 1  # BOS
+
+
+def states_bytes(run: FoXRun, config: FoXConfig, ranks: int) -> float:
+    """Weights, gradients and AdamW's moments of one GPU, and Autocast's copies of the matrices."""
+    states = 4 * FLOAT32 * config.num_parameters(non_embedding=False)
+    if run.parallel_mode(ranks) == "fsdp":
+        # Weights and moments are sharded; between micro-batches weights and gradients stay whole.
+        states = states * (3 / 4 / ranks + 2 / 4)
+    return states + (2 * config.num_parameters() if run.training.dtype == "bfloat16" else 0)
+
+
+def _activation_bytes(run: FoXRun, config: FoXConfig) -> float:
+    """What a micro-batch keeps at the start of the backward pass, in compiled blocks, and its logits.
+
+    The residual stream is float32. Inputs and outputs of matrix products are in the lower precision. Results
+    that are cheap to compute again (norms, gates' sigmoids) are not kept.
+    """
+    tokens, width, layers = run.training.micro_batch_tokens, config.hidden_size, config.num_hidden_layers
+    half = 2 if run.training.dtype == "bfloat16" else FLOAT32
+    shifts = config.use_k_shift + config.use_v_shift
+    # The norm's output; q, k and v as projected; the attention's output; what o_proj reads. Then q and k
+    # as the attention reads them, k and v as mixed, the output's gate and norm; the MLP's input.
+    wide = 6 + 2 * config.qk_norm + shifts + config.use_output_gate + config.use_output_norm + 1
+    swiglu = 3 * config.mlp_width  # gate, up, and their product
+    # log_fgate, the running sum in float64, the row sums, and the logits of the gates.
+    per_head = FLOAT32 + 8 + FLOAT32 + half * (1 + shifts)
+    residual = 2 * FLOAT32 * width  # before the attention, and before the MLP
+    block = tokens * (residual + half * (wide * width + swiglu) + per_head * config.num_heads)
+    kept = layers * block
+    if run.training.gradient_checkpointing:
+        kept = layers * tokens * FLOAT32 * width + block
+    return kept + config.vocab_size * (tokens * half + FLOAT32 * width)  # logits, the head's gradient

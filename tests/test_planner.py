@@ -1,0 +1,320 @@
+"""What is made for a figure, and when: the planner, its command, and the Makefile that calls it."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from acp_repro import make
+from acp_repro.chain import plan, state
+from acp_repro.chain.errors import RecordError
+from acp_repro.chain.run import Run
+from acp_repro.chain.suite import load_suite, suite_names
+from acp_repro.common import files
+from acp_repro.papers.acp.paper import PAPER
+from analysis import drawing
+from tests.analysis import synthetic
+from tests.suites import YAML, write_suite
+
+ROOT = Path(__file__).parent.parent
+RUN, EXACT = "pro-tiny-128-acp", "pro-tiny-128-exact"
+TINY = next(line for line in YAML.splitlines() if line.startswith("  tiny:"))
+LONG = YAML.replace(TINY, TINY + "\n" + TINY.replace("tiny", "long").replace("1536", "1536000"))
+LONG = LONG.replace("size: [tiny]", "size: [tiny, long]")
+
+
+def kinds(suite, *goals):
+    """What is missing: the runs to train, the records to measure, and what is drawn."""
+    missing = plan.missing(suite, plan.targets(suite, goals))
+    runs = {target.name for target in missing if isinstance(target, Run)}
+    records = {(run and run.name, q.name) for run, q in (t for t in missing if isinstance(t, tuple))}
+    return runs, records, {getattr(t, "name", t) for t in missing if not isinstance(t, Run | tuple)}
+
+
+@pytest.mark.parametrize("name", [n for n in suite_names() if load_suite(n).file.published])
+def test_published_records_are_drawn_without_training(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    suite = load_suite(name)
+    drawn = [item.name for item in suite.paper.items if item.path(name).is_file()]
+    assert kinds(suite, "all", *drawn)[:2] == (set(), set())
+
+
+def test_an_item_that_a_suite_cannot_have_says_why(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert make.main(["figure11", "--suite", "h100"]) == 2
+    assert "has no run of FoX (LLaMA) both with ACP and exact" in capsys.readouterr().err
+    assert make.main(["figure2", "--suite", "h200-needle"]) == 2
+    assert "runs that train with needles are for Figure A6 alone" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A working folder whose Makefile runs this interpreter, with suite mini made up to Figure 2."""
+    folder = tmp_path_factory.mktemp("planner")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", "GOALS"):  # of the `make test` that runs this
+            patch.delenv(name, raising=False)
+        write_suite(folder)
+        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, folder)
+        for name in ("acp_repro", "analysis"):
+            (folder / name).symlink_to(ROOT / name)
+        python = folder / ".venv/bin/python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\nexec "{sys.executable}" "$@"\n')
+        python.chmod(0o755)
+        (folder / ".venv/installed").touch()
+        patch.setenv("PYTHONPATH", str(folder))
+        assert make.main(["figure2", "--suite", "mini"]) == 0
+        yield folder
+
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="install make, e.g. apt install make")
+
+
+def run_make(*arguments, expect=0):
+    done = subprocess.run(["make", *arguments], capture_output=True, text=True)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_second_run_does_nothing_and_a_copy_of_other_dates_is_as_current(work, capsys):
+    assert {path.name for path in Path("runs/mini").iterdir()} == {RUN}
+    for path in work.rglob("*"):
+        if not path.is_symlink():
+            os.utime(path, (1, 1))
+    assert make.main(["figure2", "--suite", "mini"]) == 0
+    assert capsys.readouterr().out == f"figure: {work}/figures/mini/figure2.png\n"
+
+
+def test_an_edit_makes_again_what_it_changes_and_no_more(work, tmp_path, monkeypatch):
+    figure2 = ({RUN}, {(RUN, name) for name in PAPER.item("figure2").quantities}, {"figure2"})
+    texts = {  # an edit of the suite, and what is missing then
+        YAML + "# a comment\n": (set(), set(), {"figure2"}),
+        YAML.replace("timing_repeats: 1", "timing_repeats: 2"): (set(), *figure2[1:]),
+        YAML.replace("warmup_tokens: 512", "warmup_tokens: 256"): figure2,
+        YAML.replace("[-10, null]", "[-10, -5, null]"): (set(), set(), {"figure2"}),
+    }
+    for text, expected in texts.items():
+        write_suite(work, text)
+        assert kinds(load_suite("mini"), "figure2") == expected
+    write_suite(work)
+    suite = load_suite("mini")
+    assert kinds(suite, "figure2") == (set(), set(), set())
+    # What only training left behind does not matter, until a record lacks.
+    shutil.move("runs/mini", tmp_path / "runs")
+    assert kinds(suite, "figure2") == (set(), set(), set())
+    record = PAPER.quantity("pruned_ratio").path("mini", RUN).rename(tmp_path / "record")
+    assert kinds(suite, "figure2") == figure2
+    record.rename(PAPER.quantity("pruned_ratio").path("mini", RUN))
+    shutil.move(tmp_path / "runs", "runs/mini")
+    # Other weights of the same settings.
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "done", lambda run: {"sha256": "other"})
+        assert kinds(suite, "figure2") == (set(), *figure2[1:])
+    Path("figures/mini/figure2.png").write_bytes(b"half a picture")
+    assert kinds(suite, "figure2") == (set(), set(), {"figure2"})
+
+
+def test_a_figure_is_drawn_again_where_its_own_files_change_and_no_others():
+    found = {name: plan.sources(f"analysis.acp.{name}") for name in ("figure2", "figure7")}
+    for path in ("analysis/style.py", "analysis/acp/paper_values.csv", "acp_repro/common/files.py"):
+        assert all(ROOT / path in files for files in found.values())
+    for path, drawn in {
+        "analysis/acp/figure7.py": {"figure7"},
+        "analysis/acp/sweeps.py": {"figure7"},
+        "acp_repro/attention/op.py": set(),
+        "acp_repro/training/loop.py": set(),
+    }.items():
+        assert {name for name, files in found.items() if ROOT / path in files} == drawn
+
+
+@pytest.fixture
+def savings(tmp_path, monkeypatch):
+    """Records of Figure 2 by hand."""
+    monkeypatch.chdir(tmp_path)
+    synthetic.two_lengths(tmp_path)
+    synthetic.write_savings()
+    return Path("results/mini/pro-tiny-256-acp/pruned_ratio.csv")
+
+
+DAMAGE = {
+    "cut at the end of a line": lambda text: "".join(text.splitlines(keepends=True)[:-1]),
+    "another run's": lambda _: Path("results/mini/pro-tiny-512-acp/pruned_ratio.csv").read_text(),
+    "cut in a value": lambda text: text[:-20],
+    "another run's name": lambda text: text.replace("pro-tiny-256-acp", "pro-tiny-512-acp"),
+    "not a number": lambda text: text.replace(",5,", ",nan,"),
+    "infinite": lambda text: text.replace(",5,", ",inf,"),
+    "a share of 7.5": lambda text: text.replace(",0.5,", ",7.5,"),
+}
+
+
+def test_a_record_that_is_not_as_it_was_measured_is_refused(savings, capsys):
+    before = savings.read_text()
+    for name, damage in DAMAGE.items():
+        assert damage(before) != before, name
+        savings.write_text(damage(before))
+        with pytest.raises(RecordError, match="is not the file of . rows that was measured"):
+            drawing.draw("mini", "figure2")
+    assert make.main(["figure2", "--suite", "mini"]) == 1
+    assert f"error: {savings} is not the file of" in capsys.readouterr().err
+    savings.write_text(before)
+    assert drawing.draw("mini", "figure2").is_file()
+
+
+def test_a_folder_that_is_copied_to_another_run_is_refused(savings):
+    other = Path("results/mini/pro-tiny-512-acp")
+    shutil.rmtree(other)
+    shutil.copytree(savings.parent, other)
+    with pytest.raises(RecordError, match=f"{other}/pruned_ratio.csv is not the file"):
+        drawing.draw("mini", "figure2")
+
+
+def test_a_full_disk_between_a_record_and_its_proof_leaves_it_stale(savings, monkeypatch):
+    suite, quantity = load_suite("mini"), PAPER.quantity("pruned_ratio")
+    write, written = files.write_json, []
+
+    def full(path, value):
+        written.append(path)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device", str(path))
+        return write(path, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_json", full)
+        with pytest.raises(OSError, match="No space"):
+            synthetic.write_savings()
+    assert not state.is_current(suite, suite.run("pro-tiny-256-acp"), quantity)
+    with pytest.raises(RecordError, match="does not say that it was measured; delete it and run `python -m"):
+        drawing.draw("mini", "figure2")
+
+
+def test_two_at_once_both_end_well(work):
+    write_suite(work, name="both")
+    command = [sys.executable, "-m", "acp_repro.make", "figure4", "--suite", "both"]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in "ab"
+    ]
+    output = [process.communicate(timeout=300)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], output
+    assert "".join(output).count("python -m acp_repro.train") == 1
+    assert "".join(output).count("waiting: another process makes something of suite both") == 1
+
+
+@needs_make
+def test_make_stopped_keeps_finished_weights_and_goes_on(work):
+    write_suite(work, LONG, name="long")
+    process = subprocess.Popen(
+        ["make", "figure2", "SUITE=long"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    short, long = Path("runs/long", RUN), Path("runs/long/pro-long-128-acp")
+    end = time.monotonic() + 120
+    while not ((short / "model/model.safetensors").is_file() and (long / "metrics.jsonl").is_file()):
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode and (short / "model/model.safetensors").is_file()
+    assert list((long / "checkpoints").iterdir())
+    assert kinds(load_suite("long"), "figure2")[0] == {long.name}
+
+
+HOSTILE = (
+    'x";touch$${IFS}pwned;"',
+    "$(shell touch pwned)",
+    "x;touch pwned",
+    "`touch pwned`",
+    "' $(touch pwned) '",
+)
+
+
+@needs_make
+@pytest.mark.parametrize("words", HOSTILE)
+def test_what_a_user_writes_is_never_run(work, words):
+    (stub := Path("stub/python")).parent.mkdir(exist_ok=True)
+    stub.write_text("#!/bin/sh\nexit 1\n")
+    stub.chmod(0o755)
+    for arguments in (
+        [words],
+        ["figure2", f"SUITE={words}"],
+        ["help", f"SUITE={words}"],
+        ["clean", f"SUITE={words}"],
+        ["claim", f"ID={words}"],
+        ["train", "SUITE=mini", f"RUN={words}"],
+        ["plan", "SUITE=mini", f"GPU={words}"],
+        ["-n", words, f"JOBS={words}"],
+    ):
+        assert subprocess.run(["make", "BIN=stub", *arguments], capture_output=True).returncode, arguments
+    assert not Path("pwned").exists()
+
+
+@needs_make
+def test_make_hands_its_goals_and_options_to_one_process(work):
+    Path("asked").unlink(missing_ok=True)
+    output = run_make("-n", "figure3", "figure4", "SUITE=mini", "NPROC=2", "JOBS=3")
+    assert f"acp_repro.train --suite mini --run {RUN}" not in output  # it is trained
+    assert f"python -m acp_repro.train --suite mini --run {EXACT} --nproc 2 --jobs 3\n" in output
+    assert f"python -m acp_repro.measure loss_curve loss --suite mini --run {RUN} --run {EXACT}\n" in output
+    assert "python -m analysis.acp.figure3 --suite mini" in output and "analysis.acp.figure4" in output
+    assert Path("asked").read_text().count("acp_repro.make") == 1
+    assert not Path("runs/mini", EXACT).exists()
+    assert f"figure: {work}/figures/mini/figure2.png" in run_make("figure2", "SUITE=mini")
+    assert "make figure2         What ACP saves" in run_make("help", "SUITE=mini")
+    assert "did you mean figure2" in run_make("figur2", "SUITE=mini", expect=2)
+    assert "experiments/cpuu.yaml: no such suite" in run_make("figure2", "SUITE=cpuu", expect=2)
+    assert "rm -rf runs/mini results/mini figures/mini" in run_make("-n", "clean", "SUITE=mini")
+    assert Path("runs/mini").is_dir()
+
+
+def test_what_came_with_the_project_is_not_deleted(work, capsys):
+    write_suite(work, YAML + "published: true\n", name="ours")
+    Path("results/ours").mkdir()
+    assert make.main(["clean", "--suite", "ours"]) == 2
+    assert "came with the project; make clean SUITE=ours FORCE=1 deletes it" in capsys.readouterr().err
+    assert make.main(["clean", "--suite", "ours", "--force"]) == 0 and not Path("results/ours").exists()
+
+
+def test_weights_that_come_with_the_project_are_never_trained(work, capsys):
+    write_suite(
+        work, YAML.replace("grid:", "weights: {folder: ready, trained_by: mini}\ngrid:"), name="ready"
+    )
+    assert make.main(["figure2", "--suite", "ready"]) == 1
+    assert "it comes with the project: git checkout -- ready" in capsys.readouterr().err
+    shutil.copytree(f"runs/mini/{RUN}/model", f"ready/{RUN}")
+    assert kinds(load_suite("ready"), "figure2")[:2] == (
+        set(),
+        {(RUN, q) for q in PAPER.item("figure2").quantities},
+    )
+
+
+def test_the_harness_is_installed_before_the_first_record_that_needs_it(work, monkeypatch):
+    suite = load_suite("mini")
+    missing = plan.missing(suite, plan.targets(suite, ["table1"]))
+    monkeypatch.setattr(type(PAPER.quantity("lm_eval")), "has_library", property(lambda q: not q.library))
+    (first, _), *_ = plan.stages(suite, missing)[0]
+    assert first == "make .venv/installed-eval"
+
+
+@needs_make
+def test_help_says_what_it_can_before_anything_is_installed(work):
+    python = Path("plain")
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # without what is installed
+    python.chmod(0o755)
+    Path(".venv").rename("elsewhere")
+    try:
+        output = run_make("help", "SUITE=mini", "PYTHON=./plain")
+        Path(".venv").touch()  # as little of a folder as one in a place that nobody may write to
+        error = run_make("setup", "PYTHON=./plain", expect=2)
+        Path(".venv").unlink()
+    finally:
+        Path("elsewhere").rename(".venv")
+    assert "make figure2 is one; make setup installs what lists them all" in output
+    assert re.search(f"{work}/.venv cannot be made, see above|apt install python3-venv", error)
