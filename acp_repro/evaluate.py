@@ -2,7 +2,7 @@
 
 PATH is a FoX checkpoint folder in the authors' format, or a run folder such as runs/cpu/NAME. The tasks and
 their scores are those of the LM Evaluation Harness. The result of each finished task is kept, so the same
-command continues after a stop.
+command continues with the others after a stop.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     from .papers.acp.checkpoint_folder import Checkpoint
     from .papers.acp.fits import check_tokenizer
     from .papers.acp.measure.lm_eval import NoHarness
+    from .papers.acp.unfinished import identity
 
     device = choose_device(options.device)
     checkpoint = Checkpoint.find(options.checkpoint)
     try:
-        from .papers.acp.evaluation.evaluation import evaluate, print_results
+        from .papers.acp.evaluation.evaluation import evaluate, harness_model, print_results
         from .papers.acp.evaluation.tasks import load_tasks
     except ModuleNotFoundError as error:
         raise NoHarness(error) from None
@@ -46,10 +47,17 @@ def main(arguments: list[str] | None = None) -> int:
     length = _context_length(checkpoint.context_length, options.context_length, notes)
     for note in notes:
         print(f"note: {note}")
-    lm, identity = _model(checkpoint, tokenizer, options, device, length)
+    model = checkpoint.load(device, **({"log_pruning_tolerance": None} if options.exact else {}))
+    lm = harness_model(model, tokenizer, max_length=length, dtype=checkpoint.autocast_dtype(device))
     kept = options.output or OUTPUT / "-".join(checkpoint.folder.resolve().parts[-2:])
     results = evaluate(
-        lm, tasks, items=options.items, kept=kept, identity=identity, again=options.again, say=print
+        lm,
+        tasks,
+        items=options.items,
+        kept=kept,
+        identity=identity(model, checkpoint.weights_sha256),
+        again=options.again,
+        say=print,
     )
     print_results(results)
     print(f"every item: {kept.resolve()}")
@@ -79,23 +87,6 @@ def _context_length(trained: int | None, asked: int | None, notes: list[str]) ->
     return length
 
 
-def _model(checkpoint, tokenizer, options: argparse.Namespace, device, length: int):
-    """The model for the harness, and the key by which its kept results are found again."""
-    from .papers.acp.evaluation.harness import FoXLM
-    from .papers.acp.unfinished import identity
-
-    exact = {"log_pruning_tolerance": None} if options.exact else {}
-    model = checkpoint.load(device, **exact)
-    lm = FoXLM.of(
-        model,
-        tokenizer,
-        max_length=length,
-        dtype=checkpoint.dtype if device.type == "cuda" else None,
-        batch_tokens=options.batch_tokens,
-    )
-    return lm, identity(model, checkpoint.weights_sha256)
-
-
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = checkpoint_parser("evaluate", __doc__, "PATH")
     add = parser.add_argument
@@ -117,12 +108,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"tokens (default: the run's, else {DEFAULT_CONTEXT_LENGTH})",
     )
     add("--exact", action="store_true", help="evaluate the same weights without pruning")
-    add(
-        "--batch-tokens",
-        type=positive,
-        metavar="N",
-        help="tokens in a batch (default: 65536 on a GPU, 2048 on a CPU)",
-    )
     add("--output", type=Path, metavar="FOLDER", help=f"where results are kept (default: {OUTPUT}/NAME)")
     add("--again", action="store_true", help="delete the kept results of these tasks, and start again")
     options = parser.parse_args(arguments)

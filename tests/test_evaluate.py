@@ -25,7 +25,7 @@ def test_without_the_harness_one_line_says_how_to_get_it(monkeypatch, capsys):
             raise ModuleNotFoundError("No module named 'lm_eval'", name="lm_eval")
         return real(name, *args, **kwargs)
 
-    for name in ("evaluation", "harness", "tasks"):
+    for name in ("evaluation", "tasks"):
         monkeypatch.delitem(
             __import__("sys").modules, f"acp_repro.papers.acp.evaluation.{name}", raising=False
         )
@@ -104,12 +104,3 @@ def test_what_context_is_taken_is_said():
     assert evaluate._context_length(512, None, notes) == 512 and len(notes) == 1
     assert evaluate._context_length(512, 1024, notes) == 1024
     assert notes[1] == "a context of 1024 tokens is longer than the 512 that the model was trained with"
-
-
-def test_help_says_the_tokens_of_a_batch(harness, capsys):
-    from acp_repro.papers.acp.evaluation.harness import BATCH_TOKENS
-
-    with pytest.raises(SystemExit):
-        evaluate.main(["--help"])
-    words = "(default: {cuda} on a GPU, {cpu} on a CPU)".format(**BATCH_TOKENS)
-    assert words in " ".join(capsys.readouterr().out.split())

@@ -35,6 +35,7 @@ ALLOWED = {
         "acp_repro.training",
         "acp_repro.benchmark",
         "acp_repro.data",
+        "acp_repro.hf",  # what the LM Evaluation Harness reads
         *METHODS,
     },
     "acp_repro.papers.retention": {

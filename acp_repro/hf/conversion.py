@@ -85,7 +85,7 @@ def _tokenizer(folder: Path, config: FoXConfig, longcrawl64: bool) -> FoXTokeniz
         except Exception as error:  # tokenizers raises nothing narrower
             raise ValueError(f"{path} is not a tokenizer ({error}); copy or download it again") from error
     elif config.vocab_size == _BYTES_VOCAB_SIZE:
-        bpe = _bytes_tokenizer()
+        bpe = bytes_tokenizer()
     else:
         return None
     tokenizer = FoXTokenizer(tokenizer_object=bpe)
@@ -97,7 +97,7 @@ def _tokenizer(folder: Path, config: FoXConfig, longcrawl64: bool) -> FoXTokeniz
     return tokenizer
 
 
-def _bytes_tokenizer() -> Tokenizer:
+def bytes_tokenizer() -> Tokenizer:
     """A BPE without merges, so that token ids are the bytes of the text."""
     characters = byte_characters()
     bpe = Tokenizer(models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[]))

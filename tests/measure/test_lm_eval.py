@@ -1,4 +1,4 @@
-"""Downstream tasks: our numbers are the harness's own, tasks are rewritten as on the Hub, nothing is lost."""
+"""Downstream tasks: scores are those of the model, tasks are rewritten as on the Hub, nothing is lost."""
 
 import json
 import math
@@ -8,6 +8,7 @@ import torch
 
 from acp_repro.chain.errors import UnknownName
 from acp_repro.data import ByteTokenizer
+from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.papers.acp.evaluation import book, local_files
 from acp_repro.papers.acp.evaluation.catalogue import PAPER_TASKS
 from acp_repro.papers.acp.evaluation.local_files import TaskData, read_documents
@@ -192,20 +193,15 @@ def harness():
 @pytest.fixture
 def evaluation(harness):
     from acp_repro.papers.acp.evaluation import evaluation, tasks
-    from acp_repro.papers.acp.evaluation import harness as ours
-    from acp_repro.papers.acp.fits import OtherTokenizer as Other
 
     class Parts:
-        evaluate, TaskResult = staticmethod(evaluation.evaluate), evaluation.TaskResult
+        evaluate, harness_model = staticmethod(evaluation.evaluate), staticmethod(evaluation.harness_model)
         load_tasks, TaskUnavailable = staticmethod(tasks.load_tasks), tasks.TaskUnavailable
-        FoXLM, OtherTokenizer = ours.FoXLM, Other
 
     return Parts
 
 
 def fox():
-    from tests.measure.test_scoring import FoXConfig, FoXForCausalLM
-
     torch.manual_seed(0)
     config = FoXConfig.pro(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_heads=2, initializer_range=0.3
@@ -213,96 +209,30 @@ def fox():
     return FoXForCausalLM(config).eval()
 
 
-def fox_lm(evaluation, max_length: int = 512, **options):
-    return evaluation.FoXLM.of(fox(), ByteTokenizer(), max_length=max_length, progress=False, **options)
-
-
-class AsFoX(torch.nn.Module):
-    """A model of transformers with the interface that the scoring core asks for."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.base, self.lm_head, self.config = model.model, model.lm_head, model.config
-
-    def forward(self, input_ids, cache=None, return_hidden=True):
-        assert cache is None and return_hidden
-        return self.base(input_ids).last_hidden_state
-
-
-def stock_model(max_length: int):
-    """A small LLaMA with random weights, and a byte-pair tokeniser, both of transformers."""
-    transformers = pytest.importorskip("transformers", reason="pip install 'lm-eval[hf]'")
-    pytest.importorskip("accelerate", reason="pip install 'lm-eval[hf]'")
-    tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[bpe]'")
-    raw = tokenizers.Tokenizer(tokenizers.models.BPE())
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    raw.train_from_iterator([json.dumps(items) for items in ITEMS.values()] + [HELLASWAG, WIKITEXT], trainer)
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        add_bos_token=True,
-        **dict.fromkeys(("eos_token", "bos_token", "pad_token"), "<|endoftext|>"),
-    )
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        vocab_size=raw.get_vocab_size(),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=max_length,
-        initializer_range=0.3,
-    )
-    return transformers.LlamaForCausalLM(config).eval(), theirs, raw
+def fox_lm(evaluation, max_length: int = 512):
+    return evaluation.harness_model(fox(), ByteTokenizer(), max_length=max_length, dtype="float32")
 
 
 @pytest.mark.parametrize("max_length", [512, 24])
-def test_our_numbers_are_those_of_the_harness_on_a_stock_model(evaluation, data, max_length):
-    """All of the paper's tasks that there are, over the same files; at 24 tokens most prompts are cut."""
-    model, theirs, raw = stock_model(max_length)
-    import lm_eval.evaluator
-    from lm_eval.models.huggingface import HFLM
-
-    from acp_repro.data import BPETokenizer
-
-    options = {"tokenizer": theirs, "backend": "causal", "batch_size": 3, "max_length": max_length}
-    stock = HFLM(pretrained=model, add_bos_token=True, **options)
-    # It puts BOS in front of whole pages itself, and would put a second one there.
-    of_pages = HFLM(pretrained=model, add_bos_token=False, **options)
-    ours = evaluation.FoXLM.of(
-        AsFoX(model),
-        BPETokenizer(raw.to_str()),
-        max_length=max_length,
-        share_contexts=False,
-        batch_tokens=100,
-        progress=False,
-    )
+def test_scores_are_those_of_the_model_itself(evaluation, data, max_length):
+    """BOS stands in front of every prompt and page, once; at 24 tokens most prompts lose their beginning."""
+    model = fox()
     tasks, notes = evaluation.load_tasks(PAPER_TASKS, data)
     assert len(tasks) == 10 and any(note.startswith("sciq is left out: ") for note in notes)
-    results = evaluation.evaluate(ours, tasks)
-    assert any(result.truncated for result in results) == (max_length == 24)
-    again, _ = evaluation.load_tasks(PAPER_TASKS, data)
-    for task, result in zip(again, results, strict=True):
-        lm = of_pages if task.task.OUTPUT_TYPE == "loglikelihood_rolling" else stock
-        expected = lm_eval.evaluator.evaluate(lm, {task.name: task.task}, bootstrap_iters=100)
-        numbers = expected["results"][task.name]
-        assert {f"{name},none" for name in result.metrics} == {
-            key for key in numbers if key.endswith(",none") and "_stderr" not in key
-        }
-        for name, metric in result.metrics.items():
-            assert metric.value == pytest.approx(numbers[f"{name},none"], rel=1e-5), (task.name, name)
-            error = numbers.get(f"{name}_stderr,none")
-            if name.startswith("acc"):
-                assert metric.standard_error == pytest.approx(error, abs=1e-12)
-            for (value, weight), sample in zip(metric.items, expected["samples"][task.name], strict=True):
-                theirs_too = sample[name] if isinstance(sample[name], tuple) else (sample[name], 1.0)
-                assert (value, weight) == pytest.approx(theirs_too, rel=1e-4, abs=1e-4)
+    results = evaluation.evaluate(fox_lm(evaluation, max_length), tasks)
+    for loaded, result in zip(tasks, results, strict=True):
+        cut = 0
+        for request in loaded.task.instances:
+            *context, text = (part.encode() for part in request.args)
+            ids = torch.tensor([[256, *b"".join(context), *text]])
+            cut += len(ids[0]) > max_length + 1
+            if context or len(text) <= max_length:
+                ids = ids[:, -max_length - 1 :]
+                with torch.no_grad():
+                    expected = -model.loss_per_token(ids[:, :-1], ids[:, 1:])[0, -len(text) :].sum().item()
+                score = request.resps[0][0] if context else request.resps[0]
+                assert score == pytest.approx(expected, rel=1e-5), (loaded.name, request.args)
+        assert result.truncated == (cut if context else 0)
 
 
 def test_the_standard_error_of_a_perplexity_is_that_of_the_bootstrap(evaluation, data):
@@ -377,47 +307,12 @@ def test_a_stopped_evaluation_goes_on_where_it_was(evaluation, data, tmp_path):
         tasks, _ = evaluation.load_tasks(["piqa"], data)
         evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append, **change)
         assert "finished before" not in said[0]
-    # So is another tokeniser of the same name; and what was kept before is still there.
-    other = fox_lm(evaluation)
-    other.tokenizer = type("Other", (ByteTokenizer,), {"json_text": "another"})()
-    assert other.tokenizer_name == fox_lm(evaluation).tokenizer_name
+    # What was kept before is still there.
     said.clear()
-    evaluation.evaluate(other, tasks, kept=kept, say=said.append)
+    evaluation.evaluate(fox_lm(evaluation, 256), tasks, kept=kept, say=said.append)
     evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, say=said.append)
     evaluation.evaluate(fox_lm(evaluation), tasks, kept=kept, again=True, say=said.append)
     assert ["finished before" in line for line in said] == [False, True, False]
-
-
-@pytest.mark.parametrize("task", ["piqa", "wikitext"])
-def test_a_task_that_was_stopped_keeps_its_scores(evaluation, data, tmp_path, monkeypatch, task):
-    from acp_repro.papers.acp.evaluation.scoring import Scorer
-
-    batches, score = [], Scorer._one_pass
-
-    def count(scorer, batch):
-        batches.append(batch)
-        return score(scorer, batch)
-
-    def stop_at_the_third(scorer, batch):
-        if len(batches) == 2:
-            raise KeyboardInterrupt
-        return count(scorer, batch)
-
-    def run(one_pass, **options):
-        batches.clear()
-        monkeypatch.setattr(Scorer, "_one_pass", one_pass)
-        tasks, _ = evaluation.load_tasks([task], data)
-        # So short that some requests are cut: their number is kept, too.
-        lm = fox_lm(evaluation, max_length=32, batch_tokens=1, share_contexts=False)
-        return evaluation.evaluate(lm, tasks, **options)[0]
-
-    whole, all_batches = run(count), len(batches)
-    with pytest.raises(KeyboardInterrupt):
-        run(stop_at_the_third, kept=tmp_path / "kept")
-    (unfinished,) = (tmp_path / "kept").iterdir()
-    found = run(count, kept=tmp_path / "kept")
-    assert len(batches) == all_batches - 2 and not unfinished.exists()
-    assert (found.metrics, found.truncated) == (whole.metrics, whole.truncated)
 
 
 def test_unknown_tasks_and_unreachable_items_are_one_line(evaluation, data, monkeypatch):
@@ -430,32 +325,6 @@ def test_unknown_tasks_and_unreachable_items_are_one_line(evaluation, data, monk
         evaluation.TaskUnavailable, match=r"piqa cannot be fetched from the Hub \(no network\)"
     ):
         evaluation.load_tasks(["piqa"])
-
-
-def test_a_tokeniser_that_is_not_the_model_s_is_refused(evaluation):
-    class Large:
-        vocab_size, bos_id = 50257, 50256
-
-    with pytest.raises(evaluation.OtherTokenizer, match="model has 257 token ids and the tokenizer 50257"):
-        evaluation.FoXLM.of(fox(), Large(), max_length=64)
-
-
-def test_generation_stops_where_the_task_says(evaluation):
-    from lm_eval.api.instance import Instance
-
-    lm = fox_lm(evaluation)
-    whole = lm.scorer.model.generate(torch.tensor([ByteTokenizer().prompt("a fox")]), 20)[0, 6:].tolist()
-    text = ByteTokenizer().decode(whole[: whole.index(256)] if 256 in whole else whole)
-
-    def ask(prompt: str, until: list[str]) -> Instance:
-        options = {"until": until, "max_gen_toks": 20}
-        return Instance("generate_until", {}, (prompt, options), 0)
-
-    stop = text[7:9]
-    found = lm.generate_until([ask("a fox", []), ask("a fox", [stop]), ask("longer prompt", [])])
-    assert found[0] == text and found[1] == text[: text.index(stop)]
-    alone = lm.generate_until([ask("longer prompt", [])])
-    assert found[2] == alone[0]
 
 
 def test_a_suite_s_records_and_its_table(evaluation, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Evaluates tasks one by one, keeps the result of each finished one, and estimates standard errors."""
+"""Evaluates tasks with the harness's HFLM, keeps each finished result, and estimates standard errors."""
 
 from __future__ import annotations
 
@@ -13,18 +13,51 @@ from typing import Any
 
 import lm_eval
 import lm_eval.evaluator
+import tokenizers
+import torch
 from lm_eval.api.metrics import bits_per_byte, mean, perplexity, weighted_perplexity
+from lm_eval.models.huggingface import HFLM
 from pydantic import TypeAdapter
 
 from acp_repro.common import files
 from acp_repro.common.command import aligned
 from acp_repro.common.statistics import over_draws
+from acp_repro.data.tokenizer import BPETokenizer, Tokenizer
+from acp_repro.hf import ForgettingTransformerConfig, ForgettingTransformerForCausalLM, FoXTokenizer
+from acp_repro.hf.conversion import bytes_tokenizer
+from acp_repro.model import FoXForCausalLM
+from acp_repro.model.pretrained import config_to_official
 
-from ..unfinished import Unfinished, digest
-from .harness import FoXLM
+from ..unfinished import digest
 from .tasks import LoadedTask
 
 HARNESS_VERSION = lm_eval.__version__
+CPU_BATCH = 4  # requests; on a GPU the harness looks for the most that fit
+
+
+def harness_model(model: FoXForCausalLM, tokenizer: Tokenizer, *, max_length: int, dtype: str) -> HFLM:
+    """The harness's view of a model, which runs where its weights are.
+
+    Args:
+        max_length: tokens of context. A longer prompt loses its beginning, with BOS.
+        dtype: ``bfloat16`` (by autocast) or ``float32``.
+    """
+    with torch.device("meta"):
+        config = ForgettingTransformerConfig(**config_to_official(model.config), use_cache=False)
+        fox = ForgettingTransformerForCausalLM(config)
+    fox.model, fox.lm_head = model.model, model.lm_head
+    bpe = isinstance(tokenizer, BPETokenizer)
+    return HFLM(
+        pretrained=fox,
+        backend="causal",
+        tokenizer=FoXTokenizer(
+            tokenizer_object=tokenizers.Tokenizer.from_str(tokenizer.json_text) if bpe else bytes_tokenizer()
+        ),
+        max_length=max_length,
+        batch_size="auto" if fox.device.type == "cuda" else CPU_BATCH,
+        mixed_precision_dtype="bfloat16" if dtype == "bfloat16" else None,
+        softmax_dtype="float32",
+    )
 
 
 @dataclass(frozen=True)
@@ -62,7 +95,7 @@ class TaskResult:
 
 
 def evaluate(
-    lm: FoXLM,
+    lm: HFLM,
     tasks: Sequence[LoadedTask],
     *,
     items: int | None = None,
@@ -76,11 +109,9 @@ def evaluate(
     Args:
         items: only the first so many of each task, as with the harness's ``--limit``.
         kept: a folder of one file a task, written when the task is finished. A file of the same model, items
-            and settings is used instead of a new evaluation; files of other settings stay beside it. Scores
-            of an unfinished task are there too, and a stopped task continues from them.
+            and settings is used instead of a new evaluation; files of other settings stay beside it.
         identity: stands for the model and its weights; must change with them.
-        again: first delete the kept results of these tasks, finished or not. A later call without it
-            continues where this one was stopped.
+        again: first delete the kept results of these tasks.
         say: called with one line for each finished task.
     """
     keys = [_key(lm, task, items, identity or {}) for task in tasks]
@@ -91,7 +122,6 @@ def evaluate(
     if again:
         for path in filter(None, paths):
             path.unlink(missing_ok=True)
-            path.with_suffix(".unfinished").unlink(missing_ok=True)
     results = []
     for number, (task, key, path) in enumerate(zip(tasks, keys, paths, strict=True), 1):
         where = f"[{number}/{len(tasks)}] {task.name}"
@@ -99,33 +129,26 @@ def evaluate(
         if result is None:
             there = len(task.task.eval_docs)
             say(f"{where}: {min(items or there, there):,} items, from {task.source}")
-            lm.unfinished = Unfinished(path and path.with_suffix(".unfinished"), key)
             result = _evaluate(lm, task, items)
             if path:
                 files.write_json(path, {"key": key, "result": dataclasses.asdict(result)})
-            lm.unfinished.finish()
-            lm.unfinished = None  # the model may change before its next use
         else:
             say(f"{where}: finished before")
         results.append(result)
     return results
 
 
-def _key(lm: FoXLM, task: LoadedTask, items: int | None, identity: dict[str, Any]) -> dict[str, Any]:
+def _key(lm: HFLM, task: LoadedTask, items: int | None, identity: dict[str, Any]) -> dict[str, Any]:
     """All that the numbers depend on."""
-    scorer = lm.scorer
     settings = {
         "harness": HARNESS_VERSION,
         "task_version": str(task.task.VERSION),
         "items": items,
         "fingerprint": task.fingerprint,
-        # Two tokenisers of one size have one name.
-        "tokenizer": [lm.tokenizer_name, digest(getattr(lm.tokenizer, "json_text", None))],
+        "tokenizer": digest(lm.tokenizer.backend_tokenizer.to_str()),
         "max_length": lm.max_length,
-        "dtype": scorer.dtype,
-        "device": scorer.device.type,
-        "share_contexts": scorer.share_contexts,
-        "begins_with_bos": True,
+        "dtype": str(lm.mixed_precision_dtype),
+        "device": lm.device.type,
     }
     return json.loads(json.dumps(identity | settings))
 
@@ -138,8 +161,10 @@ def _read(path: Path, key: dict[str, Any]) -> TaskResult | None:
         return None
 
 
-def _evaluate(lm: FoXLM, loaded: LoadedTask, items: int | None) -> TaskResult:
-    start, truncated = time.perf_counter(), lm.scorer.truncated
+def _evaluate(lm: HFLM, loaded: LoadedTask, items: int | None) -> TaskResult:
+    start = time.perf_counter()
+    # Every prompt begins with BOS, as every training sequence did. To whole texts the harness adds it itself.
+    lm.add_bos_token = loaded.task.OUTPUT_TYPE != "loglikelihood_rolling"
     # Standard errors are computed below: for a perplexity the harness would draw 100,000 bootstrap samples.
     found = lm_eval.evaluator.evaluate(lm, {loaded.name: loaded.task}, limit=items, bootstrap_iters=0)
     aggregation = loaded.task.aggregation()
@@ -157,7 +182,11 @@ def _evaluate(lm: FoXLM, loaded: LoadedTask, items: int | None) -> TaskResult:
         source=loaded.source,
         metrics=metrics,
         items=len({sample["doc_id"] for sample in found["samples"][loaded.name]}),
-        truncated=lm.scorer.truncated - truncated,
+        truncated=sum(
+            len(lm.tok_encode("".join(request.args))) > lm.max_length + 1
+            for request in loaded.task.instances
+            if request.request_type == "loglikelihood"
+        ),
         seconds=time.perf_counter() - start,
     )
 

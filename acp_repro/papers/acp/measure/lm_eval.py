@@ -62,8 +62,7 @@ def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
     from acp_repro.data import prepare
 
     try:
-        from ..evaluation.evaluation import evaluate
-        from ..evaluation.harness import FoXLM
+        from ..evaluation.evaluation import evaluate, harness_model
         from ..evaluation.tasks import load_tasks
     except ModuleNotFoundError as error:
         raise NoHarness(error) from None
@@ -71,9 +70,8 @@ def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
     tasks, notes = load_tasks(asked.lm_eval_tasks, asked.lm_eval_data)
     for note in notes:
         print(f"note: {note}")
-    lm = FoXLM.of(
-        trained.model, prepare(run.data).tokenizer, max_length=run.context_length, dtype=run.training.dtype
-    )
+    tokenizer = prepare(run.data).tokenizer
+    lm = harness_model(trained.model, tokenizer, max_length=run.context_length, dtype=run.training.dtype)
     kept = state.MAKE / run.suite / "lm_eval" / run.name
     results = evaluate(
         lm,
