@@ -2,12 +2,12 @@
 
 import itertools
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
+from acp_repro.chain import state
 from acp_repro.chain.registry import find_paper
 from acp_repro.chain.suite import load_suite
 from analysis.report.gather import gather as gather_report
@@ -89,12 +89,12 @@ def mini(tmp_path, monkeypatch):
     called = []
 
     def run(words):
-        called.append(" ".join(words[1:]))
+        called.append(words.removeprefix("python "))
         record = Path("results/mini/pro-tiny-512-acp/pruned_ratio.csv")
-        record.write_text(record.read_text().replace(",7,10,0.7,", ",1,10,0.1,"))
-        return subprocess.CompletedProcess(words, 0)
+        state.write_record(record, record.read_bytes().replace(b",7,10,0.7,", b",1,10,0.1,"), 1)
+        return 0
 
-    monkeypatch.setattr(claim.subprocess, "run", run)
+    monkeypatch.setattr(claim, "run_words", run)
     return called
 
 
@@ -113,7 +113,7 @@ def test_a_claim_is_trained_measured_and_judged_again(mini, capsys):
 
 
 def test_a_command_that_fails_ends_it(mini, monkeypatch, capsys):
-    monkeypatch.setattr(claim.subprocess, "run", lambda words: subprocess.CompletedProcess(words, 3))
+    monkeypatch.setattr(claim, "run_words", lambda words: 3)
     assert claim.main(["acp.figure2.1"]) == 3
     assert "new:" not in capsys.readouterr().out
 

@@ -8,6 +8,7 @@ import torch
 
 from acp_repro.benchmark_training import main as command
 from acp_repro.benchmark_training import recorded
+from acp_repro.chain import state
 from acp_repro.chain.errors import RecordError, SuiteError
 from acp_repro.chain.records import read_records
 from acp_repro.chain.suite import load_suite
@@ -88,7 +89,8 @@ def test_other_records_stay_and_those_of_another_machine_are_not_replaced(run, t
 
     (_, _, here), other = time("301", "640")[0], "NVIDIA H200"
     text = path.read_text()
-    path.write_text(text.replace(here, other) + text.splitlines()[1].replace(",acp,301,", ",acp,302,") + "\n")
+    text = text.replace(here, other) + text.splitlines()[1].replace(",acp,301,", ",acp,302,") + "\n"
+    state.write_record(path, text.encode(), 5)
     old = [(301, "acp", other), (301, "exact", other), (640, "acp", other), (640, "exact", other)]
     kept = [*old, (302, "acp", here)]
     assert time("512") == time("512") == [*kept, (512, "acp", here), (512, "exact", here)]
@@ -101,14 +103,14 @@ def test_without_a_name_one_run_of_each_shape_with_records_of_this_device_is_tim
     suite = load_suite("mini")
     quantity, short, long = suite.paper.quantity("training_step"), suite.runs[0], suite.runs[-1]
     assert recorded(suite, quantity, "here") == [suite.heads_run]
-    quantity.path("mini").parent.mkdir(parents=True)
     empty = dict.fromkeys(suite.paper.columns(quantity), "")
     for on, other in (("here", "there"), ("there", "here")):
         rows = [{**empty, **run.columns(), "device": device} for run, device in ((short, on), (long, other))]
-        pd.DataFrame(rows * 2)[list(empty)].to_csv(quantity.path("mini"), index=False)
+        text = pd.DataFrame(rows * 2)[list(empty)].to_csv(index=False)
+        state.write_record(quantity.path("mini"), text.encode(), 4)
         (found,) = recorded(suite, quantity, "here")
         assert found.context_length == (short if on == "here" else long).context_length
-    quantity.path("mini").write_text("size\n")
+    state.write_record(quantity.path("mini"), b"size\n", 1)
     with pytest.raises(RecordError, match="not the columns of this version; move that file away"):
         recorded(suite, quantity, "here")
 
