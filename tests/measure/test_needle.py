@@ -41,6 +41,9 @@ class Copier:
     def parameters(self):
         return iter([self.parameter])
 
+    def modules(self):
+        return iter(())
+
     def check_input_ids(self, input_ids):
         pass
 

@@ -101,15 +101,6 @@ def test_other_runs_start_from_its_weights_and_are_trained_after_it(here, capsys
     assert len(positions) == 26 and torch.equal(positions[12:24], positions[:12])  # and not the untrained
 
 
-def test_runs_that_wait_for_each_other_are_one_line(here, monkeypatch, capsys):
-    _, dense, mlm = here.runs
-    needs = {mlm: [dense], dense: [mlm]}
-    monkeypatch.setattr(type(here), "prerequisites", lambda suite, run: needs.get(run, []))
-    assert train_command.main(["--suite", "mini", "--device", "cpu"]) == 2
-    error = "error: suite mini: toy-mini-dense, words-mini-mlm need each other's weights"
-    assert capsys.readouterr().err.startswith(error)
-
-
 def test_a_resume_gives_the_same_bits(here):
     run = here.run("words-mini-mlm")
     train(PAPER, run, device=CPU, report=str)
