@@ -192,13 +192,6 @@ def test_make_takes_the_file_of_a_suite_and_writes_nothing_beside_it(work, tmp_p
     assert list(tmp_path.iterdir()) == [file]
     again = run(work, "make", "report", f"SUITE={file}")
     assert "acp_repro" not in again and "toy.figure1" not in again
-    (file := tmp_path / "toy.yaml").write_text(YAML)
-    for goal in ("figure1", "clean"):
-        error = run(work, "make", goal, f"SUITE={file}", expect=2)
-        assert f"{file}: experiments/toy.yaml has its name" in error
-    assert "rm -rf runs/toy " in run(work, "make", "-n", "clean", f"SUITE={work}/experiments/toy.yaml")
-    error = run(work, "make", "figure1", "SUITE=/a b/c.yaml", expect=2)
-    assert "a path with spaces is too much for make; link the file into experiments/" in error
     assert "rm -rf runs/my.own " in run(work, "make", "clean", f"SUITE={tmp_path}/my.own.yaml")
 
 
