@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .benchmark.table import LEGEND, table
-from .chain.provenance import device_name
-from .chain.records import keep_other_machines, write_suite_records
-from .chain.registry import find_paper
-from .chain.suite import load_suite
 from .common.command import choose_device, command, output_file, positive, run_command
 from .common.docs import plain
 from .common.errors import is_out_of_memory
+from .pipeline.benchmark.table import LEGEND, table
+from .pipeline.provenance import device_name
+from .pipeline.records import keep_other_machines, write_suite_records
+from .pipeline.registry import find_paper
+from .pipeline.suite import load_suite
 
 NAMES = ("ours", "official", "fla", "flex", "fa4", "cudnn", "eager")
 
@@ -29,8 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
-    from .benchmark.attention import give_memory_back, make_problem, measure, why_not
-    from .benchmark.rivals import available
+    from .pipeline.benchmark.attention import give_memory_back, make_problem, measure, why_not
+    from .pipeline.benchmark.rivals import available
 
     device = choose_device(options.device)
     suite = load_suite(options.suite) if options.suite else None

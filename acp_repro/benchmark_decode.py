@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .chain.provenance import device_name
-from .chain.records import keep_other_machines, write_suite_records
-from .chain.registry import find_paper
-from .chain.suite import load_suite
 from .common.command import choose_device, command, positive, run_command
 from .common.docs import plain
+from .pipeline.provenance import device_name
+from .pipeline.records import keep_other_machines, write_suite_records
+from .pipeline.registry import find_paper
+from .pipeline.suite import load_suite
 
 SHAPES_GPU = ("1x16384", "16x8192", "16x16384", "64x16384", "16x65536")
 SHAPES_CPU = ("1x1024", "1x4096", "4x4096")
@@ -30,10 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
-    from .benchmark.breakdown import breakdown
-    from .benchmark.decode import make_decode_problem, make_model, measure_attention, measure_model
-    from .benchmark.rivals import available
     from .model import FoXConfig
+    from .pipeline.benchmark.breakdown import breakdown
+    from .pipeline.benchmark.decode import make_decode_problem, make_model, measure_attention, measure_model
+    from .pipeline.benchmark.rivals import available
 
     device = choose_device(options.device)
     suite = load_suite(options.suite) if options.suite else None

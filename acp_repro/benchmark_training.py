@@ -16,16 +16,16 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from .chain.errors import SuiteError
-from .chain.paper import Quantity
-from .chain.provenance import device_name, made_on
-from .chain.records import benchmark_rows, keep_other_machines, write_suite_records
-from .chain.run import PARALLEL
-from .chain.suite import load_suite
 from .common.command import choose_device, command, described_parser, output_file, positive, run_command
 from .common.errors import UsageError
 from .common.files import write_text
-from .papers.acp.suite import FoXRun, FoXSuite
+from .pipeline.errors import SuiteError
+from .pipeline.paper import Quantity
+from .pipeline.papers.acp.suite import FoXRun, FoXSuite
+from .pipeline.provenance import device_name, made_on
+from .pipeline.records import benchmark_rows, keep_other_machines, write_suite_records
+from .pipeline.run import PARALLEL
+from .pipeline.suite import load_suite
 
 SHAPE = ("architecture", "size", "context_length_tokens")
 
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         shape = dict(zip(SHAPE, ([value] for value in _shape(run)), strict=True))
         planned = {**shape, "vocab_size": options.vocab_size, "ranks": options.nproc}
         keep_other_machines(suite, quantity, device_name(device), planned)
-    from .training.distributed import launch_ranks
+    from .pipeline.training.distributed import launch_ranks
 
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.json"
@@ -93,8 +93,8 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
 
     After each model it writes all as the records of the suite: what ends the command costs one model at most.
     """
-    from .papers.acp.training_steps import measure
-    from .training.distributed import on_rank_zero, process_group, world_size
+    from .pipeline.papers.acp.training_steps import measure
+    from .pipeline.training.distributed import on_rank_zero, process_group, world_size
 
     with process_group(options.device) as device:
         records = json.loads(options.rows.read_text()) if options.rows.exists() else []

@@ -25,7 +25,7 @@ do, only several trainings of each can say."""
 @command()
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    from .papers.acp.evaluation import comparison
+    from .pipeline.papers.acp.evaluation import comparison
 
     names = (str(options.a), str(options.b))
     a, b = comparison.read(options.a), comparison.read(options.b)

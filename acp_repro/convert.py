@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .common.command import command, described_parser, run_command
 from .common.errors import UsageError, usage_errors
-from .papers.acp.checkpoint_options import WHAT
+from .pipeline.papers.acp.checkpoint_options import WHAT
 
 
 @command()

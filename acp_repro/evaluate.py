@@ -12,8 +12,8 @@ from pathlib import Path
 
 from .common.command import choose_device, command, positive, run_command
 from .common.errors import UsageError
-from .papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
-from .papers.acp.evaluation.catalogue import BOOK_TASKS, PAPER_TASKS
+from .pipeline.papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
+from .pipeline.papers.acp.evaluation.catalogue import BOOK_TASKS, PAPER_TASKS
 
 OUTPUT = Path("runs/evaluations")
 
@@ -23,16 +23,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.output and options.output.exists() and not options.output.is_dir():
         raise UsageError(f"--output: {options.output} is a file; give a folder")
-    from .papers.acp.checkpoint_folder import Checkpoint
-    from .papers.acp.fits import check_tokenizer
-    from .papers.acp.measure.lm_eval import NoHarness
-    from .papers.acp.unfinished import identity
+    from .pipeline.papers.acp.checkpoint_folder import Checkpoint
+    from .pipeline.papers.acp.fits import check_tokenizer
+    from .pipeline.papers.acp.measure.lm_eval import NoHarness
+    from .pipeline.papers.acp.unfinished import identity
 
     device = choose_device(options.device)
     checkpoint = Checkpoint.find(options.checkpoint)
     try:
-        from .papers.acp.evaluation.evaluation import evaluate, harness_model, print_results
-        from .papers.acp.evaluation.tasks import load_tasks
+        from .pipeline.papers.acp.evaluation.evaluation import evaluate, harness_model, print_results
+        from .pipeline.papers.acp.evaluation.tasks import load_tasks
     except ModuleNotFoundError as error:
         raise NoHarness(error) from None
     tokenizer = _tokenizer(checkpoint, options.tokenizer)
@@ -65,8 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _tokenizer(checkpoint, path: str | None):
-    from .data import BPETokenizer
-    from .data.tokenizer import read_json
+    from .pipeline.data import BPETokenizer
+    from .pipeline.data.tokenizer import read_json
 
     if path is not None:
         return BPETokenizer(read_json(path), where=path)

@@ -15,7 +15,7 @@ from typing import Any
 
 from .common.command import choose_device, command, number, positive, run_command
 from .common.errors import UsageError, usage_errors
-from .papers.acp.checkpoint_options import checkpoint_parser
+from .pipeline.papers.acp.checkpoint_options import checkpoint_parser
 
 DEFAULT_PROMPT = "It was a dark and stormy night; the rain fell in torrents, and"
 
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
     import torch
 
     from .model import stream_tokens
-    from .papers.acp.checkpoint_folder import Checkpoint, one_thread_if_small
+    from .pipeline.papers.acp.checkpoint_folder import Checkpoint, one_thread_if_small
 
     checkpoint = Checkpoint.find(options.checkpoint)
     tokenizer = checkpoint.own_tokenizer()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .common import files
 from .common.command import choose_device, command, output_file, positive, run_command
-from .papers.acp.checkpoint_options import (
+from .pipeline.papers.acp.checkpoint_options import (
     DEFAULT_CONTEXT_LENGTH,
     add_text_options,
     checkpoint_parser,
@@ -32,11 +32,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     from tqdm import tqdm
 
-    from .heads.explorer import Explorer, Seen, check_comparable
-    from .heads.looking import look
-    from .papers.acp.checkpoint_folder import Checkpoint, CheckpointNotUsable
-    from .papers.acp.heads import inspect_heads
-    from .papers.acp.heads_table import print_heads
+    from .explorer.explorer import Explorer, Seen, check_comparable
+    from .explorer.heads import inspect_heads
+    from .explorer.heads_table import print_heads
+    from .explorer.looking import look
+    from .pipeline.papers.acp.checkpoint_folder import Checkpoint, CheckpointNotUsable
 
     device = choose_device(options.device)
     checkpoint, *others = (Checkpoint.find(p) for p in (options.checkpoint, options.compare) if p)

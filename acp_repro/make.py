@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import shutil
 
-from .chain import plan, state
-from .chain.errors import SuiteError
-from .chain.paper import FIGURES, RESULTS, Item, Suite
-from .chain.run import RUNS
-from .chain.suite import load_suite
 from .common.command import command, described_parser, positive, run_command, run_words
+from .pipeline import plan, state
+from .pipeline.errors import SuiteError
+from .pipeline.paper import FIGURES, RESULTS, Item, Suite
+from .pipeline.run import RUNS
+from .pipeline.suite import load_suite
 
 STOPPED = 130  # the exit code after Ctrl-C
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import itertools
 
-from .chain.errors import SuiteError
-from .chain.paper import Quantity, Suite
-from .chain.registry import find_paper, paper_names
-from .chain.run import Run
-from .chain.suite import load_suite
 from .common.command import command, described_parser, run_command
-from .training.measuring import bring_up_to_date
+from .pipeline.errors import SuiteError
+from .pipeline.paper import Quantity, Suite
+from .pipeline.registry import find_paper, paper_names
+from .pipeline.run import Run
+from .pipeline.suite import load_suite
+from .pipeline.training.measuring import bring_up_to_date
 
 
 @command("the same command measures what is missing")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .common.command import choose_device, command, number, output_file, positive, run_command
 from .common.errors import UsageError
-from .papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
+from .pipeline.papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
 
 
 @command("the same command continues where it was, if it had --csv")
@@ -26,12 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     import pandas as pd
 
     from .common.files import write_text
-    from .papers.acp.checkpoint_folder import Checkpoint, one_thread_if_small
-    from .papers.acp.fits import check_tokenizer
-    from .papers.acp.needle import report, trial
-    from .papers.acp.needle.haystack import checkpoint_haystacks, fingerprints
-    from .papers.acp.needle.prompt import hide, tokenise_needles
-    from .papers.acp.unfinished import Unfinished, digest, identity
+    from .pipeline.papers.acp.checkpoint_folder import Checkpoint, one_thread_if_small
+    from .pipeline.papers.acp.fits import check_tokenizer
+    from .pipeline.papers.acp.needle import report, trial
+    from .pipeline.papers.acp.needle.haystack import checkpoint_haystacks, fingerprints
+    from .pipeline.papers.acp.needle.prompt import hide, tokenise_needles
+    from .pipeline.papers.acp.unfinished import Unfinished, digest, identity
 
     checkpoint = Checkpoint.find(options.checkpoint)
     tokenizer = checkpoint.own_tokenizer()

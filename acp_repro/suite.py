@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from .chain.suite import load_suite
 from .common.command import command, run_command
 from .common.docs import plain
+from .pipeline.suite import load_suite
 
 
 @command()

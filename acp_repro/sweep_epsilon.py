@@ -11,18 +11,23 @@ from __future__ import annotations
 import argparse
 import math
 
-from .chain.errors import SuiteError
-from .chain.provenance import made_on, origin
-from .chain.records import read_files
-from .chain.registry import find_paper
-from .chain.suite import load_suite
 from .common import files
 from .common.command import aligned, choose_device, command, output_file, positive, run_command
 from .common.docs import plain
-from .papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, WHAT, add_text_options, log_epsilon
-from .papers.acp.settings import MeasureConfig
-from .papers.acp.suite import FoXSuite
-from .training.measuring import bring_up_to_date
+from .pipeline.errors import SuiteError
+from .pipeline.papers.acp.checkpoint_options import (
+    DEFAULT_CONTEXT_LENGTH,
+    WHAT,
+    add_text_options,
+    log_epsilon,
+)
+from .pipeline.papers.acp.settings import MeasureConfig
+from .pipeline.papers.acp.suite import FoXSuite
+from .pipeline.provenance import made_on, origin
+from .pipeline.records import read_files
+from .pipeline.registry import find_paper
+from .pipeline.suite import load_suite
+from .pipeline.training.measuring import bring_up_to_date
 
 QUANTITY = "epsilon_sweep"
 GPU_TOKENS, CPU_TOKENS = 32_768, 4096
@@ -63,8 +68,8 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
 
 
 def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
-    from .papers.acp.checkpoint_folder import Checkpoint
-    from .papers.acp.checkpoint_run import TrainedCheckpoint
+    from .pipeline.papers.acp.checkpoint_folder import Checkpoint
+    from .pipeline.papers.acp.checkpoint_run import TrainedCheckpoint
 
     device = choose_device(options.device)
     checkpoint = Checkpoint.find(options.checkpoint)

@@ -15,13 +15,13 @@ import argparse
 import os
 import sys
 
-from .chain import plan
-from .chain.errors import SuiteError
-from .chain.paper import Suite
-from .chain.run import Run
-from .chain.suite import load_suite
 from .common.command import choose_device, command, described_parser, positive, run_command
 from .common.errors import UsageError
+from .pipeline import plan
+from .pipeline.errors import SuiteError
+from .pipeline.paper import Suite
+from .pipeline.run import Run
+from .pipeline.suite import load_suite
 
 
 @command("the same command continues from the newest checkpoint, if there is one")
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
             )
         return _launch(options, sys.argv[1:] if arguments is None else arguments)
 
-    from .training.side_by_side import train_side_by_side
+    from .pipeline.training.side_by_side import train_side_by_side
 
     device = choose_device(options.device)
     if ranks == 1 and (device.type == "cpu" or options.jobs is not None):
@@ -68,7 +68,7 @@ def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
     """Starts the ranks of this machine, each of which is this command again, and waits for them."""
     import torch
 
-    from .training.distributed import launch_ranks
+    from .pipeline.training.distributed import launch_ranks
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if options.device != "cpu" and 0 < gpus < options.nproc:
@@ -80,9 +80,9 @@ def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
 
 def _train_one_by_one(suite: Suite, runs: list[Run], options: argparse.Namespace) -> int:
     from .common.errors import UserError
-    from .training.distributed import process_group, rank
-    from .training.side_by_side import NoMemory, train_one
-    from .training.stopping import Stopped
+    from .pipeline.training.distributed import process_group, rank
+    from .pipeline.training.side_by_side import NoMemory, train_one
+    from .pipeline.training.stopping import Stopped
 
     with process_group(options.device) as device:
         try:

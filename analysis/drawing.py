@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from acp_repro.chain import plan, state
-from acp_repro.chain.errors import SuiteError
-from acp_repro.chain.paper import Item, Suite
-from acp_repro.chain.records import read_records
-from acp_repro.chain.run import Run
-from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
 from acp_repro.common.command import command, run_command
 from acp_repro.common.docs import plain
+from acp_repro.pipeline import plan, state
+from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.paper import Item, Suite
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.run import Run
+from acp_repro.pipeline.suite import load_suite
 
 from . import style
 

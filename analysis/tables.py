@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from acp_repro.chain.errors import RecordError
+from acp_repro.pipeline.errors import RecordError
 
 
 class UnfitRecords(RecordError, ValueError):

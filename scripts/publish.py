@@ -22,13 +22,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from acp_repro.chain.paper import Suite
-from acp_repro.chain.records import read_records
-from acp_repro.chain.run import Run
-from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
 from acp_repro.common.command import command, run_command
-from acp_repro.training.run_folder import TrainingError, check_done
+from acp_repro.pipeline.paper import Suite
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.run import Run
+from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.training.run_folder import TrainingError, check_done
 
 LARGEST_BYTES = 12_000_000  # what a clone should have to download
 
@@ -92,7 +92,7 @@ def publish(suite: Suite, run: Run, folder: Path, data: str = "") -> Path:
 
 def fox(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
     """Writes a model of ACP; (what it is, rows of the card's table, what else to know)."""
-    from acp_repro.data import prepare
+    from acp_repro.pipeline.data import prepare
 
     loss = read_records(suite, "loss", [run]).iloc[0]
     blocks = read_records(suite, "pruned_ratio", [run])
@@ -139,7 +139,7 @@ The training text is in the public domain. The weights are under the licence of 
 
 def encoder(suite: Suite, run: Run, folder: Path) -> tuple[str, dict[str, str], str]:
     """Writes an encoder with gates; gives the same."""
-    from acp_repro.papers.retention.task import load_model
+    from acp_repro.pipeline.papers.retention.task import load_model
 
     dense = [r for r in suite.dense if (r.dataset_name, r.seed) == (run.dataset_name, run.seed)]
     if not dense:

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from acp_repro import benchmark_attention, benchmark_training, inspect, measure, sweep_epsilon, train
-from acp_repro.chain import state
-from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
 from acp_repro.common.command import command
 from acp_repro.common.docs import plain
 from acp_repro.common.errors import UserError
-from acp_repro.training.run_folder import lock
+from acp_repro.pipeline import state
+from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.training.run_folder import lock
 from tests.suites import YAML, train_run, write_suite
 
 ROOT = Path(__file__).parent.parent
@@ -270,7 +270,7 @@ def test_a_run_that_does_not_fit_in_memory_is_one_line(work, capsys, monkeypatch
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB")
 
     write_suite(work, name="large")
-    monkeypatch.setattr("acp_repro.training.side_by_side.train", full)
+    monkeypatch.setattr("acp_repro.pipeline.training.side_by_side.train", full)
     monkeypatch.setattr(train, "choose_device", lambda _: torch.device(device))
     assert train.main(["--suite", "large", "--run", RUN, "--device", "cpu"]) == 1
     lines = capsys.readouterr().err.splitlines()
@@ -357,7 +357,7 @@ def test_a_second_ctrl_c_stops_at_once(work, how):
     (work / "stuck.py").write_text(
         "import sys, time\n"
         "from acp_repro import train\n"
-        "from acp_repro.training import trainer\n"
+        "from acp_repro.pipeline.training import trainer\n"
         "trainer.save_checkpoint = lambda *_: time.sleep(600)\n"
         "if __name__ == '__main__':\n"
         "    sys.exit(train.main())\n"

@@ -17,7 +17,7 @@ from textwrap import dedent
 
 import pytest
 
-from acp_repro.chain.registry import find_paper, paper_names
+from acp_repro.pipeline.registry import find_paper, paper_names
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

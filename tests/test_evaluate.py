@@ -27,7 +27,7 @@ def test_without_the_harness_one_line_says_how_to_get_it(monkeypatch, capsys):
 
     for name in ("evaluation", "tasks"):
         monkeypatch.delitem(
-            __import__("sys").modules, f"acp_repro.papers.acp.evaluation.{name}", raising=False
+            __import__("sys").modules, f"acp_repro.pipeline.papers.acp.evaluation.{name}", raising=False
         )
     monkeypatch.setattr(builtins, "__import__", without)
     assert evaluate.main([str(PRETRAINED), "--tasks", "piqa"]) == 1

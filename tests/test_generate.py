@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acp_repro.data import BPETokenizer, ByteTokenizer
 from acp_repro.generate import DEFAULT_PROMPT, StopText, main, stream_text
-from acp_repro.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.pipeline.data import BPETokenizer, ByteTokenizer
+from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
 
 ROOT = Path(__file__).parent.parent
 PRETRAINED = str(ROOT / "pretrained" / "pro-3m-4k-acp")

@@ -8,12 +8,12 @@ import torch
 
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.reference import attention_scores, decay_bias, kept_entries
-from acp_repro.heads import explore
-from acp_repro.heads.looking import NotToBeLookedAt, look
-from acp_repro.heads.weights import cell_tokens, head_weights
+from acp_repro.explorer import explore
+from acp_repro.explorer.heads import inspect_heads
+from acp_repro.explorer.looking import NotToBeLookedAt, look
+from acp_repro.explorer.weights import cell_tokens, head_weights
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.capture import attention_inputs
-from acp_repro.papers.acp.heads import inspect_heads
 
 
 def small_model(architecture="pro", heads=2, **settings):
@@ -104,7 +104,7 @@ def test_heads_are_those_that_the_model_multiplies_and_kinds_those_of_inspect(ar
 
 
 def test_grouped_heads_read_the_keys_that_they_share():
-    from acp_repro.heads.looking import _heads_of_layer
+    from acp_repro.explorer.looking import _heads_of_layer
     from acp_repro.model.capture import AttentionInputs
 
     torch.manual_seed(2)
@@ -122,7 +122,7 @@ def test_squares_cut_any_length_into_256_or_fewer():
 
 @pytest.mark.parametrize("cell", [16, 1024])
 def test_memory_is_that_of_the_rows_and_not_of_the_square(monkeypatch, cell):
-    from acp_repro.heads import weights
+    from acp_repro.explorer import weights
 
     largest, length = 0, 4096
     new_empty = torch.Tensor.new_empty
@@ -141,7 +141,7 @@ def test_memory_is_that_of_the_rows_and_not_of_the_square(monkeypatch, cell):
 
 
 def test_what_cannot_be_looked_at_is_one_line(monkeypatch):
-    from acp_repro.heads import looking
+    from acp_repro.explorer import looking
 
     model = small_model()
     with pytest.raises(NotToBeLookedAt, match="127 tokens are fewer than two blocks of 64"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from acp_repro.attention.decay import cumulative_log_fgate
-from acp_repro.heads.weights import cell_tokens, head_weights
+from acp_repro.explorer.weights import cell_tokens, head_weights
 
 pytestmark = pytest.mark.gpu
 GRID, DELTA = (128, 64), torch.tensor(-40.0)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from acp_repro.data import ByteTokenizer
-from acp_repro.heads.explorer import Explorer, NotComparable, Seen, explore, token_pieces
-from acp_repro.heads.looking import look
-from acp_repro.heads.pack import LEAST_WEIGHTS, Listing, distance_bins
-from acp_repro.heads.page import D3, render
+from acp_repro.explorer.explorer import Explorer, NotComparable, Seen, explore, token_pieces
+from acp_repro.explorer.looking import look
+from acp_repro.explorer.pack import LEAST_WEIGHTS, Listing, distance_bins
+from acp_repro.explorer.page import D3, render
+from acp_repro.pipeline.data import ByteTokenizer
 from tests.test_heads import small_model
 
 ROOT = Path(__file__).parent.parent

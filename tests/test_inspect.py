@@ -14,11 +14,11 @@ from acp_repro import train as train_command
 from acp_repro.attention.boundary import count_blocks, find_boundary
 from acp_repro.attention.reference import decay_bias
 from acp_repro.attention.threshold import logit_bound_from_qk_norm
+from acp_repro.common.grid import head_kind, largest_pruned_ratio
+from acp_repro.explorer.heads import inspect_heads, layer_summary
 from acp_repro.inspect import main as inspect
 from acp_repro.model import FoXConfig, FoXForCausalLM, load_pretrained, save_pretrained
 from acp_repro.model.capture import attention_inputs
-from acp_repro.papers.acp.grid import head_kind, largest_pruned_ratio
-from acp_repro.papers.acp.heads import inspect_heads, layer_summary
 from tests.suites import write_suite
 
 RUN = "runs/mini/pro-tiny-128-acp"
@@ -298,7 +298,7 @@ def test_wrong_options_are_refused(option, capsys):
 @pytest.mark.parametrize("missing", ["rich.console", "tqdm"])
 def test_without_a_library_it_says_what_brings_all_that_it_needs(folder, capsys, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.delitem(sys.modules, "acp_repro.papers.acp.heads_table", raising=False)
+    monkeypatch.delitem(sys.modules, "acp_repro.explorer.heads_table", raising=False)
     assert inspect([RUN]) == 2
     assert "`pip install 'acp_repro[inspect]'` brings it" in capsys.readouterr().err
 
@@ -348,7 +348,7 @@ def test_what_a_page_cannot_show_is_one_line(folder, capsys, monkeypatch):
         captured = capsys.readouterr()
         assert captured.err.startswith("error: ") and message in captured.err, captured.err
         assert captured.err.count("\n") == 1
-    monkeypatch.setattr("acp_repro.heads.looking._free_bytes", lambda device: 1000)
+    monkeypatch.setattr("acp_repro.explorer.looking._free_bytes", lambda device: 1000)
     assert inspect(["official", *page, "--length", "256"]) == 2
     assert "256 tokens need about" in capsys.readouterr().err
     assert not (folder / "never.html").exists()

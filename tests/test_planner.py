@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from acp_repro import make
-from acp_repro.chain import plan, state
-from acp_repro.chain.errors import RecordError
-from acp_repro.chain.run import Run
-from acp_repro.chain.suite import load_suite, suite_names
 from acp_repro.common import files
-from acp_repro.papers.acp.paper import PAPER
+from acp_repro.pipeline import plan, state
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.pipeline.run import Run
+from acp_repro.pipeline.suite import load_suite, suite_names
 from analysis import drawing
 from tests.analysis import synthetic
 from tests.suites import YAML, write_suite
@@ -131,7 +131,7 @@ def test_a_figure_is_drawn_again_where_its_own_files_change_and_no_others():
         "analysis/acp/figure7.py": {"figure7"},
         "analysis/acp/sweeps.py": {"figure7"},
         "acp_repro/attention/op.py": set(),
-        "acp_repro/training/loop.py": set(),
+        "acp_repro/pipeline/training/loop.py": set(),
     }.items():
         assert {name for name, files in found.items() if ROOT / path in files} == drawn
 

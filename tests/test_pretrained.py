@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from acp_repro import train as train_command
-from acp_repro.chain.suite import load_suite
 from acp_repro.measure import main as measure
 from acp_repro.model import load_pretrained
-from acp_repro.training.run_folder import TrainingError, is_done
+from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.training.run_folder import TrainingError, is_done
 from analysis import drawing
 from scripts import publish
 from tests.suites import YAML, write_suite

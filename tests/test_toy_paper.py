@@ -16,9 +16,9 @@ ROOT = Path(__file__).parent.parent
 PAPER = """
 from dataclasses import dataclass, field
 
-from acp_repro.chain.paper import Paper, Suite
-from acp_repro.chain.run import Run, Strict, TrainerConfig
-from acp_repro.chain.suite import SuiteFile
+from acp_repro.pipeline.paper import Paper, Suite
+from acp_repro.pipeline.run import Run, Strict, TrainerConfig
+from acp_repro.pipeline.suite import SuiteFile
 from acp_repro.common.bounds import Axis, Count
 
 
@@ -65,7 +65,7 @@ TASK = """
 import torch
 from torch import nn
 
-from acp_repro.training.task import Task
+from acp_repro.pipeline.training.task import Task
 
 
 class ToyTask(Task):
@@ -85,7 +85,7 @@ class ToyTask(Task):
         return 0.05
 """
 ERROR = """
-from acp_repro.chain.paper import Quantity
+from acp_repro.pipeline.paper import Quantity
 
 
 def measure(trained):
@@ -98,7 +98,7 @@ QUANTITY = Quantity("error", ("squared_error",), measure)
 FIGURE = '''
 """Error against width."""
 
-from acp_repro.chain.paper import Claim, Item
+from acp_repro.pipeline.paper import Claim, Item
 from analysis import drawing
 from analysis.verdict import Verdict
 

@@ -89,10 +89,10 @@ def test_a_script_beside_the_clone_imports_the_package_and_not_the_folder(clone,
 
 
 def test_the_sample_text_comes_along(site):
-    code = "from acp_repro.data import sample_text; print(len(sample_text()))"
+    code = "from acp_repro.pipeline.data import sample_text; print(len(sample_text()))"
     assert int(run(site, code, blocked="")) > 100_000
 
 
 def test_the_sources_of_the_page_of_heads_come_along(site):
-    code = "from acp_repro.heads.page import render; print(len(render('heads', {}, {})))"
+    code = "from acp_repro.explorer.page import render; print(len(render('heads', {}, {})))"
     assert int(run(site, code)) > 300_000  # D3 alone has 280 kB

@@ -8,6 +8,8 @@ and only then continue in float32.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -88,3 +90,25 @@ def log_fgate_grad(dc: Tensor, log_fgate: Tensor) -> Tensor:
     dc = dc.double()
     grad = dc.sum(-1, keepdim=True) - dc.cumsum(-1) + dc
     return grad.to(log_fgate.dtype).masked_fill_(log_fgate < LOG_FGATE_FLOOR, 0.0)
+
+
+def threshold_offset(
+    seqlen: int, log_pruning_tolerance: float, device: torch.device | None = None
+) -> float | Tensor:
+    """``log L - log epsilon``: a float, or in compiled code a float64 scalar tensor.
+
+    Raises:
+        ValueError: ``seqlen < 1``, or ``log_pruning_tolerance`` is not a negative finite number.
+    """
+    if seqlen < 1:
+        raise ValueError(f"seqlen must be at least 1, got {seqlen}")
+    if not -math.inf < log_pruning_tolerance < 0:
+        raise ValueError(
+            "log_pruning_tolerance is log(epsilon) and must be negative and finite "
+            f"(the paper uses -10), got {log_pruning_tolerance}"
+        )
+    if torch.compiler.is_compiling():
+        # The math module would read the length itself, and then each length would need its own graph.
+        length = torch.full((), seqlen, dtype=torch.float64, device=device)
+        return length.log() - log_pruning_tolerance
+    return math.log(seqlen) - float(log_pruning_tolerance)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import op
 from .backends import HAS_TRITON
+from .decay import threshold_offset
 from .op import largest_norms
 
 DEFAULT_LOG_PRUNING_TOLERANCE = -10.0
@@ -55,28 +56,6 @@ def pruning_threshold(
     delta = -2.0 * bound - offset
     # Three float32 roundings happen above. One step outwards for each keeps the proof's inequality.
     return delta * (1.0 + 2.0**-22)
-
-
-def threshold_offset(
-    seqlen: int, log_pruning_tolerance: float, device: torch.device | None = None
-) -> float | Tensor:
-    """``log L - log epsilon``: a float, or in compiled code a float64 scalar tensor.
-
-    Raises:
-        ValueError: as :func:`pruning_threshold` does.
-    """
-    if seqlen < 1:
-        raise ValueError(f"seqlen must be at least 1, got {seqlen}")
-    if not -math.inf < log_pruning_tolerance < 0:
-        raise ValueError(
-            "log_pruning_tolerance is log(epsilon) and must be negative and finite "
-            f"(the paper uses -10), got {log_pruning_tolerance}"
-        )
-    if torch.compiler.is_compiling():
-        # The math module would read the length itself, and then each length would need its own graph.
-        length = torch.full((), seqlen, dtype=torch.float64, device=device)
-        return length.log() - log_pruning_tolerance
-    return math.log(seqlen) - float(log_pruning_tolerance)
 
 
 def logit_bound_from_qk_norm(

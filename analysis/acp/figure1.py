@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.chain.paper import Item
+from acp_repro.pipeline.paper import Item
 
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.chain.paper import Claim, Item
-from acp_repro.papers.acp.grid import GLOBAL, LOCAL, head_kind, largest_pruned_ratio
+from acp_repro.common.grid import GLOBAL, LOCAL, head_kind, largest_pruned_ratio
+from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
@@ -70,7 +70,7 @@ def grid_limit(records: pd.DataFrame, within: float = 0.01) -> tuple[float, np.n
 def head_kinds(records: pd.DataFrame) -> pd.Series:
     """``local``, ``global`` or ``between`` for each head of one run's ``pruned_ratio`` records.
 
-    See :func:`acp_repro.papers.acp.grid.head_kind`. Where the grid lets no head prune anything, all are
+    See :func:`head_kind`. Where the grid lets no head prune anything, all are
     ``between``.
     """
     limit, _ = grid_limit(one_each(records, ["run", "layer", "head"], "pruned_ratio"))

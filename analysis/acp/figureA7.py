@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.chain.paper import Item
-from acp_repro.papers.acp.suite import FoXRun
+from acp_repro.pipeline.paper import Item
+from acp_repro.pipeline.papers.acp.suite import FoXRun
 
 from .. import drawing, style
 from . import figure4, models

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.chain.paper import Claim, Item
+from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each

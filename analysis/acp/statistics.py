@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from acp_repro.papers.acp import grid
+from acp_repro.common import grid
 
 from ..tables import UnfitRecords, one_each, side_by_side
 

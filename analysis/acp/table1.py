@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.chain.paper import Claim, Item
 from acp_repro.common.statistics import LEVEL
-from acp_repro.papers.acp.evaluation.catalogue import COLUMNS, PAPER_TASKS, Column
-from acp_repro.papers.acp.evaluation.local_files import FILES
+from acp_repro.pipeline.paper import Claim, Item
+from acp_repro.pipeline.papers.acp.evaluation.catalogue import COLUMNS, PAPER_TASKS, Column
+from acp_repro.pipeline.papers.acp.evaluation.local_files import FILES
 
 from .. import drawing, style
 from ..tables import one_each

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from acp_repro.chain.paper import Item
 from acp_repro.common.statistics import interval
+from acp_repro.pipeline.paper import Item
 
 from .. import drawing, style
 from . import needle_facts, needle_statistics, versions

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from acp_repro.chain.paper import Claim, Item
+from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import UnfitRecords, side_by_side

@@ -7,8 +7,8 @@ figure or table stands in the file of that.
 
 from __future__ import annotations
 
-from acp_repro.chain.paper import Claim
-from acp_repro.papers.acp.cost import attention_share_of_flops
+from acp_repro.pipeline.paper import Claim
+from acp_repro.pipeline.papers.acp.cost import attention_share_of_flops
 
 from ..verdict import Verdict
 from . import by_length, figure2, figure3, figure5, figure6, figure_decode, figureA5, models, table1

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.chain.paper import Item
-from acp_repro.papers.lap.measure.attribution import SHOWN
+from acp_repro.pipeline.paper import Item
+from acp_repro.pipeline.papers.lap.measure.attribution import SHOWN
 
 from .. import drawing, style
 

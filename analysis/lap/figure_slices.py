@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.chain.paper import Claim, Item
 from acp_repro.common.statistics import Interval
+from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..verdict import Status, Verdict

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.chain.paper import Item
+from acp_repro.pipeline.paper import Item
 
 from .. import drawing, style
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from acp_repro.chain.paper import Item, Suite
-from acp_repro.papers.lap.suite import PruningRun
+from acp_repro.pipeline.paper import Item, Suite
+from acp_repro.pipeline.papers.lap.suite import PruningRun
 
 from ..published import published
 

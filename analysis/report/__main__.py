@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from acp_repro.chain.paper import FIGURES
 from acp_repro.common import files
 from acp_repro.common.command import command, run_command
+from acp_repro.pipeline.paper import FIGURES
 
 from .gather import gather
 from .html import page

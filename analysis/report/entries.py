@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from acp_repro.chain.paper import Claim, Item, Page, Suite
+from acp_repro.pipeline.paper import Claim, Item, Page, Suite
 
 from ..verdict import Status
 

@@ -13,12 +13,12 @@ from types import ModuleType
 
 import pandas as pd
 
-from acp_repro.chain import plan
-from acp_repro.chain.errors import RecordError
-from acp_repro.chain.paper import Claim, Item, Paper, Quantity, Suite
-from acp_repro.chain.records import read_records
-from acp_repro.chain.run import Run
-from acp_repro.chain.suite import load_suite
+from acp_repro.pipeline import plan
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.paper import Claim, Item, Paper, Quantity, Suite
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.run import Run
+from acp_repro.pipeline.suite import load_suite
 
 from ..published import published
 from ..tables import UnfitRecords

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from acp_repro.chain.paper import Item
+from acp_repro.pipeline.paper import Item
 
 from ..verdict import Status
 from .entries import Entry, Judgement, Report

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from acp_repro.chain import plan, state
-from acp_repro.chain.paper import Claim, Item, Suite
-from acp_repro.chain.run import Run
+from acp_repro.pipeline import plan, state
+from acp_repro.pipeline.paper import Claim, Item, Suite
+from acp_repro.pipeline.run import Run
 
 HALF_HOUR = 1800
 

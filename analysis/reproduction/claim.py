@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from acp_repro.chain import plan
-from acp_repro.chain.errors import SuiteError, UnknownName
-from acp_repro.chain.paper import Suite
-from acp_repro.chain.registry import find_paper, paper_names
-from acp_repro.chain.suite import load_suite
 from acp_repro.common.command import choose_device, command, run_command, run_words
 from acp_repro.common.docs import plain
+from acp_repro.pipeline import plan
+from acp_repro.pipeline.errors import SuiteError, UnknownName
+from acp_repro.pipeline.paper import Suite
+from acp_repro.pipeline.registry import find_paper, paper_names
+from acp_repro.pipeline.suite import load_suite
 
 from ..report.gather import all_records
 from .again import Again, by_records

@@ -14,10 +14,10 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from acp_repro.chain import plan
-from acp_repro.chain.errors import SuiteError
-from acp_repro.chain.paper import Claim, Item, Paper, Suite
-from acp_repro.chain.suite import load_suite, suite_names, suite_path
+from acp_repro.pipeline import plan
+from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.paper import Claim, Item, Paper, Suite
+from acp_repro.pipeline.suite import load_suite, suite_names, suite_path
 
 from .. import style
 from ..report.gather import all_records, judge, of_item, paper_words, record_paths

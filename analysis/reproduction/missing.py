@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from acp_repro.chain import plan
-from acp_repro.chain.paper import Suite
+from acp_repro.pipeline import plan
+from acp_repro.pipeline.paper import Suite
 
 from ..verdict import Status
 from .gather import Section

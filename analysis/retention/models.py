@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from acp_repro.chain.paper import Item
-from acp_repro.papers.retention.suite import PretrainingRun, RetentionRun, RetentionSuite
+from acp_repro.pipeline.paper import Item
+from acp_repro.pipeline.papers.retention.suite import PretrainingRun, RetentionRun, RetentionSuite
 
 from ..published import published
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.chain.paper import Claim, Item
+from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each

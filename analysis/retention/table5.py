@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from acp_repro.chain.paper import Claim, Item
-from acp_repro.papers.retention.suite import RetentionRun
+from acp_repro.pipeline.paper import Claim, Item
+from acp_repro.pipeline.papers.retention.suite import RetentionRun
 
 from .. import drawing, style
 from ..tables import one_each

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from acp_repro.chain.paper import Claim
+from acp_repro.pipeline.paper import Claim
 
 _SHOWN = "tests/retention/test_parts.py::"
 

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from acp_repro.chain.records import write_records
-from acp_repro.chain.suite import load_suite
+from acp_repro.pipeline.records import write_records
+from acp_repro.pipeline.suite import load_suite
 from analysis import drawing
 from tests.suites import YAML, write_suite
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from acp_repro.chain import state
-from acp_repro.chain.registry import find_paper
-from acp_repro.chain.suite import load_suite
+from acp_repro.pipeline import state
+from acp_repro.pipeline.registry import find_paper
+from acp_repro.pipeline.suite import load_suite
 from analysis.report.gather import gather as gather_report
 from analysis.report.page import render
 from analysis.reproduction import claim

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from acp_repro.papers.acp.paper import PAPER
+from acp_repro.pipeline.papers.acp.paper import PAPER
 from analysis.acp import (
     figure2,
     figure4,

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from acp_repro.papers.acp.evaluation.catalogue import COLUMNS
+from acp_repro.pipeline.papers.acp.evaluation.catalogue import COLUMNS
 from analysis import drawing
 from analysis.acp import paired, table1
 from analysis.tables import UnfitRecords

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from acp_repro.chain.suite import load_suite
+from acp_repro.pipeline.suite import load_suite
 from analysis import drawing
 from analysis.acp import figureA7
 

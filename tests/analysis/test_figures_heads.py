@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from acp_repro.chain.errors import RecordError, SuiteError
-from acp_repro.chain.records import read_records
-from acp_repro.chain.suite import load_suite
-from acp_repro.papers.acp.grid import head_kind, largest_pruned_ratio
+from acp_repro.common.grid import head_kind, largest_pruned_ratio
+from acp_repro.pipeline.errors import RecordError, SuiteError
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.suite import load_suite
 from analysis import style
 from analysis.acp import figure3, figure4, figure5, figure6, statistics, versions
 from tests.analysis import synthetic

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from acp_repro.chain.records import read_records
-from acp_repro.chain.suite import load_suite
 from acp_repro.common import statistics
-from acp_repro.papers.acp.paper import PAPER
+from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.suite import load_suite
 from analysis import drawing
 from analysis.acp import figure3_right, figureA5, needle_statistics, tableA1, training_logs
 from analysis.tables import UnfitRecords

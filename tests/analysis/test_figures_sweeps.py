@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from acp_repro.chain.errors import RecordError
-from acp_repro.chain.records import read_records
-from acp_repro.chain.suite import load_suite
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.suite import load_suite
 from analysis import drawing, style
 from analysis.acp import figure7, figureA1, figureA2, sweeps
 from analysis.tables import UnfitRecords

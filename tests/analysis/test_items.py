@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import analysis
-from acp_repro.chain.errors import SuiteError
-from acp_repro.chain.registry import find_paper, paper_names
+from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.registry import find_paper, paper_names
 from analysis import drawing
 from analysis.acp import figure2, table2
 from analysis.report.gather import paper_words

@@ -5,10 +5,10 @@ import itertools
 import pandas as pd
 import pytest
 
-from acp_repro.chain import plan, state
-from acp_repro.chain.records import read_records
-from acp_repro.chain.suite import load_suite
-from acp_repro.papers.acp.paper import PAPER
+from acp_repro.pipeline import plan, state
+from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.suite import load_suite
 from analysis.acp import figure3_right, needle_facts, tableA1
 from analysis.tables import UnfitRecords
 from analysis.verdict import Status

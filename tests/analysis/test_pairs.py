@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from acp_repro.chain.suite import load_suite, suite_names
-from acp_repro.papers.acp.paper import PAPER
+from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.pipeline.suite import load_suite, suite_names
 from analysis.acp import figure3, paired, versions
 from analysis.report.gather import all_records
 from analysis.tables import UnfitRecords

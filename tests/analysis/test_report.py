@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import pytest
 from PIL import Image
 
-from acp_repro.chain.suite import load_suite
+from acp_repro.pipeline.suite import load_suite
 from analysis import drawing, style
 from analysis.acp import models
 from analysis.report.__main__ import main

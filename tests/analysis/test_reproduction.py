@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from acp_repro.chain import state
-from acp_repro.chain.paper import Claim
-from acp_repro.chain.registry import find_paper, paper_names
-from acp_repro.chain.suite import load_suite, suite_names
+from acp_repro.pipeline import state
+from acp_repro.pipeline.paper import Claim
+from acp_repro.pipeline.registry import find_paper, paper_names
+from acp_repro.pipeline.suite import load_suite, suite_names
 from analysis import drawing, style
 from analysis.acp import figure2, figure3, figure3_right, figure7, models, text_claims
 from analysis.report.gather import paper_words

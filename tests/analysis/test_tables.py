@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from acp_repro.chain.errors import RecordError
-from acp_repro.chain.suite import load_suite
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.suite import load_suite
 from analysis import drawing, style
 from analysis.acp import by_length, figure2, models, statistics, table2, table4
 from analysis.published import published

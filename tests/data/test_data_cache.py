@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from acp_repro.data.cache import CorruptEntry, Entry, open_or_build
+from acp_repro.pipeline.data.cache import CorruptEntry, Entry, open_or_build
 
 
 def build(writer):

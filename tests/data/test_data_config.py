@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from acp_repro.data import DataConfig, DataError
+from acp_repro.pipeline.data import DataConfig, DataError
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_settings_need_the_standard_library_only():
         "import sys\n"
         "for name in ('numpy', 'torch', 'tqdm', 'tokenizers', 'yaml', 'fsspec', 'pydantic'):\n"
         "    sys.modules[name] = None\n"
-        "from acp_repro.data.config import DataConfig\n"
-        "from acp_repro.data import DataConfig as Same, DataError\n"
+        "from acp_repro.pipeline.data.config import DataConfig\n"
+        "from acp_repro.pipeline.data import DataConfig as Same, DataError\n"
         "assert Same is DataConfig\n"
         "print(DataConfig('text', 'x', tokenizer={'bpe': 300}).vocab_size)\n"
     )
@@ -108,7 +108,7 @@ def test_settings_need_the_standard_library_only():
 
 
 def test_every_public_name_loads():
-    import acp_repro.data as package
+    import acp_repro.pipeline.data as package
 
     assert all(getattr(package, name).__name__ == name for name in package.__all__)
     assert set(package.__all__) <= set(dir(package))

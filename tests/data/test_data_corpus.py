@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from acp_repro.pipeline.data.__main__ import main
 
-from acp_repro.data import DataConfig, DataError, default_cache, prepare
-from acp_repro.data import corpus as module
-from acp_repro.data.__main__ import main
+from acp_repro.pipeline.data import DataConfig, DataError, default_cache, prepare
+from acp_repro.pipeline.data import corpus as module
 
 BOOKS = Path(__file__).parents[2] / ".." / "shared" / "data" / "books"
 TEXTS = [f"document {i}: " + f"some words of number {i} and {i * i}; " * (i + 3) for i in range(40)]
@@ -283,7 +283,7 @@ def test_ctrl_c_is_one_line(folder, tmp_path, capsys, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("acp_repro.data.corpus._build", stop)
+    monkeypatch.setattr("acp_repro.pipeline.data.corpus._build", stop)
     assert main(f"--corpus text --path {folder} --cache-dir {tmp_path / 'cache'}".split()) == 130
     said = capsys.readouterr().err.strip()
     assert said.startswith("stopped; ") and "\n" not in said

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from acp_repro.data import DataError, prepare
-from acp_repro.data.labelled import read_labelled
+from acp_repro.pipeline.data import DataError, prepare
+from acp_repro.pipeline.data.labelled import read_labelled
 
 TEXTS = [f"document {i}: " + "some words; " * (i + 3) for i in range(40)]
 
@@ -80,8 +80,8 @@ def test_labels_have_the_names_of_their_set(tmp_path, monkeypatch):
     assert found.classes == ("bad", "good") and found.classes_are == "values of stars"
     assert [(e.text, e.number) for e in found.splits["dev"]] == [(f"valid {i}", i % 2) for i in range(5)]
     pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
-    from acp_repro.papers.lap.settings import TextsConfig
-    from acp_repro.papers.lap.texts import load_texts
+    from acp_repro.pipeline.papers.lap.settings import TextsConfig
+    from acp_repro.pipeline.papers.lap.texts import load_texts
 
     texts = load_texts(TextsConfig("hf", "owner/name", label_field="stars", heldout=0.4))
     assert {text.label for text in texts.train + texts.heldout} == {0, 1, None}

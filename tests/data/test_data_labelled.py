@@ -7,9 +7,9 @@ import tarfile
 
 import pytest
 
-from acp_repro.data.files import DataError
-from acp_repro.data.labelled import SPLITS, read_labelled
-from acp_repro.data.registry import CORPORA
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.labelled import SPLITS, read_labelled
+from acp_repro.pipeline.data.registry import CORPORA
 
 
 def write_lines(path, records):

@@ -6,11 +6,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from acp_repro.pipeline.data.__main__ import main
 
-from acp_repro.data import DataError, prepare
-from acp_repro.data import longcrawl64 as module
-from acp_repro.data.__main__ import main
-from acp_repro.data.sequences import TokenSequences
+from acp_repro.pipeline.data import DataError, prepare
+from acp_repro.pipeline.data import longcrawl64 as module
+from acp_repro.pipeline.data.sequences import TokenSequences
 
 zarr = pytest.importorskip("zarr", reason="pip install -e '.[longcrawl64]'")
 

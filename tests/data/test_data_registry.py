@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from acp_repro.data.files import DataError
-from acp_repro.data.registry import CORPORA, corpus, find_corpus
-from acp_repro.data.sources import Row
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.registry import CORPORA, corpus, find_corpus
+from acp_repro.pipeline.data.sources import Row
 
 ROOT = Path(__file__).parents[2]
 REVIEWS = '''
-from acp_repro.data.registry import corpus
-from acp_repro.data.sources import Row
+from acp_repro.pipeline.data.registry import corpus
+from acp_repro.pipeline.data.sources import Row
 
 
 @corpus(path="the path of the reviews", labels="opinions", sides="whether a guest would come again")
@@ -41,9 +41,9 @@ backbones: {tiny: {num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 1
 grid: [{dataset: [opinions], backbone: [tiny], method: [dense]}]
 """
 LOOK = """
-from acp_repro.chain.suite import load_suite
-from acp_repro.data.labelled import read_labelled
-from acp_repro.papers.lap.texts import load_texts
+from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.data.labelled import read_labelled
+from acp_repro.pipeline.papers.lap.texts import load_texts
 from analysis.lap.models import describe
 
 lap, retention = load_suite("lap.yaml"), load_suite("retention.yaml")
@@ -85,7 +85,7 @@ def run(tmp_path):
 def test_a_corpus_from_elsewhere_in_every_paper(run):
     pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
     options = "--corpus reviews --path reviews.txt --heldout 0.3"
-    code, said = run("-m", "acp_repro.data", *options.split())
+    code, said = run("-m", "acp_repro.pipeline.data", *options.split())
     assert code == 0 and "corpus      reviews" in said and "documents" in said, said
     code, said = run("-c", LOOK)
     assert code == 0, said
@@ -100,7 +100,7 @@ def test_errors_of_a_corpus_from_elsewhere_are_one_line(run):
         ("--corpus facts --options examples=many", "options.examples: 'many' is no number; the default is"),
         ("--corpus broken", "error: corpus: broken: guest_nothing cannot be imported"),
     ):
-        code, said = run("-m", "acp_repro.data", *options.split())
+        code, said = run("-m", "acp_repro.pipeline.data", *options.split())
         assert code == 1 and said.count("\n") == 1 and re.search(words, said), said
 
 

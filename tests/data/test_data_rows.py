@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from acp_repro.data.files import DataError
-from acp_repro.data.rows import read_records
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.rows import read_records
 
 # The first line of the file, and rows as it has them: line breaks and doubled quotes within a field.
 HEADER = "business_id,date,review_id,stars,text,type,user_id,cool,useful,funny"

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acp_repro.data import DataError, TokenSequences
-from acp_repro.data import sequences as module
+from acp_repro.pipeline.data import DataError, TokenSequences
+from acp_repro.pipeline.data import sequences as module
 
 BOS = 60_000
 

@@ -15,11 +15,18 @@ from fsspec.compression import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acp_repro.data import sources as module
-from acp_repro.data.config import DataConfig
-from acp_repro.data.files import DataError
-from acp_repro.data.reader import Reader, tail_of
-from acp_repro.data.sources import Document, SampleSource, StdlibSource, TextSource, is_heldout, sample_text
+from acp_repro.pipeline.data import sources as module
+from acp_repro.pipeline.data.config import DataConfig
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.reader import Reader, tail_of
+from acp_repro.pipeline.data.sources import (
+    Document,
+    SampleSource,
+    StdlibSource,
+    TextSource,
+    is_heldout,
+    sample_text,
+)
 
 PACK = {
     "": lambda data: data,
@@ -65,7 +72,7 @@ def test_stdlib_is_library_text_and_help(stdlib):
 
 def test_stdlib_identity_survives_processes_and_hash_seeds(stdlib):
     code = (
-        "from acp_repro.data.sources import StdlibSource as S; import sys\n"
+        "from acp_repro.pipeline.data.sources import StdlibSource as S; import sys\n"
         "print(S().identity, any(m in sys.modules for m in ('torch', 'numpy')))"
     )
     identity, heavy = subprocess.run(
@@ -73,7 +80,7 @@ def test_stdlib_identity_survives_processes_and_hash_seeds(stdlib):
             sys.executable,
             "-c",
             # the sources by themselves, so that what they import is seen
-            "import sys, types; p = types.ModuleType('acp_repro.data');"
+            "import sys, types; p = types.ModuleType('acp_repro.pipeline.data');"
             f"p.__path__ = [{str(Path(sys.modules[StdlibSource.__module__].__file__).parent)!r}];"
             f"sys.modules[p.__name__] = p\n{code}",
         ],

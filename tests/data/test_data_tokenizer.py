@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acp_repro.data import tokenizer as module
-from acp_repro.data.files import DataError
-from acp_repro.data.sources import Document
-from acp_repro.data.tokenizer import BPETokenizer, ByteTokenizer, train_bpe
+from acp_repro.pipeline.data import tokenizer as module
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.sources import Document
+from acp_repro.pipeline.data.tokenizer import BPETokenizer, ByteTokenizer, train_bpe
 
 TEXT = "the cat and the hat sat on the mat\n  and\n\n\tthe rat <|endoftext|> naïve 日本\n" * 200
 

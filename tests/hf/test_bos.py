@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 import acp_repro.hf
 import acp_repro.model
 from acp_repro import convert, generate, load_pretrained
-from acp_repro.data import BPETokenizer, TokenSequences
-from acp_repro.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.pipeline.data import BPETokenizer, TokenSequences
+from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
 from tests.conftest import REPO_ROOT
 
 FOLDER = REPO_ROOT / "pretrained" / "pro-3m-4k-acp"

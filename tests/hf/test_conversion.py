@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acp_repro.hf
 from acp_repro.convert import main
-from acp_repro.data import BPETokenizer, ByteTokenizer
 from acp_repro.hf.conversion import byte_characters
 from acp_repro.hf.tokenization import escape, unescape
 from acp_repro.model import load_pretrained
+from acp_repro.pipeline.data import BPETokenizer, ByteTokenizer
 from tests.conftest import REPO_ROOT
 
 from .tiny import saved

@@ -10,7 +10,7 @@ import numpy as np
 
 from acp_repro.lap.attribution import game, shap_values
 from acp_repro.lap.autoencoder import pad
-from acp_repro.papers.lap.measure.attribution import chosen, told
+from acp_repro.pipeline.papers.lap.measure.attribution import chosen, told
 from tests.lap.tiny import TEXTS, model
 
 

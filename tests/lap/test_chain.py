@@ -12,19 +12,19 @@ import torch
 
 pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
 
-from acp_repro.chain.errors import SuiteError
-from acp_repro.chain.records import read_records, write_records
-from acp_repro.chain.suite import load_suite
 from acp_repro.common.errors import UserError
-from acp_repro.data.corpora import short_sentences, stdlib_sentences
-from acp_repro.data.files import DataError
-from acp_repro.papers.lap.paper import PAPER
-from acp_repro.papers.lap.task import PruningTask
-from acp_repro.papers.lap.texts import Batches, load_texts
-from acp_repro.training.loop import train
-from acp_repro.training.measuring import bring_up_to_date
-from acp_repro.training.optimizer import make_optimizer
-from acp_repro.training.run_folder import TrainingError
+from acp_repro.pipeline.data.corpora import short_sentences, stdlib_sentences
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.papers.lap.paper import PAPER
+from acp_repro.pipeline.papers.lap.task import PruningTask
+from acp_repro.pipeline.papers.lap.texts import Batches, load_texts
+from acp_repro.pipeline.records import read_records, write_records
+from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.training.loop import train
+from acp_repro.pipeline.training.measuring import bring_up_to_date
+from acp_repro.pipeline.training.optimizer import make_optimizer
+from acp_repro.pipeline.training.run_folder import TrainingError
 
 YAML = """
 description: a test
@@ -452,8 +452,8 @@ def test_a_record_that_fails_costs_no_other_one(suite, monkeypatch, capsys):
 
 def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
     pytest.importorskip("sacrebleu", reason="pip install -e '.[lap]'")
-    from acp_repro.chain.errors import RecordError
     from acp_repro.lap.compress import main
+    from acp_repro.pipeline.errors import RecordError
     from scripts.publish import publish
 
     run, quantity = suite.runs[1], PAPER.quantity("reconstruction")

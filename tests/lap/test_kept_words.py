@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from acp_repro.papers.lap.measure.kept_words import kind_of, measure
+from acp_repro.pipeline.papers.lap.measure.kept_words import kind_of, measure
 from tests.lap.tiny import TEXTS, model
 
 

@@ -9,10 +9,10 @@ import torch
 
 pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
 
-from acp_repro.chain.suite import load_suite
 from acp_repro.lap import PruningAutoencoder
 from acp_repro.lap.compress import main
-from acp_repro.papers.lap.texts import encode, load_texts
+from acp_repro.pipeline.papers.lap.texts import encode, load_texts
+from acp_repro.pipeline.suite import load_suite
 
 ROOT = Path(__file__).parents[2]
 (FOLDER,) = (ROOT / "pretrained").glob("lap-*")

@@ -7,7 +7,7 @@ import torch
 
 from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
-from acp_repro.papers.lap.measure.removal_time import SHARES, _compare, held_bytes, measure
+from acp_repro.pipeline.papers.lap.measure.removal_time import SHARES, _compare, held_bytes, measure
 from tests.lap.tiny import TEXTS, model
 from tests.suites import slow_every_other
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from acp_repro.attention.boundary import count_blocks
-from acp_repro.benchmark import attention as benchmark
-from acp_repro.benchmark import rivals, timing
-from acp_repro.benchmark.table import table
 from acp_repro.benchmark_attention import main
-from acp_repro.chain import state
-from acp_repro.chain.errors import RecordError
-from acp_repro.chain.records import read_records
-from acp_repro.chain.suite import load_suite
 from acp_repro.model.capture import AttentionInputs
-from acp_repro.papers.acp.paper import PAPER
+from acp_repro.pipeline import state
+from acp_repro.pipeline.benchmark import attention as benchmark
+from acp_repro.pipeline.benchmark import rivals, timing
+from acp_repro.pipeline.benchmark.table import table
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.suite import load_suite
 from analysis import drawing
 from analysis.acp import figure_kernel
 from tests.suites import YAML, write_suite

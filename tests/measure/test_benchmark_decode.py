@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from acp_repro.attention import forgetting_attention
-from acp_repro.benchmark import decode as benchmark
-from acp_repro.benchmark.breakdown import PARTS, prefill_parts
 from acp_repro.benchmark_decode import main
-from acp_repro.chain import state
-from acp_repro.chain.errors import RecordError
-from acp_repro.chain.records import read_records
-from acp_repro.chain.suite import load_suite
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.papers.acp.paper import PAPER
+from acp_repro.pipeline import state
+from acp_repro.pipeline.benchmark import decode as benchmark
+from acp_repro.pipeline.benchmark.breakdown import PARTS, prefill_parts
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.suite import load_suite
 from analysis import drawing
 from analysis.acp import figure_decode
 from tests.suites import write_suite

@@ -13,15 +13,15 @@ import torch
 from acp_repro import train as train_command
 from acp_repro.attention.boundary import find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
-from acp_repro.chain import provenance
-from acp_repro.chain.errors import RecordError
-from acp_repro.chain.records import read_records, write_records
-from acp_repro.chain.suite import load_suite
 from acp_repro.common import files
 from acp_repro.measure import main as measure
 from acp_repro.model.capture import attention_inputs, watch_attention
-from acp_repro.papers.acp.measure import attention_time, throughput
-from acp_repro.papers.acp.paper import PAPER
+from acp_repro.pipeline import provenance
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.papers.acp.measure import attention_time, throughput
+from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.pipeline.records import read_records, write_records
+from acp_repro.pipeline.suite import load_suite
 from analysis import drawing
 from analysis.acp import statistics
 from tests.suites import YAML, records, slow_every_other, trained_run, write_suite
@@ -141,7 +141,7 @@ def test_a_figure_says_which_records_are_of_other_settings(chain, capsys, monkey
     first, *others = noted()
     assert {first, *others} == set(PAPER.item("figure2").quantities)
     with monkeypatch.context() as patch:
-        patch.setattr("acp_repro.training.measuring.write_records", interrupted)
+        patch.setattr("acp_repro.pipeline.training.measuring.write_records", interrupted)
         assert measure([first, *others, "--suite", "mini"]) == 130
     assert first not in noted()
     assert measure([first, *others, "--suite", "mini"]) == 0

@@ -4,9 +4,9 @@ import json
 
 import pandas as pd
 
-from acp_repro.chain.suite import load_suite
 from acp_repro.measure import main
-from acp_repro.papers.acp.measure import fork
+from acp_repro.pipeline.papers.acp.measure import fork
+from acp_repro.pipeline.suite import load_suite
 from tests.suites import YAML, train_run, write_suite
 
 # Long enough for blocks that can be pruned.

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from acp_repro.chain.errors import UnknownName
-from acp_repro.data import ByteTokenizer
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.papers.acp.evaluation import book, local_files
-from acp_repro.papers.acp.evaluation.catalogue import PAPER_TASKS
-from acp_repro.papers.acp.evaluation.local_files import TaskData, read_documents
+from acp_repro.pipeline.data import ByteTokenizer
+from acp_repro.pipeline.errors import UnknownName
+from acp_repro.pipeline.papers.acp.evaluation import book, local_files
+from acp_repro.pipeline.papers.acp.evaluation.catalogue import PAPER_TASKS
+from acp_repro.pipeline.papers.acp.evaluation.local_files import TaskData, read_documents
 
 ITEMS = {
     "lm_eval/lambada_openai.jsonl": [
@@ -192,7 +192,7 @@ def harness():
 
 @pytest.fixture
 def evaluation(harness):
-    from acp_repro.papers.acp.evaluation import evaluation, tasks
+    from acp_repro.pipeline.papers.acp.evaluation import evaluation, tasks
 
     class Parts:
         evaluate, harness_model = staticmethod(evaluation.evaluate), staticmethod(evaluation.harness_model)
@@ -240,7 +240,7 @@ def test_the_standard_error_of_a_perplexity_is_that_of_the_bootstrap(evaluation,
 
     from lm_eval.api.metrics import perplexity, weighted_perplexity
 
-    from acp_repro.papers.acp.evaluation.evaluation import _metric
+    from acp_repro.pipeline.papers.acp.evaluation.evaluation import _metric
 
     draw = random.Random(0)
     single = [draw.gauss(-3, 0.5) for _ in range(400)]
@@ -330,7 +330,7 @@ def test_unknown_tasks_and_unreachable_items_are_one_line(evaluation, data, monk
 def test_a_suite_s_records_and_its_table(evaluation, tmp_path, monkeypatch):
     """From training to Table 1, through the commands, over the book's tasks."""
     from acp_repro import measure
-    from acp_repro.chain.suite import load_suite
+    from acp_repro.pipeline.suite import load_suite
     from analysis import drawing
     from tests.suites import YAML, records, train_run, write_suite
 

@@ -13,13 +13,19 @@ import torch.nn.functional as F
 from acp_repro import measure as measure_command
 from acp_repro import train as train_command
 from acp_repro.attention.boundary import find_boundary_serial
-from acp_repro.chain.errors import RecordError
-from acp_repro.chain.suite import load_suite
 from acp_repro.measure import main as measure
 from acp_repro.model.capture import AttentionInputs, attention_inputs
-from acp_repro.papers.acp.measure import attention_weights, decay, loss_curve, pruned_mass, pruned_ratio
-from acp_repro.papers.acp.measure.decay import Head, choose_heads
-from acp_repro.papers.acp.trained import TrainedFoX
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.papers.acp.measure import (
+    attention_weights,
+    decay,
+    loss_curve,
+    pruned_mass,
+    pruned_ratio,
+)
+from acp_repro.pipeline.papers.acp.measure.decay import Head, choose_heads
+from acp_repro.pipeline.papers.acp.trained import TrainedFoX
+from acp_repro.pipeline.suite import load_suite
 from tests.suites import YAML, records, trained_run, write_suite
 
 ACP, EXACT, LONG = "pro-tiny-128-acp", "pro-tiny-128-exact", "pro-tiny-256-acp"

@@ -14,17 +14,17 @@ from acp_repro import train as train_command
 from acp_repro.attention import logit_bound_from_norms, pruning_threshold, reference
 from acp_repro.attention.boundary import count_blocks, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
-from acp_repro.chain.errors import RecordError
-from acp_repro.chain.suite import load_suite
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.model.capture import AttentionInputs, attention_inputs
-from acp_repro.papers.acp.checkpoint_folder import Checkpoint
-from acp_repro.papers.acp.checkpoint_run import TrainedCheckpoint
-from acp_repro.papers.acp.measure import block_size, epsilon_sweep, pruned_mass
-from acp_repro.papers.acp.paper import PAPER
-from acp_repro.papers.acp.settings import MeasureConfig
-from acp_repro.papers.acp.task import FoXTask
-from acp_repro.papers.acp.trained import TrainedFoX
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.pipeline.papers.acp.checkpoint_run import TrainedCheckpoint
+from acp_repro.pipeline.papers.acp.measure import block_size, epsilon_sweep, pruned_mass
+from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.pipeline.papers.acp.settings import MeasureConfig
+from acp_repro.pipeline.papers.acp.task import FoXTask
+from acp_repro.pipeline.papers.acp.trained import TrainedFoX
+from acp_repro.pipeline.suite import load_suite
 from tests.suites import YAML, records, with_measure, write_suite
 
 RUN = "pro-tiny-256-acp"

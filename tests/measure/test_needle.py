@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from acp_repro.chain import state
-from acp_repro.chain.errors import RecordError
-from acp_repro.chain.suite import load_suite
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.papers.acp import fits
-from acp_repro.papers.acp.measure import needle, needle_facts, step_losses, training_log
-from acp_repro.papers.acp.needle import trial
-from acp_repro.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
-from acp_repro.papers.acp.paper import PAPER
-from acp_repro.papers.acp.task import FoXTask
-from acp_repro.papers.acp.trained import TrainedFoX
-from acp_repro.papers.acp.unfinished import Unfinished
-from acp_repro.training import measuring
+from acp_repro.pipeline import state
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.papers.acp import fits
+from acp_repro.pipeline.papers.acp.measure import needle, needle_facts, step_losses, training_log
+from acp_repro.pipeline.papers.acp.needle import trial
+from acp_repro.pipeline.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
+from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.pipeline.papers.acp.task import FoXTask
+from acp_repro.pipeline.papers.acp.trained import TrainedFoX
+from acp_repro.pipeline.papers.acp.unfinished import Unfinished
+from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.training import measuring
 from tests.measure.test_needle_text import BYTES, DEED, LENGTH, NEEDLES, bytes_needle
 from tests.suites import records, with_measure, write_suite
 

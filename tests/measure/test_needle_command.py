@@ -7,10 +7,10 @@ import shutil
 import pytest
 import torch
 
-from acp_repro.data import ByteTokenizer
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.needle import main as command
-from acp_repro.papers.acp.needle import trial
+from acp_repro.pipeline.data import ByteTokenizer
+from acp_repro.pipeline.papers.acp.needle import trial
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_bad_input_is_one_line(checkpoint, capsys, arguments, message):
 
 @pytest.mark.parametrize(("folder", "ids"), [("small", 200), ("large", 1000)])
 def test_a_tokeniser_of_another_model_is_refused(checkpoint, capsys, monkeypatch, folder, ids):
-    from acp_repro.papers.acp.checkpoint_folder import Checkpoint
+    from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
 
     monkeypatch.setattr(Checkpoint, "tokenizer", ByteTokenizer())
     assert command([str(checkpoint / folder)]) == 1

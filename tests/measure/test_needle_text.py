@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from acp_repro.chain.errors import SuiteError
-from acp_repro.chain.state import differences
-from acp_repro.chain.suite import load_suite
 from acp_repro.common.errors import UsageError
-from acp_repro.data import ByteTokenizer, prepare
-from acp_repro.data.sources import Document
-from acp_repro.papers.acp.needle import documents, haystack, trial
-from acp_repro.papers.acp.needle.prompt import WORDINGS, tokenise_needles
-from acp_repro.papers.acp.task import FoXTask
+from acp_repro.pipeline.data import ByteTokenizer, prepare
+from acp_repro.pipeline.data.sources import Document
+from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.papers.acp.needle import documents, haystack, trial
+from acp_repro.pipeline.papers.acp.needle.prompt import WORDINGS, tokenise_needles
+from acp_repro.pipeline.papers.acp.task import FoXTask
+from acp_repro.pipeline.state import differences
+from acp_repro.pipeline.suite import load_suite
 from tests.suites import YAML, write_suite
 
 BYTES = ByteTokenizer()

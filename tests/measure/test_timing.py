@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 import torch
 
-from acp_repro.benchmark.timing import interleaved, largest_sum, orders, peak_memory, wall_ms
+from acp_repro.pipeline.benchmark.timing import interleaved, largest_sum, orders, peak_memory, wall_ms
 
 CPU = torch.device("cpu")
 

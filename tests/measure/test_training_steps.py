@@ -8,12 +8,12 @@ import torch
 
 from acp_repro.benchmark_training import main as command
 from acp_repro.benchmark_training import recorded
-from acp_repro.chain import state
-from acp_repro.chain.errors import RecordError, SuiteError
-from acp_repro.chain.records import read_records
-from acp_repro.chain.suite import load_suite
-from acp_repro.papers.acp import training_steps
-from acp_repro.papers.acp.paper import PAPER
+from acp_repro.pipeline import state
+from acp_repro.pipeline.errors import RecordError, SuiteError
+from acp_repro.pipeline.papers.acp import training_steps
+from acp_repro.pipeline.papers.acp.paper import PAPER
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.suite import load_suite
 from analysis.acp import figure_scaling
 from tests.suites import YAML, write_suite
 
@@ -60,7 +60,7 @@ def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch, cap
         assert command(arguments) == 0
         return 0
 
-    monkeypatch.setattr("acp_repro.training.distributed.launch_ranks", ranks)
+    monkeypatch.setattr("acp_repro.pipeline.training.distributed.launch_ranks", ranks)
     words = ["--suite", "mini", "--vocab-size", "301", "512", "--nproc", "1", "2", "--device", "cpu"]
     assert command([*words, "--parallel", "ddp", "fsdp", "--repeats", "1", "--steps", "1"]) == 0
     table = read_records(load_suite("mini"), "training_step")
@@ -72,7 +72,7 @@ def test_what_was_measured_before_a_failure_is_kept(run, monkeypatch):
     def ranks(number, module, arguments):
         return command(arguments) if number == 1 else 1
 
-    monkeypatch.setattr("acp_repro.training.distributed.launch_ranks", ranks)
+    monkeypatch.setattr("acp_repro.pipeline.training.distributed.launch_ranks", ranks)
     words = ["--suite", "mini", "--vocab-size", "301", "--nproc", "1", "2", "--device", "cpu"]
     assert command([*words, "--repeats", "1", "--steps", "1"]) == 1
     assert list(read_records(load_suite("mini"), "training_step")["method"]) == ["acp", "exact"]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from acp_repro.papers.retention.neighbours import look_at_neighbours, neighbour
-from acp_repro.training.run_folder import TrainingError
+from acp_repro.pipeline.papers.retention.neighbours import look_at_neighbours, neighbour
+from acp_repro.pipeline.training.run_folder import TrainingError
 
 from .models import transformers
 

@@ -16,25 +16,25 @@ from safetensors.torch import load_file
 
 from acp_repro import measure
 from acp_repro import train as train_command
-from acp_repro.chain.errors import SuiteError
-from acp_repro.chain.plan import needs, records_of, why_not
-from acp_repro.chain.records import read_records
-from acp_repro.chain.suite import load_suite
 from acp_repro.common.errors import UsageError
-from acp_repro.data.files import DataError
-from acp_repro.papers.retention import backbones, simulations
-from acp_repro.papers.retention.measure.score import RIGHT
-from acp_repro.papers.retention.measure.speed import measure as measure_speed
-from acp_repro.papers.retention.paper import PAPER
-from acp_repro.papers.retention.settings import SMALLEST_VOCABULARY, BackboneConfig
-from acp_repro.papers.retention.task import load_model
-from acp_repro.papers.retention.texts import Texts, train_tokenizer
-from acp_repro.papers.retention.trained import SCORES, normalized
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.papers.retention import backbones, simulations
+from acp_repro.pipeline.papers.retention.measure.score import RIGHT
+from acp_repro.pipeline.papers.retention.measure.speed import measure as measure_speed
+from acp_repro.pipeline.papers.retention.paper import PAPER
+from acp_repro.pipeline.papers.retention.settings import SMALLEST_VOCABULARY, BackboneConfig
+from acp_repro.pipeline.papers.retention.task import load_model
+from acp_repro.pipeline.papers.retention.texts import Texts, train_tokenizer
+from acp_repro.pipeline.papers.retention.trained import SCORES, normalized
+from acp_repro.pipeline.plan import needs, records_of, why_not
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.training.loop import train
+from acp_repro.pipeline.training.run_folder import TrainingError
+from acp_repro.pipeline.training.task import Trained
 from acp_repro.retention import RetentionConfig, retain, show
 from acp_repro.retention.settings import MODEL_TYPES
-from acp_repro.training.loop import train
-from acp_repro.training.run_folder import TrainingError
-from acp_repro.training.task import Trained
 from analysis import drawing
 from analysis.report.gather import gather
 from analysis.style import provenance

@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 
 from acp_repro import measure
 from acp_repro import train as train_command
-from acp_repro.chain.errors import SuiteError
-from acp_repro.chain.plan import needs, training_groups
-from acp_repro.chain.records import read_records
-from acp_repro.chain.suite import load_suite
-from acp_repro.papers.retention.backbones import start_from
-from acp_repro.papers.retention.paper import PAPER
-from acp_repro.training.loop import train
-from acp_repro.training.run_folder import TrainingError
+from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.papers.retention.backbones import start_from
+from acp_repro.pipeline.papers.retention.paper import PAPER
+from acp_repro.pipeline.plan import needs, training_groups
+from acp_repro.pipeline.records import read_records
+from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.training.loop import train
+from acp_repro.pipeline.training.run_folder import TrainingError
 
 CPU = torch.device("cpu")
 SHAPE = "num_hidden_layers: 2, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16"

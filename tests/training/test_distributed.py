@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from acp_repro.chain.suite import load_suite
 from acp_repro.model import swiglu
-from acp_repro.training import distributed, loop
-from acp_repro.training.distributed import DistributedError, check_ranks
-from acp_repro.training.run_folder import is_done
-from acp_repro.training.step import compile_blocks
+from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.training import distributed, loop
+from acp_repro.pipeline.training.distributed import DistributedError, check_ranks
+from acp_repro.pipeline.training.run_folder import is_done
+from acp_repro.pipeline.training.step import compile_blocks
 from tests.suites import YAML, train_run, write_suite
 from tests.training.ranks import train_on
 

@@ -15,17 +15,17 @@ import torch
 from safetensors.torch import load_file
 
 from acp_repro import train as train_command
-from acp_repro.chain.suite import load_suite
 from acp_repro.common.files import Locked
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.fox import FoXBlock, FoXModel
-from acp_repro.papers.acp.checkpoint_folder import Checkpoint
-from acp_repro.papers.acp.settings import TrainingConfig
-from acp_repro.training import loop as loop_module
-from acp_repro.training.checkpoint import CheckpointError, save_checkpoint
-from acp_repro.training.optimizer import make_optimizer, warmup_and_cosine
-from acp_repro.training.run_folder import TrainingError, is_done
-from acp_repro.training.step import compile_blocks
+from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.pipeline.papers.acp.settings import TrainingConfig
+from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.training import loop as loop_module
+from acp_repro.pipeline.training.checkpoint import CheckpointError, save_checkpoint
+from acp_repro.pipeline.training.optimizer import make_optimizer, warmup_and_cosine
+from acp_repro.pipeline.training.run_folder import TrainingError, is_done
+from acp_repro.pipeline.training.step import compile_blocks
 from tests.suites import YAML, train_run, trained_run, write_suite
 from tests.training.ranks import train_on
 

@@ -11,10 +11,10 @@ from acp_repro.attention.boundary import count_blocks, find_boundary_serial
 from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import ForgettingAttentionCore, FoXConfig, FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs
-from acp_repro.papers.acp.task import pruned_ratio_per_layer
-from acp_repro.training.prefetch import Prefetcher
-from acp_repro.training.step import eager
-from acp_repro.training.watch import RunLog
+from acp_repro.pipeline.papers.acp.task import pruned_ratio_per_layer
+from acp_repro.pipeline.training.prefetch import Prefetcher
+from acp_repro.pipeline.training.step import eager
+from acp_repro.pipeline.training.watch import RunLog
 
 IDS = torch.arange(256).remainder(19)[None]
 

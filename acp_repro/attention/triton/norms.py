@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..threshold import threshold_offset
+from ..decay import threshold_offset
 from .launch import launch, ready
 from .tiles import addressable, load_rows, padded_head_dim
 

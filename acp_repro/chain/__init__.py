@@ -1,1 +1,0 @@
-"""The chain that every paper shares: suite file -> runs -> records -> figures. Imports no paper."""

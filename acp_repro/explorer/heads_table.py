@@ -1,0 +1,86 @@
+"""Heads as tables in a terminal or a pipe; needs the library `rich`."""
+
+from __future__ import annotations
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from acp_repro.common.grid import GLOBAL, KINDS, LOCAL
+
+from .heads import layer_summary
+
+COLOURS = {"local": "blue", "global": "yellow"}
+
+
+def print_heads(title: str, heads: pd.DataFrame, sort: str = "pruned") -> None:
+    """Prints the frame of :func:`inspect_heads` with a summary of the layers.
+
+    A table drops columns from its right until it fits the terminal (80 columns in a pipe).
+
+    Args:
+        title: the model and the text.
+        sort: ``"pruned"``, the most local head first, or ``"layer"``.
+    """
+    console, facts = Console(highlight=False), heads.iloc[0]
+    say = console.out  # as it stands: a pipe's reader wraps lines, or does not
+    length, most = facts["context_length_tokens"], facts["largest_pruned_ratio"]
+    block_q, block_k = facts["block_q_tokens"], facts["block_k_tokens"]
+    say(f"{title}: {heads['layer'].nunique()} layers of {heads['head'].nunique()} heads")
+    say(
+        f"{facts['measured_tokens']:,} tokens in sequences of {length:,}, log epsilon "
+        f"{facts['log_pruning_tolerance']:g}, blocks of {block_q} x {block_k}\n"
+    )
+    if sort == "pruned":
+        # Many local heads prune all that the grid allows; windows in tokens distinguish them.
+        heads = heads.sort_values("token_pruned_ratio", ascending=False, kind="stable")
+    _print_table(
+        console,
+        {
+            "layer": [f"{v}" for v in heads["layer"]],
+            "head": [f"{v}" for v in heads["head"]],
+            "pruned %": [f"{100 * v:.1f}" for v in heads["pruned_ratio"]],
+            "kind": [v or "-" for v in heads["kind"]],
+            "window": [f"{v:,}" for v in heads["median_window_tokens"]],
+            "90 %": [f"{v:,}" for v in heads["q90_window_tokens"]],
+            "gate": [f"{v:.3f}" for v in heads["mean_forget_gate"]],
+            "U": [f"{v:.2f}" for v in heads["logit_bound"]],
+            "delta": [f"{v:.1f}" for v in heads["threshold_nats"]],
+        },
+    )
+    layers = layer_summary(heads)
+    smallest, largest = layers["smallest_window_tokens"], layers["largest_window_tokens"]
+    _print_table(
+        console,
+        {
+            "layer": [f"{v}" for v in layers.index],
+            "pruned %": [f"{100 * v:.1f}" for v in layers["pruned_ratio"]],
+            **{kind: [f"{v}" for v in layers[kind]] for kind in KINDS},
+            "windows": [f"{a:,} to {b:,}" for a, b in zip(smallest, largest, strict=True)],
+        },
+    )
+    say(
+        f"pruned  {heads['pruned_ratio'].mean():.1%} of all blocks (the grid allows {most:.1%}), "
+        f"{heads['token_pruned_ratio'].mean():.1%} at token level"
+    )
+    say("grid    blocks at the diagonal always stay, so no head can prune all of its blocks")
+    say(f"kind    local: at least {LOCAL:.0%} of what the grid allows; global: under {GLOBAL:.0%}")
+    say("window  keys that a query keeps at token level: median and 90 % quantile of the queries")
+    say("gate    mean forget gate; U bounds the scores, delta is the threshold in nats")
+
+
+def _print_table(console: Console, columns: dict[str, list[str]]) -> None:
+    def width(name: str) -> int:
+        return 2 + max(map(len, [name, *columns[name]]))
+
+    shown = list(columns)
+    while len(shown) > 3 and sum(map(width, shown)) > console.width:
+        shown.pop()
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in shown:
+        table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
+    kinds = columns.get("kind", [""] * len(columns[shown[0]]))
+    for kind, *cells in zip(kinds, *(columns[name] for name in shown), strict=True):
+        table.add_row(*cells, style=COLOURS.get(kind))
+    console.print(table)
+    console.print()

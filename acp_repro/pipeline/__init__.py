@@ -1,0 +1,1 @@
+"""Suite file -> runs -> records -> figures: what re-runs the papers. The library never imports it."""

@@ -1,0 +1,326 @@
+"""Our corpora, one function each, for every paper. A labelled set is a corpus whose texts have labels.
+
+To add one, write a function here that gives a `Row` for each text; see CONTRIBUTING.md. The first line of a
+docstring is shown by ``python -m acp_repro.data --help``.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from acp_repro.pipeline.data.files import DataError, field_of, is_tar, json_lines, text_of
+from acp_repro.pipeline.data.registry import corpus
+from acp_repro.pipeline.data.rows import members, read_records
+from acp_repro.pipeline.data.sentences import clauses, sentences
+from acp_repro.pipeline.data.sources import Row, Source, StdlibSource, TextSource
+
+_SET = "the path of its file"
+_SENTIMENTS = {"labels": "sentiments", "sides": "whether a review is positive or negative"}
+
+
+@corpus()
+def stdlib() -> Source:
+    """The running Python's own standard library; nothing to download."""
+    return StdlibSource()
+
+
+@corpus(path="the path of a file or a folder", several=True)
+def text(path: str | Sequence[str], text_field: str = "text", exclude: Sequence[str] = ()) -> Source:
+    """Files at `path`: plain text or .jsonl, each also .xz, .zst, .gz, .bz2."""
+    return TextSource([path] if isinstance(path, str) else path, text_field, exclude)
+
+
+@corpus(path="the path of a file", labels="values of {label_field}")
+def file(path: str, text_field: str = "text", label_field: str | None = None) -> Iterator[Row]:
+    """Records of the file `path`: .csv or JSON lines, each also .xz, .zst, .gz, .bz2."""
+    for where, record in read_records(path):
+        label = None if label_field is None else str(field_of(record, label_field, where, "label_field"))
+        yield Row(text_of(record, text_field, where), label)
+
+
+@corpus(
+    path="the name of a dataset, such as owner/name",
+    labels="values of {label_field}",
+    called="texts of the data set {path}",
+)
+def hf(
+    path: str,
+    config: str | None = None,
+    split: str = "train",
+    dev: str | None = None,
+    test: str | None = None,
+    text_field: str = "text",
+    label_field: str | None = None,
+    question_field: str | None = None,
+    answers_field: str | None = None,
+    max_documents: int | None = None,
+    cache: Path | None = None,
+) -> Source:
+    """A Hugging Face dataset, `path: owner/name`, its first `max_documents` documents."""
+    from acp_repro.pipeline.data.hf import HubSource
+
+    others = {"dev": dev, "test": test} if dev or test else {}
+    splits = {"train" if others else None: split} | {here: name for here, name in others.items() if name}
+    named = {"text": text_field, "label": label_field, "question": question_field, "answers": answers_field}
+    fields = {name: field for name, field in named.items() if field}
+    return HubSource(path, config, splits, fields, max_documents, cache)
+
+
+@corpus(path="the path of the folder with train.zarr and heldout.zarr")
+def longcrawl64(path: str) -> Source:
+    """The ACP paper's corpus: a folder `path` with train.zarr and heldout.zarr.
+
+    Raises:
+        DataError: always, because it holds ids, not text; ACP reads it in another way.
+    """
+    raise DataError("corpus: longcrawl64 holds GPT-2 ids, not text; use it for ACP, and another corpus here")
+
+
+@corpus(
+    labels="what sentences document",
+    sides="whether a sentence documents a function or method, or else a class or module",
+    called="sentences of the standard library's documentation",
+)
+def stdlib_sentences(shortest: int = 20, longest: int = 160) -> Iterator[Row]:
+    """Sentences of the standard library's documentation, each once, labelled by what they document.
+
+    Args:
+        shortest, longest: the length of a sentence, in characters.
+    """
+    for sentence, of_function in sentences(shortest, longest).items():
+        label = "function or method" if of_function else "class or module"
+        yield Row(sentence, label, number=int(of_function))
+
+
+@corpus(called="short sentences of the standard library's documentation and of a novel")
+def short_sentences(shortest: int = 20, longest: int = 160) -> Iterator[Row]:
+    """Sentences of the standard library's documentation and of the sample novel; no labels.
+
+    Args:
+        shortest, longest: the length of a sentence, in characters. A longer one of the novel is cut into
+            clauses.
+    """
+    for sentence in sentences(shortest, longest) | clauses(shortest, longest):
+        yield Row(sentence)
+
+
+@corpus(labels="packages of the Python standard library")
+def stdlib_packages(
+    classes: int = 8, characters: int = 600, most_each: int = 400, whole_modules: bool = True
+) -> Iterator[Row]:
+    """Parts of the standard library, labelled by package.
+
+    The package's own name is left out of each line, so that it cannot simply be read.
+
+    Args:
+        classes: how many packages; those with the most text are used.
+        characters: the length of a part.
+        most_each: parts of one package, spread over its modules.
+        whole_modules: keep all parts of a module in one split, which tests what modules of a package share.
+            False puts each part in its own split, which tests the words of known modules.
+    """
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for document in StdlibSource().documents():
+        package, _, module = document.name.partition("/")
+        if not module or package == "help":
+            continue
+        # Also within names such as xml_reader, because \b does not end a word at an underscore.
+        alone = rf"(?<![^\W_]){re.escape(package)}(?![^\W_])"
+        words = re.sub(alone, "_", document.data.decode())
+        for start in range(0, len(words) - characters // 2, characters):
+            parts.setdefault(package, []).append((document.name, words[start : start + characters]))
+    for package in sorted(parts, key=lambda name: (-len(parts[name]), name))[:classes]:
+        by_hash = sorted(parts[package], key=lambda part: hashlib.sha256(part[1].encode()).digest())
+        for module, part in by_hash[:most_each]:
+            yield Row(part, package, group=module if whole_modules else f"{module} {part}")
+
+
+@corpus(path="the path of its folder or .tar", **_SENTIMENTS)
+def sst2(path: str) -> Iterator[Row]:
+    """SST-2: train.tsv, dev.tsv and test.tsv with the columns `sentence` and `label`.
+
+    Raises:
+        DataError: a file or a column is missing.
+    """
+    splits = ("train", "dev", "test")
+    for split, data in zip(splits, members(path, *(f"/{split}.tsv" for split in splits)), strict=True):
+        lines = csv.DictReader(data.decode().split("\n"), delimiter="\t", quoting=csv.QUOTE_NONE)
+        if not {"sentence", "label"} <= set(lines.fieldnames or ()):
+            raise DataError(f"path: {path}, {split}.tsv: needs the columns sentence and label")
+        for record in lines:
+            yield Row(record["sentence"].strip(), record["label"], split=split)
+
+
+@corpus(path=_SET, **_SENTIMENTS)
+def imdb(path: str) -> Iterator[Row]:
+    """IMDb's reviews: JSON lines with `split` (train, test; else no label), `label` and `text`."""
+    for where, record in read_records(path):
+        review = text_of(record, "text", where, "").replace("<br />", " ")
+        if (split := field_of(record, "split", where)) in ("train", "test"):
+            yield Row(review, str(field_of(record, "label", where)), split=split)
+        else:
+            yield Row(review)
+
+
+@corpus(path=_SET, labels="types of contract")
+def cuad(path: str, least: int = 10) -> Iterator[Row]:
+    """CUAD's contracts, labelled by type: JSON lines with `file`, `type` and `text`.
+
+    Args:
+        least: types with fewer contracts are left out.
+    """
+    rows = []
+    for where, record in read_records(path):
+        group, label = (field_of(record, name, where) for name in ("file", "type"))
+        rows.append(Row(text_of(record, "text", where, ""), label, group=group))
+    counts = Counter(row.label for row in rows if row.text.strip())
+    yield from (row for row in rows if counts[row.label] >= least)
+
+
+@corpus(path="the path of its folder or .tar", labels="roles of a sentence")
+def csabstruct(path: str) -> Iterator[Row]:
+    """CSAbstruct: abstracts with a question about each sentence; the label is the sentence's role."""
+    splits = ("train", "dev", "test")
+    for split, data in zip(splits, members(path, *(f"/{split}.jsonl" for split in splits)), strict=True):
+        for where, record in json_lines(data.split(b"\n"), f"{path}, {split}.jsonl"):
+            asked, labels = (field_of(record, name, where) for name in ("sentences", "labels"))
+            for sentence, label in zip(asked, labels, strict=True):
+                yield Row(" ".join(asked), label, sentence, split=split)
+
+
+@corpus(path="the path of its JSON lines, a file or a folder of them", labels="{label}s")
+def books(
+    path: str,
+    label: str = "author",
+    characters: int = 16_000,
+    most_each: int = 8,
+    least: int = 3,
+    files: Sequence[str] | None = None,
+) -> Iterator[Row]:
+    """Excerpts of books, labelled by author: JSON lines with `id`, `text` and `author`.
+
+    All excerpts of a book are in one split.
+
+    Args:
+        label: the field of the label; by default the author's.
+        characters: the length of an excerpt.
+        most_each: excerpts of one book, spread evenly.
+        least: an author needs at least this many books.
+        files: names in the folder; None reads all files.
+
+    Raises:
+        DataError: the folder holds no JSON lines.
+    """
+    place = Path(path).expanduser()
+    shards = sorted(place.glob("*.jsonl*")) if place.is_dir() else [place]
+    if files is not None:
+        shards = [place / name for name in files]
+    if not shards:
+        raise DataError(f"path: {path} holds no JSON lines (.jsonl); name the folder that does")
+    found: dict[str, list[tuple[str, list[str]]]] = {}
+    for where, record in (one for shard in shards for one in read_records(shard)):
+        book, author = (str(field_of(record, name, where)) for name in ("id", label))
+        words = text_of(record, "text", where, "")
+        step = max(characters, len(words) // most_each)
+        pieces = [words[at : at + characters] for at in range(0, len(words) - characters + 1, step)]
+        found.setdefault(author, []).append((book, pieces[:most_each]))
+    for author, of_author in sorted(found.items()):
+        # The split follows the rank among the author's books, so that every class has books in every split.
+        ranked = sorted(of_author, key=lambda book: hashlib.sha256(book[0].encode()).digest())
+        for rank, (book, pieces) in enumerate(ranked if len(ranked) >= least else ()):
+            split = "test" if rank == 0 else "dev" if rank == 1 and len(ranked) > 3 else "train"
+            yield from (Row(piece, author, split=split, group=book) for piece in pieces)
+
+
+_NAMES = "Nora Otto Petra Quinn Rosa Silas Tilda Urban Vera Wanda Xaver Yara Anton Berta Clara David"
+_CODES = "amber birch coral delta ember frost grove hazel ivory jade karma lemon"
+
+
+@corpus(path="the path of text to plant facts in", labels="codes that a text tells")
+def facts(
+    path: str | None = None,
+    examples: int = 20_000,
+    characters: int = 2000,
+    facts: int = 6,
+    classes: int = 8,
+    short: int = 0,
+    short_characters: int = 700,
+) -> Iterator[Row]:
+    """Short facts planted in long text, with a question about one of them; `path`, else the standard library.
+
+    "The code of Nora is amber." stands somewhere among other such facts. The question is Nora, and the class
+    is amber.
+
+    Args:
+        examples: of all splits together.
+        facts: facts planted in each example, with different names and random codes.
+        classes: how many codes there are.
+        short: this many further examples, of `short_characters`, are for training alone. Where texts are
+            long, an encoder learns from them what the question means. Dev and test have long texts.
+
+    Raises:
+        DataError: facts, classes or the text are too few or too many.
+    """
+    names, codes = _NAMES.split(), _CODES.split()[:classes]
+    if not 1 <= facts <= len(names) or not 2 <= classes <= len(codes):
+        raise DataError(f"options: use facts from 1 to {len(names)}, and classes from 2 to 12")
+    source = StdlibSource() if path is None else TextSource([path])
+    pool = "\n".join(document.data.decode() for document in source.documents())
+    if len(pool) < 10 * characters:
+        raise DataError(f"path: {path}: {len(pool):,} characters are too few to plant facts in")
+    for number in range(examples + short):
+        draw = _Draw(f"facts {number}")
+        length = characters if number < examples else short_characters
+        start = draw.below(len(pool) - length)
+        words = pool[start : start + length]
+        chosen = draw.sample(names, facts)
+        told = [codes[draw.below(classes)] for _ in chosen]
+        for at, name, code in sorted(
+            ((draw.below(len(words)), n, c) for n, c in zip(chosen, told, strict=True)), reverse=True
+        ):
+            words = f"{words[:at]} The code of {name} is {code}. {words[at:]}"
+        split = None
+        if short:
+            part = draw.below(10) if number < examples else 9
+            split = "test" if part < 2 else "dev" if part < 3 else "train"
+        asked = f"What is the code of {chosen[0]}?"
+        yield Row(words, told[0], asked, split=split, group=f"facts {number}")
+
+
+class _Draw:
+    """Random numbers from a name, the same in every version of Python."""
+
+    def __init__(self, name: str):
+        self._name, self._count = name, 0
+
+    def below(self, limit: int) -> int:
+        self._count += 1
+        digest = hashlib.sha256(f"{self._name} {self._count}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") % limit
+
+    def sample(self, values: list[str], count: int) -> list[str]:
+        left = list(values)
+        return [left.pop(self.below(len(left))) for _ in range(count)]
+
+
+@corpus(path="the path of its JSON lines or of a .tar with them")
+def qasper(path: str) -> Iterator[Row]:
+    """Questions about papers whose answer is in the text word for word (LEval's sample of QASPER).
+
+    JSON lines with ``input``, ``instructions`` and ``outputs``. The sample is too small to measure anything;
+    it shows that questions run.
+    """
+    packed = is_tar(Path(path))
+    lines = json_lines(members(path, ".jsonl")[0].split(b"\n"), path) if packed else read_records(path)
+    for where, record in lines:
+        paper = text_of(record, "input", where, "")
+        asked, answers = (field_of(record, name, where) for name in ("instructions", "outputs"))
+        for question, answer in zip(asked, answers, strict=True):
+            at = paper.find(answer)
+            if at >= 0 and answer:
+                yield Row(paper, None, question, (at, at + len(answer)), (answer,), group=paper)

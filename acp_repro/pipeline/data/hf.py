@@ -1,0 +1,144 @@
+"""Hugging Face datasets, fetched once into files of the cache.
+
+If a number of documents is given, the dataset is streamed, so no more of it is loaded. Later runs read the
+files, and need neither the network nor the library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from acp_repro.pipeline.data.cache import EntryWriter, default_cache, open_or_build
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.rows import read_records
+from acp_repro.pipeline.data.sources import Row, TextSource
+
+_FRAME_BYTES = 4 << 20  # of text, compressed together
+_FILE = "documents.jsonl.zst"
+
+
+class HubSource(TextSource):
+    """Splits of a dataset. Blank documents are left out, and do not count.
+
+    Args:
+        path, config: of ``datasets.load_dataset``; ``path`` may be a folder.
+        splits: the names of the dataset's splits, by their names here: ``train``, ``dev``, ``test``, or None
+            for text without a split.
+        fields: the names of the fields that hold ``text`` and, if there are any, ``label``, ``question`` and
+            ``answers`` (SQuAD's ``{text, answer_start}``).
+        most: documents to fetch of each split; None fetches all.
+
+    Raises:
+        DataError: the library is missing, or the dataset, its configuration, a split or a field.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        config: str | None,
+        splits: Mapping[str | None, str],
+        fields: Mapping[str, str],
+        most: int | None = None,
+        cache: Path | None = None,
+    ):
+        cache = default_cache() if cache is None else cache
+        self._splits = {s: _fetched(path, config, name, fields, most, cache) for s, name in splits.items()}
+        super().__init__(self._splits.values())
+
+    def rows(self) -> Iterator[Row]:
+        for split, file in self._splits.items():
+            for _, record in read_records(file):
+                yield Row(**record)._replace(split=split)
+
+
+def _fetched(
+    path: str, config: str | None, split: str, fields: Mapping[str, str], most: int | None, cache: Path
+) -> Path:
+    """The file of JSON lines with the fields of `Row`s."""
+    from fsspec.compression import zstd
+
+    others = {name: field for name, field in fields.items() if name != "text"}
+    what = [path, config, split, fields["text"], most, *([others] if others else []), *_state(path)]
+    key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+    def build(writer: EntryWriter) -> dict:
+        lines, documents = bytearray(), 0
+        for record in tqdm(
+            islice(_records(path, config, split, fields, most), most),
+            desc=f"fetching {path}",
+            unit=" documents",
+            leave=False,
+            disable=None,
+        ):
+            lines += json.dumps(record).encode() + b"\n"
+            documents += 1
+            if len(lines) >= _FRAME_BYTES:
+                writer.append(_FILE, zstd.compress(lines))
+                lines.clear()
+        if not documents:
+            raise DataError(f"path: {path}, split {split}, holds no text")
+        writer.append(_FILE, zstd.compress(lines))
+        return {"source": what, "documents": documents}
+
+    return open_or_build(cache / f"hf-fetched-{key[:16]}", key, build).folder / _FILE
+
+
+def _state(path: str) -> list[Any]:
+    """A list that changes when a folder of this machine does; empty for a dataset of the Hub."""
+    folder = Path(path)
+    files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
+    return [[str(p.relative_to(folder)), p.stat().st_size, p.stat().st_mtime_ns] for p in files]
+
+
+def _records(
+    path: str, config: str | None, split: str, fields: Mapping[str, str], most: int | None
+) -> Iterator[dict[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError("corpus: hf needs the library `datasets`; pip install -e '.[hf]'") from error
+    try:
+        loaded = datasets.load_dataset(path, config, split=split, streaming=most is not None)
+        feature = (getattr(loaded, "features", None) or {}).get(fields.get("label"))
+        for number, record in enumerate(loaded):
+            for name, field in fields.items():
+                value = record.get(field)
+                if value is None or (name == "text" and not isinstance(value, str)):
+                    raise DataError(
+                        f"{name}_field: {field!r} holds {type(value).__name__} in document "
+                        f"{number} of {path}; set {name}_field to a field of {name} (there are: "
+                        f"{', '.join(record)})"
+                    )
+            if record[fields["text"]].strip():
+                yield _row(record, fields, getattr(feature, "names", None))
+    except DataError:
+        raise
+    except Exception as error:  # of the network, of the Hub's client, of a file's format
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"path: the dataset {path} cannot be read ({reason[:300]}); check path, config and "
+            "split, and the network, which is needed once"
+        ) from error
+
+
+def _row(record: dict[str, Any], fields: Mapping[str, str], names: list[str] | None) -> dict[str, Any]:
+    """The fields of a `Row` that the record has."""
+    # Half of a surrogate pair is not a character, and no file of UTF-8 can hold it.
+    row = {"text": record[fields["text"]].encode(errors="replace").decode()}
+    if "question" in fields:
+        row["question"] = record[fields["question"]]
+    if "label" in fields and names and record[fields["label"]] >= 0:  # a test split may hide its labels: -1
+        row |= {"label": names[record[fields["label"]]], "number": record[fields["label"]]}
+    elif "label" in fields and not names:
+        row["label"] = str(record[fields["label"]])
+    if "answers" in fields and (words := record[fields["answers"]]["text"]):
+        start = record[fields["answers"]]["answer_start"][0]
+        row |= {"answers": words, "answer": (start, start + len(words[0]))}
+    return row

@@ -1,0 +1,90 @@
+"""Labelled sets for encoders: the texts of a corpus, each with a class or with an answer in the text.
+
+A set always gives the same three splits: ``train`` to learn from, ``dev`` to choose by, ``test`` to report. A
+corpus may have no such splits. Then a hash of a text's group (its document, its book) decides, so adding
+texts moves no other text.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from acp_repro.pipeline.data import corpora  # noqa: F401  registers them
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.registry import find_corpus
+from acp_repro.pipeline.data.sources import Row
+
+SPLITS = ("train", "dev", "test")
+_DEV, _TEST = 0.1, 0.2  # shares of what comes without a split
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """A set in memory.
+
+    Attributes:
+        splits: texts by ``train``, ``dev``, ``test``; the ``number`` of each is that of its class.
+        classes: names of the classes in alphabetical order, which is the order of their numbers. Empty for
+            extractive questions.
+        classes_are: what the classes are names of, in words.
+    """
+
+    splits: dict[str, list[Row]]
+    classes: tuple[str, ...] = ()
+    classes_are: str = "classes"
+
+    @property
+    def is_extractive(self) -> bool:
+        return not self.classes
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A SHA-256 that changes when any text, question, class or answer does."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            for row in self.splits[split]:
+                label = -1 if self.is_extractive else row.number
+                digest.update(json.dumps([split, row.text, row.question, label, row.answer]).encode())
+        return digest.hexdigest()
+
+
+def read_labelled(corpus: str, path: str | None = None, **options: Any) -> LabelledSet:
+    """A corpus as a labelled set. Texts without a label or an answer, and blank ones, are left out.
+
+    Args:
+        corpus, path, options: see `acp_repro.pipeline.data.corpora`; ``label_field`` is ``label`` by default.
+
+    Raises:
+        DataError: there is no such corpus, path or option, or there are no labels.
+    """
+    function = find_corpus(corpus)
+    if "label_field" in function.options and not options.get("answers_field"):
+        options = {"label_field": "label", **options}
+    texts = [row for row in function.open(path, options).rows() if row.text.strip()]
+    rows = [row for row in texts if row.answer or (row.label or "").strip()]
+    classes = tuple(sorted({row.label for row in rows if not row.answer}))
+    if not rows:
+        what, key = ("text with a label or an answer", "label_field") if texts else ("text", "least")
+        advice = f", or set options.{key}" if key in function.options else ""
+        raise DataError(f"{function.place(path)} gives no {what}; name one that does{advice}")
+    if len(classes) == 1:
+        raise DataError(f"{function.place(path)} has one class, {classes[0]}; add texts of another")
+    has_dev = any(row.split == "dev" for row in rows)
+    splits: dict[str, list[Row]] = {split: [] for split in SPLITS}
+    for row in rows:
+        number = None if row.answer else classes.index(row.label)
+        splits[_split_of(row, has_dev)].append(row._replace(number=number))
+    return LabelledSet(splits, classes, function.labels.format(**function.options | options) or "classes")
+
+
+def _split_of(row: Row, has_dev: bool) -> str:
+    digest = hashlib.sha256((row.group or row.text).encode()).digest()
+    if row.split is None:
+        share = int.from_bytes(digest[:8], "big") / 2**64
+        return "test" if share < _TEST else "dev" if share < _TEST + _DEV else "train"
+    # A tenth of the training texts, if the set has no dev split.
+    return "dev" if row.split == "train" and not has_dev and digest[0] / 256 < _DEV else row.split

@@ -1,0 +1,278 @@
+"""LongCrawl64, the paper's corpus: two zarr arrays of GPT-2 ids, read slice by slice where they lie.
+
+``train.zarr`` (6,609,334 x 65,536) and ``heldout.zarr`` (52,131 x 65,536), layout 2 or 3 of zarr, one
+document a row. Training walks column by column without a shuffle: the first slice of every document in
+the order of the rows, then the second slices. So the seed of a run changes its weights and not its data.
+The text was escaped as in JSON before it was tokenised: a line end reads ``\\n``.
+
+A chunk holds a whole document or more in the published arrays. The rest of what is decoded for one slice is
+needed six million documents later, and nothing can keep it that long. Recently decoded chunks are remembered.
+This serves neighbouring documents of one chunk, and the slices of one held-out document, which come one after
+another. Reading costs a chunk for each document at most, however short the slice.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from acp_repro.pipeline.data.config import GPT2_VOCAB_SIZE, DataConfig
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.sequences import Sequences
+from acp_repro.pipeline.data.tokenizer import BPETokenizer, gpt2_json, read_json, save_json
+
+_log = logging.getLogger(__name__)
+_REMEMBERED_BYTES = 256 << 20  # of decoded chunks, for each array
+
+
+class LongCrawl64:
+    """The corpus at ``config.path``. The members are those of `Corpus`, except a vector of all tokens.
+
+    Raises:
+        DataError: the library `zarr` or an array is missing, or an array is no array of token ids.
+    """
+
+    vocab_size, bos_id = GPT2_VOCAB_SIZE, GPT2_VOCAB_SIZE - 1
+
+    def __init__(self, config: DataConfig):
+        self.config, self.folder = config, Path(config.path).expanduser()
+        self._arrays = {split: ChunkedTokens(self.folder / f"{split}.zarr") for split in ("train", "heldout")}
+
+    @functools.cached_property
+    def tokenizer(self) -> BPETokenizer:
+        """GPT-2's, to read ids and to write prompts; `DataError` where it cannot be had."""
+        file = self.config.tokenizer_file
+        tokenizer = BPETokenizer(read_json(file) if file else gpt2_json())
+        if tokenizer.name != "gpt2":
+            raise DataError(f"tokenizer: file: {file} is not GPT-2's, and LongCrawl64 is GPT-2 ids")
+        return tokenizer
+
+    def save_tokenizer(self, folder: str | Path) -> Path | None:
+        """As `Corpus.save_tokenizer`; without network a line says that the file is missing."""
+        try:
+            return save_json(self.tokenizer.json_text, folder)
+        except DataError as error:
+            _log.warning("%s has no tokenizer.json: %s", folder, error)
+            return None
+
+    def tokens(self, split: str) -> np.ndarray:
+        """Not supported: no vector (tokens,) of uint16 here can hold them.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError(
+            f"corpus: longcrawl64 does not fit in one vector of {split} tokens; read it through "
+            "sequences(split, context_length)"
+        )
+
+    def offsets(self, split: str) -> np.ndarray:
+        """Where documents would start in one vector, and its end: (documents + 1,) int64."""
+        documents, length = self._array(split).shape
+        return np.arange(documents + 1, dtype=np.int64) * length
+
+    def sequences(self, split: str, context_length: int, seed: int = 0) -> ColumnSequences:
+        """The split's sequences of ``context_length`` tokens, a divisor of 65,536 or any other."""
+        return ColumnSequences(self._array(split), context_length, split, seed)
+
+    def describe(self, context_length: int | None = None) -> dict[str, Any]:
+        """As `Corpus.describe`; ``hash`` stands for the shapes and each array's first and last row.
+
+        To hash 870 GB would take an hour, and the number of bytes of text is not known: it is left out.
+        """
+        splits: dict[str, Any] = {}
+        for name, array in self._arrays.items():
+            documents, length = array.shape
+            splits[name] = {
+                "documents": documents,
+                "tokens": documents * length,
+                "longest": length if documents else 0,
+            }
+            if context_length is not None:
+                sequences = documents * (length // context_length)
+                splits[name]["sequences"] = sequences
+                tokens = splits[name]["tokens"]
+                splits[name]["share_used"] = sequences * context_length / (tokens or 1)
+        return {
+            "corpus": self.config.corpus,
+            "identity": self._identity,
+            "hash": self._identity,
+            "tokenizer": "gpt2",
+            "vocab_size": self.vocab_size,
+            "splits": splits,
+        }
+
+    @functools.cached_property
+    def _identity(self) -> str:
+        digest = hashlib.sha256(b"longcrawl64")
+        for array in self._arrays.values():
+            digest.update(json.dumps(array.shape).encode())
+            ends = np.array([[0, 0], [array.shape[0] - 1, 0]])
+            digest.update(array.read(ends, array.shape[1]).astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def verify(self) -> None:
+        """Nothing to hash: each chunk that is read is checked then."""
+
+    def _array(self, split: str) -> ChunkedTokens:
+        if split not in self._arrays:
+            raise DataError(f"split: {split!r} is not known; use train or heldout")
+        return self._arrays[split]
+
+
+class ColumnSequences(Sequences):
+    """Sequences of an array whose rows are documents of one length, column by column.
+
+    An order of six million documents times their slices is computed, never stored.
+
+    Raises:
+        DataError: ``context_length`` is longer than a document.
+    """
+
+    def __init__(self, tokens: ChunkedTokens, context_length: int, split: str, seed: int = 0):
+        super().__init__(context_length, split, seed, LongCrawl64.bos_id)
+        self._tokens = tokens
+        documents, length = tokens.shape
+        if not documents:
+            raise DataError(f"{tokens.path} has no document; copy it again")
+        if context_length > length:
+            raise DataError(
+                f"no {split} document holds context_length = {context_length} tokens: those of "
+                f"{tokens.path} have {length}; use a context_length of at most {length}"
+            )
+        self.tokens_used = documents * (length // context_length * context_length)
+        self.share_used = self.tokens_used / (documents * length)
+
+    def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
+        """Document by document: (sequences, 2) int64 of (document, slice)."""
+        documents, length = self._tokens.shape
+        grid = self._grid(same_text_as)
+        slices = length // grid * (grid // self.context_length)
+        total = documents * slices
+        if max_tokens is not None:
+            total = min(total, max_tokens // self.context_length)
+        return np.stack(np.divmod(np.arange(total, dtype=np.int64), max(slices, 1)), axis=1)
+
+    def _training_rows(self, first: int, size: int) -> np.ndarray:
+        number = np.arange(first, first + size, dtype=np.int64) % len(self)
+        column, document = np.divmod(number, self._tokens.shape[0])
+        return np.stack([document, column], axis=1)
+
+    def _labels(self, order: np.ndarray) -> np.ndarray:
+        return self._tokens.read(order, self.context_length)
+
+
+class ChunkedTokens:
+    """A zarr array of (documents, length) token ids, read a chunk at a time and at most once in a while.
+
+    Attributes:
+        shape: (documents, length).
+
+    Raises:
+        DataError: it is missing or no such array, or, while reading, a chunk is damaged or missing.
+    """
+
+    def __init__(self, path: Path):
+        try:
+            import zarr
+        except ImportError as error:
+            raise DataError(
+                "corpus: longcrawl64 needs the library `zarr`; pip install -e '.[longcrawl64]'"
+            ) from error
+        self.path = path
+        try:
+            self._array = zarr.open_array(str(path), mode="r")
+        except FileNotFoundError as error:
+            raise DataError(
+                f"path: {path} does not exist; the folder must hold train.zarr and heldout.zarr: "
+                "gsutil -m cp -r 'gs://longcrawl64/*.zarr' FOLDER"
+            ) from error
+        except Exception as error:  # of zarr, of its codecs, of JSON
+            raise DataError(f"path: {path} is no zarr array ({error}); copy it again") from error
+        if self._array.ndim != 2 or self._array.dtype.kind not in "iu":
+            raise DataError(
+                f"path: {path} holds {self._array.dtype} {self._array.shape}; it must hold integers, "
+                "(documents, tokens)"
+            )
+        self.shape: tuple[int, int] = self._array.shape
+        self._recent: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def read(self, order: np.ndarray, length: int) -> np.ndarray:
+        """(sequences, length) int64: slice ``order[i, 1]`` of document ``order[i, 0]``.
+
+        Args:
+            order: (sequences, 2) int64.
+
+        Raises:
+            DataError: a chunk is damaged or missing, or holds ids outside of GPT-2's.
+        """
+        rows, width = self._array.chunks
+        starts = order[:, 1] * length
+        wanted = {
+            (document // rows, column)
+            for document, start in zip(order[:, 0].tolist(), starts.tolist(), strict=True)
+            for column in range(start // width, (start + length - 1) // width + 1)
+        }
+        with self._lock:
+            chunks = self._chunks(sorted(wanted))
+        labels = np.empty((len(order), length), np.int64)
+        for label, document, start in zip(labels, order[:, 0].tolist(), starts.tolist(), strict=True):
+            done = 0
+            while done < length:
+                column, within = divmod(start + done, width)
+                piece = chunks[document // rows, column][document % rows, within:][: length - done]
+                label[done : done + len(piece)] = piece
+                done += len(piece)
+        if labels.size and not 0 <= labels.min() <= labels.max() < GPT2_VOCAB_SIZE:
+            raise DataError(
+                f"{self.path}: a token id outside of GPT-2's 0 to {GPT2_VOCAB_SIZE - 1} near document "
+                f"{order[0, 0]}; copy the array again"
+            )
+        return labels
+
+    def _chunks(self, wanted: list[tuple[int, int]]) -> dict[tuple[int, int], np.ndarray]:
+        """Those chunks; the missing ones are decoded, neighbours below each other in one call."""
+        found = {key: self._recent[key] for key in wanted if key in self._recent}
+        for key in found:
+            self._recent.move_to_end(key)
+        missing = sorted((key for key in wanted if key not in found), key=lambda key: key[::-1])
+        while missing:
+            run = [missing.pop(0)]
+            while missing and missing[0] == (run[-1][0] + 1, run[-1][1]):
+                run.append(missing.pop(0))
+            for key, chunk in zip(run, self._decode(run), strict=True):
+                found[key] = self._recent[key] = chunk
+                self._bytes += chunk.nbytes
+        while self._bytes > _REMEMBERED_BYTES and self._recent:
+            self._bytes -= self._recent.popitem(last=False)[1].nbytes
+        return found
+
+    def _decode(self, run: list[tuple[int, int]]) -> list[np.ndarray]:
+        rows, width = self._array.chunks
+        (first, column), (last, _) = run[0], run[-1]
+        try:
+            block = self._array[first * rows : (last + 1) * rows, column * width : (column + 1) * width]
+        except Exception as error:  # each codec has its own
+            raise DataError(
+                f"{self.path}: the documents {first * rows} to {(last + 1) * rows - 1} cannot be "
+                f"decoded ({error}); copy the array again"
+            ) from error
+        # Copies: a view would keep the whole block in memory for as long as one chunk is remembered.
+        chunks = [block[i * rows : (i + 1) * rows].copy() for i in range(len(run))]
+        for (row, _), chunk in zip(run, chunks, strict=True):
+            if not chunk[:, :16].any() and not chunk.any():
+                raise DataError(  # zarr reads a file that is not there as zeros
+                    f"{self.path}: chunk {row}.{column} is missing (a download that was cut short?); "
+                    "copy the array again"
+                )
+        return chunks

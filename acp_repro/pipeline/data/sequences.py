@@ -1,0 +1,250 @@
+"""Makes training and held-out sequences from documents of tokens, by LongCrawl64's rules.
+
+A sequence of L tokens is a slice of one document that starts at a multiple of L. Its labels are those tokens;
+its input is BOS and then all of them except the last. The rest of a document after its last whole slice is
+dropped. Training goes column by column: first the first slice of every document, then the second, and so on.
+Held-out text comes in a fixed order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from acp_repro.pipeline.data.files import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+# Held-out text is read in parts of this many tokens of every document, at every context length. LongCrawl64's
+# documents have this length.
+HELDOUT_COLUMN = 65536
+
+
+class Sequences(ABC):
+    """What a trainer and a measure see of a split: sequences of ``context_length`` tokens.
+
+    A subclass defines which tokens and in which order: `_training_rows`, `heldout_order`, `_labels`. Use it
+    from one thread at a time.
+
+    Attributes:
+        context_length: L, tokens in a sequence.
+        split: the split's name, for messages.
+        seed: seed of the training order; the held-out order does not use it.
+        bos_id: the id in front of every input.
+        tokens_used: how many of the split's tokens are in a sequence.
+        share_used: the same as a share (0 to 1) of all tokens.
+    """
+
+    tokens_used: int
+    share_used: float
+
+    def __init__(self, context_length: int, split: str, seed: int, bos_id: int):
+        if context_length < 1:
+            raise DataError(f"context_length: {context_length} is no length; use 1 or more")
+        if seed < 0:
+            raise DataError(f"seed: {seed} is negative; use 0 or more")
+        self.context_length, self.split, self.seed, self.bos_id = (context_length, split, seed, bos_id)
+
+    def __len__(self) -> int:
+        """Sequences in an epoch."""
+        return self.tokens_used // self.context_length
+
+    def batch(self, step: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Training batch number ``step``, counted from 0, as (input_ids, labels).
+
+        Both are int64 of shape (batch_size, L). The result depends on the seed, the step and the batch size
+        alone. So a run that resumes at a step sees the same batches.
+
+        Raises:
+            DataError: ``step`` is below 0 or ``batch_size`` below 1.
+        """
+        if step < 0 or batch_size < 1:
+            raise DataError(f"batch: step {step} and batch_size {batch_size} must be at least 0 and 1")
+        return self._tensors(self._training_rows(step * batch_size, batch_size))
+
+    def iter_batches(
+        self, batch_size: int, max_tokens: int | None = None, same_text_as: int | None = None
+    ) -> Batches:
+        """Every sequence once, in a fixed order, as (input_ids, labels); ``len`` is the number of batches.
+
+        Both are int64 of shape (batch, L) with batch = ``batch_size``, or less in the last one. The first
+        65,536 tokens of every document come first, slice after slice, then the next 65,536. So a small budget
+        covers many documents. It also covers the same text at every context length, except for the documents'
+        ends, where a shorter context loses less.
+
+        Args:
+            max_tokens: a budget: as many whole sequences as fit in it, or all if there are fewer.
+            same_text_as: the longest context length of a comparison. The documents' ends are then dropped
+                alike. If it divides the budget, every context length that divides it sees exactly the same
+                tokens.
+
+        Raises:
+            DataError: an argument is out of range, or no sequence fits in the budget.
+        """
+        if batch_size < 1:
+            raise DataError(f"batch_size: {batch_size} must be at least 1")
+        order = self.heldout_order(max_tokens, same_text_as)
+        if not len(order):
+            raise DataError(
+                f"max_tokens = {max_tokens}, same_text_as = {same_text_as}: not one "
+                f"{self.split} sequence of {self.context_length} tokens; raise "
+                "max_tokens, or lower same_text_as"
+            )
+        return Batches(self, order, batch_size)
+
+    @abstractmethod
+    def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
+        """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
+
+    @abstractmethod
+    def _training_rows(self, first: int, size: int) -> np.ndarray:
+        """Sequences ``first`` to ``first + size`` of an endless run: (size, 2) of (document, slice)."""
+
+    @abstractmethod
+    def _labels(self, order: np.ndarray) -> np.ndarray:
+        """The tokens of those slices: (sequences, L) int64."""
+
+    def _grid(self, same_text_as: int | None) -> int:
+        grid = same_text_as or self.context_length
+        if grid % self.context_length:
+            raise DataError(
+                f"same_text_as: {grid} is not a multiple of the context_length "
+                f"{self.context_length}; give the longest context_length of the comparison"
+            )
+        return grid
+
+    def _tensors(self, order: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch  # here, so that preparing a corpus does not need it
+
+        labels = self._labels(order)
+        inputs = np.empty_like(labels)
+        inputs[:, 0] = self.bos_id
+        inputs[:, 1:] = labels[:, :-1]
+        return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+class Batches:
+    """The batches of `Sequences.iter_batches`: each iteration reads them again, and their number is known
+    before."""
+
+    def __init__(
+        self, sequences: Sequences, order: np.ndarray, size: int, device: torch.device | str | None = None
+    ):
+        self._sequences, self._order, self._size, self._device = sequences, order, size, device
+
+    def __len__(self) -> int:
+        return -(-len(self._order) // self._size)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for first in range(0, len(self._order), self._size):
+            batch = self._sequences._tensors(self._order[first : first + self._size])
+            yield batch if self._device is None else tuple(x.to(self._device) for x in batch)
+
+    def to(self, device: torch.device | str) -> Batches:
+        """The same batches on a device."""
+        return Batches(self._sequences, self._order, self._size, device)
+
+
+class TokenSequences(Sequences):
+    """The sequences of ``context_length`` tokens in tokens that lie in one vector.
+
+    Args:
+        tokens: (tokens,) of any unsigned integers, memory-mapped or not: the documents' ids, one
+            document after another, without BOS.
+        offsets: (documents + 1,) int64: document d is ``tokens[offsets[d]:offsets[d + 1]]``.
+        context_length, split, seed, bos_id: see `Sequences`.
+        name_of: gives document d's name, for messages.
+
+    Raises:
+        DataError: no document is as long as ``context_length``.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        offsets: np.ndarray,
+        context_length: int,
+        split: str,
+        seed: int = 0,
+        *,
+        bos_id: int,
+        name_of: Callable[[int], str] = str,
+    ):
+        super().__init__(context_length, split, seed, bos_id)
+        self._tokens, self._offsets = tokens, np.asarray(offsets, dtype=np.int64)
+        self._lengths = np.diff(self._offsets)
+        self._slices = self._lengths // context_length
+        self.tokens_used = int(self._slices.sum()) * context_length
+        if not self.tokens_used:
+            raise DataError(self._nothing_fits(name_of))
+        self.share_used = self.tokens_used / len(tokens)
+        self._epochs: dict[int, np.ndarray] = {}
+
+    def _nothing_fits(self, name_of: Callable[[int], str]) -> str:
+        if not len(self._lengths):
+            return f"the {self.split} split has no document; see `heldout` in the data settings"
+        longest = int(self._lengths.argmax())
+        size = int(self._lengths[longest])
+        return (
+            f"no {self.split} document holds context_length = {self.context_length} tokens: "
+            f"the longest of {len(self._lengths)}, {name_of(longest)!r}, has {size}; use a "
+            f"context_length of at most {size}, or a corpus with longer documents"
+        )
+
+    def epoch_order(self, epoch: int) -> np.ndarray:
+        """The training order of an epoch: (sequences, 2) int64 of (document, slice).
+
+        Each epoch has a new permutation of the documents; all of its columns use the same one.
+        """
+        if epoch not in self._epochs:
+            # Raw bits of a named generator: numpy promises that these stay the same in later versions, but
+            # not its permutation().
+            bits = np.random.Philox(np.random.SeedSequence([self.seed, epoch]))
+            documents = np.argsort(bits.random_raw(len(self._slices)), kind="stable")
+            order = _slices_of(documents, self._slices[documents])
+            order = order[np.argsort(order[:, 1], kind="stable")]  # column by column
+            # A batch touches at most two epochs; older ones can be computed again.
+            self._epochs = {e: o for e, o in self._epochs.items() if e == epoch - 1}
+            self._epochs[epoch] = order
+        return self._epochs[epoch]
+
+    def _training_rows(self, first: int, size: int) -> np.ndarray:
+        spans = _spans(first, size, len(self))
+        return np.concatenate([self.epoch_order(epoch)[a:b] for epoch, a, b in spans])
+
+    def heldout_order(self, max_tokens: int | None = None, same_text_as: int | None = None) -> np.ndarray:
+        """The order of `iter_batches`: (sequences, 2) int64 of (document, slice)."""
+        length, grid = self.context_length, self._grid(same_text_as)
+        slices = self._lengths // grid * (grid // length)
+        order = _slices_of(np.arange(len(slices)), slices)
+        column = -(-HELDOUT_COLUMN // grid) * (grid // length)  # slices in a column
+        order = order[np.argsort(order[:, 1] // column, kind="stable")]
+        return order if max_tokens is None else order[: max_tokens // length]
+
+    def _labels(self, order: np.ndarray) -> np.ndarray:
+        starts = self._offsets[order[:, 0]] + order[:, 1] * self.context_length
+        labels = np.empty((len(order), self.context_length), np.int64)
+        for row, start in zip(labels, starts.tolist(), strict=True):
+            row[:] = self._tokens[start : start + self.context_length]
+        return labels
+
+
+def _slices_of(documents: np.ndarray, slices: np.ndarray) -> np.ndarray:
+    """(document, 0), (document, 1), ... for each of ``documents``, having ``slices`` slices."""
+    ends = np.cumsum(slices)
+    within = np.arange(slices.sum(), dtype=np.int64) - np.repeat(ends - slices, slices)
+    return np.stack([np.repeat(documents, slices), within], axis=1)
+
+
+def _spans(first: int, size: int, epoch_size: int) -> Iterator[tuple[int, int, int]]:
+    """(epoch, from, to) of the ``size`` sequences from number ``first`` of an endless run."""
+    end = first + size
+    while first < end:
+        epoch, start = divmod(first, epoch_size)
+        stop = min(epoch_size, start + end - first)
+        yield epoch, start, stop
+        first += stop - start

@@ -1,0 +1,68 @@
+"""The tasks of Tables 1 and 3, and two that every machine can run. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from acp_repro.pipeline.errors import UnknownName
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of Tables 1 and 3.
+
+    Attributes:
+        task, metric: as the harness names them.
+        header: as the paper prints it.
+        quantity: of the column in ``paper_values.csv``; empty if the paper does not have it.
+        guess: the accuracy of guessing. This is one answer of so many, or the more frequent one of yes and
+            no, or a random word of the passage (Paperno et al., 2016, of LAMBADA).
+    """
+
+    task: str
+    metric: str
+    header: str
+    quantity: str = ""
+    guess: float | None = None
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is a share of items, printed in percent; otherwise it is a perplexity."""
+        return self.metric in ("acc", "acc_norm")
+
+
+COLUMNS = (
+    Column("wikitext", "word_perplexity", "Wiki. ppl ↓", "wikitext_perplexity"),
+    Column("lambada_openai", "perplexity", "LMB. ppl ↓", "lambada_perplexity"),
+    Column("lambada_openai", "acc", "LMB. acc ↑", "lambada_accuracy", 0.016),
+    Column("piqa", "acc", "PIQA acc ↑", "piqa_accuracy", 0.5),
+    Column("hellaswag", "acc_norm", "Hella. acc-n ↑", "hellaswag_normalized_accuracy", 0.25),
+    Column("winogrande", "acc", "Wino. acc ↑", "winogrande_accuracy", 0.5),
+    Column("arc_easy", "acc", "ARC-e acc ↑", "arc_easy_accuracy", 0.25),
+    Column("arc_challenge", "acc_norm", "ARC-c acc-n ↑", "arc_challenge_normalized_accuracy", 0.25),
+    Column("copa", "acc", "COPA acc ↑", "copa_accuracy", 0.5),
+    Column("openbookqa", "acc_norm", "OBQA acc-n ↑", "openbookqa_normalized_accuracy", 0.25),
+    Column("sciq", "acc", "SciQ acc ↑", "sciq_accuracy", 0.25),
+    Column("boolq", "acc", "BoolQ acc ↑", "boolq_accuracy", 0.622),
+    Column("book_perplexity", "word_perplexity", "Book ppl ↓"),
+    Column("book_last_word", "perplexity", "Last word ppl ↓"),
+    Column("book_last_word", "acc", "Last word acc ↑", guess=0.016),
+)
+BOOK_TASKS = ("book_perplexity", "book_last_word")  # ours, from the book that comes with the project
+PAPER_TASKS = tuple(dict.fromkeys(c.task for c in COLUMNS if c.task not in BOOK_TASKS))
+TASKS = (*PAPER_TASKS, *BOOK_TASKS)
+
+
+def check_names(names: Iterable[str], known: Iterable[str] = TASKS) -> None:
+    """Checks names of tasks.
+
+    Raises:
+        UnknownName: some of ``names`` are not tasks; the message gives similar names.
+    """
+    known = tuple(known)
+    unknown = [name for name in dict.fromkeys(names) if name not in known]
+    if unknown:
+        raise UnknownName(
+            " ".join(str(UnknownName.among(f"there is no task {name!r}", name, known)) for name in unknown)
+        )

@@ -1,0 +1,100 @@
+"""Attention time with and without ACP on the activations of a trained model (Figure 2, Table 4)."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from acp_repro.pipeline.paper import Quantity
+
+if TYPE_CHECKING:
+    import torch
+
+    from acp_repro.model.capture import AttentionInputs
+
+    from ..trained import TrainedFoX
+
+METHODS = ("acp", "exact")
+
+
+def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a method (``acp``, ``exact``): milliseconds for all layers on the measured text.
+
+    One forward and one backward pass (Appendix B). Both methods get the same inputs and take turns, so a busy
+    machine slows both. A number is the sum over layers and batches of the median over repeats. The forward
+    time includes the boundary search, which is also timed by itself.
+    """
+    from acp_repro.attention import choose_implementation
+    from acp_repro.model.capture import attention_inputs
+    from acp_repro.pipeline.benchmark.timing import ORDER
+    from acp_repro.pipeline.training.step import autocast
+
+    batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
+    total: Counter = Counter()
+    calls = len(batches) * trained.model.config.num_hidden_layers
+    progress = tqdm(total=calls, desc=f"{trained.run.name}: attention time", unit="layer")
+    with progress, autocast(trained.device, trained.run.training.dtype):
+        for input_ids, _ in batches:
+            for inputs in attention_inputs(trained.model, input_ids):
+                times = _times(inputs, trained.device, trained.measure_settings.timing_repeats)
+                total.update({key: median(values) for key, values in times.items()})
+                progress.update()
+    return [
+        {
+            "implementation": choose_implementation(trained.device),
+            "method": method,
+            "measured_tokens": sum(input_ids.numel() for input_ids, _ in batches),
+            "repeats": len(times["forward", method]),
+            "order": ORDER,
+            "forward_ms": total["forward", method],
+            "backward_ms": total["backward", method],
+            "boundary_search_ms": total["search", method] if method == "acp" else None,
+        }
+        for method in METHODS
+    ]
+
+
+def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[tuple[str, str], list[float]]:
+    """Milliseconds of one layer by part (``forward``, ``backward``, ``search``) and method."""
+    import torch
+
+    from acp_repro.attention import forgetting_attention
+    from acp_repro.pipeline.benchmark.timing import interleaved
+
+    leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v, inputs.log_fgate)]
+
+    def forward(method: str) -> torch.Tensor:
+        threshold = inputs.threshold if method == "acp" else None
+        return forgetting_attention(*leaves, head_first=True, adaptive_threshold=threshold)
+
+    outs = {method: forward(method) for method in METHODS}
+    dout = torch.randn_like(outs["exact"])
+
+    def backward(method: str) -> None:
+        torch.autograd.grad(outs[method], leaves, dout, retain_graph=True)
+
+    # Parts are separate, so that only the other method runs before a method.
+    parts = {"forward": forward, "backward": backward}
+    times = {
+        (name, method): values
+        for name, part in parts.items()
+        for method, values in interleaved(
+            {method: functools.partial(part, method) for method in METHODS}, device, repeats
+        ).items()
+    }
+    return times | interleaved({("search", "acp"): inputs.search}, device, repeats)
+
+
+QUANTITY = Quantity(
+    "attention_time",
+    "implementation method measured_tokens repeats forward_ms backward_ms boundary_search_ms order",
+    measure,
+    lambda suite: suite.select(acp=True),
+    group="speed",
+    timed=True,
+    later=("order",),
+)

@@ -1,0 +1,117 @@
+"""Text to hide the needle in: the held-out text of a corpus, or any files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from acp_repro.common.errors import UsageError
+from acp_repro.pipeline.data import Corpus, LongCrawl64
+from acp_repro.pipeline.data.sequences import HELDOUT_COLUMN
+from acp_repro.pipeline.data.sources import Document, SampleSource, TextSource
+
+from ..checkpoint_folder import Checkpoint
+
+
+def heldout_haystacks(
+    corpus: Corpus | LongCrawl64, context_length: int, length: int, samples: int
+) -> list[np.ndarray]:
+    """``samples`` pieces of at least ``length`` held-out tokens each, far apart if there is room.
+
+    A piece is as many whole sequences of ``context_length`` as needed, one after another in the fixed order
+    of held-out text. A piece may continue in the next document.
+
+    Returns:
+        int64 arrays (n,) of token ids.
+
+    Raises:
+        UsageError: the held-out text is too short.
+    """
+    sequences = corpus.sequences("heldout", context_length)
+    each = -(-length // context_length)
+    needed, there = samples * each, len(sequences)
+    if there < needed:
+        raise UsageError(
+            f"needle: {samples} haystacks of {length} tokens take {needed} held-out sequences of "
+            f"{context_length}, and there are {there}; use fewer samples or shorter lengths"
+        )
+    # Slices of one document come together, so pieces are a column apart.
+    stride = max(each, min(there // samples, -(-HELDOUT_COLUMN // context_length)))
+    rows = (
+        labels[0].numpy()
+        for _, labels in sequences.iter_batches(1, ((samples - 1) * stride + each) * context_length)
+    )
+    pieces = []
+    for index, row in enumerate(rows):
+        sample, within = divmod(index, stride)
+        if within == 0:
+            pieces.append([])
+        if within < each:
+            pieces[sample].append(row)
+    return [np.concatenate(piece) for piece in pieces]
+
+
+def text_haystacks(
+    documents: Iterable[Document], encode: Callable[[str], np.ndarray], length: int, samples: int
+) -> list[np.ndarray]:
+    """``samples`` pieces of ``length`` tokens of joined texts, which begin at even distances.
+
+    The last piece may continue at the beginning; pieces overlap if the text is shorter than all of them.
+
+    Returns:
+        int64 arrays (length,) of token ids.
+
+    Raises:
+        UsageError: the whole text is shorter than ``length``.
+    """
+    wanted = samples * length
+    # Of a long corpus only the used part is read; of essays, all.
+    ids, there = [], 0
+    for document in documents:
+        ids.append(np.asarray(encode(document.data.decode()), np.int64))
+        there += len(ids[-1])
+        if there >= wanted:
+            break
+    text = np.concatenate([*ids, np.empty(0, np.int64)])
+    if len(text) < length:
+        raise UsageError(
+            f"needle: the haystack's text has {len(text)} tokens, fewer than the longest context, {length}; "
+            "give a longer text, or shorter lengths"
+        )
+    starts = [sample * len(text) // samples for sample in range(samples)]
+    ring = np.concatenate([text, text[:length]])
+    return [ring[start : start + length] for start in starts]
+
+
+def file_haystacks(
+    path: str, encode: Callable[[str], np.ndarray], length: int, samples: int, key: str
+) -> list[np.ndarray]:
+    """:func:`text_haystacks` of a file or folder; ``key`` names the setting in errors.
+
+    Raises:
+        DataError, UsageError: the file does not exist, is not text, or is too short.
+    """
+    return text_haystacks(TextSource([path], key=key).documents(), encode, length, samples)
+
+
+def checkpoint_haystacks(
+    checkpoint: Checkpoint, path: str | None, length: int, samples: int
+) -> list[np.ndarray]:
+    """Haystacks in the tokens of a checkpoint: from ``path``, else from its run's held-out text, else from a
+    book.
+
+    Raises:
+        DataError, UsageError: there is no text, or it is too short.
+    """
+    if path is not None:
+        return file_haystacks(path, checkpoint.tokenizer.encode, length, samples, "--haystack")
+    if checkpoint.run is not None:
+        return heldout_haystacks(checkpoint.corpus(), checkpoint.context_length, length, samples)
+    return text_haystacks(SampleSource().documents(), checkpoint.tokenizer.encode, length, samples)
+
+
+def fingerprints(haystacks: Iterable[np.ndarray]) -> list[str]:
+    """Hashes of these tokens, (n,) int64 each, in this order, for the key of results that are kept."""
+    return [hashlib.sha256(haystack.tobytes()).hexdigest() for haystack in haystacks]

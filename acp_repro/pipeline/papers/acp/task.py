@@ -1,0 +1,176 @@
+"""How a Forgetting Transformer is trained (Appendix B), for the shared trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acp_repro.model import FoXForCausalLM, load_pretrained, save_pretrained
+from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.model.flops import peak_flops
+from acp_repro.model.layers import fuse_training
+from acp_repro.pipeline.data import DataError, prepare
+from acp_repro.pipeline.paper import Suite
+from acp_repro.pipeline.provenance import device_name
+from acp_repro.pipeline.run import file_of
+from acp_repro.pipeline.training.optimizer import warmup_and_cosine
+from acp_repro.pipeline.training.run_folder import TrainingError, text_hash
+from acp_repro.pipeline.training.task import Task
+
+from .needle.documents import NeedleSequences
+from .suite import FoXRun
+from .trained import TrainedFoX
+
+
+class FoXTask(Task):
+    """Next-token prediction on sequences of the run's corpus."""
+
+    run: FoXRun
+
+    def __init__(self, run: FoXRun):
+        super().__init__(run)
+        config = run.training
+        self.steps, self.step_tokens = run.steps, config.batch_tokens
+        self.micro_batches = config.batch_tokens // config.micro_batch_tokens
+        self._rows = config.micro_batch_tokens // run.context_length
+        with run.data.errors_at(f"{file_of(run.suite)}: data"):
+            self.corpus = prepare(run.data)
+        self._sequences = self.corpus.sequences("train", run.context_length, run.seed)
+        if run.needle_share:
+            self._sequences = NeedleSequences(self._sequences, self.corpus.tokenizer, run.needle_share)
+        self._config = run.model_config(self.corpus.vocab_size)
+
+    def build(self) -> FoXForCausalLM:
+        """See ``Task.build``."""
+        if self.run.data.heldout != 0:  # if its documents are too short, fail before hours of training
+            try:
+                self.corpus.sequences("heldout", self.run.context_length)
+            except DataError as error:
+                raise TrainingError(f"{error}; or hold out other text, or none (data.heldout)") from None
+        model = FoXForCausalLM(self._config, self.run.training.gradient_checkpointing)
+        fuse_training(model)
+        if self.run.nudged:
+            nudge(model)
+        return model
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        """(input_ids, labels), each (B, T) int64."""
+        return self._sequences.batch(index, self._rows)
+
+    def loss(self, model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """See ``Task.loss``. ``input_ids`` and ``labels`` are (B, T) integers."""
+        return model(input_ids, labels=labels).mean()
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then a cosine to 0 at the last token (Appendix B)."""
+        config, size = self.run.training, self.run.size
+        factor = warmup_and_cosine(
+            step * config.batch_tokens, config.batch_tokens, config.warmup_tokens, size.tokens
+        )
+        return size.learning_rate * factor
+
+    def blocks(self, model: FoXForCausalLM) -> list[nn.Module]:
+        """See ``Task.blocks``: the layers."""
+        return list(model.model.layers)
+
+    def watch(self, model: nn.Module, input_ids: Tensor, labels: Tensor) -> dict[str, Any]:
+        """``pruned_ratio`` of each layer on the first sequence of input_ids (B, T) int64."""
+        if self.run.log_pruning_tolerance is None:
+            return {}
+        return {"pruned_ratio": pruned_ratio_per_layer(model, input_ids[:1])}
+
+    def shown(self, watched: dict[str, Any]) -> str:
+        """See ``Task.shown``: the mean pruned share."""
+        ratios = watched.get("pruned_ratio")
+        return f"pruned {sum(ratios) / len(ratios):.0%}" if ratios else ""
+
+    def speed(self, tokens_per_s: float, device: torch.device, ranks: int, watched: dict) -> dict[str, float]:
+        """``mfu_nominal`` and ``mfu_executed``: shares of the GPU's peak.
+
+        The first counts all FLOPs, the second those that pruning leaves.
+        """
+        peak = peak_flops(device_name(device), self.run.training.dtype)
+        if peak is None:
+            return {}
+        ratios = watched.get("pruned_ratio")
+        pruned = sum(ratios) / len(ratios) if ratios else 0.0
+        return {
+            name: tokens_per_s
+            * self._config.flops_per_token(self.run.context_length, kept_ratio)
+            / (peak * ranks)
+            for name, kept_ratio in (("mfu_nominal", 1.0), ("mfu_executed", 1.0 - pruned))
+        }
+
+    def describe(self, model: nn.Module) -> dict[str, Any]:
+        """See ``Task.describe``."""
+        return {
+            "parameters": self._config.num_parameters(),
+            "data": self.corpus.describe(self.run.context_length),
+        }
+
+    def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """See ``Task.save``. The tokeniser comes with the model."""
+        save_pretrained(model, folder, weights)
+        self.corpus.save_tokenizer(folder)
+
+    def load(self, folder: Path, device: torch.device) -> FoXForCausalLM:
+        """See ``Task.load``."""
+        return load_pretrained(folder).to(device)
+
+    def trained(self, suite: Suite, device: torch.device) -> TrainedFoX:
+        """See ``Task.trained``."""
+        self._check_text()
+        found = super().trained(suite, device)
+        return TrainedFoX(suite, self.run, self, found.model, device, found.trained_tokens)
+
+    def _check_text(self) -> None:
+        """Refuses a tokeniser that was trained on other text than the model's, because its ids mean other
+        words."""
+        run = self.run
+        if run.weights is not None or not run.data.bpe_size:
+            return
+        if text_hash(run) not in (None, self.corpus.describe()["hash"]):
+            raise TrainingError(
+                f"{run.folder} was trained on other text than corpus {run.data.corpus} holds now, so with "
+                "another tokenizer. Put the text back, or delete the run and train again with "
+                f"`{run.command}`"
+            )
+
+
+def nudge(model: FoXForCausalLM) -> None:
+    """Changes one weight, the first of the first query projection, to the next number of bfloat16.
+
+    This is the smallest change that the products see: a unit of float32 is lost when weights are rounded to
+    bfloat16.
+    """
+    weight = model.model.layers[0].attn.q_proj.weight
+    with torch.no_grad():
+        first = weight[0, 0].bfloat16()
+        weight[0, 0] = torch.nextafter(first, torch.full_like(first, torch.inf)).float()
+
+
+def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor) -> list[float]:
+    """The share of causal blocks that each layer prunes on this text, mean over sequences and heads.
+
+    With sharded weights every rank must call it.
+
+    Args:
+        model: a ``FoXForCausalLM``, or a wrapper of one whose forward takes the same arguments.
+        input_ids: (B, T) integer, on the model's device.
+
+    Returns:
+        One number in 0 to 1 a layer; an empty list for an exact model.
+    """
+    ratios: dict[int, Tensor] = {}
+
+    def see(layer: int, inputs: AttentionInputs) -> None:
+        if inputs.threshold is not None:
+            ratios[layer] = inputs.count().pruned_ratio.mean()
+
+    with watch_attention(model, see):
+        model(input_ids, return_hidden=True)
+    return torch.stack([ratios[layer] for layer in sorted(ratios)]).tolist() if ratios else []

@@ -1,0 +1,94 @@
+"""Which kept vector each written token comes from, by SHAP ("SHAP" in the article)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from acp_repro.common.gradients import without_gradients
+from acp_repro.pipeline.paper import Quantity
+
+if TYPE_CHECKING:
+    from ..trained import TrainedPruning
+
+
+SHOWN = 5  # texts that are short enough to be drawn word by word
+SHORT = range(12, 41)  # tokens of these
+SAME = 0.9  # share of a long text's tokens that must be written again, or places would mean nothing
+DECIMALS = 2  # of a value in nats
+
+
+def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
+    """One record per text, kept vector and written token; see :func:`chosen` for the texts and :func:`told`
+    for the pairs."""
+    from acp_repro.lap.attribution import shap_values
+
+    tokenizer = trained.task.tokenizer
+    records = []
+    for number, row in enumerate(tqdm(chosen(trained), desc=f"{trained.run.name}: attribution", leave=False)):
+        found = shap_values(trained.model, row, trained.measure_settings.shap_evaluations, trained.run.seed)
+        words, kept = tokenizer.tokens(found.written), tokenizer.tokens(row[i] for i in found.positions)
+        values = found.values.round(DECIMALS) + 0.0  # without negative zeros
+        pairs = np.ones_like(values, dtype=bool) if number < SHOWN else told(values)
+        for vector, position in enumerate(found.positions):
+            records += [
+                {
+                    "text": number,
+                    "text_tokens": len(row),
+                    "kept_position": position,
+                    "kept_token": repr(kept[vector]),
+                    "written_position": column,
+                    "written_token": repr(word),
+                    "matches_text": column < len(row) and found.written[column] == row[column],
+                    "shap_nats": float(values[vector, column]),
+                }
+                for column, word in enumerate(words)
+                if pairs[vector, column]
+            ]
+    return records
+
+
+def told(values: np.ndarray) -> np.ndarray:
+    """Which pairs of a long text have a record: (vectors, written tokens) bool, of SHAP values so shaped.
+
+    Most pairs lie far apart and are worth nothing. Left out, a record is a seventh of its size. Every vector
+    and every written token keeps a pair, so that all are counted.
+    """
+    pairs = values != 0
+    pairs[0], pairs[:, 0] = True, True
+    return pairs
+
+
+@without_gradients
+def chosen(trained: TrainedPruning) -> list[list[int]]:
+    """Short texts and long texts of the held-out ones, as token ids.
+
+    First the first ``SHOWN`` texts of 12 to 40 tokens, or simply the first texts if there are none. Then the
+    first ``shap_texts`` others of ``shap_shortest`` tokens or more. Of those the model must write at least 90
+    % of the tokens at their place.
+    """
+    rows = trained.heldout_rows(10**9)
+    shown = ([row for row in rows if len(row) in SHORT] or rows)[:SHOWN]
+    long = [row for row in rows if len(row) >= trained.measure_settings.shap_shortest and row not in shown]
+    found = []
+    for input_ids in trained.batches(long):
+        if len(found) >= trained.measure_settings.shap_texts:
+            break
+        memory = trained.model.encode_ids(input_ids)
+        written = trained.model.decode_ids(memory.vectors, memory.mask, input_ids.shape[1])
+        part = [row[:n] for row, n in zip(input_ids.tolist(), memory.lengths.tolist(), strict=True)]
+        for row, ours in zip(part, written, strict=True):
+            same = sum(one == two for one, two in zip(row[:-1], ours, strict=False))
+            found += [row] if same + 1 >= SAME * len(row) else []
+    return shown + found[: trained.measure_settings.shap_texts]
+
+
+QUANTITY = Quantity(
+    "attribution",
+    "text text_tokens kept_position kept_token written_position written_token matches_text shap_nats",
+    measure,
+    lambda suite: [suite.main_run],
+    large=True,
+)

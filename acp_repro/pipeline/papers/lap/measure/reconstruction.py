@@ -1,0 +1,102 @@
+"""How well held-out texts are written again: teacher forced as in the article, and freely."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from acp_repro.common.errors import UsageError
+from acp_repro.common.gradients import without_gradients
+from acp_repro.pipeline.paper import Quantity
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trained import TrainedPruning
+
+
+@without_gradients
+def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
+    """Three records, by the input of the decoder.
+
+    ``soft``: the true earlier tokens, and the memory under the soft mask, as in training. ``removed``: the
+    true earlier tokens, and a memory from which tokens are really removed. ``free``: its own tokens, and that
+    same memory.
+
+    Accuracy of ``free`` is by position. ``kept_ratio`` is a mean over texts. For ``soft`` it is the article's
+    L(S) / L; with hard concrete gates, the share of tokens expected to stay. For the others it is the share
+    that is left.
+    """
+    import torch
+
+    from acp_repro.lap.decoder import decode_teacher
+
+    rows = trained.heldout_rows(trained.measure_settings.scored_texts)
+    written: dict[str, list[list[int]]] = {"soft": [], "removed": [], "free": []}
+    ratios: dict[str, list[Tensor]] = {"soft": [], "removed": []}
+    model = trained.model
+    for input_ids in tqdm(trained.batches(rows), desc=f"{trained.run.name}: reconstruction", leave=False):
+        memory = model.encode_ids(input_ids)
+        inputs = model.shifted(input_ids)
+        soft = model(input_ids, mask="soft")
+        encoded = model.encode_tokens(input_ids, "soft")
+        for name, vectors, mask in (
+            ("soft", encoded.hidden, encoded.memory_mask),
+            ("removed", memory.vectors, memory.mask),
+        ):
+            logits = decode_teacher(model.t5, vectors, mask, inputs, model.pruning.decoder_window)
+            best = logits.argmax(-1).tolist()
+            written[name] += [row[:n] for row, n in zip(best, memory.lengths.tolist(), strict=True)]
+        longest = 2 * input_ids.shape[1]
+        written["free"] += model.decode_ids(memory.vectors, memory.mask, longest)
+        ratios["soft"].append(soft.lengths[-1] / soft.lengths[0])
+        ratios["removed"].append(memory.kept_ratio)
+    eos = trained.task.tokenizer.eos_id
+    written["free"] = [[*row, eos] for row in written["free"]]
+    means = {name: float(torch.cat(parts).mean()) for name, parts in ratios.items()}
+    means["free"] = means["removed"]
+    return [
+        {
+            "decoding": name,
+            "measured_texts": len(rows),
+            "kept_ratio": means[name],
+            **_scores(trained, rows, found),
+        }
+        for name, found in written.items()
+    ]
+
+
+def _scores(trained: TrainedPruning, rows: list[list[int]], found: list[list[int]]) -> dict[str, float]:
+    """Accuracy of tokens (0 to 1, mean over tokens), BLEU and ROUGE-L (0 to 1), exact matches, edits."""
+    libraries = _libraries()
+    right = sum(a == b for one, two in zip(rows, found, strict=True) for a, b in zip(one, two, strict=False))
+    texts, ours = [trained.text(row) for row in rows], [trained.text(row) for row in found]
+    rouge = libraries["rouge_scorer"].RougeScorer(["rougeL"])
+    edits = [libraries["edit_distance"](one, two) for one, two in zip(rows, found, strict=True)]
+    return {
+        "token_accuracy": right / sum(map(len, rows)),
+        "bleu": libraries["corpus_bleu"](ours, [texts]).score / 100,
+        "rouge_l": sum(rouge.score(one, two)["rougeL"].fmeasure for one, two in zip(texts, ours, strict=True))
+        / len(texts),
+        "exact_match": sum(one == two for one, two in zip(texts, ours, strict=True)) / len(texts),
+        "edits_per_token": sum(edits) / sum(map(len, rows)),
+    }
+
+
+def _libraries() -> dict[str, Any]:
+    try:
+        from rapidfuzz.distance.Levenshtein import distance
+        from rouge_score import rouge_scorer
+        from sacrebleu import corpus_bleu
+    except ImportError as error:
+        raise UsageError(f"{error}; the scores need more libraries: pip install -e '.[lap]'") from None
+    return {"edit_distance": distance, "rouge_scorer": rouge_scorer, "corpus_bleu": corpus_bleu}
+
+
+# All but the edits are shares, 0 to 1.
+QUANTITY = Quantity(
+    "reconstruction",
+    "decoding measured_texts kept_ratio token_accuracy bleu rouge_l exact_match edits_per_token",
+    measure,
+)

@@ -1,0 +1,141 @@
+"""The savings of removal: time and memory against the share of tokens that is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from acp_repro.common.gradients import without_gradients
+from acp_repro.pipeline.paper import Quantity
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from acp_repro.lap import PruningAutoencoder
+
+    from ..trained import TrainedPruning
+
+SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
+DECODED_TOKENS = 16
+
+
+@without_gradients
+def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
+    """Records of the encoder and of decoding, each with masks and with removal, at several kept shares.
+
+    Held-out texts are joined to texts of each length. The gate's bias sets the share: a lower one drops more
+    of the same texts. ``kept_ratio`` is the share that results. If two shares give the same result, as with
+    gates that cannot tell tokens apart, it is measured once. Decoding is of 16 tokens, batched and cached;
+    the memory of masks is the whole text's.
+
+    Times are medians. ``encoder_peak_bytes`` and ``decoder_peak_bytes`` are measured: the most that each
+    holds at once beside weights and inputs. ``memory_bytes`` is computed: what the decoder holds of the texts
+    from step to step, which is vectors, and keys and values of every layer.
+    """
+    rows = []
+    for length in trained.measure_settings.timed_lengths:
+        input_ids, seen = _texts(trained, length), set()
+        for share in SHARES:
+            model = _with_share(trained.model, input_ids, share)
+            if (kept := _kept(model, input_ids)) not in seen:
+                rows += _compare(trained, model, input_ids)
+            seen.add(kept)
+    return rows
+
+
+def _texts(trained: TrainedPruning, length: int) -> Tensor:
+    """(B, length) int64: held-out texts one after the other, each piece with its EOS."""
+    from acp_repro.lap.autoencoder import pad
+
+    stream = [i for row in trained.heldout_rows(10**9) for i in row[:-1]]
+    needed = trained.measure_settings.timed_texts * (length - 1)
+    stream = (stream * (needed // len(stream) + 1))[:needed]
+    rows = [stream[i : i + length - 1] for i in range(0, needed, length - 1)]
+    tokenizer = trained.task.tokenizer
+    return pad([[*row, tokenizer.eos_id] for row in rows], tokenizer.pad_id).to(trained.device)
+
+
+def _with_share(model: PruningAutoencoder, input_ids: Tensor, share: float) -> PruningAutoencoder:
+    """The same weights with the bias at which they keep about this share of these texts."""
+    from acp_repro.lap import PruningAutoencoder
+
+    def biased(beta: float) -> PruningAutoencoder:
+        settings = dataclasses.replace(model.pruning, beta=beta)
+        return PruningAutoencoder(model.t5, settings, model.tokenizer).eval()
+
+    low, high = -1e4, 1e4
+    if share == 1.0:
+        return biased(high)
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _kept(biased(middle), input_ids) < share else (low, middle)
+    return biased(high)
+
+
+def _kept(model: PruningAutoencoder, input_ids: Tensor) -> float:
+    return float(model.encode_ids(input_ids).kept_ratio.mean())
+
+
+def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tensor) -> list[dict[str, Any]]:
+    from acp_repro.lap.encoder import encode_removed
+    from acp_repro.pipeline.benchmark.timing import ORDER, interleaved, peak_memory, wall_ms
+
+    memory = model.encode_ids(input_ids)
+    masked = model.encode_tokens(input_ids, "removed")
+    real, eos = input_ids != model.t5.config.pad_token_id, input_ids == model.t5.config.eos_token_id
+    encode = {
+        "masked": lambda: model.encode_tokens(input_ids, "removed"),
+        "removed": lambda: encode_removed(model.t5.encoder, input_ids, real, eos, model.pruning),
+    }
+    held = {"masked": (masked.hidden, masked.memory_mask), "removed": (memory.vectors, memory.mask)}
+    decode = {name: functools.partial(_write, model, *parts) for name, parts in held.items()}
+    encoder_ms, decoder_ms = (
+        interleaved(works, trained.device, trained.measure_settings.timing_repeats, wall_ms)
+        for works in (encode, decode)
+    )
+    return [
+        {
+            "method": name,
+            "length_tokens": input_ids.shape[1],
+            "measured_texts": len(input_ids),
+            "repeats": len(encoder_ms[name]),
+            "order": ORDER,
+            "kept_ratio": float(memory.kept_ratio.mean()),
+            "encoder_ms": median(encoder_ms[name]),
+            "decoder_ms": median(decoder_ms[name]),
+            "encoder_peak_bytes": peak_memory(encode[name], trained.device),
+            "decoder_peak_bytes": peak_memory(decode[name], trained.device),
+            "memory_bytes": held_bytes(model, held[name][0]),
+        }
+        for name in held
+    ]
+
+
+def held_bytes(model: PruningAutoencoder, vectors: Tensor) -> int:
+    """Bytes of a memory, (B, M, D) of any dtype, and of its keys and values in every layer of the decoder."""
+    config = model.t5.config
+    elements = config.d_model + 2 * len(model.t5.decoder.block) * config.num_heads * config.d_kv
+    return vectors.shape[0] * vectors.shape[1] * elements * vectors.element_size()
+
+
+def _write(model: PruningAutoencoder, vectors: Tensor, mask: Tensor) -> None:
+    import torch
+
+    from acp_repro.lap.decoder import Decoding
+
+    state = Decoding(model.t5, vectors, mask, model.pruning.decoder_window)
+    tokens = torch.full((len(vectors),), model.t5.config.decoder_start_token_id, device=vectors.device)
+    for _ in range(DECODED_TOKENS):
+        tokens = state.step(tokens).argmax(-1)
+
+
+QUANTITY = Quantity(
+    "removal_time",
+    "method length_tokens measured_texts repeats kept_ratio encoder_ms decoder_ms "
+    "encoder_peak_bytes decoder_peak_bytes memory_bytes order",
+    measure,
+    lambda suite: [suite.main_run],
+    timed=True,
+)

@@ -1,0 +1,26 @@
+"""What the chain knows of LAP: its grid, its quantities, and the contents of its analysis."""
+
+from __future__ import annotations
+
+from acp_repro.pipeline.paper import Paper
+
+from .settings import File
+from .suite import PruningSuite, make_run
+
+PAPER = Paper(
+    name="lap",
+    title="Learnable Attention Pruning",
+    url="https://github.com/ATMI/Megatoken",
+    file=File,
+    suite=PruningSuite,
+    make_run=make_run,
+    run_columns=("compression", "gate", "training_mask", "seed"),
+    measures=f"{__package__}.measure",
+    measured=(*("dynamics", "reconstruction", "probe", "attribution", "kept_words", "removal_time"),),
+    contents=(
+        *("figure_dynamics", "table_scores", "figure_probing", "figure_shap"),
+        *("figure_curve", "figure_slices", "figure_words", "figure_savings"),
+    ),
+    task=f"{__package__}.task:PruningTask",
+    analysis="analysis.lap",
+)

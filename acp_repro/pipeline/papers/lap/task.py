@@ -1,0 +1,277 @@
+"""How a pruning autoencoder is trained, for the shared trainer."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acp_repro.lap import PruningAutoencoder, draw_noise
+from acp_repro.lap.autoencoder import pad
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.paper import Suite
+from acp_repro.pipeline.run import file_of
+from acp_repro.pipeline.training.run_folder import TrainingError, check_done, text_hash
+from acp_repro.pipeline.training.task import Task, Trained
+
+from .settings import SHORTEST_CUT, TrainingConfig
+from .suite import PruningRun
+from .texts import Batches, encode, load_texts, make_tokenizer
+from .trained import TrainedPruning
+
+RUNNING_MEAN = 0.95  # of the cross-entropy, a step
+SMALLEST_SIZE = 1e-3  # of a weight, for its learning rate
+
+
+class Trainee(nn.Module):
+    """The model with its schedule of lambda, which is state: a resumed run continues with it.
+
+    Args:
+        compression: lambda; None trains without gates.
+    """
+
+    def __init__(self, model: PruningAutoencoder, config: TrainingConfig, compression: float | None):
+        super().__init__()
+        self.model, self.compression = model, compression
+        self._config = config
+        # float64, so that steps count exactly
+        self.register_buffer("running_nats", torch.tensor(float("inf"), dtype=torch.float64))
+        self.register_buffer("steps", torch.tensor(0.0, dtype=torch.float64))
+        self.register_buffer("steps_with_lambda", torch.tensor(0.0, dtype=torch.float64))
+
+    def state_dict(self, *arguments, **options) -> dict[str, Tensor]:
+        """Each weight once: embeddings and head may be one tensor, which a checkpoint may hold only once."""
+        whole = super().state_dict(*arguments, **options)
+        prefix = options.get("prefix", "")
+        once = {prefix + name for name, _ in itertools.chain(self.named_parameters(), self.named_buffers())}
+        return {name: tensor for name, tensor in whole.items() if name in once}
+
+    def forward(self, input_ids: Tensor, noise: Tensor) -> Tensor:
+        """The loss, a float32 scalar, of token ids (B, T) and noise (S, B, T); one call in training counts as
+        a step."""
+        loss, cross_entropy = self._stage()(input_ids, noise, self._price())
+        if self.training and torch.is_grad_enabled():
+            self._count(cross_entropy.detach())
+        return loss
+
+    def _stage(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The function from token ids, noise and price to the loss and the cross-entropy alone."""
+        if self.compression is None:
+            return self._ungated
+        config = self._config
+        if config.lambda_below_nats is None and not config.blind_steps:
+            return self._gated
+        steps = int(self.steps_with_lambda)
+        if not steps and config.lambda_below_nats is not None:
+            return self._ungated
+        return self._blind if steps <= config.blind_steps and config.blind_steps else self._gated
+
+    def _gated(self, input_ids: Tensor, noise: Tensor, price: Tensor, **options) -> tuple[Tensor, Tensor]:
+        found = self.model(input_ids, noise if noise.numel() else None, **options)
+        return found.cross_entropy + price * found.compression, found.cross_entropy
+
+    def _ungated(self, input_ids: Tensor, noise: Tensor, price: Tensor) -> tuple[Tensor, Tensor]:
+        return self._gated(input_ids, noise, price, mask="none")
+
+    def _blind(self, input_ids: Tensor, noise: Tensor, price: Tensor) -> tuple[Tensor, Tensor]:
+        return self._gated(input_ids, noise, price, blind=True)
+
+    def _price(self) -> Tensor:
+        """The present value of lambda, a scalar."""
+        ramp = max(1, self._config.lambda_ramp_steps)
+        done = self.steps_with_lambda - self._config.blind_steps
+        price = (self.compression or 0.0) * (done / ramp).clamp(0.0, 1.0)
+        if self._config.lambda_zero_at_nats is not None:
+            price = price * (1 - self.running_nats / self._config.lambda_zero_at_nats).clamp(min=0.0)
+        return price.float()
+
+    def _count(self, cross_entropy: Tensor) -> None:
+        before = torch.where(torch.isinf(self.running_nats), cross_entropy, self.running_nats)
+        self.running_nats.copy_(RUNNING_MEAN * before + (1 - RUNNING_MEAN) * cross_entropy)
+        self.steps += 1
+        below = self._config.lambda_below_nats
+        if below is None:
+            begins = self.steps >= self._config.lambda_from_step
+        else:
+            # The mean of a few steps is too noisy.
+            begins = (self.running_nats < below) & (self.steps > 1 / (1 - RUNNING_MEAN))
+        self.steps_with_lambda += (begins | (self.steps_with_lambda > 0)).double()
+
+
+class PruningTask(Task):
+    """Reconstruction of the run's texts, with fewer and fewer tokens."""
+
+    run: PruningRun
+
+    def __init__(self, run: PruningRun):
+        super().__init__(run)
+        with run.data.errors_at(f"{file_of(run.suite)}: data"):
+            self.texts = load_texts(run.data)
+        self._start: PruningAutoencoder | None = None
+        if run.model.weights is None:
+            self.tokenizer = make_tokenizer(self.texts, run.data.vocabulary)
+        else:
+            self._start = PruningAutoencoder.from_t5(
+                run.model.weights, run.pruning_config(), dropout_rate=run.model.dropout_rate
+            )
+            self.tokenizer = self._start.tokenizer
+        self.steps = run.training.steps
+
+    # Parts that only training needs are made on first use.
+    @functools.cached_property
+    def _rows(self) -> list[list[int]]:
+        return self.rows("train")
+
+    @functools.cached_property
+    def _batches(self) -> Batches:
+        run, rows = self.run, self._rows  # whose errors have a place of their own
+        with run.data.errors_at(f"{file_of(run.suite)}: training.batch_texts"):
+            return Batches(rows, run.training.batch_texts, self.tokenizer.pad_id, run.seed)
+
+    @functools.cached_property
+    def step_tokens(self) -> int:
+        """Tokens of a step on average."""
+        return round(self.run.training.batch_texts * sum(map(len, self._rows)) / len(self._rows))
+
+    def rows(self, split: str, most: int | None = None) -> list[list[int]]:
+        """Token ids, with EOS, of the texts of a split that fit the model."""
+        texts = [text.text for text in getattr(self.texts, split)]
+        texts += self.texts.more if split == "train" else ()
+        rows = encode(self.tokenizer, texts, self.run.pruning.max_length)
+        if not rows:
+            data = self.run.data
+            raise DataError(
+                f"{file_of(self.run.suite)}: pruning.max_length: no text of {split} has at most "
+                f"{self.run.pruning.max_length} tokens ({data.function.place(data.path)}); raise it, or add "
+                "shorter texts"
+            )
+        return rows if most is None else rows[:most]
+
+    def build(self) -> Trainee:
+        """See ``Task.build``."""
+        config, start = self.run.pruning_config(), self.run.start
+        if start is not None:
+            check_done(start)
+            model = PruningAutoencoder.from_pretrained(start.model_folder)
+            model = PruningAutoencoder(model.t5, config, self.tokenizer)
+        elif self._start is not None:
+            model = self._start
+        else:
+            model = PruningAutoencoder.from_scratch(config, self.tokenizer, **self.run.model.shape)
+        # A T5 from a folder is in evaluation mode.
+        return Trainee(model, self.run.training, self.run.compression).train()
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        """Token ids (B, T) int64, and noise (S, B, T) float32 of the gates, or an empty tensor."""
+        input_ids = self._batches(index, self._most_tokens(index))
+        config = self.run.pruning_config()
+        gates = len(config.gated_blocks(self._num_blocks))
+        generator = torch.Generator().manual_seed(self.run.seed * 1_000_003 + index)
+        noise = draw_noise((gates, *input_ids.shape), config, generator)
+        return input_ids, torch.empty(0) if noise is None else noise
+
+    def _most_tokens(self, index: int) -> int | None:
+        """The length to which the texts of a batch are cut."""
+        steps, most = self.run.training.length_warmup_steps, self.run.pruning.max_length
+        if index >= steps:
+            return None
+        return SHORTEST_CUT + (most - SHORTEST_CUT) * index // steps
+
+    @property
+    def _num_blocks(self) -> int:
+        return self.run.model.num_layers if self._start is None else self._start.t5.config.num_layers
+
+    def loss(self, model: nn.Module, input_ids: Tensor, noise: Tensor) -> Tensor:
+        """See ``Task.loss``. ``input_ids`` is (B, T) int64; ``noise`` is (S, B, T) float32, or empty."""
+        return model(input_ids, noise)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then constant, then linear to a tenth."""
+        config = self.run.training
+        rate = config.learning_rate * min(1.0, (step + 1) / max(1, config.warmup_steps))
+        tail = config.decay_share * config.steps
+        done = max(0.0, step - (config.steps - tail)) / tail if tail else 0.0
+        return rate * (1 - 0.9 * done)
+
+    def rates(self, model: nn.Module) -> dict[Tensor, float]:
+        """See ``TrainingConfig.rates_by_size``."""
+        if not self.run.training.rates_by_size:
+            return {}
+        sizes = {p: float(p.detach().float().square().mean().sqrt()) for p in model.parameters()}
+        return {p: float(f"{max(size, SMALLEST_SIZE):.1e}") for p, size in sizes.items()}
+
+    def watch(self, model: nn.Module, input_ids: Tensor, noise: Tensor) -> dict[str, Any]:
+        """Accuracy and ratios on held-out text, with tokens removed and with the soft mask."""
+        rows = self.rows("heldout", WATCHED_TEXTS)
+        device = input_ids.device
+        model.eval()
+        try:
+            sums: dict[str, Tensor] = {}
+            for start in range(0, len(rows), self.run.training.batch_texts):
+                part = rows[start : start + self.run.training.batch_texts]
+                found = watched(model.model, pad(part, self.tokenizer.pad_id).to(device))
+                for name, value in found.items():
+                    sums[name] = sums.get(name, 0) + value * len(part)
+        finally:
+            model.train()
+        return {name: (value / len(rows)).tolist() for name, value in sums.items()}
+
+    def shown(self, watched: dict[str, Any]) -> str:
+        """See ``Task.shown``: the accuracy and the share that the last gate keeps."""
+        return f"accuracy {watched['accuracy']:.2f}, kept {watched['kept_ratio'][-1]:.0%}" if watched else ""
+
+    def describe(self, model: nn.Module) -> dict[str, Any]:
+        """See ``Task.describe``."""
+        return {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "data": {
+                "hash": self.texts.hash,
+                "train_texts": len(self._rows),
+                "heldout_texts": len(self.rows("heldout")),
+            },
+        }
+
+    def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """See ``Task.save``. The model is written without the trainee around it."""
+        inner = None
+        if weights is not None:
+            inner = {n.removeprefix("model."): t for n, t in weights.items() if n.startswith("model.")}
+        model.model.save_pretrained(folder, inner)
+
+    def load(self, folder: Path, device: torch.device) -> PruningAutoencoder:
+        """See ``Task.load``."""
+        return PruningAutoencoder.from_pretrained(folder, device)
+
+    def trained(self, suite: Suite, device: torch.device) -> Trained:
+        """See ``Task.trained``."""
+        found = super().trained(suite, device)
+        if text_hash(self.run) not in (None, self.texts.hash):
+            raise TrainingError(
+                f"{self.run.folder} was trained on other text than what corpus {self.run.data.corpus} is "
+                f"now. Put the text back, or delete the run and train again with `{self.run.command}`"
+            )
+        return TrainedPruning(suite, self.run, self, found.model, device, found.trained_tokens)
+
+
+WATCHED_TEXTS = 200
+
+
+def watched(model: PruningAutoencoder, input_ids: Tensor) -> dict[str, Tensor]:
+    """Means over the texts (B, T) of a batch, float tensors.
+
+    ``accuracy`` and ``kept_ratio`` (S) are with tokens removed. ``soft_accuracy`` and ``soft_ratio`` (S) are
+    with the mask and price of training. That ratio is the article's L(s) / L(0), or for hard concrete gates
+    the share of gates that are likely open.
+    """
+    removed, soft = model(input_ids, mask="removed"), model(input_ids, mask="soft")
+    return {
+        "accuracy": removed.correct.mean(),
+        "kept_ratio": (removed.kept[1:] / removed.kept[0]).mean(1),
+        "soft_accuracy": soft.correct.mean(),
+        "soft_ratio": (soft.lengths[1:] / soft.lengths[0]).mean(1),
+    }

@@ -1,0 +1,175 @@
+"""The texts of a run: read, split, and made into batches of similar length."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from acp_repro.lap import TextTokenizer
+from acp_repro.lap.autoencoder import pad
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.registry import find_corpus
+from acp_repro.pipeline.data.sources import Document, Row, Source
+from acp_repro.pipeline.data.tokenizer import train_bpe
+
+from .settings import TextsConfig
+
+GROUP = 20  # batches that are cut from one sorted group
+
+
+class Labelled(NamedTuple):
+    """A text, and its side: 1, 0, or None if it is on neither."""
+
+    text: str
+    label: int | None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Both splits.
+
+    Attributes:
+        more: texts of ``more_path``, for training only; none of them is in a split.
+        hash: stands for all texts, their split and labels.
+    """
+
+    train: tuple[Labelled, ...]
+    heldout: tuple[Labelled, ...]
+    more: tuple[str, ...]
+    hash: str
+
+
+@functools.lru_cache(maxsize=2)
+def load_texts(config: TextsConfig) -> Texts:
+    """The texts of a config, each once, in the order of their source.
+
+    Raises:
+        DataError: a file, a field or a library is missing, a label is not a number, or a split is empty.
+    """
+    texts = dict.fromkeys(_read(config))
+    sides: tuple[dict[str, Labelled], dict[str, Labelled]] = ({}, {})
+    digest = hashlib.sha256()
+    for text in texts:
+        key = hashlib.sha256(text.text.encode()).digest()
+        sides[int.from_bytes(key[:8], "big") < config.heldout * 2**64].setdefault(text.text, text)
+        digest.update(key + str(text.label).encode())
+    digest.update(str(config.heldout).encode())
+    train, heldout = sides
+    place = config.function.place(config.path)
+    if not texts:
+        raise DataError(f"{place} gives no text; name one that does")
+    if not train or not heldout:
+        words = f"{len(texts)} in all leave one split empty; add texts or change heldout"
+        raise DataError(f"{place} gives too few texts: {words}")
+    more = tuple(dict.fromkeys(text for text in _more(config) if text not in train and text not in heldout))
+    for text in more:
+        digest.update(text.encode())
+    return Texts(tuple(train.values()), tuple(heldout.values()), more, digest.hexdigest())
+
+
+def _read(config: TextsConfig) -> Iterator[Labelled]:
+    for row, text in _texts(config.source()):
+        yield Labelled(text, _side(row, config))
+
+
+def _more(config: TextsConfig) -> Iterator[str]:
+    if config.more_path is None:
+        return
+    try:
+        file = find_corpus("file").open(config.more_path, {"text_field": config.text_field})
+        yield from (text for _, text in _texts(file))
+    except DataError as error:
+        raise DataError(f"more_{error}" if str(error).startswith("path: ") else str(error)) from error
+
+
+def _texts(source: Source) -> Iterator[tuple[Row, str]]:
+    """Rows, and their texts without line breaks; empty ones are left out."""
+    for row in source.rows():
+        text = " ".join(row.text.replace("<br />", " ").split())  # IMDb's line breaks are those of HTML
+        if text:
+            yield row, text
+
+
+def _side(row: Row, config: TextsConfig) -> int | None:
+    if row.label is None or not config.sides:
+        return None
+    try:
+        value = float(row.label) if row.number is None else row.number
+    except ValueError:
+        place = config.function.place(config.path)
+        advice = ", or name another label_field" if config.label_field else ""
+        raise DataError(
+            f"{place}: the label {row.label!r} of {row.text[:40]!r} is not a number; write numbers{advice}"
+        ) from None
+    return 1 if value >= config.positive_from else 0 if value <= config.negative_to else None
+
+
+def make_tokenizer(texts: Texts, vocabulary: int) -> TextTokenizer:
+    """A byte-pair encoding of the training split, with ``<pad>`` and ``</s>``."""
+    documents = (Document("", text.text.encode(), b"") for text in texts.train)
+    # That function counts a BOS that is not in its file. Our two tokens replace it.
+    return TextTokenizer.with_special_tokens(train_bpe(documents, vocabulary - 1))
+
+
+def encode(tokenizer: TextTokenizer, texts: list[str], max_length: int) -> list[list[int]]:
+    """Ids with EOS of the texts that are not too long for the model; empty ones are left out."""
+    rows = ([*ids, tokenizer.eos_id] for ids in tokenizer.encode_all(texts))
+    return [row for row in rows if 1 < len(row) <= max_length]
+
+
+class Batches:
+    """Training batches of similar length: a function of seed and index alone.
+
+    Args:
+        rows: ids of each text with EOS.
+        size: texts of a batch.
+        pad_id: id of the padding.
+    """
+
+    def __init__(self, rows: list[list[int]], size: int, pad_id: int, seed: int):
+        if len(rows) < size:
+            raise DataError(
+                f"{len(rows)} training texts that fit are fewer than a batch of {size}; add texts or lower it"
+            )
+        self._rows, self._size, self._pad, self._seed = rows, size, pad_id, seed
+        self._per_epoch = len(rows) // size
+        self._epoch = functools.lru_cache(maxsize=2)(self._shuffled)
+
+    def __call__(self, index: int, most: int | None = None) -> Tensor:
+        """(size, T) int64, padded at the end.
+
+        Args:
+            most: longer rows are cut at a random place to this many tokens, with their last one, EOS.
+        """
+        epoch, place = divmod(index, self._per_epoch)
+        rows = [self._rows[i] for i in self._epoch(epoch)[place]]
+        if most is not None:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + index)
+            shares = torch.rand(len(rows), generator=generator).tolist()
+            rows = [_cut(row, most, share) for row, share in zip(rows, shares, strict=True)]
+        return pad(rows, self._pad)
+
+    def _shuffled(self, epoch: int) -> list[list[int]]:
+        """Groups of texts are sorted by length and cut, and the batches shuffled again."""
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self._rows), generator=generator).tolist()
+        batches = []
+        for start in range(0, len(order), GROUP * self._size):
+            group = sorted(order[start : start + GROUP * self._size], key=lambda i: len(self._rows[i]))
+            whole = len(group) // self._size * self._size
+            batches += [group[i : i + self._size] for i in range(0, whole, self._size)]
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+def _cut(row: list[int], most: int, share: float) -> list[int]:
+    """At most ``most`` tokens in sequence and the last one; ``share`` from 0 to 1 sets the place."""
+    if len(row) <= most:
+        return row
+    start = int(share * (len(row) - most + 1))
+    return [*row[start : start + most - 1], row[-1]]

@@ -1,0 +1,149 @@
+"""The encoder of a backbone: published weights, fresh ones, or those of the suite's own pre-training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acp_repro.pipeline.training.run_folder import TrainingError
+from acp_repro.retention import retain
+
+from .settings import SPECIAL, BackboneConfig
+from .suite import RetentionRun
+
+
+def published(auto: type, backbone: BackboneConfig, name: str, **labels: Any) -> nn.Module:
+    """``backbone.pretrained`` with a head of ``auto``, such as ``AutoModelForSequenceClassification``.
+
+    Raises:
+        TrainingError: it cannot be loaded; ``name`` is the backbone's, for the message.
+    """
+    try:
+        return auto.from_pretrained(backbone.pretrained, dtype=torch.float32, use_safetensors=True, **labels)
+    except OSError as error:
+        reason = str(error).strip().split("\n")[0]
+        raise TrainingError(
+            f"backbones.{name}.pretrained: {backbone.pretrained} cannot be loaded "
+            f"({reason}); without a network put its folder there"
+        ) from error
+
+
+def vocabulary(tokenizer) -> dict[str, int]:
+    """The facts about a tokeniser of transformers that :func:`fresh` needs."""
+    return {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "sep_token_id": tokenizer.sep_token_id,
+    }
+
+
+def fresh(
+    auto: type, backbone: BackboneConfig, words: Mapping[str, int], max_tokens: int, **labels: Any
+) -> nn.Module:
+    """Random weights of the backbone's shape, with a head of ``auto``, for texts of ``max_tokens``.
+
+    Args:
+        words: of :func:`vocabulary`.
+    """
+    import transformers
+
+    sizes = {
+        "num_hidden_layers": backbone.num_hidden_layers,
+        "hidden_size": backbone.hidden_size,
+        "num_attention_heads": backbone.num_attention_heads,
+        "intermediate_size": backbone.intermediate_size,
+        "hidden_dropout_prob": backbone.dropout,
+        "attention_probs_dropout_prob": backbone.dropout,
+    }
+    if backbone.model_type == "distilbert":
+        sizes = {
+            "n_layers": backbone.num_hidden_layers,
+            "dim": backbone.hidden_size,
+            "n_heads": backbone.num_attention_heads,
+            "hidden_dim": backbone.intermediate_size,
+            "dropout": backbone.dropout,
+            "attention_dropout": backbone.dropout,
+        }
+    if backbone.model_type == "longformer":
+        sizes["sep_token_id"] = words["sep_token_id"]  # its head for questions needs it
+    config = transformers.AutoConfig.for_model(
+        backbone.model_type,
+        vocab_size=words["vocab_size"],
+        max_position_embeddings=max_tokens + _first_position(backbone.model_type, spare=2),
+        pad_token_id=words["pad_token_id"],
+        **sizes,
+        **labels,
+    )
+    return auto.from_config(config)
+
+
+def untrained(run: RetentionRun) -> nn.Module:
+    """An encoder of a run's shape with its gates and fresh weights; no text is read.
+
+    Its head has two classes, also for questions, and no question is protected from its gates.
+
+    Raises:
+        TrainingError: the shape of published weights cannot be loaded.
+    """
+    from transformers import AutoConfig
+    from transformers import AutoModelForSequenceClassification as Classifier
+
+    def dense() -> nn.Module:
+        if run.backbone.pretrained:
+            return Classifier.from_config(
+                published(AutoConfig, run.backbone, run.backbone_name, num_labels=2)
+            )
+        text = run.start and run.start.pretraining.data
+        # The text's own BOS is not in an encoder's tokeniser.
+        size = text.bpe_size - 1 + len(SPECIAL) if text else run.backbone.vocab_size
+        words = {"vocab_size": size, "pad_token_id": 0, "sep_token_id": 2}
+        return fresh(Classifier, run.backbone, words, run.dataset.max_tokens, num_labels=2)
+
+    torch.manual_seed(run.seed)
+    model = dense()
+    if run.is_dense:
+        return model
+    return retain(model, run.retention_config(), dense() if run.method == "top" else None)
+
+
+def start_from(model: nn.Module, folder: Path, trained_positions: int) -> nn.Module:
+    """Loads the encoder's weights from a pre-trained model in ``folder``; the head stays unchanged.
+
+    Positions beyond those of pre-training are copies of them in turn, as Longformer's are of RoBERTa's
+    (Beltagy et al. 2020, Section 5).
+
+    Raises:
+        TrainingError: the folder holds another encoder.
+    """
+    from safetensors.torch import load_file
+
+    prefix = f"{model.base_model_prefix}."
+    found = load_file(folder / "model.safetensors")
+    weights = {name: weight for name, weight in found.items() if name.startswith(prefix)}
+    ours = model.state_dict()
+    first = _first_position(model.config.model_type)
+    for name, weight in weights.items():
+        if name.endswith("position_embeddings.weight") and name in ours:
+            weights[name] = _extended(weight, len(ours[name]), first, trained_positions)
+    wrong = [n for n, w in weights.items() if n not in ours or w.shape != ours[n].shape]
+    if wrong or not weights:
+        raise TrainingError(
+            f"{folder} holds another encoder: {(wrong or [prefix])[0]} differs; train its run again"
+        )
+    model.load_state_dict(weights, strict=False)
+    return model
+
+
+def _extended(weight: Tensor, rows: int, first: int, trained: int) -> Tensor:
+    """(rows, D): position embeddings in which the trained ones repeat."""
+    at = torch.arange(rows)
+    return weight[torch.where(at < first, at, first + (at - first) % trained)]
+
+
+def _first_position(model_type: str, spare: int = 0) -> int:
+    """RoBERTa and its relatives count positions from 2 on; ``spare`` is for the others."""
+    return 2 if model_type in ("roberta", "longformer", "camembert") else spare

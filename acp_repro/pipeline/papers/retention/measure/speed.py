@@ -1,0 +1,236 @@
+"""Time, throughput, memory and FLOPs of inference and of training, compared with the same encoder without
+gates."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from acp_repro.common.gradients import without_gradients
+from acp_repro.pipeline.paper import Quantity
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from acp_repro.pipeline.training.task import Trained
+    from acp_repro.retention import RetentionConfig
+
+Step = Callable[[], None]
+_BUSY = 8192  # rows and columns of a matrix whose product takes a GPU a millisecond or more
+
+
+def measure(trained: Trained) -> list[dict[str, Any]]:
+    """One record a length: full batches of random tokens, the median of some repeats.
+
+    Without a given model, one is made with fresh weights and a head for classes, because the weights do not
+    matter. Inference has its weights in the run's dtype, as in deployment. ``scorer_ms`` is the device's time
+    from the start to the end of the gates' scoring, without waits for the host.
+
+    Training is a forward and a backward pass with soft gates, under autocast over float32 weights, as in
+    runs. It is missing if its memory does not suffice. Memory is the peak of the pass without weights and
+    gradients, and missing on a CPU. FLOPs are those of ``encoder_cost``, for one example.
+    """
+    from ..backbones import untrained
+
+    if trained.model is None:
+        trained = dataclasses.replace(trained, model=untrained(trained.run).to(trained.device))
+    settings, longest = trained.measure_settings, trained.run.dataset.max_tokens
+    lengths = sorted({min(length, longest) for length in settings.speed_lengths_tokens})
+    return [_at(trained, length) for length in lengths]
+
+
+def _at(trained: Trained, length: int) -> dict[str, Any]:
+    import torch
+
+    from acp_repro.pipeline.benchmark.timing import ORDER
+    from acp_repro.retention import RetentionConfig
+
+    from ..settings import SPECIAL
+
+    settings = trained.measure_settings
+    rows = settings.speed_batch_examples
+    if settings.speed_batch_tokens is not None:
+        rows = max(1, settings.speed_batch_tokens // length)
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = trained.model.config.vocab_size
+    ids = torch.randint(len(SPECIAL), vocabulary, (rows, length), generator=generator)
+    ids = ids.to(trained.device)
+    gates = getattr(trained.model, "retention", None)
+    config = gates.config if gates is not None else RetentionConfig(1.0, method="dense")
+    record = {"length_tokens": length, "batch_examples": rows, "order": ORDER}
+    return (
+        record
+        | _inference(trained, ids)
+        | _training(trained, ids)
+        | {
+            "example_flop": _flop(trained, config, length),
+            "dense_example_flop": _flop(trained, RetentionConfig(1.0, method="dense"), length),
+        }
+    )
+
+
+@without_gradients
+def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
+    from acp_repro.pipeline.benchmark.timing import interleaved, wall_ms
+
+    model = trained.model.eval()
+    if trained.run.training.dtype == "bfloat16":
+        model = copy.deepcopy(model).bfloat16()
+    gates = getattr(model, "retention", None)
+
+    def run() -> None:
+        model(input_ids=ids)
+
+    repeats, dense = trained.measure_settings.timing_repeats, _without(gates, run)
+    times = interleaved({"ours": run, "dense": dense}, trained.device, repeats, wall_ms)
+    # Not in turns with these: the work that it adds to keep a GPU busy would slow the next call.
+    scoring = median(_scoring_ms(trained.device, gates, run) for _ in range(repeats))
+    memory, dense_memory = _peak(trained.device, run), _peak(trained.device, dense)
+    ours, plain = median(times["ours"]), median(times["dense"])
+    return {
+        "repeats": len(times["ours"]),
+        "batch_ms": ours,
+        "dense_batch_ms": plain,
+        "scorer_ms": scoring,
+        "throughput_tokens_per_s": 1e3 * ids.numel() / ours,
+        "dense_throughput_tokens_per_s": 1e3 * ids.numel() / plain,
+        "peak_memory_bytes": memory,
+        "dense_peak_memory_bytes": dense_memory,
+    }
+
+
+def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
+    """A training pass with soft gates (for a baseline with its removal), and the dense pass."""
+    import torch
+
+    from acp_repro.pipeline.benchmark.timing import interleaved, wall_ms
+    from acp_repro.pipeline.training.step import autocast
+
+    run, model = trained.run, copy.deepcopy(trained.model).train()
+    gates = getattr(model, "retention", None)
+    if gates is not None:
+        gates.configure(open_steps=0, hard_from_step=None)
+    if trained.measure_settings.speed_batch_tokens is None:
+        ids = ids[: run.dataset.micro_batch_examples or run.dataset.batch_examples]
+    labels = {"labels": torch.zeros(len(ids), dtype=torch.long, device=ids.device)}
+    if hasattr(model, "qa_outputs"):
+        labels = {"start_positions": labels["labels"], "end_positions": labels["labels"]}
+
+    def step() -> None:
+        with autocast(trained.device, run.training.dtype):
+            loss = model(input_ids=ids, **labels).loss
+        loss.backward()
+        if gates is not None:
+            gates.take_violation()
+
+    dense = _without(gates, step)
+    try:
+        repeats = trained.measure_settings.timing_repeats
+        times = interleaved({"ours": step, "dense": dense}, trained.device, repeats, wall_ms)
+        ours, plain = median(times["ours"]), median(times["dense"])
+        memory, dense_memory = _peak(trained.device, step), _peak(trained.device, dense)
+    except torch.cuda.OutOfMemoryError:
+        ours = plain = memory = dense_memory = None
+    return {
+        "training_batch_examples": len(ids),
+        "training_batch_ms": ours,
+        "dense_training_batch_ms": plain,
+        "training_peak_memory_bytes": memory,
+        "dense_training_peak_memory_bytes": dense_memory,
+    }
+
+
+def _without(gates: nn.Module | None, run: Step) -> Step:
+    """``run`` with the gates off, which is the dense model."""
+
+    def dense() -> None:
+        with gates.off() if gates is not None else contextlib.nullcontext():
+            run()
+
+    return dense
+
+
+def _scoring_ms(device: torch.device, gates: nn.Module | None, run: Step) -> float:
+    """Milliseconds inside the gates' own forward passes in one run, on the device's clock on a GPU.
+
+    A GPU first gets other work, so that it is busy while the host launches the gates' kernels. Otherwise it
+    would wait for them at the start of a run, and that time is not theirs.
+    """
+    import torch
+
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        busy = torch.empty(_BUSY, _BUSY, dtype=torch.bfloat16, device=device)
+        for _ in range(16):
+            torch.mm(busy, busy)
+    marks: list[Any] = []
+
+    def mark(*_) -> None:
+        if on_gpu:
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+        else:
+            marks.append(time.perf_counter())
+
+    handles = [
+        handle
+        for gate in (gates.gates if gates is not None else ())
+        for handle in (gate.register_forward_pre_hook(mark), gate.register_forward_hook(mark))
+    ]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    pairs = zip(marks[::2], marks[1::2], strict=True)
+    if on_gpu:
+        torch.cuda.synchronize()
+        return sum(a.elapsed_time(b) for a, b in pairs)
+    return 1e3 * sum(b - a for a, b in pairs)
+
+
+def _peak(device: torch.device, run: Step) -> int | None:
+    from acp_repro.pipeline.benchmark.timing import peak_memory
+
+    return peak_memory(run, device) if device.type == "cuda" else None
+
+
+def _flop(trained: Trained, config: RetentionConfig, length: int) -> float:
+    from acp_repro.retention import encoder_cost, token_budgets
+
+    shape = trained.model.config
+    layers = shape.num_hidden_layers
+    places = config.places(layers)
+    budgets = token_budgets(config, length, len(places))
+    tokens, left = [], length
+    for block in range(layers + 1):
+        if block in places:
+            left = min(left, budgets[places.index(block)])
+        if block < layers:
+            tokens.append(left)
+    scored = [length][: len(places)] if config.method == "adaptive" else []
+    inner = getattr(shape, "intermediate_size", None) or shape.hidden_dim
+    windows = getattr(shape, "attention_window", None)
+    return encoder_cost(
+        tokens, shape.hidden_size, inner, scored=scored, scorer_width=config.scorer_width, windows=windows
+    ).flop
+
+
+QUANTITY = Quantity(
+    "speed",
+    "length_tokens batch_examples repeats batch_ms dense_batch_ms scorer_ms "
+    "throughput_tokens_per_s dense_throughput_tokens_per_s peak_memory_bytes "
+    "dense_peak_memory_bytes training_batch_examples training_batch_ms dense_training_batch_ms "
+    "training_peak_memory_bytes dense_training_peak_memory_bytes example_flop dense_example_flop "
+    "order",
+    measure,
+    lambda suite: suite.timed(),
+    timed=True,
+    untrained=lambda run: run.is_timed_untrained,
+)

@@ -1,0 +1,40 @@
+"""What the chain knows of Adaptive Retention: its grid, its quantities, and the contents of its analysis."""
+
+from __future__ import annotations
+
+from acp_repro.pipeline.paper import Paper
+
+from .settings import File
+from .suite import RetentionSuite, make_run
+
+PAPER = Paper(
+    name="retention",
+    title="Learning What to Remember: Adaptive Probabilistic Memory Retention for Memory-Efficient Language "
+    "Models",
+    url="https://arxiv.org/abs/2510.08798",
+    file=File,
+    suite=RetentionSuite,
+    make_run=make_run,
+    run_columns=(
+        "dataset",
+        "backbone",
+        "method",
+        "budget",
+        "gates",
+        "temperature",
+        "stretch_low",
+        "stretch_high",
+        "seed",
+    ),
+    measures=f"{__package__}.measure",
+    measured=(
+        *("masked_loss", "score", "bag_of_words", "pruned_dense", "tokens_kept", "slackness", "speed"),
+        *("estimator", "variance", "complexity"),
+    ),
+    contents=(
+        *("table1", "table2", "table3", "table4", "table5", "table6", "figure2", "figure_gates"),
+        *("figureC", "figureD", "figureE", "figureH", "tableI"),
+    ),
+    task=f"{__package__}.task:task_of",
+    analysis="analysis.retention",
+)

@@ -1,0 +1,137 @@
+"""How an encoder is pre-trained by masked language modelling, for the shared trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from acp_repro.pipeline.data import prepare
+from acp_repro.pipeline.run import file_of
+from acp_repro.pipeline.training.run_folder import TrainingError
+from acp_repro.pipeline.training.task import Task
+from acp_repro.retention.encoders import find_encoder
+
+from .backbones import fresh, vocabulary
+from .neighbours import look_at_neighbours
+from .steps import linear, save_pretrained, seed_step
+from .suite import PretrainingRun
+from .texts import bert_tokenizer
+
+_IGNORED = -100  # a label that transformers' loss leaves out
+
+
+class PretrainingTask(Task):
+    """Cross entropy of the masked tokens."""
+
+    run: PretrainingRun
+
+    def __init__(self, run: PretrainingRun):
+        super().__init__(run)
+        settings = run.pretraining
+        with settings.data.errors_at(f"{file_of(run.suite)}: pretraining.{run.dataset_name}.data"):
+            self.corpus = prepare(settings.data)
+        self.tokenizer = bert_tokenizer(self.corpus.tokenizer)
+        self._rows = settings.micro_batch_sequences or settings.batch_sequences
+        self.micro_batches = settings.batch_sequences // self._rows
+        self.steps = settings.steps
+        self.step_tokens = settings.batch_sequences * settings.max_tokens
+        if self.sequences("train") < 1:
+            raise TrainingError(f"{run.name}: the text has fewer than {settings.max_tokens} tokens; add text")
+
+    def sequences(self, split: str) -> int:
+        """Sequences of a split: texts follow each other, and the stream is cut into pieces of equal
+        length."""
+        return len(self.corpus.tokens(split)) // (self.run.pretraining.max_tokens - 2)
+
+    def build(self) -> nn.Module:
+        from transformers import AutoModelForMaskedLM
+
+        settings = self.run.pretraining
+        model = fresh(
+            AutoModelForMaskedLM, self.run.backbone, vocabulary(self.tokenizer), settings.max_tokens
+        )
+        if settings.neighbour_heads:
+            look_at_neighbours(model)
+        return model
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """input_ids (B, T) int64; the masked tokens, and their places in all of B * T, (M,) int64 each.
+
+        Every piece comes once an epoch, with new masks.
+        """
+        size, pieces = self.sequences("train"), []
+        for place in range(index * self._rows, (index + 1) * self._rows):
+            epoch, within = divmod(place, size)
+            pieces.append(self._order(epoch)[within])
+        input_ids, labels = self.masked("train", pieces, np.random.default_rng([self.run.seed, 1, index]))
+        labels = labels.flatten()
+        places = (labels != _IGNORED).nonzero()[:, 0]
+        return input_ids, labels[places], places
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if getattr(self, "_epoch", None) != epoch:
+            order = np.random.default_rng([self.run.seed, 0, epoch]).permutation(self.sequences("train"))
+            self._epoch, self._permutation = epoch, order
+        return self._permutation
+
+    def masked(self, split: str, pieces: list[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Pieces of a split with [CLS] and [SEP], (B, T) int64; and labels: the masked tokens, else -100."""
+        settings, tokenizer = self.run.pretraining, self.tokenizer
+        length, tokens = settings.max_tokens - 2, self.corpus.tokens(split)
+        ids = np.stack([tokens[p * length : (p + 1) * length] for p in pieces]).astype(np.int64)
+        chosen = np.argsort(draw.random(ids.shape), axis=1)[:, : settings.masked_tokens]
+        rows = np.arange(len(ids))[:, None]
+        labels = np.full_like(ids, _IGNORED)
+        labels[rows, chosen] = ids[rows, chosen]
+        # 80 % become [MASK], 10 % any token of the text's vocabulary, 10 % stay (Devlin et al. 2019).
+        kind, other = draw.random(chosen.shape), draw.integers(0, self.corpus.bos_id, chosen.shape)
+        told = np.where(kind < 0.9, other, ids[rows, chosen])
+        ids[rows, chosen] = np.where(kind < 0.8, tokenizer.mask_token_id, told)
+        ends = (0, 0), (1, 1)
+        ids = np.pad(ids, ends)
+        ids[:, 0], ids[:, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
+        labels = np.pad(labels, ends, constant_values=_IGNORED)
+        return torch.from_numpy(ids), torch.from_numpy(labels)
+
+    def loss(self, model: nn.Module, input_ids: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+        """A scalar in nats. The head computes the masked tokens alone: for all tokens it costs a third of a
+        step."""
+
+        def chosen(_module: nn.Module, _given: Any, output: Any) -> Any:
+            output["last_hidden_state"] = output.last_hidden_state.flatten(0, 1)[places][None]
+            return output
+
+        encoder = getattr(model, "module", model).base_model
+        hook = encoder.register_forward_hook(chosen)
+        try:
+            return model(input_ids=input_ids, labels=labels[None]).loss
+        finally:
+            hook.remove()
+
+    def learning_rate(self, step: int) -> float:
+        return linear(self.run.training, step, self.steps)
+
+    def before_step(self, model: nn.Module, step: int) -> None:
+        seed_step(self.run.seed, step)
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        encoder = find_encoder(model)
+        return list(encoder.layers_of(encoder.stack_of(model)))
+
+    def describe(self, model: nn.Module) -> dict[str, Any]:
+        data = self.corpus.describe()
+        return {"parameters": sum(p.numel() for p in model.parameters()), "data": data}
+
+    def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        save_pretrained(model, folder, weights)
+        self.tokenizer.save_pretrained(folder)
+
+    def load(self, folder: Path, device: torch.device) -> nn.Module:
+        from transformers import AutoModelForMaskedLM
+
+        return AutoModelForMaskedLM.from_pretrained(folder, use_safetensors=True).to(device)

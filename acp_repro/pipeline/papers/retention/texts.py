@@ -1,0 +1,282 @@
+"""A labelled set as token ids: the tokeniser, the encoded splits, batches."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acp_repro.pipeline.data import BPETokenizer
+from acp_repro.pipeline.data.files import DataError
+from acp_repro.pipeline.data.labelled import LabelledSet, read_labelled
+from acp_repro.pipeline.data.sources import Row
+from acp_repro.pipeline.run import file_of
+from acp_repro.pipeline.training.run_folder import TrainingError
+
+from .settings import CLS, MASK, PAD, SEP, SPECIAL, UNK, BackboneConfig, DatasetConfig
+from .suite import RetentionRun
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One example as ids, [CLS] question [SEP] text [SEP], cut to the dataset's length.
+
+    Attributes:
+        offsets: for extractive questions, (start, end) characters of each token in the text; (0, 0) outside
+            of the text.
+        span: first and last token of the answer; (0, 0) if it was cut off; None for classes.
+    """
+
+    ids: list[int]
+    example: Row
+    offsets: list[tuple[int, int]]
+    span: tuple[int, int] | None
+
+
+class Texts:
+    """The splits of a dataset, encoded for a backbone.
+
+    Attributes:
+        labelled: the set itself, at most ``max_examples`` of each split.
+        tokenizer: a fast tokeniser of transformers.
+    """
+
+    def __init__(
+        self, dataset: DatasetConfig, backbone: BackboneConfig, tokenizer_folder: Path | None = None
+    ):
+        self.dataset = dataset
+        self.labelled = labelled_of(dataset)
+        for split, examples in self.labelled.splits.items():
+            if not examples:
+                place = dataset.function.place(dataset.path)
+                raise DataError(f"{place} gives the split {split} no example; add some")
+        source = tokenizer_folder or backbone.pretrained
+        self.tokenizer = (
+            load_tokenizer(source) if source else train_tokenizer(self.labelled, backbone.vocab_size)
+        )
+        self._separators = 1  # between a question and its text
+        if backbone.model_type == "longformer" and not backbone.pretrained:
+            self._separators = 2  # its head for questions needs three in all
+            self.tokenizer.backend_tokenizer.post_processor = _template(self.tokenizer.backend_tokenizer, 2)
+        self._encoded: dict[str, list[Encoded]] = {}
+        # Before its first use, because afterwards the last way to cut texts is part of its description.
+        tokenizer = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+        self._identity = hashlib.sha256((self.labelled.identity + tokenizer).encode()).hexdigest()
+
+    def encoded(self, split: str) -> list[Encoded]:
+        if split not in self._encoded:
+            self._encoded[split] = self._encode(self.labelled.splits[split])
+        return self._encoded[split]
+
+    def _encode(self, examples: Sequence[Row]) -> list[Encoded]:
+        """All examples at once for each way to cut, because the tokeniser then uses all cores."""
+        alike: dict[str | bool, list[int]] = {}
+        for place, kind in enumerate(self._truncations(examples)):
+            alike.setdefault(kind, []).append(place)
+        found: dict[int, Encoded] = {}
+        for kind, places in alike.items():
+            chosen = [examples[place] for place in places]
+            found |= zip(places, self._encode_alike(chosen, kind), strict=True)
+        return [found[place] for place in range(len(examples))]
+
+    def _encode_alike(self, examples: Sequence[Row], truncation: str | bool) -> Iterator[Encoded]:
+        asks, extractive = bool(examples[0].question), self.labelled.is_extractive
+        texts = [example.text for example in examples]
+        given = ([example.question for example in examples], texts) if asks else (texts,)
+        limit = {"truncation": truncation, "max_length": self.dataset.max_tokens}
+        # Papers on language models write "[SEP]": in a text it is five characters, and ends nothing.
+        out = self.tokenizer(*given, return_offsets_mapping=extractive, split_special_tokens=True, **limit)
+        for row, example in enumerate(examples):
+            offsets, span = [], None
+            if extractive:
+                inside = [part == int(asks) for part in out.sequence_ids(row)]
+                both = zip(out["offset_mapping"][row], inside, strict=True)
+                offsets = [tuple(offset) if i else (0, 0) for offset, i in both]
+                span = _span(example.answer, offsets)
+                self._check_separators(out["input_ids"][row], example)
+            yield Encoded(out["input_ids"][row], example, offsets, span)
+
+    def _check_separators(self, ids: list[int], example: Row) -> None:
+        """Checks the separators for Longformer.
+
+        Raises:
+            DataError: Longformer's head would not find the question's end, since there is no question.
+        """
+        if self._separators == 2 and ids.count(self.tokenizer.sep_token_id) != 3:
+            raise DataError(
+                f"{self.dataset.corpus}: Longformer finds an answer only if there is a question; the text "
+                f"{example.text[:40]!r} comes without one"
+            )
+
+    def _truncations(self, examples: Sequence[Row]) -> list[str | bool]:
+        """Cuts the text alone, unless the question takes more than half of the length."""
+        asking = [example.question for example in examples if example.question]
+        if not asking:
+            return [True] * len(examples)
+        ids = iter(self.tokenizer(asking, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        kinds = [len(next(ids)) <= self.dataset.max_tokens // 2 if e.question else None for e in examples]
+        return [{None: True, True: "only_second", False: "longest_first"}[kind] for kind in kinds]
+
+    def tensors(self, rows: Sequence[Encoded]) -> tuple[Tensor, ...]:
+        """(input_ids, attention_mask, labels), int64, padded to the longest row.
+
+        For questions the labels are first and last tokens.
+        """
+        length = max(len(row.ids) for row in rows)
+        pad = self.tokenizer.pad_token_id
+        ids = torch.tensor([row.ids + [pad] * (length - len(row.ids)) for row in rows])
+        mask = torch.tensor([[1] * len(row.ids) + [0] * (length - len(row.ids)) for row in rows])
+        if self.labelled.is_extractive:
+            spans = torch.tensor([row.span for row in rows])
+            return ids, mask, spans[:, 0], spans[:, 1]
+        return ids, mask, torch.tensor([row.example.number for row in rows])
+
+    def batches(self, split: str, rows: int, limit: int | None = None) -> Iterator[list[Encoded]]:
+        """Batches of a split, the longest first, so that they hold little padding."""
+        chosen = self.encoded(split)[:limit]
+        ordered = sorted(chosen, key=lambda row: -len(row.ids))
+        for at in range(0, len(ordered), rows):
+            yield ordered[at : at + rows]
+
+    def gate_settings(self) -> dict[str, Any]:
+        """Settings of the gates that follow from the texts: a question is never dropped."""
+        if not self.labelled.splits["train"][0].question:
+            return {}
+        return {"protect": "question", "sep_token_id": self.tokenizer.sep_token_id}
+
+    def describe(self) -> dict[str, Any]:
+        sizes = {split: len(examples) for split, examples in self.labelled.splits.items()}
+        return {
+            "corpus": self.dataset.corpus,
+            "hash": self._identity,
+            "examples": sizes,
+            "classes": list(self.labelled.classes),
+        }
+
+
+def inputs_of(tensors: tuple[Tensor, ...], device: torch.device) -> dict[str, Tensor]:
+    """The arguments of a model of transformers, labels included."""
+    names = ("input_ids", "attention_mask", *_LABELS[len(tensors) - 2])
+    return {name: x.to(device) for name, x in zip(names, tensors, strict=True)}
+
+
+_LABELS = {0: (), 1: ("labels",), 2: ("start_positions", "end_positions")}
+
+
+def texts_of(run: RetentionRun) -> Texts:
+    """The texts of a run; runs of one dataset and tokeniser share them in a process."""
+    of = run.backbone
+    kind = BackboneConfig(pretrained=of.pretrained, model_type=of.model_type, vocab_size=of.vocab_size)
+    with run.dataset.errors_at(f"{file_of(run.suite)}: datasets.{run.dataset_name}"):
+        return _texts(run.dataset, kind, run.start and run.start.model_folder)
+
+
+_texts = functools.lru_cache(maxsize=8)(Texts)
+
+
+def tuning_steps(dataset: DatasetConfig, examples: int) -> int:
+    """Optimiser steps of fine-tuning on this many examples."""
+    return max(1, dataset.epochs * examples // dataset.batch_examples)
+
+
+def labelled_of(dataset: DatasetConfig) -> LabelledSet:
+    """The set of a task, at most ``max_examples`` of each split."""
+    return _cut(_labelled(dataset), dataset.max_examples)
+
+
+def _labelled(dataset: DatasetConfig) -> LabelledSet:
+    return read_labelled(dataset.corpus, dataset.path, **dataset.options)
+
+
+def _cut(labelled: LabelledSet, limit: int | None) -> LabelledSet:
+    """At most ``limit`` examples of each split, the first by a hash."""
+    if limit is None:
+        return labelled
+
+    def by_hash(example: Row) -> bytes:
+        return hashlib.sha256(f"{example.question}\n{example.text}".encode()).digest()
+
+    splits = {split: sorted(found, key=by_hash)[:limit] for split, found in labelled.splits.items()}
+    return LabelledSet(splits, labelled.classes, labelled.classes_are)
+
+
+def _span(answer: tuple[int, int], offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """First and last token that overlap the answer; (0, 0) if none does."""
+    touched = [i for i, (start, end) in enumerate(offsets) if start < answer[1] and end > answer[0]]
+    return (touched[0], touched[-1]) if touched else (0, 0)
+
+
+def train_tokenizer(labelled: LabelledSet, vocab_size: int):
+    """A byte-level BPE learnt from the training split, with BERT's special tokens."""
+    import tokenizers as t
+
+    bpe = t.Tokenizer(t.models.BPE(unk_token=UNK))
+    bpe.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = t.decoders.ByteLevel()
+    trainer = t.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        initial_alphabet=sorted(t.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    pieces = sorted(f"{e.question}\n{e.text}" for e in labelled.splits["train"])
+    bpe.train_from_iterator(pieces, trainer)
+    return as_berts(bpe)
+
+
+def bert_tokenizer(tokenizer: BPETokenizer):
+    """A corpus's tokeniser as one of transformers: its ids stay, BERT's special tokens come after them."""
+    import tokenizers as t
+
+    return as_berts(t.Tokenizer.from_str(tokenizer.json_text))
+
+
+def as_berts(bpe):
+    """A byte-pair tokeniser of the library `tokenizers` as one of transformers.
+
+    BERT's special tokens are added if it has none.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    bpe.add_special_tokens([token for token in SPECIAL if bpe.token_to_id(token) is None])
+    bpe.post_processor = _template(bpe)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, pad_token=PAD, cls_token=CLS, sep_token=SEP, unk_token=UNK, mask_token=MASK
+    )
+
+
+def _template(bpe, separators: int = 1):
+    """The special tokens around a text, and around a question and its text, with ``separators`` between
+    them."""
+    import tokenizers as t
+
+    return t.processors.TemplateProcessing(
+        single=f"{CLS} $A {SEP}",
+        pair=f"{CLS} $A {' '.join([SEP] * separators)} $B {SEP}",
+        special_tokens=[(CLS, bpe.token_to_id(CLS)), (SEP, bpe.token_to_id(SEP))],
+    )
+
+
+def load_tokenizer(source: str | Path):
+    """A fast tokeniser, by name or from the folder of a model.
+
+    Raises:
+        TrainingError: there is none.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        if Path(source).is_dir() and (Path(source) / "tokenizer.json").is_file():
+            return PreTrainedTokenizerFast.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, use_fast=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise TrainingError(
+            f"no tokenizer at {source} ({reason}); without a network put the model's folder there"
+        ) from error

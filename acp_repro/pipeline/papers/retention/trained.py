@@ -1,0 +1,162 @@
+"""A fine-tuned encoder, with the labelled set that it is measured on."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acp_repro.pipeline.training.step import autocast
+from acp_repro.pipeline.training.task import Trained
+from acp_repro.retention import retain
+
+from .suite import RetentionRun
+from .texts import Encoded, Texts, inputs_of
+
+_ROWS = 64
+
+
+@dataclass
+class Evaluation:
+    """The results of a model on a split.
+
+    Attributes:
+        scores: percent, by name.
+        loss_nats: mean of an example, without the penalty.
+        examples: their number.
+        kept_share: tokens left after the last gate, over all tokens.
+        right: by name of a score that is the share of right answers, whether each is right.
+    """
+
+    scores: dict[str, float]
+    loss_nats: float
+    examples: int
+    kept_share: float
+    right: dict[str, list[bool]]
+
+
+@dataclass
+class TrainedRetention(Trained):
+    run: RetentionRun
+    texts: Texts = None
+
+    def pruned(self, **changes: Any) -> nn.Module:
+        """A copy of a dense model with gates that need no training, such as ``method="h2o"``."""
+        config = self.run.retention_config(**changes, **self.texts.gate_settings())
+        model = copy.deepcopy(self.model)
+        return retain(model, config).to(self.device).eval()
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, split: str, limit: int | None = None) -> Evaluation:
+        """Scores of ``run.dataset.scores`` on a split, with hard gates as at inference."""
+        model.eval()
+        predicted, truth, loss, examples, kept, tokens = [], [], 0.0, 0, 0, 0
+        gates = getattr(model, "retention", None)
+        for rows in self.texts.batches(split, _ROWS, limit):
+            inputs = inputs_of(self.texts.tensors(rows), self.device)
+            with autocast(self.device, self.run.training.dtype):
+                if gates is None or not gates.places:
+                    output, left = model(**inputs), inputs["attention_mask"].sum()
+                else:
+                    with gates.recorded() as records:
+                        output = model(**inputs)
+                    left = records[-1].kept.sum()
+            loss += float(output.loss) * len(rows)
+            examples += len(rows)
+            kept += int(left)
+            tokens += int(inputs["attention_mask"].sum())
+            predicted += self._answers(output, rows)
+            truth += [
+                row.example.answers if self.texts.labelled.is_extractive else row.example.number
+                for row in rows
+            ]
+        scores = {name: SCORES[name](truth, predicted) for name in self.run.dataset.scores}
+        right = {
+            name: [hit(t, p) for t, p in zip(truth, predicted, strict=True)]
+            for name, hit in HITS.items()
+            if name in scores
+        }
+        return Evaluation(scores, loss / examples, examples, kept / tokens, right)
+
+    def _answers(self, output: Any, rows: Sequence[Encoded]) -> list[Any]:
+        if not self.texts.labelled.is_extractive:
+            return output.logits.argmax(-1).tolist()
+        return [
+            _best_span(start, end, row)
+            for start, end, row in zip(
+                output.start_logits.float().cpu(), output.end_logits.float().cpu(), rows, strict=True
+            )
+        ]
+
+
+def _best_span(start: Tensor, end: Tensor, row: Encoded, longest: int = 64) -> str:
+    """The words of the best span of at most ``longest`` tokens inside the text."""
+    inside = torch.tensor([offset != (0, 0) for offset in row.offsets])
+    start, end = (x[: len(inside)].masked_fill(~inside, -torch.inf) for x in (start, end))
+    total = (start[:, None] + end).masked_fill(
+        ~torch.ones(len(inside), len(inside)).triu().tril(longest - 1).bool(), -torch.inf
+    )
+    first, last = divmod(int(total.argmax()), len(inside))
+    return row.example.text[row.offsets[first][0] : row.offsets[last][1]]
+
+
+# ---- scores, in percent -----------------------------------------------------------------------
+
+
+def _accuracy(truth: Sequence[int], predicted: Sequence[int]) -> float:
+    from sklearn.metrics import accuracy_score
+
+    return 100 * accuracy_score(truth, predicted)
+
+
+def _f1(average: str):
+    def score(truth: Sequence[int], predicted: Sequence[int]) -> float:
+        from sklearn.metrics import f1_score
+
+        return 100 * f1_score(truth, predicted, average=average, zero_division=0)
+
+    return score
+
+
+def normalized(answer: str) -> list[str]:
+    """The words of an answer as SQuAD's evaluation compares them."""
+    text = "".join(c for c in answer.lower() if c not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def _matches(answers: Sequence[str], guess: str) -> bool:
+    return any(normalized(answer) == normalized(guess) for answer in answers)
+
+
+def _exact_match(truth: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
+    hits = [_matches(t, p) for t, p in zip(truth, predicted, strict=True)]
+    return 100 * sum(hits) / len(hits)
+
+
+def _word_f1(truth: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
+    def one(answer: str, guess: str) -> float:
+        a, g = normalized(answer), normalized(guess)
+        same = sum((Counter(a) & Counter(g)).values())
+        return float(a == g) if not a or not g else 2 * same / (len(a) + len(g))
+
+    best = [max(one(a, p) for a in t) for t, p in zip(truth, predicted, strict=True)]
+    return 100 * sum(best) / len(best)
+
+
+SCORES = {
+    "accuracy": _accuracy,
+    "micro_f1": _f1("micro"),
+    "macro_f1": _f1("macro"),
+    "exact_match": _exact_match,
+    "f1": _word_f1,
+}
+# Scores that are a share of right answers; with one class each, micro F1 is accuracy.
+HITS = {"accuracy": operator.eq, "micro_f1": operator.eq, "exact_match": _matches}

@@ -1,0 +1,47 @@
+"""Papers by name: those in ``acp_repro.pipeline.papers``, and those of other packages.
+
+Another package adds a paper with an entry point. Its suites then have ``paper: NAME``::
+
+    [project.entry-points."acp_repro.papers"]
+    NAME = "their_package.paper:PAPER"
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import pkgutil
+
+from .errors import UnknownName
+from .paper import Paper
+
+PAPERS = "acp_repro.pipeline.papers"
+GROUP = "acp_repro.papers"  # of entry points
+
+
+def paper_names() -> list[str]:
+    """Ours first, then those of other packages."""
+    folder = importlib.import_module(PAPERS).__path__
+    ours = sorted(module.name for module in pkgutil.iter_modules(folder) if module.ispkg)
+    others = sorted(point.name for point in importlib.metadata.entry_points(group=GROUP))
+    return list(dict.fromkeys([*ours, *others]))
+
+
+def paper_module(name: str) -> str:
+    """The module that defines a paper."""
+    for point in importlib.metadata.entry_points(group=GROUP, name=name):
+        return point.module
+    return f"{PAPERS}.{name}.paper"
+
+
+def find_paper(name: str) -> Paper:
+    """The paper called ``name``.
+
+    Raises:
+        UnknownName: there is none; the message lists the names.
+    """
+    if name not in paper_names():
+        raise UnknownName.among(f"no paper {name!r}", name, paper_names())
+    for point in importlib.metadata.entry_points(group=GROUP, name=name):
+        return point.load()
+    return importlib.import_module(paper_module(name)).PAPER

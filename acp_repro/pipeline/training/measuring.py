@@ -1,0 +1,102 @@
+"""Measures trained runs into records, for the measure command and for the sweep that prints what it
+measures."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ...common.command import choose_device
+from ...common.errors import UserError
+from .. import state
+from ..paper import Quantity, Suite
+from ..provenance import made_on
+from ..records import write_records
+from ..run import Run
+
+
+def bring_up_to_date(
+    suite: Suite,
+    wanted: Iterable[tuple[Run, Quantity]],
+    device: str | None,
+    *,
+    again: bool = False,
+    path: Path | None = None,
+    **options: Any,
+) -> None:
+    """Writes the records that are not up to date, and prints the file of each; one process at a time.
+
+    Args:
+        wanted: the pairs of a run together, so that its weights are read once.
+        device: see :func:`choose_device`.
+        again: measure again even if up to date. With a ``path`` or an option it is always measured, because a
+            record does not say how it was made.
+        path: another file to write, without a proof.
+        options: for the ``measure`` of every quantity.
+
+    Raises:
+        TrainingError: a run is not trained; the message names the command that trains it.
+        UserError: a record cannot be measured, for lack of a library or of memory, say. Others are measured
+            first: weights may live on a machine that is soon gone. An error that nobody foresaw
+            comes with its traceback.
+    """
+    again = again or path is not None or bool(options)
+    with state.exclusive("measuring", "measures here"):
+        stale = []
+        for run, quantity in wanted:
+            if again or not state.is_current(suite, run, quantity):
+                stale.append((run, quantity))
+            else:
+                print(f"{quantity.path(run.suite, run.name)}: up to date")
+        if stale:
+            _measure(suite, stale, choose_device(device), path, options)
+
+
+def _measure(
+    suite: Suite, stale: list[tuple[Run, Quantity]], device: Any, path: Path | None, options: dict[str, Any]
+) -> None:
+    failed = 0
+    for (run, untrained), pairs in itertools.groupby(
+        stale, key=lambda pair: (pair[0], pair[1].untrained(pair[0]))
+    ):
+        trained = _trained(suite, run, untrained, device)
+        for _, quantity in pairs:
+            begun = time.perf_counter()
+            try:
+                rows = quantity.measure(trained, **options)
+            except Exception as error:
+                if len(stale) == 1:
+                    raise
+                failed += 1
+                if not isinstance(error, UserError):
+                    traceback.print_exc()
+                print(f"error: {run.name}, {quantity.name}: {error}", file=sys.stderr)
+                continue
+            written = write_records(
+                suite,
+                run,
+                quantity,
+                rows,
+                dtype=run.training.dtype,
+                trained_tokens=trained.trained_tokens,
+                seconds=round(time.perf_counter() - begun, 1),
+                path=path,
+                **made_on(device),
+            )
+            print(written)
+        trained.written()
+    if failed:
+        raise UserError(f"{failed} of {len(stale)} records could not be measured; the reasons are above")
+
+
+def _trained(suite: Suite, run: Run, untrained: bool, device: Any) -> Any:
+    if not untrained:
+        return suite.paper.load_task()(run).trained(suite, device)
+    from .task import Trained
+
+    return Trained(suite, run, None, None, device, trained_tokens=0)

@@ -1,0 +1,148 @@
+"""The folder of a run: what it records of the run, and which process may write to it. See ``loop``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...common import files
+from ...common.errors import UserError
+from ...common.files import sha256_of
+from ..provenance import commit, device_name, version
+from ..run import Run
+from ..state import differences, done, has_weights, read_json
+from .checkpoint import latest_checkpoint
+from .distributed import world_size
+
+
+class TrainingError(UserError, RuntimeError):
+    """The run cannot continue; the message says why and what to do."""
+
+
+def is_done(run: Run) -> bool:
+    """Whether the folder holds the complete weights of exactly these settings.
+
+    Ready weights come without settings. They only need to match their ``done.json``.
+    """
+    return has_weights(run) and sha256_of(run.weights_file) == done(run).get("sha256")
+
+
+def check_done(run: Run) -> None:
+    """Checks that the folder holds finished weights of these settings.
+
+    Raises:
+        TrainingError: it does not; the message names the command that trains them.
+    """
+    if not is_done(run):
+        raise TrainingError(
+            f"{run.folder} holds no finished weights of these settings; train them with `{run.command}`"
+        )
+
+
+def check_unchanged(run: Run) -> None:
+    """Refuses to continue or overwrite a run that was begun with other or unknown settings.
+
+    It also refuses to overwrite whole weights that do not match ``done.json`` (see `is_done`).
+
+    Raises:
+        TrainingError: with the differences and what to do.
+    """
+    begun = latest_checkpoint(run.folder / "checkpoints") is not None
+    finished = run.weights_file.is_file() and not begun
+    before = read_json(run.folder / "run.json").get("settings")
+    if before is None:
+        if not begun and not finished:
+            return  # nothing to lose
+        raise TrainingError(
+            f"{run.folder}/run.json is missing or damaged, so the weights' settings are unknown. Copy it "
+            f"back, or delete the run to train again: rm -r {run.folder}"
+        )
+    if other := differences(before, run):
+        raise TrainingError(
+            f"{run.folder} was begun with other settings: {'; '.join(other)}. Put them back, or "
+            f"delete it to train again: rm -r {run.folder}"
+        )
+    if finished and not is_done(run):  # another process may have finished it just now
+        raise TrainingError(
+            f"{run.folder}: {run.weights_file.name} and done.json do not belong together; one of them is "
+            f"missing, cut or changed. Copy it back, or delete the run to train again: rm -r {run.folder}"
+        )
+
+
+def text_hash(run: Run) -> str | None:
+    """The hash of the text and tokeniser with which the run was begun, if its folder has it."""
+    return (read_json(run.folder / "run.json").get("data") or {}).get("hash")
+
+
+def check_same_text(run: Run, data: dict[str, Any]) -> None:
+    """Refuses to continue with other text, or with a tokeniser that was trained on other text.
+
+    Args:
+        data: facts about the present corpus; see `Task.describe`.
+
+    Raises:
+        TrainingError: its hash is not the one with which the run was begun.
+    """
+    if text_hash(run) not in (None, data.get("hash")):
+        raise TrainingError(
+            f"{run.folder} was begun with other text than corpus {data.get('corpus', 'of it')} holds "
+            "now (on another machine, or files came or went). Put it back, or delete the run to train "
+            f"again: rm -r {run.folder}"
+        )
+
+
+def write_description(run: Run, device: torch.device, facts: dict[str, Any]) -> None:
+    """Writes ``run.json``: the settings, the software and the machine of the run.
+
+    Args:
+        facts: from `Task.describe`.
+    """
+    ranks = world_size()
+    launcher = f"torchrun --standalone --nproc-per-node {ranks} -m --"
+    description = {
+        "settings": run.as_dict(),
+        "command": run.command if ranks == 1 else run.command.replace("python -m", launcher, 1),
+        "device": device_name(device),
+        "ranks": ranks,
+        "parallel": run.parallel_mode(ranks),
+        "compile": compiles(run, device),
+        "threads": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, "triton": version("triton"), "commit": commit()},
+        **facts,
+    }
+    files.write_json(run.folder / "run.json", description)
+
+
+def write_done(run: Run, step_tokens: int, weights: Path) -> None:
+    """Writes ``done.json``, from the lines of ``metrics.jsonl`` and the file of weights."""
+    lines = files.read_json_lines(run.folder / "metrics.jsonl")
+    seconds = [step_tokens / x["throughput_tokens_per_s"] for x in lines]
+    gpus = [x.get("ranks", world_size()) for x in lines]  # a resume may have changed it
+    tail = [x["loss_nats"] for x in lines[-max(1, len(lines) // 20) :]]
+    memory = [x["peak_memory_bytes"] for x in lines if "peak_memory_bytes" in x]
+    done = {
+        "tokens": lines[-1]["tokens"],
+        "seconds": round(sum(seconds), 3),
+        "gpu_seconds": round(sum(s * n for s, n in zip(seconds, gpus, strict=True)), 3),
+        "loss_nats_last_20th": sum(tail) / len(tail),
+        "ranks": world_size(),
+        **({"peak_memory_bytes": max(memory)} if memory else {}),
+        "sha256": sha256_of(weights),
+    }
+    files.write_json(run.folder / "done.json", done)
+
+
+def compiles(run: Run, device: torch.device) -> bool:
+    """Whether blocks go through torch.compile. Never on a CPU, where it costs minutes and gains little."""
+    return run.training.compile and device.type == "cuda"
+
+
+def lock(folder: Path):
+    """A context that one process a run may be in. It is released when the process ends, for any reason.
+
+    Raises:
+        Locked: another process is in it.
+    """
+    return files.lock(folder / ".lock", refuse=f"{folder}: another process is training this run")

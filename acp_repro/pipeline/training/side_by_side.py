@@ -1,0 +1,176 @@
+"""Several runs at once, each in its own process.
+
+On a CPU each has one thread, because a small model gains little from a second core. On GPUs they are dealt
+out in turn. With more runs than GPUs several share one, because a small model leaves most of it idle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from ...common.cores import usable_cores
+from ...common.errors import UserError
+from ..paper import Suite
+from ..run import Run
+from ..suite import load_suite
+from .loop import train
+from .stopping import GOES_ON, Stopped, say_that_it_stops
+
+
+def train_side_by_side(
+    suite: Suite,
+    runs: list[Run],
+    devices: list[torch.device],
+    jobs: int | None,
+    watch_every: int | None,
+    tensorboard: bool,
+) -> int:
+    """Trains ``runs``, ``jobs`` at a time; returns the exit code.
+
+    A process trains several runs one after the other, so data that a paper keeps in memory are read once per
+    process. On a CPU each run has one thread whatever ``jobs`` is, so other runs do not change its bits.
+
+    Args:
+        devices: the CPU, or GPUs that the processes use in turn.
+        jobs: default: one a core, or one a GPU.
+
+    Raises:
+        UserError: the first error of any run, after the running ones have saved a checkpoint or ended.
+        Stopped: Ctrl-C or SIGTERM, after the running ones have stopped; each has printed what it saved.
+    """
+    on_cpu = devices[0].type == "cpu"
+    jobs = min(jobs or (usable_cores() if on_cpu else len(devices)), len(runs))
+    if jobs <= 1:
+        if on_cpu:
+            torch.set_num_threads(1)
+        for run in runs:
+            train_one(suite, run, device=devices[0], watch_every=watch_every, tensorboard=tensorboard)
+        return 0
+    context = multiprocessing.get_context("spawn")
+    places, lock = context.SimpleQueue(), context.RLock()
+    for line in range(jobs):
+        places.put((line, str(devices[line % len(devices)])))
+    pool = ProcessPoolExecutor(jobs, context, _begin, (places, lock))
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        tasks = [pool.submit(_train, str(suite.path), run.name, watch_every, tensorboard) for run in runs]
+        done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    except KeyboardInterrupt:
+        say_that_it_stops()
+        if _end(list(pool._processes.values())):
+            raise Stopped(GOES_ON) from None
+        raise
+    except BaseException:
+        _end(list(pool._processes.values()))
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _stop(number: int, _) -> None:
+    """SIGTERM stops as Ctrl-C does; a second one, which launchers send, does not stop at once."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+class NoMemory(UserError, RuntimeError):
+    """A run does not fit into its GPU."""
+
+
+def train_one(suite: Suite, run: Run, **how: Any) -> None:
+    """Trains a run; ``how`` is of :func:`~acp_repro.pipeline.training.loop.train`, and so are other errors.
+
+    Raises:
+        NoMemory: the run needs more of the GPU's memory than is free.
+    """
+    try:
+        train(suite.paper, run, **how)
+    except torch.OutOfMemoryError as error:
+        wanted = str(error).partition(" Tried to ")[2].partition(". ")[0]
+        wanted = f" (it tried to {wanted})" if wanted else ""
+        raise NoMemory(
+            f"{run.name} does not fit in the GPU's memory{wanted}. Put fewer runs on one GPU (--jobs): the "
+            "same command continues. Or begin again with a smaller micro-batch, if the paper has one "
+            f"(micro_batch_... in {suite.path}): the batch stays and takes more passes"
+        ) from None
+
+
+def _end(processes: list) -> bool:
+    """Waits until each process has ended, after saving a checkpoint if it trains. Returns whether one saved
+    some.
+
+    A Ctrl-C in the meantime ends all at once.
+    """
+    try:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+    except KeyboardInterrupt:
+        for process in processes:
+            process.kill()
+        raise
+    return any(process.exitcode == _SAVED for process in processes)
+
+
+_SAVED = 130  # the exit code of a process that stopped with a checkpoint
+_SECONDS_TO_SAVE = 60
+_line, _device = 0, torch.device("cpu")
+
+
+def _begin(places, lock) -> None:
+    global _line, _device
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    tqdm.set_lock(lock)
+    _line, device = places.get()
+    _device = torch.device(device)
+    if _device.type == "cuda":
+        torch.cuda.set_device(_device)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent has ended, for any reason: nothing would collect its results."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_SECONDS_TO_SAVE)
+    os._exit(1)
+
+
+def _train(suite_file: str, run_name: str, watch_every: int | None, tensorboard: bool) -> None:
+    suite = load_suite(suite_file)
+    run = suite.run(run_name)
+    try:
+        train_one(
+            suite,
+            run,
+            device=_device,
+            report=tqdm.write,
+            watch_every=watch_every,
+            tensorboard=tensorboard,
+            position=_line,
+        )
+    except Stopped as stop:
+        with contextlib.suppress(OSError):  # its reader may have ended
+            tqdm.write(f"{run_name}: {stop}")
+            sys.stdout.flush()
+        os._exit(_SAVED)  # or the pool would give this process the next run
+    except UserError as error:  # only its message is sent to the parent
+        raise UserError(str(error)) from None

@@ -1,0 +1,182 @@
+"""The interface between the trainer and a paper: the task of a run, and the trained run for measures."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ...common import files
+from ..paper import Suite
+from ..provenance import device_name
+from ..run import Run
+from .run_folder import TrainingError, check_done
+
+T = TypeVar("T")
+Batch = tuple[Tensor, ...]
+
+
+class Task(ABC):
+    """How one run is trained. A paper derives from it; only four methods have no default.
+
+    Attributes:
+        run: the run.
+        steps: optimiser steps of the whole run.
+        micro_batches: batches of a step, shared by the ranks.
+        step_tokens: tokens of a step (or whatever the paper counts), for the log and the progress bar.
+    """
+
+    steps: int
+    micro_batches: int = 1
+    step_tokens: int = 1
+
+    def __init__(self, run: Run):
+        self.run = run
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """A model with fresh weights on the CPU; torch's generator is seeded with the run's seed."""
+
+    @abstractmethod
+    def batch(self, index: int) -> Batch:
+        """Micro-batch ``index`` of the run, tensors on the CPU; a function of the settings and ``index``
+        alone."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
+        """The mean loss of a batch, a float32 scalar; ``model`` may be a wrapper and must be called."""
+
+    @abstractmethod
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of the step that follows ``step`` others."""
+
+    def rates(self, model: nn.Module) -> Mapping[Tensor, float]:
+        """Weights whose learning rate is a multiple of the others', with that multiple."""
+        return {}
+
+    def before_step(self, model: nn.Module, step: int) -> None:
+        """Called on every rank before the step that follows ``step`` others.
+
+        A task whose model draws random numbers seeds them here, from the run's seed and the step. Then a
+        resume gives the same bits. ``model`` is the one that was built, without wrappers.
+        """
+        return None
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """Called on every rank after the optimiser's step, for updates that are not gradient descent.
+
+        What it changes must be in the model's state dict; otherwise a resume would lose it.
+        """
+        return None
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The parts that are compiled, and sharded by FSDP2, one by one; all alike in shape is best."""
+        return []
+
+    def watch(self, model: nn.Module, *batch: Tensor) -> dict[str, Any]:
+        """A look at the model every few steps, for the log. Called on every rank, without gradients.
+
+        ``model`` takes the same arguments as the one that was built; run it eagerly.
+        """
+        return {}
+
+    def shown(self, watched: dict[str, Any]) -> str:
+        """The part of :meth:`watch` that the progress bar shows."""
+        return ""
+
+    def speed(self, tokens_per_s: float, device: torch.device, ranks: int, watched: dict) -> dict[str, float]:
+        """More numbers for the log that follow from the speed, such as the utilisation of the GPU."""
+        return {}
+
+    def describe(self, model: nn.Module) -> dict[str, Any]:
+        """For ``run.json``: ``parameters``, and ``data`` whose ``hash`` stands for text and tokeniser."""
+        return {"parameters": sum(p.numel() for p in model.parameters()), "data": {"hash": None}}
+
+    def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Writes ``model.safetensors``, and other files of the trained model, into ``folder``.
+
+        Args:
+            weights: whole weights on the CPU, if the model's own are sharded.
+        """
+        from safetensors.torch import save_file
+
+        tensors = {n: t.detach().cpu().contiguous() for n, t in (weights or model.state_dict()).items()}
+        with files.replacing(folder / "model.safetensors") as path:
+            save_file(tensors, path, metadata={"format": "pt"})
+
+    def load(self, folder: Path, device: torch.device) -> nn.Module:
+        """The model that :meth:`save` wrote."""
+        from safetensors.torch import load_file
+
+        model = self.build()
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        return model.to(device)
+
+    def trained(self, suite: Suite, device: torch.device) -> Trained:
+        """The finished run, loaded for measuring.
+
+        Raises:
+            TrainingError: it is not trained, or with other settings, or a file beside its weights is damaged;
+                the message names the command.
+        """
+        run = self.run
+        check_done(run)
+        tokens = json.loads((run.folder / "done.json").read_text())["tokens"]
+        try:
+            model = self.load(run.model_folder, device)
+        except (OSError, ValueError) as error:
+            mend = f"delete the run, rm -r {run.folder}, and train again with `{run.command}`"
+            raise TrainingError(
+                f"{run.model_folder} cannot be loaded ({error}). Copy the damaged file back"
+                + (f"; where there is no copy, {mend}" if run.weights is None else "")
+            ) from error
+        return Trained(suite, run, self, model, device, tokens)
+
+
+@dataclass
+class Trained:
+    """A trained run, loaded for measuring. A paper may derive from it, to add what its measures need."""
+
+    suite: Suite
+    run: Run
+    task: Task
+    model: nn.Module
+    device: torch.device
+    trained_tokens: int
+    _once: dict[str, Any] = field(default_factory=dict, repr=False)
+    _kept: list[Callable[[], object]] = field(default_factory=list, repr=False)
+
+    @property
+    def measure_settings(self) -> Any:
+        """The suite's settings of the measures."""
+        return self.suite.measure_settings
+
+    @property
+    def device_name(self) -> str:
+        return device_name(self.device)
+
+    def once(self, compute: Callable[[Any], T]) -> T:
+        """``compute(self)``, computed once and shared by several quantities of one command."""
+        name = f"{compute.__module__}.{compute.__qualname__}"
+        if name not in self._once:
+            self._once[name] = compute(self)
+        return self._once[name]
+
+    def when_written(self, delete: Callable[[], object]) -> None:
+        """Calls ``delete`` when all records of the run are written.
+
+        A long measure keeps its partial results until then, so that they are not lost if a record cannot be
+        written.
+        """
+        self._kept.append(delete)
+
+    def written(self) -> None:
+        """Called when all records of the run are written."""
+        while self._kept:
+            self._kept.pop()()
