@@ -1,4 +1,4 @@
-"""Forgetting attention of one or a few query tokens over a cache (Appendix F): the call and its operator."""
+"""Attention of one or a few query tokens over a cache (Appendix F): its checks and its operator."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .backends import named
-from .checks import check_seq_start, check_threshold, check_values, threshold_tensor
+from .backends import find_backend
+from .checks import check_seq_start, check_threshold, check_values
 from .kvcache import PagedKVCache
 
 # The most query rows that one program computes together: tokens times query heads that share keys.
@@ -18,12 +18,8 @@ MOST_ROWS = 64
 def check_decode_arguments(
     q: Tensor, cache: PagedKVCache, start_block: Tensor, seq_start: Tensor | None, implementation: str
 ) -> None:
-    """Checks shapes, dtypes and devices of a decoding call, q (B, H, T, D).
-
-    Raises:
-        TypeError, ValueError: an argument is wrong; the message names it and what is right.
-    """
-    named(implementation, "auto")
+    """Checks shapes, dtypes and devices of a decoding call, q (B, H, T, D)."""
+    find_backend(implementation, "auto")
     k, v, c, table, seqlens = cache
     batch, heads, seqlen_q, head_dim = q.shape
     if k.dim() != 3 or v.shape != k.shape or k.shape[2] != head_dim:
@@ -72,28 +68,7 @@ def check_decode_arguments(
     check_seq_start(seq_start, q)
 
 
-def decode(
-    q: Tensor,
-    cache: PagedKVCache,
-    start_block: Tensor,
-    adaptive_threshold: None | float | Tensor,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    implementation: str,
-    window_size: int | None = None,
-) -> Tensor:
-    """:func:`acp_repro.attention.forgetting_attention_with_kvcache` of q (B, H, T, D), with the
-    implementation chosen. Returns (B, H, T, D) in the dtype of q."""
-    if not q.numel():
-        return torch.empty_like(q)
-    threshold = None
-    if adaptive_threshold is not None:
-        threshold = threshold_tensor(adaptive_threshold, q.shape[0], q.shape[1], q.device)
-    run = decode_op if torch.compiler.is_compiling() else _decode
-    return run(q, *cache, start_block, threshold, seq_start, sm_scale, implementation, window_size)
-
-
-def _decode(
+def run_decode(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -107,6 +82,7 @@ def _decode(
     implementation: str,
     window_size: int | None = None,
 ) -> Tensor:
+    """Output (B, H, T, D) in the dtype of q; ``start_block`` is moved forward."""
     columns = block_table.shape[2]
     check_threshold(threshold)
     check_values("seq_start", seq_start, 0, math.inf)
@@ -114,13 +90,12 @@ def _decode(
     check_values("seqlens", seqlens, 0, columns * k.shape[1])
     check_values("start_block", start_block, 0, columns)
     cache = PagedKVCache(k, v, c, block_table, seqlens)
-    given = (q, cache, start_block, threshold, seq_start, sm_scale, window_size)
-    return named(implementation).decode(*given)
+    options = (threshold, seq_start, sm_scale, window_size)
+    return find_backend(implementation).decode(q, cache, start_block, *options)
 
 
-# `decode` as one operator for compiled code, because the work depends on numbers that it cannot know.
 decode_op = torch.library.custom_op(
-    "acp_repro::forgetting_attention_with_kvcache", _decode, mutates_args=("start_block",)
+    "acp_repro::forgetting_attention_with_kvcache", run_decode, mutates_args=("start_block",)
 )
 
 

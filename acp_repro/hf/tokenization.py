@@ -31,13 +31,7 @@ def unescape(text: str) -> str:
 
 
 class FoXTokenizer(PreTrainedTokenizerFast):
-    """The ``tokenizer.json`` beside a model's weights, unchanged.
-
-    BOS, EOS and padding are ``<|endoftext|>``, the token between documents.
-
-    Raises:
-        ValueError: there is no such file.
-    """
+    """The ``tokenizer.json`` beside a model's weights, unchanged; BOS, EOS and padding are END_OF_TEXT."""
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
@@ -56,13 +50,7 @@ class FoXTokenizer(PreTrainedTokenizerFast):
 
 
 class JSONGPT2Tokenizer(GPT2Tokenizer):
-    """GPT-2's byte-level BPE over JSON-escaped text, as LongCrawl64 was tokenised.
-
-    BOS, EOS and padding are ``<|endoftext|>``, id 50256, the token between its documents.
-
-    Raises:
-        ValueError: the files hold another vocabulary than GPT-2's.
-    """
+    """GPT-2's byte-level BPE over JSON-escaped text, as LongCrawl64 was tokenised, with END_OF_TEXT 50256."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **_with_ends(kwargs))

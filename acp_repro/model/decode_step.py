@@ -23,16 +23,11 @@ CAPTURING = threading.Lock()
 
 
 class DecodeStep:
-    """Feeds tokens to a model that continues from a cache.
+    """Feeds tokens to a model that continues from a cache, which holds the prompt.
 
-    Args:
-        model: a ``generation.LanguageModel``.
-        cache: holds the prompt, and has a ``max_length``. Without one, delta changes with every token, and
-            steps run without a graph. They also run without one while the cache records its past, which grows
-            with every token, and if a module has hooks, which a graph would not call.
-
-    Attributes:
-        captures: how often a graph was captured.
+    Steps run without a graph if the cache has no ``max_length`` (delta changes with every token), while it
+    records its past (which grows), and if a module has hooks (which a graph would not call). ``captures``
+    counts the graphs.
     """
 
     def __init__(self, model, cache: FoXCache):

@@ -87,8 +87,7 @@ class FoXModel(nn.Module):
                 and their end; see ``forgetting_attention``. Each gives what it gives alone.
 
         Raises:
-            ValueError: the cache was made for another number of layers, or cannot take these tokens (see
-                ``FoXCache.begin``), or there are packed documents, which no cache holds.
+            ValueError: the cache cannot take these tokens (see ``FoXCache.begin``).
         """
         if cache is not None and cu_seqlens is not None:
             raise ValueError("a cache cannot hold packed documents: call without one (use_cache=False)")
@@ -147,16 +146,6 @@ class FoXForCausalLM(Pretrained, nn.Module):
     def gradient_checkpointing(self, value: bool) -> None:
         self.model.gradient_checkpointing = value
 
-    def init_weights(self) -> None:
-        """Initialises all weights again, in the order of the modules.
-
-        Use it for a model that was made on ``meta`` and got its memory by ``to_empty``. A model made directly
-        is already initialised.
-        """
-        for module in self.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
-
     def set_log_pruning_tolerance(self, value: float | None) -> None:
         """Changes log epsilon of every layer (None: exact), as if the config had it.
 
@@ -183,8 +172,8 @@ class FoXForCausalLM(Pretrained, nn.Module):
             input_ids: (B, T) integer.
             cache: continue after what it holds, and extend it in place; needs torch.no_grad().
             return_hidden: return (B, T, hidden), the input of the head.
-            labels: (B, T) integer; return the loss of each token, see ``loss_per_token``. It is an argument
-                of ``forward`` so that wrappers that hook forward (FSDP, DDP) see it.
+            labels: (B, T) integer; return the loss of each token, see ``loss_per_token``. Wrappers that hook
+                ``forward`` (FSDP, DDP) see it.
             seq_start: (B,) int64, the first real token of left-padded rows; see ``FoXModel``.
             cu_seqlens: the starts of packed documents; see ``FoXModel``. Labels at the last token of each are
                 -100.
@@ -224,8 +213,7 @@ class FoXForCausalLM(Pretrained, nn.Module):
 
     @staticmethod
     def check_input_ids(input_ids: Tensor) -> None:
-        """Raises ValueError unless ``input_ids`` is (B, T), of an integer dtype, with at least one token a
-        row."""
+        """Raises ValueError unless ``input_ids`` (B, T) are integers, at least one a row."""
         integer = not (input_ids.is_floating_point() or input_ids.dtype == torch.bool)
         if input_ids.dim() != 2 or input_ids.numel() == 0 or not integer:
             raise ValueError(
@@ -234,12 +222,6 @@ class FoXForCausalLM(Pretrained, nn.Module):
             )
 
 
-def load_pretrained(
-    folder: str | os.PathLike[str],
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    **overrides: Any,
-) -> FoXForCausalLM:
-    """:meth:`FoXForCausalLM.from_pretrained` as a function, with the same arguments and errors."""
-    return FoXForCausalLM.from_pretrained(folder, device=device, dtype=dtype, **overrides)
+def load_pretrained(folder: str | os.PathLike[str], **options: Any) -> FoXForCausalLM:
+    """:meth:`FoXForCausalLM.from_pretrained` as a function, with the same options and errors."""
+    return FoXForCausalLM.from_pretrained(folder, **options)

@@ -36,14 +36,7 @@ _LINE_GPU = 64
 
 
 def head_cross_entropy(hidden: Tensor, head: nn.Module, labels: Tensor) -> Tensor:
-    """:func:`linear_cross_entropy` of a plain linear ``head``, else of the logits that ``head`` gives.
-
-    Args:
-        hidden: (B, T, hidden). labels: (B, T) integer; -100 gives loss 0 and no gradient.
-
-    Returns:
-        (B, T) float32.
-    """
+    """:func:`linear_cross_entropy` of a plain linear ``head``, else of the logits that ``head`` gives."""
     if is_plain(head) and head.bias is None:
         return linear_cross_entropy(hidden, head.weight, labels)
     logits = head(hidden).float().transpose(1, 2)
@@ -136,10 +129,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _loss_and_lse(logits: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
-    """(N, V), (N,) -> the loss of each token and the log of its softmax's denominator, float32.
-
-    Columns from ``vocab`` on stand for no word.
-    """
+    """(N, V), (N,) -> the loss of each token and the log of its softmax's denominator, float32."""
+    # Columns from `vocab` on stand for no word.
     if _has_kernels(logits):
         from .training_kernels import cross_entropy
 
@@ -152,10 +143,7 @@ def _loss_and_lse(logits: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, T
 
 
 def _grad_of_logits(logits: Tensor, labels: Tensor, lse: Tensor, grad_loss: Tensor, vocab: int) -> Tensor:
-    """(softmax - one at the label), times the incoming gradient of the token, in the dtype of the logits.
-
-    Columns from ``vocab`` on get 0.
-    """
+    """(softmax - one at the label) times the token's gradient, like the logits; 0 from ``vocab`` on."""
     if _has_kernels(logits):
         from .training_kernels import logits_grad
 

@@ -196,14 +196,7 @@ def shift_and_norm(
 
 
 def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``HeadRMSNorm`` with its gate.
-
-    Args:
-        x: (B, H, T, D). gate: (B, T, H * D). weight: (H * D,).
-
-    Returns:
-        (B, T, H * D) in the dtype of x.
-    """
+    """``HeadRMSNorm`` of x (B, H, T, D) with its gate (B, T, H * D): (B, T, H * D) in the dtype of x."""
     batch, heads, tokens, head_dim = x.shape
     x, gate = x if x.stride(-1) == 1 else x.contiguous(), gate.contiguous()
     out = torch.empty((batch, tokens, heads * head_dim), dtype=x.dtype, device=x.device)

@@ -40,29 +40,12 @@ from .tiles import (
 
 
 def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    c: Tensor,
-    boundary: Tensor | None,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    block_q: int,
-    block_k: int,
-    window_size: int | None = None,
+    dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, window_size=None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of :func:`.forward.forward` over the same kept blocks.
+    """Gradients dq, dk, dv and dc (B, H, Tk) float32 of :func:`.forward.forward` over the same kept blocks.
 
-    Args:
-        dout: (B, H, Tq, D), any strides. The rest as given to and returned by ``forward``.
-
-    Returns:
-        dq, dk, dv like q, k, v, and dc (B, H, Tk) float32, the gradient with respect to c. Where query heads
-        share keys, dk and dv are their shares: (B, H, Tk, D) float32, what each query head adds, for
-        :func:`sum_of_shares`. So far it only allocates and launches, see :mod:`.launch`.
+    Where query heads share keys, dk and dv are their shares: (B, H, Tk, D) float32, what each query head
+    adds, for :func:`sum_of_shares`. So far it only allocates and launches, see :mod:`.launch`.
     """
     dq = torch.empty_like(q)
     if q.shape[1] == k.shape[1]:
@@ -96,13 +79,8 @@ def sum_of_shares(shares: Tensor, like: Tensor) -> Tensor:
 _refused: dict[tuple, str] = {}
 
 
-def faster_launch(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, window_size: int | None = None
-) -> Callable | None:
-    """What to call in place of :func:`launch_backward`, if kernels for just this device and shape exist.
-
-    ``ACP_REPRO_PORTABLE=1`` in the environment keeps every input to the kernels of this module.
-    """
+def faster_launch(dout, q, k, v, block_q, block_k, window_size=None) -> Callable | None:
+    """What to call in place of :func:`launch_backward`, if kernels for just this device and shape exist."""
     if why_portable(q, k, v, block_q, block_k, dout, window_size=window_size):
         return None
     from . import hopper
@@ -111,16 +89,9 @@ def faster_launch(
 
 
 def why_portable(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_q: int,
-    block_k: int,
-    *others: Tensor,
-    window_size: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, *others: Tensor, window_size=None
 ) -> str | None:
-    """Why the kernels of this module run, in one line; None: there are faster ones. The one place where a
-    path is chosen."""
+    """Why the kernels of this module run, in one line; None: there are faster ones."""
     kept = kept_portable(q, k, block_q, block_k)
     if kept is not None:
         return kept
@@ -134,10 +105,7 @@ def why_portable(
         return f"Triton {triton.__version__} has no Gluon that these kernels need ({error})"
     reason = hopper.why_not(q, k, block_q, block_k)
     if reason is None and not can_stream(q, k, v, *others):
-        reason = (
-            "rows must be 16-bit numbers that start at multiples of 16 bytes, as the copy engine (TMA) "
-            "requires"
-        )
+        return "the copy engine (TMA) needs rows of 16-bit numbers that start at multiples of 16 bytes"
     return reason
 
 
@@ -186,12 +154,7 @@ def launch_backward(
     descriptors: bool | None = None,
     window_size: int | None = None,
 ) -> None:
-    """:func:`backward` into given tensors by the kernels of this module, which run on every device.
-
-    All are contiguous in their last dimension, and those without one of D in every one.
-
-    dk and dv have a head for each query head: where heads of keys are shared, the shares of their sum.
-    """
+    """:func:`backward` into given tensors, which are addressable; dk and dv have a head for each of q."""
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
     _, query, key = tiles

@@ -225,18 +225,9 @@ def _combine_kernel(
 
 
 def decode(
-    q: Tensor,
-    cache: PagedKVCache,
-    start_block: Tensor,
-    threshold: Tensor | None,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    window_size: int | None = None,
+    q: Tensor, cache: PagedKVCache, start_block, threshold, seq_start, sm_scale, window_size=None
 ) -> Tensor:
-    """:func:`acp_repro.attention.forgetting_attention_with_kvcache` of q (B, H, T, D).
-
-    ``start_block`` is moved on inside: no launch of its own.
-    """
+    """Output (B, H, T, D) of the newest tokens; ``start_block`` is moved on inside."""
     batch, kv_heads, max_blocks = cache.block_table.shape
     heads, tokens, head_dim = q.shape[1:]
     out = torch.empty_like(q)

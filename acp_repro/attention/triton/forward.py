@@ -206,29 +206,12 @@ def _forward_kernel(
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    c: Tensor,
-    boundary: Tensor | None,
-    seq_start: Tensor | None,
-    sm_scale: float,
-    block_q: int,
-    block_k: int,
-    window_size: int | None = None,
+    q, k, v, c: Tensor, boundary: Tensor | None, seq_start, sm_scale, block_q, block_k, window_size=None
 ) -> tuple[Tensor, Tensor]:
     """``O = softmax(sm_scale Q K^T + D) V`` over the kept blocks of the causal grid.
 
-    Args:
-        q: (B, H, Tq, D), bfloat16, float16 or float32. Query i sits at position ``i + Tk - Tq``.
-        k, v: (B, H, Tk, D) in the dtype of q. Any strides.
-        c: (B, H, Tk) float64, running sum of the log forget gates.
-        boundary: (B, H, ceil(Tq / block_q)) int32, first kept key block of each query block, not
-            falling from one query block to the next; or None, every block.
-        seq_start: (B,) int64, keys before it get no attention; or None.
-        sm_scale: factor of the scores.
-        block_q, block_k: the pruning grid, multiples of 16.
-        window_size: keys that a query sees, itself included; None is no window.
+    q, k, v, seq_start and window_size are those of :class:`..checks.AttentionCall`, c is (B, H, Tk) float64.
+    boundary (B, H, M) int32 does not fall from one query block to the next; None keeps every block.
 
     Returns:
         out like q, and lse (B, H, Tq) float32, the log to base 2 of each row's sum: as the backward pass
@@ -258,9 +241,7 @@ def forward(
     return out, lse
 
 
-def faster_forward(
-    q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, tile: Tile, window_size: int | None = None
-) -> Callable | None:
+def faster_forward(q, k, v, block_q, block_k, tile: Tile, window_size=None) -> Callable | None:
     """What does most of :func:`launch_forward`'s work, if a kernel for just this device and shape exists."""
     # At 64 dimensions the portable kernel took less time on an H200, at 4k to 16k (docs/lab-notebook.md).
     fits = q.shape[-1] == 128 and tile[:2] == (128, 64)
@@ -289,10 +270,7 @@ def launch_forward(
     terms: DecayTerms | None = None,
     redo: Tensor | None = None,
 ) -> None:
-    """:func:`forward` into given tensors with a given tile; the last dimensions are contiguous.
-
-    ``redo``, with the ``terms`` of its kernel, names the tiles that are left to do.
-    """
+    """:func:`forward` into given tensors with a given tile; ``redo`` names the tiles that are left to do."""
     batch, heads, seqlen_q, head_dim = q.shape
     row_tiles = triton.cdiv(seqlen_q, tile.rows)
     terms = decay_terms(c, seq_start, tile.columns) if terms is None else terms

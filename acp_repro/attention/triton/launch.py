@@ -52,8 +52,13 @@ _log = logging.getLogger(__name__)
 def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
     """``kernel[grid](*arguments, **constants)`` on the device of the first tensor, recorded where a
     :func:`ready` function is being recorded."""
-    with on_device_of(next(x for x in arguments if isinstance(x, Tensor))):
-        compiled = kernel[grid](*arguments, **constants)
+    try:
+        with on_device_of(next(x for x in arguments if isinstance(x, Tensor))):
+            compiled = kernel[grid](*arguments, **constants)
+    except RuntimeError as error:
+        if "C compiler" in str(error):  # with which Triton builds its launcher
+            raise RuntimeError("Triton finds no C compiler: install gcc, or take 'blockwise'") from error
+        raise
     recording = getattr(_thread, "recording", None)
     if recording is not None:
         recording.launches.append((kernel, compiled, grid, arguments, constants))
@@ -62,14 +67,9 @@ def launch(kernel, grid: tuple[int, ...], *arguments, **constants) -> None:
 def ready(function: Callable) -> Callable:
     """``function(*tensors, constants)``, which allocates and launches, kept ready for its next calls.
 
-    Args:
-        function: takes tensors of one device or None, the first a tensor, and last a tuple of hashable
-            constants on which everything else that it does depends. Returns a tuple of tensors that it
-            allocated, or None.
-
-    Returns:
-        A function of the same arguments with the same results. The first call for each key (constants, and
-        of each tensor shape, strides, dtype and alignment) runs ``function``, the second is recorded too.
+    It takes tensors of one device or None, the first a tensor, and last a tuple of hashable constants on
+    which all else that it does depends, and returns tensors that it allocated, or None. The first call for
+    each key (constants; shape, strides, dtype and alignment of each tensor) runs it, the second is recorded.
     """
     plans: dict[tuple, Any] = {}
 
@@ -159,11 +159,10 @@ class _Recording(TorchDispatchMode):
 
 
 class Plan:
-    """A pass as its launches: what to allocate, and what to give each kernel.
+    """A pass as its launches: what to allocate, and what to give each kernel."""
 
-    Everything that a kernel may be given stands in one list: the addresses of inputs, results and pieces of
-    scratch memory, the stream, what is made of an address; and from the end on constants.
-    """
+    # Everything that a kernel may be given stands in one list: the addresses of inputs, results and pieces of
+    # scratch memory, the stream, what is made of an address; and from the end on constants.
 
     def __init__(self, recording: _Recording, results: tuple[Tensor | None, ...]):
         if recording.others:

@@ -1,4 +1,4 @@
-"""The largest norm of each head's rows, and a threshold from those of q and k (Section 3)."""
+"""A threshold from the largest norms of each head's rows of q and k (Section 3)."""
 
 from __future__ import annotations
 
@@ -74,28 +74,8 @@ def _squares(x: Tensor) -> Tensor:
     return squares
 
 
-def largest_norms(x: Tensor) -> Tensor:
-    """``max_i ||x_i||`` of each head, in float32.
-
-    Args:
-        x: (B, H, T, D), bfloat16, float16 or float32, any strides.
-
-    Returns:
-        (B, H) float32.
-    """
-    x = addressable(x)
-    return _squares(x).amax(-1).view(torch.float32).sqrt()
-
-
 def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
-    """:func:`acp_repro.attention.pruning_threshold` of ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk.
-
-    Args:
-        q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. Types as for :func:`largest_norms`.
-
-    Returns:
-        (B, H) float32.
-    """
+    """delta (B, H) float32 of ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk, of 16 or 32 bits."""
     offset = threshold_offset(k.shape[2], log_pruning_tolerance)
     return _find_threshold(addressable(q), addressable(k), (factor, offset))[0]
 

@@ -71,8 +71,7 @@ def _write_kernel(
 
 
 def write_kvcache(cache: PagedKVCache, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
-    """:meth:`PagedKVCache.write` in one kernel, for some tokens: k, v (B, Hkv, T, D) in the cache's dtype,
-    log_fgate (B, H, T) float32."""
+    """:meth:`PagedKVCache.write` in one kernel, for some tokens; k and v are in the cache's dtype."""
     # A kernel reads memory as it stands, so signs that PyTorch has only noted are turned first.
     k, v, log_fgate = (x.resolve_neg() for x in (k, v, log_fgate))
     k, v = (addressable(x) for x in (k, v))
@@ -151,11 +150,7 @@ def _write_blocks_kernel(
 
 
 def write_blocks(cache: PagedKVCache, k: Tensor, v: Tensor, c: Tensor) -> None:
-    """:meth:`PagedKVCache.write` of many tokens, whose running sums are known.
-
-    Args:
-        k, v: (B, Hkv, T, D) in the cache's dtype. c: (B, H, T) float64, from the base of the cache's.
-    """
+    """:meth:`PagedKVCache.write` of many tokens, whose running sums ``c`` (B, H, T) float64 are known."""
     k, v = (addressable(x) for x in (k, v))
     batch, kv_heads, tokens, head_dim = k.shape
     columns = triton.cdiv(tokens, cache.block_size) + 1  # the first new token may stand in a block's middle

@@ -79,12 +79,7 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """The pruning grid ``(block_q, block_k)``, the same on every device.
-
-    Args:
-        head_dim: 16 to 256.
-        dtype: of q, k and v.
-    """
+    """The pruning grid ``(block_q, block_k)``, the same on every device."""
     if not 16 <= head_dim <= 256:
         raise ValueError(f"head_dim must be from 16 to 256, got {head_dim}")
     return (128, 64) if dtype.itemsize == 2 else (64, 64)
@@ -155,8 +150,7 @@ _STAY = contextlib.nullcontext()
 
 
 def addressable(x: Tensor) -> Tensor:
-    """``x`` (B, H, T, D) as the kernels read it: any strides but the last, which is 1, and offsets inside a
-    tile that fit int32."""
+    """``x`` (B, H, T, D) as the kernels read it: last stride 1, and offsets inside a tile that fit int32."""
     return x if _is_addressable(x) else x.contiguous()
 
 
