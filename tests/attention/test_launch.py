@@ -17,7 +17,8 @@ pytest.importorskip("triton", reason="pip install triton")
 from torch.utils._python_dispatch import _disable_current_modes
 
 from acp_repro.attention import forgetting_attention
-from acp_repro.attention.triton import launch, norms, passes
+from acp_repro.attention import triton as kernels
+from acp_repro.attention.triton import launch, norms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 gpu = pytest.mark.gpu
@@ -44,7 +45,7 @@ def repeated(monkeypatch):
     """Nothing is ready at first; a list that grows by one with each pass that is repeated."""
     count, run = [], launch.Plan.__call__
     monkeypatch.setattr(launch.Plan, "__call__", lambda *given: (count.append(1), run(*given))[1])
-    for call in (passes.forward_pass, passes._backward, norms._find_threshold):
+    for call in (kernels.forward_pass, kernels._backward, norms._find_threshold):
         call.plans.clear()
     if DEVICE == "cpu":
         from triton.runtime.interpreter import InterpretedFunction
@@ -119,6 +120,15 @@ def test_what_is_more_than_launches_is_never_repeated(repeated, caplog):
         for _ in range(3):
             call(torch.zeros(4, device=DEVICE), ())
     assert not repeated and caplog.text.count("is not repeated") == 3
+
+
+def test_a_machine_without_a_c_compiler_is_told_so(monkeypatch):
+    def fail(self, grid):
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+    monkeypatch.setattr(type(norms._square_kernel), "__getitem__", fail)
+    with pytest.raises(RuntimeError, match="finds no C compiler: install gcc, or take 'blockwise'"):
+        both(inputs(length=5, heads=1))
 
 
 @gpu

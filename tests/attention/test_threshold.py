@@ -15,8 +15,7 @@ from acp_repro.attention import (
     reference,
 )
 from acp_repro.attention.boundary import find_boundary
-from acp_repro.attention.checks import threshold_tensor
-from acp_repro.attention.decay import cumulative_log_fgate, documents_threshold
+from acp_repro.attention.decay import cumulative_log_fgate
 
 
 def adversarial_inputs(seed, seqlen, head_dim, scale, mean_gate, aligned):
@@ -131,20 +130,6 @@ def test_threshold_formula_and_errors():
         pruning_threshold(1.0, 0)
     with pytest.raises(ValueError, match=r"q_weight must have shape \(16,\) or \(48,\)"):
         logit_bound_from_qk_norm(torch.ones(5), torch.ones(16), 3, 16)
-
-
-@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64])
-def test_a_threshold_is_float32_whatever_the_default_dtype(default):
-    """In bfloat16 -20.06 would be -20.0, which prunes more than was asked for; between documents -5,000
-    would be -4,992."""
-    torch.set_default_dtype(default)
-    try:
-        delta = threshold_tensor(-20.06, 2, 3, torch.device("cpu"))
-        between = documents_threshold(None, torch.zeros(1, 1, 8, dtype=torch.float32))
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert delta.dtype == between.dtype == torch.float32
-    assert torch.equal(delta, torch.full((2, 3), -20.06)) and between.item() == -5000.0
 
 
 def test_pruning_is_the_same_whatever_the_default_dtype():
