@@ -216,20 +216,16 @@ def forgetting_attention_with_kvcache(
         cache: keys, values and decays, see :class:`PagedKVCache`. A row may hold fewer than seqlen_q tokens,
             also none: its first queries then stand for no token and give 0.
         start_block: (batch, heads) int32, changed in place.
-        seq_start: (batch,) int64, the first real token of left-padded rows.
-        window_size: keys that each query sees at most, its own included, as in :func:`forgetting_attention`.
-            ``start_block`` moves past the blocks that are wholly before the window of the oldest query.
-        sm_scale: default ``1 / sqrt(head_dim)``.
+        seq_start, window_size, sm_scale, implementation: as in :func:`forgetting_attention`. ``start_block``
+            moves past the blocks that are wholly before the window of the oldest query.
         adaptive_threshold: delta, at most 0: a number or a tensor broadcastable to (batch, heads). None skips
             nothing more.
-        implementation: ``"auto"``, ``"reference"``, ``"blockwise"`` or ``"triton"``.
 
     Returns:
         out, shaped and typed like q; 0 for queries before ``seq_start``. No gradients.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; the message names it and what is right. Values are
-            checked as in :func:`forgetting_attention`.
+        TypeError, ValueError: as :func:`forgetting_attention` does.
     """
     q = (q if head_first else q.transpose(1, 2)).resolve_neg()
     check_decode_arguments(q, cache, start_block, seq_start, implementation)

@@ -152,8 +152,6 @@ class Triton(Backend):
             )
 
     def block_sizes(self, head_dim, dtype):
-        if not HAS_TRITON:
-            raise ImportError(NEEDS_TRITON)
         return kernels().block_sizes(head_dim, dtype)
 
     def forward(self, call, for_backward=True):

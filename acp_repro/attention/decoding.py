@@ -22,49 +22,34 @@ def check_decode_arguments(
     find_backend(implementation, "auto")
     k, v, c, table, seqlens = cache
     batch, heads, seqlen_q, head_dim = q.shape
-    if k.dim() != 3 or v.shape != k.shape or k.shape[2] != head_dim:
-        raise ValueError(
-            f"k and v must have shape (num_blocks, block_size, {head_dim}), got {tuple(k.shape)} and "
-            f"{tuple(v.shape)}"
-        )
-    block = k.shape[1]
+    if k.dim() != 3 or table.dim() != 3:
+        raise ValueError(f"k and block_table must have 3 dimensions, got {k.dim()} and {table.dim()}")
+    (blocks, block), kv_heads = k.shape[:2], table.shape[1]
     if block < 16 or block & (block - 1):
         raise ValueError(f"block_size must be a power of two of at least 16, got {block}")
-    if k.dtype != q.dtype or v.dtype != q.dtype:
-        raise TypeError(f"k and v must have the dtype of q, {q.dtype}, got {k.dtype} and {v.dtype}")
-    if table.dim() != 3 or table.dtype != torch.int32 or table.shape[0] != batch:
-        raise ValueError(
-            f"block_table must be int32 of shape ({batch}, kv_heads, max_blocks), got {table.dtype} "
-            f"{tuple(table.shape)}"
-        )
-    if table.shape[1] == 0 or heads % table.shape[1]:
-        raise ValueError(f"q must have a multiple of the cache's {table.shape[1]} heads, got {heads}")
-    group = heads // table.shape[1]
-    if c.dtype != torch.float64 or c.shape != (k.shape[0], group, block):
-        raise ValueError(
-            f"c must be float64 of shape {(k.shape[0], group, block)}, got {c.dtype} {tuple(c.shape)}"
-        )
-    if seqlens.dtype != torch.int32 or seqlens.shape != (batch,):
-        raise ValueError(
-            f"seqlens must be int32 of shape ({batch},), got {seqlens.dtype} {tuple(seqlens.shape)}"
-        )
-    if start_block.dtype != torch.int32 or start_block.shape != (batch, heads):
-        raise ValueError(
-            f"start_block must be int32 of shape {(batch, heads)}, got {start_block.dtype} "
-            f"{tuple(start_block.shape)}"
-        )
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"q must have a multiple of the cache's {kv_heads} heads, got {heads}")
+    group = heads // kv_heads
     if not 1 <= seqlen_q * group <= MOST_ROWS:
         raise ValueError(
             f"query tokens times query heads of one key head must be 1 to {MOST_ROWS}, got "
             f"{seqlen_q} * {group}; use forgetting_attention for longer chunks"
         )
-    for name, x in (("k", k), ("v", v), ("c", c), ("block_table", table), ("start_block", start_block)):
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
-        if not x.is_contiguous():
+    for name, x, dtype, shape in (
+        ("k", k, q.dtype, (blocks, block, head_dim)),
+        ("v", v, q.dtype, (blocks, block, head_dim)),
+        ("c", c, torch.float64, (blocks, group, block)),
+        ("block_table", table, torch.int32, (batch, kv_heads, table.shape[2])),
+        ("start_block", start_block, torch.int32, (batch, heads)),
+        ("seqlens", seqlens, torch.int32, (batch,)),
+    ):
+        if (x.dtype, tuple(x.shape), x.device) != (dtype, shape, q.device):
+            raise ValueError(
+                f"{name} must be {dtype} of shape {shape} on {q.device}, as q, got {x.dtype} of "
+                f"{tuple(x.shape)} on {x.device}"
+            )
+        if name != "seqlens" and not x.is_contiguous():
             raise ValueError(f"{name} must be contiguous")
-    if seqlens.device != q.device:
-        raise ValueError(f"seqlens must be on the device of q, {q.device}, got {seqlens.device}")
     check_seq_start(seq_start, q)
 
 

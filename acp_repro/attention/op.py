@@ -83,17 +83,10 @@ def _(dout, q, k, v, log_fgate, *_):
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Output and boundary of a call, also under ``torch.func.grad``, ``vjp``, ``jacrev``, ``vmap``.
+    """out (B, H, Tq, D) like q and boundary (B, H, M) int32, also under the transforms of ``torch.func``.
 
-    A backend with ``by_autograd`` is called directly, without an operator.
-
-    Returns:
-        out (B, H, Tq, D) like q, and boundary (B, H, M) int32.
-
-    Raises:
-        NotImplementedError: for forward-mode derivatives (``torch.func.jvp``, ``jacfwd``); at the backward
-            pass for second derivatives. The operators have no formula for these, and torch would silently
-            give a tangent of zero.
+    Forward-mode and second derivatives raise NotImplementedError but of a backend with ``by_autograd``: the
+    operators have no formula for them, and torch would silently give a tangent of zero.
     """
     if find_backend(call.implementation).by_autograd:
         out, _, _, boundary = _run_forward(*call)

@@ -44,16 +44,10 @@ def attention_scores(
     kept: Tensor | None = None,
     window_size: int | None = None,
 ) -> Tensor:
-    """``S = sm_scale Q K^T + D`` with every excluded entry at ``-inf``.
+    """``S = sm_scale Q K^T + D`` (B, H, Tq, Tk) with every excluded entry at ``-inf``, float32 or float64.
 
-    Args:
-        q: (B, H, Tq, D). k: (B, Hkv, Tk, D), H a multiple of Hkv. log_fgate: (B, H, Tk).
-        seq_start: (B,) int64, the first real key of each row; None if there is no padding.
-        kept: broadcastable to (B, H, Tq, Tk) bool, entries that are not pruned (Equation 3).
-        window_size: keys that a query sees, itself included; None is no window.
-
-    Returns:
-        (B, H, Tq, Tk), float32 or float64 for float64 inputs.
+    ``kept``, broadcastable to (B, H, Tq, Tk), are entries that are not pruned (Equation 3); all else is that
+    of :class:`.checks.AttentionCall`.
     """
     bias = decay_bias(log_fgate, q.shape[-2], dtype=torch.promote_types(q.dtype, torch.float32))
     scores = (q @ shared_heads(k, q.shape[1]).mT * sm_scale).to(bias.dtype) + bias

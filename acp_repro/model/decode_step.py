@@ -41,7 +41,8 @@ class DecodeStep:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Logits (B, vocab) float32 after ``tokens`` (B,) int64. The next call may overwrite them."""
-        if not self._can_capture(tokens):
+        changes = self._watched or self.cache.max_length is None or self.cache.recording
+        if changes or choose_implementation(tokens.device) != "triton":
             return self._run(tokens)
         if self._tokens is None:
             # The first step runs without a graph: it compiles kernels and allocates workspaces.
@@ -55,11 +56,6 @@ class DecodeStep:
             self._graph.replay()
         self.cache.count(1)
         return self._logits
-
-    def _can_capture(self, tokens: Tensor) -> bool:
-        if self._watched or self.cache.max_length is None or self.cache.recording:
-            return False
-        return choose_implementation(tokens.device) == "triton"
 
     def _run(self, tokens: Tensor) -> Tensor:
         hidden = self.model(tokens[:, None], cache=self.cache, return_hidden=True)

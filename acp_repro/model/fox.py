@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from .generation import generate
 from .layer_cache import LayerCache
 from .layers import ForgettingAttentionLayer, Linear, RMSNorm
 from .loss import head_cross_entropy
-from .pretrained import Pretrained
+from .pretrained import read_checkpoint, save_pretrained
 from .swiglu import SwiGLU
 
 
@@ -119,7 +119,7 @@ class FoXModel(nn.Module):
         return self.norm(x)
 
 
-class FoXForCausalLM(Pretrained, nn.Module):
+class FoXForCausalLM(nn.Module):
     """FoX with its language-model head; ``from_pretrained`` and ``save_pretrained`` read and write folders.
 
     Weights are float32, initialised as in Appendix B, and the same for the same ``torch.manual_seed``. Run it
@@ -210,6 +210,40 @@ class FoXForCausalLM(Pretrained, nn.Module):
         return self(input_ids, labels=labels)
 
     generate = generate
+    save_pretrained = save_pretrained
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        **overrides: Any,
+    ) -> Self:
+        """Loads the model that a folder in the authors' format holds.
+
+        Args:
+            folder: with ``config.json`` and ``model.safetensors`` or its shards; or a run folder of this
+                project, ``runs/SUITE/RUN``, whose weights are in ``model/``.
+            device: where the weights go.
+            dtype: dtype of the weights, independent of the file's.
+            **overrides: fields of ``FoXConfig`` that replace the file's, such as
+                ``log_pruning_tolerance=None`` for exact attention.
+
+        Raises:
+            FileNotFoundError: the folder or one of its files is missing, or the run is not finished; the
+                message names it.
+            ValueError: a damaged file, weights that are not finite or not those that ``done.json`` names, an
+                unsupported feature, a config field that is missing or wrong, or tensors that do not fit the
+                config; the message names the file, and what is right.
+            ImportError: safetensors is not installed.
+        """
+        config, tensors = read_checkpoint(cls, folder, device, dtype, **overrides)
+        with torch.device("meta"):
+            model = cls(config)
+        model.load_state_dict(tensors, assign=True)
+        return model
 
     @staticmethod
     def check_input_ids(input_ids: Tensor) -> None:

@@ -156,7 +156,9 @@ class LayerCache:
             pruned = c[..., -1:] - pool.end_decays(c, held, columns) < self.threshold.double()[..., None]
             pruned = pruned & (torch.arange(columns, device=c.device) >= start[..., None])
             start = torch.minimum(start + pruned.sum(-1), torch.full_like(start, columns - 1))
-            start = self._not_before(start, columns - 1)
+            if parent.device_start is not None:  # past blocks that are padding alone
+                padding = (parent.device_start // BLOCK_SIZE).clamp(max=columns - 1)
+                start = torch.maximum(start, padding[:, None])
             if held:
                 self._evict(start, self.parent.length + tokens)
             else:
@@ -185,13 +187,6 @@ class LayerCache:
             delta = None if threshold is None else threshold[rows]
             out[rows] = core(q[rows], keys, values, gates, delta, seq_start)
         return out
-
-    def _not_before(self, start: Tensor, last: int) -> Tensor:
-        """``start`` (B, H), moved past blocks that are padding alone."""
-        if self.parent.device_start is None:
-            return start
-        padding = self.parent.device_start // BLOCK_SIZE
-        return torch.maximum(start, padding.clamp(max=last)[:, None])
 
     def _evict(self, start: Tensor, length: int) -> None:
         """Returns blocks before ``start`` (B, H) to the pool: no query from ``length`` on needs them."""

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,47 +45,6 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 _OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range")
 _FLOATING = ("F64", "F32", "F16", "BF16")
 _MOST_LISTED = 40
-
-
-class Pretrained:
-    """Reads and writes folders, for a model class whose constructor takes a ``FoXConfig``."""
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: str | os.PathLike[str],
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        **overrides: Any,
-    ) -> Self:
-        """Loads the model that a folder in the authors' format holds.
-
-        Args:
-            folder: with ``config.json`` and ``model.safetensors`` or its shards; or a run folder of this
-                project, ``runs/SUITE/RUN``, whose weights are in ``model/``.
-            device: where the weights go.
-            dtype: dtype of the weights, independent of the file's.
-            **overrides: fields of ``FoXConfig`` that replace the file's, such as
-                ``log_pruning_tolerance=None`` for exact attention.
-
-        Raises:
-            FileNotFoundError: the folder or one of its files is missing, or the run is not finished; the
-                message names it.
-            ValueError: a damaged file, weights that are not finite or not those that ``done.json`` names, an
-                unsupported feature, a config field that is missing or wrong, or tensors that do not fit the
-                config; the message names the file, and what is right.
-            ImportError: safetensors is not installed.
-        """
-        config, tensors = read_checkpoint(cls, folder, device, dtype, **overrides)
-        with torch.device("meta"):
-            model = cls(config)
-        model.load_state_dict(tensors, assign=True)
-        return model
-
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the model to ``folder``, as the function of this name."""
-        save_pretrained(self, folder)
 
 
 def read_checkpoint(
@@ -211,7 +170,7 @@ def load_config(folder: str | os.PathLike[str]) -> FoXConfig:
     """The config of a checkpoint folder or a run folder.
 
     Raises:
-        FileNotFoundError, ValueError: as ``Pretrained.from_pretrained`` does.
+        FileNotFoundError, ValueError: as ``FoXForCausalLM.from_pretrained`` does.
     """
     return _read_config(find_folder(folder) / CONFIG_FILE)
 
