@@ -19,45 +19,24 @@ IMPLEMENTATIONS = [
 ]
 
 
-def make_problem(lengths, tokens, kv_heads, group, head_dim, dtype, block=64, delta=-12.0):
-    """q, a cache whose unread parts are NaN and whose blocks lie in no order, start, threshold, right start.
+def make_cache(lengths, tokens=1, group=1, head_dim=16, block=16):
+    """q, a cache of two key heads whose blocks lie in no order, NaN where nothing is written, and its start.
 
     Even query heads are local, odd ones global.
     """
     generator = torch.Generator().manual_seed(0)
-    batch, heads, longest = len(lengths), kv_heads * group, max(lengths)
-    columns = -(-longest // block) + 1
-    order = torch.randperm(batch * kv_heads * columns, generator=generator)
-    table = order.view(batch, kv_heads, columns).int()
-    # Every block of the table, and some that nobody owns.
-    k, v = (torch.full((len(order) + 3, block, head_dim), math.nan) for _ in range(2))
-    c = torch.full((len(order) + 3, group, block), math.nan, dtype=torch.float64)
-    q = torch.randn(batch, heads, tokens, head_dim, generator=generator)
+    batch, heads, columns = len(lengths), 2 * group, -(-max(lengths) // block) + 1
+    order = torch.randperm(batch * 2 * columns, generator=generator)
+    k, v = (torch.full((len(order), block, head_dim), math.nan) for _ in range(2))
+    c = torch.full((len(order), group, block), math.nan, dtype=torch.float64)
+    table, seqlens = order.view(batch, 2, columns).int(), torch.tensor(lengths, dtype=torch.int32)
+    cache = PagedKVCache(k, v, c, table, seqlens)
     mean = torch.where(torch.arange(heads) % 2 == 0, 0.3, 1e-4)
-    gates = -torch.empty(batch, heads, longest).exponential_(generator=generator) * mean[:, None]
-    cache = PagedKVCache(k, v, c, table, torch.zeros(batch, dtype=torch.int32))
-    for b, length in enumerate(lengths):
-        row = PagedKVCache(k, v, c, table[b : b + 1], torch.tensor([length], dtype=torch.int32))
-        keys = torch.randn(2, 1, kv_heads, length, head_dim, generator=generator)
-        row.write(keys[0], keys[1], gates[b : b + 1, :, :length])
-        cache.seqlens[b] = length
-    threshold = torch.full((batch, heads), delta)
-    start = torch.zeros(batch, heads, dtype=torch.int32)
-    right = start.clone()
-    cache.advance(right, threshold, tokens)
-    for b in range(batch):
-        for h in range(kv_heads):
-            first = int(right[b, h * group : (h + 1) * group].min())
-            # c of skipped blocks says that they are skipped; their keys say nothing.
-            skipped = table[b, h, :first].long()
-            k[skipped] = v[skipped] = math.nan
-    moved = [x.to(DEVICE) for x in (k.to(dtype), v.to(dtype), c, table, cache.seqlens)]
-    rest = [x.to(DEVICE) for x in (q.to(dtype), start, threshold, right)]
-    return rest[0], PagedKVCache(*moved), *rest[1:]
-
-
-def wide(cache):
-    return cache._replace(k=cache.k.double(), v=cache.v.double())
+    gates = -torch.empty(batch, heads, max(lengths)).exponential_(generator=generator) * mean[:, None]
+    cache.write(*torch.randn(2, batch, 2, max(lengths), head_dim, generator=generator), gates)
+    q = torch.randn(batch, heads, tokens, head_dim, generator=generator).to(DEVICE)
+    start = torch.zeros(batch, heads, dtype=torch.int32, device=DEVICE)
+    return q, PagedKVCache(*(x.to(DEVICE) for x in cache)), start
 
 
 def relative(x, right):
@@ -69,11 +48,9 @@ def relative(x, right):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_boundary_moves_on_with_the_stream(implementation):
     """Token by token the boundary is what a search from the beginning finds, and never falls."""
-    length, block = 300, 16
-    q, cache, start, threshold, _ = make_problem([length], 1, 2, 1, 16, torch.float32, block, delta=-6.0)
-    cache.k.nan_to_num_(0.5), cache.v.nan_to_num_(0.5)
-    start.zero_()
-    for n in range(250, length + 1, 1 if DEVICE == "cuda" else 17):
+    q, cache, start = make_cache([300])
+    threshold = torch.full(start.shape, -6.0, device=DEVICE)
+    for n in range(250, 301, 1 if DEVICE == "cuda" else 17):
         cache.seqlens.fill_(n)
         before, fresh = start.clone(), torch.zeros_like(start)
         forgetting_attention_with_kvcache(
@@ -135,14 +112,10 @@ def test_rows_that_hold_fewer_tokens_than_queries(implementation, tokens):
         table[0] = own
         cache.seqlens.add_(torch.tensor([1, tokens, tokens, tokens], device=DEVICE))
 
-    empty = cache._replace(block_table=table[:0], seqlens=cache.seqlens[:0])
-    empty.write(*(x[:0, :, :tokens] for x in (k, v, gates)))
-    assert forgetting_attention_with_kvcache(q[:0, :, :tokens], empty, start[:0], **options).shape[0] == 0
-
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="values are checked on a CPU; run make test where no GPU is")
 def test_values_that_attention_refuses_are_refused_while_decoding():
-    q, cache, start, _, _ = make_problem([70], 1, 2, 1, 16, torch.float32, 16)
+    q, cache, start = make_cache([70])
     delta = torch.tensor([-1.0, math.nan])
     with pytest.raises(ValueError, match="adaptive_threshold"):
         forgetting_attention_with_kvcache(q, cache, start, head_first=True, adaptive_threshold=delta)
@@ -156,7 +129,7 @@ def test_values_that_attention_refuses_are_refused_while_decoding():
 
 def test_writing_is_the_same_on_both_sides():
     kernels = pytest.importorskip("acp_repro.attention.triton", reason="pip install triton")
-    _, cache, *_ = make_problem([70, 31], 1, 2, 2, 24, torch.float32, 32)
+    _, cache, _ = make_cache([70, 31], 1, 2, 24, 32)
     generator = torch.Generator().manual_seed(3)
     for tokens in (1, 8, 40):
         cache.seqlens.add_(tokens)
@@ -201,9 +174,10 @@ def test_decay_stays_exact_over_a_million_tokens():
 def test_a_compiled_step_is_the_step(implementation, head_first, backend):
     """As one graph: what is written, what moves on, and the answers."""
     torch.compiler.reset()
-    q, cache, start, threshold, _ = make_problem([333, 129, 63], 1, 2, 1, 64, torch.float32)
+    q, cache, start = make_cache([333, 129, 63])
+    threshold = torch.full(start.shape, -12.0, device=DEVICE)
     generator = torch.Generator().manual_seed(3)
-    k, v = torch.randn(2, 3, 2, 1, 64, generator=generator).to(DEVICE)
+    k, v = torch.randn(2, 3, 2, 1, 16, generator=generator).to(DEVICE)
     gates = -torch.rand(3, 2, 1, generator=generator).to(DEVICE)
     q = q if head_first else q.transpose(1, 2)
 
@@ -226,7 +200,8 @@ def test_a_compiled_step_is_the_step(implementation, head_first, backend):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_operator_is_registered_soundly(implementation):
-    q, cache, start, threshold, _ = make_problem([70], 2, 2, 1, 16, torch.float32, 16)
+    q, cache, start = make_cache([70], 2)
+    threshold = torch.full(start.shape, -12.0, device=DEVICE)
     # What nothing reads is NaN, which is equal to nothing.
     cache = PagedKVCache(*(x.nan_to_num(7.0) for x in cache))
     for first, second in ((1, 2), (1, 3)):  # time before heads, and heads last of all

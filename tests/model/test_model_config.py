@@ -14,6 +14,8 @@ SIZES = {
     "760M": (24, 1536, 24, 3584, 4096),
 }
 VOCAB = 50257
+FLAGS = ("qk_norm", "qk_norm_share_param_across_head", "use_k_shift", "use_v_shift", "use_output_gate")
+FLAGS += ("use_output_norm",)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -32,32 +34,14 @@ def test_counts_by_hand(name):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    flags=st.fixed_dictionaries(
-        {
-            name: st.booleans()
-            for name in (
-                "qk_norm",
-                "qk_norm_share_param_across_head",
-                "use_k_shift",
-                "use_v_shift",
-                "use_output_gate",
-                "use_output_norm",
-            )
-        }
-    ),
+    flags=st.fixed_dictionaries(dict.fromkeys(FLAGS, st.booleans())),
     heads=st.integers(1, 4),
     head_dim=st.sampled_from([16, 40, 64]),
     width=st.none() | st.integers(1, 300),
 )
 def test_counts_are_those_of_the_model_for_every_combination(flags, heads, head_dim, width):
-    config = FoXConfig(
-        vocab_size=11,
-        hidden_size=heads * head_dim,
-        num_hidden_layers=2,
-        num_heads=heads,
-        intermediate_size=width,
-        **flags,
-    )
+    shape = {"vocab_size": 11, "hidden_size": heads * head_dim, "num_hidden_layers": 2, "num_heads": heads}
+    config = FoXConfig(**shape, intermediate_size=width, **flags)
     with torch.device("meta"):
         actual = sum(p.numel() for p in FoXForCausalLM(config).parameters())
     assert config.num_parameters(non_embedding=False) == actual

@@ -40,30 +40,12 @@ def test_parameter_names_are_the_official_ones():
             return set(FoXForCausalLM(config).state_dict())
 
     common = {"model.embeddings.weight", "model.norm.weight", "lm_head.weight"}
-    block = (
-        "attn_norm.weight",
-        "attn.q_proj.weight",
-        "attn.o_proj.weight",
-        "attn.fgate_proj.weight",
-        "attn.fgate_proj.bias",
-        "mlp_norm.weight",
-        "mlp.gate_proj.weight",
-        "mlp.down_proj.weight",
-    )
-    pro = (
-        "attn.k_proj.linear.weight",
-        "attn.k_proj.shift_proj.weight",
-        "attn.v_proj.linear.weight",
-        "attn.v_proj.shift_proj.weight",
-        "attn.ogate_proj.weight",
-        "attn.output_norm.weight",
-        "attn.q_norm.weight",
-        "attn.k_norm.weight",
-    )
-    llama = ("attn.k_proj.weight", "attn.v_proj.weight")
-    for config, own in ((FoXConfig.pro(**SMALL), pro), (FoXConfig.llama(**SMALL), llama)):
-        expected = common | {f"model.layers.{n}.{name}" for n in (0, 1) for name in block + own}
-        assert names(config) == expected
+    block = "attn_norm attn.q_proj attn.o_proj attn.fgate_proj mlp_norm mlp.gate_proj mlp.down_proj"
+    pro = "attn.k_proj.linear attn.k_proj.shift_proj attn.v_proj.linear attn.v_proj.shift_proj"
+    pro += " attn.ogate_proj attn.output_norm attn.q_norm attn.k_norm"
+    for config, own in ((FoXConfig.pro(**SMALL), pro), (FoXConfig.llama(**SMALL), "attn.k_proj attn.v_proj")):
+        tensors = [f"{name}.weight" for name in f"{block} {own}".split()] + ["attn.fgate_proj.bias"]
+        assert names(config) == common | {f"model.layers.{n}.{name}" for n in (0, 1) for name in tensors}
 
 
 def test_gradient_checkpointing_gives_identical_gradients(small_model, small_ids):
@@ -130,17 +112,6 @@ def test_loss_of_the_model_is_that_of_its_logits(small_model, small_ids):
     expected = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(loss, small_model(small_ids, labels=labels))
-
-
-def test_causality(small_model, small_ids):
-    changed = small_ids.clone()
-    changed[:, 100:] = (changed[:, 100:] + 1) % SMALL["vocab_size"]
-    # Pruning with bounds from norms looks at every token's norm, so exact is what is causal bit by bit.
-    small_model.set_log_pruning_tolerance(None)
-    with torch.no_grad():
-        one, two = small_model(small_ids), small_model(changed)
-    torch.testing.assert_close(one[:, :100], two[:, :100], rtol=1e-5, atol=1e-5)
-    assert (one[:, 100:] != two[:, 100:]).any()
 
 
 @pytest.mark.parametrize("autocast", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -76,40 +76,28 @@ def test_the_written_config_is_the_authors(saved, official_pro):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "supported"),
+    ("changes", "message"),
     [
-        ("use_rope", 0, "only false is"),
-        ("num_kv_heads", 2, "only null or the same as num_heads is"),
-        ("model_type", ..., "only 'forgetting_transformer-project_fox' is"),
-        ("hidden_act", "gelu", 'only "swish" or "silu" is'),
+        ({"use_rope": 0}, "config.json: use_rope 0 is not supported, only false is"),
+        ({"num_kv_heads": 2}, "num_kv_heads 2 is not supported, only null or the same as num_heads is"),
+        ({"model_type": ...}, "only 'forgetting_transformer-project_fox' is"),
+        ({"hidden_act": "gelu"}, 'only "swish" or "silu" is'),
+        ({"hidden_size": ..., "qk_norm": ...}, "config.json lacks hidden_size, qk_norm"),
+        ({"hidden_size": "64"}, "config.json: hidden_size: must be a whole number"),
+        ({"num_hidden_layers": 10**9}, "too few for num_hidden_layers=1000000000"),
+        ({"vocab_size": 10**12}, r"lm_head.weight has shape \(97, 64\), should be"),
+        (b'{"vocab_size": 9', "config.json is not valid JSON"),
+        (b"\xff\xfe", "config.json is not valid JSON"),
+        (b"[1]", "config.json must hold a JSON object"),
     ],
+    ids=str,
 )
-def test_unsupported_features_are_named(saved, key, value, supported):
-    edit_config(saved, **{key: value})
-    with pytest.raises(ValueError, match=f"config.json: {key} .* is not supported, {supported}"):
-        load_pretrained(saved)
-
-
-def test_missing_and_wrong_fields_are_named(saved):
-    edit_config(saved, hidden_size=..., qk_norm=...)
-    with pytest.raises(ValueError, match=r"config\.json lacks hidden_size, qk_norm"):
-        load_config(saved)
-    edit_config(saved, hidden_size="64", qk_norm=True)
-    with pytest.raises(ValueError, match=r"config\.json: hidden_size: must be a whole number"):
-        load_config(saved)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b'{"vocab_size": 9', "is not valid JSON"),
-        (b"\xff\xfe", "is not valid JSON"),
-        (b"[1]", "must hold a JSON"),
-    ],
-)
-def test_broken_json(saved, text, message):
-    (saved / "config.json").write_bytes(text)
-    with pytest.raises(ValueError, match=rf"config\.json {message}"):
+def test_a_wrong_config_is_named_and_costs_nothing(saved, changes, message):
+    if isinstance(changes, bytes):
+        (saved / "config.json").write_bytes(changes)
+    else:
+        edit_config(saved, **changes)
+    with pytest.raises(ValueError, match=message):
         load_pretrained(saved)
 
 
@@ -168,15 +156,6 @@ def test_tensors_that_do_not_fit_are_listed_together(saved):
     assert "model.layers.0.attn_norm.weight does not hold floating-point numbers" in message
 
 
-def test_absurd_sizes_cost_nothing(saved):
-    edit_config(saved, num_hidden_layers=10**9)
-    with pytest.raises(ValueError, match="too few for num_hidden_layers=1000000000"):
-        load_pretrained(saved)
-    edit_config(saved, num_hidden_layers=2, vocab_size=10**12)
-    with pytest.raises(ValueError, match=r"lm_head.weight has shape \(97, 64\), should be"):
-        load_pretrained(saved)
-
-
 def test_a_failed_save_leaves_the_old_checkpoint(saved, monkeypatch):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
 
@@ -203,11 +182,12 @@ def test_saving_given_tensors_and_compiled_models(tmp_path):
 
 def test_the_class_reads_and_writes_folders(saved, tmp_path, small_ids):
     model = FoXForCausalLM.from_pretrained(saved, dtype=torch.float64, log_pruning_tolerance=None)
-    model.loss_per_token(small_ids, small_ids).mean().backward()
-    torch.optim.SGD(model.parameters(), lr=1.0).step()  # the file stays
     assert isinstance(model, FoXForCausalLM) and model.lm_head.weight.dtype == torch.float64
     assert model.config.log_pruning_tolerance is None
-    load_pretrained(saved).save_pretrained(tmp_path / "again")
+    model = load_pretrained(saved)
+    model.save_pretrained(tmp_path / "again")
+    model.loss_per_token(small_ids, small_ids).mean().backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()  # the file stays
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
 
