@@ -198,7 +198,10 @@ def test_a_compiled_step_is_the_step(implementation, head_first, backend):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "implementation",
+    ["blockwise", pytest.param("triton", marks=[*IMPLEMENTATIONS[1].marks, pytest.mark.slow])],
+)
 def test_the_operator_is_registered_soundly(implementation):
     q, cache, start = make_cache([70], 2)
     threshold = torch.full(start.shape, -12.0, device=DEVICE)

@@ -42,7 +42,7 @@ def test_a_row_sees_itself_and_the_keys_before_it(implementation, length, thresh
     inputs = make_inputs(length, length)
     grid = pruning_grid(implementation, 16, torch.float32)
     plain, alone = run(inputs, implementation, adaptive_threshold=threshold)
-    for window in sorted({1, 63, 64, 65, length, 10**12}):
+    for window in (1, 63, 64, 65, 10**12) if length == 129 else (63, 10**12):
         found, start = run(inputs, implementation, adaptive_threshold=threshold, window_size=window)
         judge(found, right(inputs, window, alone, grid))
         first = torch.arange(0, length, grid[0], device=DEVICE)
@@ -52,17 +52,17 @@ def test_a_row_sees_itself_and_the_keys_before_it(implementation, length, thresh
 
 @pytest.mark.parametrize(("implementation", "window"), each_with((1, 30, 64, 150), fast=(30,)))
 def test_fewer_queries_than_keys_and_padding(implementation, window):
-    inputs = make_inputs(130, 200, heads=4, kv_heads=2, batch=2)
-    seq_start = torch.tensor([0, 141], device=DEVICE)
+    inputs = make_inputs(66, 136, heads=4, kv_heads=2, batch=2)
+    seq_start = torch.tensor([0, 77], device=DEVICE)
     found, start = run(inputs, implementation, window_size=window, seq_start=seq_start)
     judge(found, right(inputs, window, start, (64, 64), seq_start=seq_start))
-    assert (start[0] == (torch.arange(0, 130, 64, device=DEVICE) + 71 - window).clamp(min=0) // 64).all()
+    assert (start[0] == (torch.arange(0, 66, 64, device=DEVICE) + 71 - window).clamp(min=0) // 64).all()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_packed_documents(implementation):
-    inputs = make_inputs(200, 200)
-    documents = torch.tensor([0, 1, 70, 70, 135, 200], device=DEVICE)
+    inputs = make_inputs(135, 135)
+    documents = torch.tensor([0, 1, 70, 70, 135], device=DEVICE)
     options = {"cu_seqlens": documents, "adaptive_threshold": "auto"}
     grid = pruning_grid(implementation, 16, torch.float32)
     alone = run(inputs, implementation, **options)[1]
@@ -80,15 +80,10 @@ def test_scores_outside_the_window_may_be_any_size(implementation):
     judge(found, right(inputs, 40, start, (64, 64)))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[1:])
-def test_operator_and_vmap(implementation):
+def test_the_operator_is_registered_soundly():
     inputs = [x.clone().requires_grad_() for x in make_inputs(33, 33)[:4]]
-    torch.library.opcheck(forgetting_attention_op, (*inputs, None, None, 0.25, implementation, 9))
-    options = {"head_first": True, "implementation": implementation, "window_size": 9}
-    many = [torch.stack([x.detach(), x.detach() * 0.5]) for x in inputs]
-    mapped = torch.vmap(lambda *x: forgetting_attention(*x, **options))(*many)
-    for n in range(2):
-        torch.testing.assert_close(mapped[n], forgetting_attention(*(x[n] for x in many), **options))
+    name = choose_implementation(torch.device(DEVICE))
+    torch.library.opcheck(forgetting_attention_op, (*inputs, None, None, 0.25, name, 9))
 
 
 def empty_cache(seqlen, heads, kv_heads, block=16, head_dim=16):
@@ -125,7 +120,7 @@ def test_decoding_is_the_last_row_and_keeps_what_later_queries_see(implementatio
         cache.seqlens.fill_(end)
         cache.write(*(x[:, :, begin:end] for x in inputs[1:4]))
         # Every step of writing and few of reading: the interpreter is slow.
-        if end not in (3, 15, 18, 48, 60, 66, 81, 120):
+        if end not in (3, 18, 60, 81, 120):
             continue
         part = [inputs[0][:, :, begin:end], *(x[:, :, :end] for x in inputs[1:4]), inputs[4][:, :, begin:end]]
         out = forgetting_attention_with_kvcache(
