@@ -19,7 +19,6 @@ from acp_repro.model.pretrained import check_finite, check_sum
 from .configuration import MEANINGLESS_IDS, ForgettingTransformerCache, ForgettingTransformerConfig
 from .packing import find_documents
 
-_MOST_LISTED = 10
 # Keywords that tell FoX nothing: the longest packed document, and where new tokens go in a cache.
 _SAY_NOTHING = {"max_length_q", "max_length_k", "cache_position"}
 
@@ -62,7 +61,7 @@ class ForgettingTransformerModel(PreTrainedModel):
             ),
         ]
         if problems:
-            shown = "; ".join(problems[:_MOST_LISTED])
+            shown = "; ".join(problems[:10])
             raise ValueError(f"{pretrained_model_name_or_path} does not fit its config: {shown}")
         check_finite(pretrained_model_name_or_path, model.state_dict())
         told = getattr(model, "generation_config", None)  # none without a head
@@ -131,7 +130,7 @@ class ForgettingTransformerModel(PreTrainedModel):
         states: list[Tensor] = []
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        with _watching(self.model.layers if output_hidden_states else (), states):
+        with _watch_inputs(self.model.layers if output_hidden_states else (), states):
             cache = None if past_key_values is None else past_key_values.fox
             hidden = self.model(tokens, cache, seq_start, documents)
         output = BaseModelOutputWithPast(
@@ -278,7 +277,7 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerModel, GenerationMix
 
 
 @contextlib.contextmanager
-def _watching(layers, states: list[Tensor]) -> Iterator[None]:
+def _watch_inputs(layers, states: list[Tensor]) -> Iterator[None]:
     """While open, appends the inputs of each of ``layers`` to ``states``."""
     handles = [
         layer.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])) for layer in layers

@@ -23,7 +23,7 @@ def find_documents(
     batch, length = tokens.shape[:2]
     said = {}
     if position_ids is not None:
-        said["position_ids"] = _restarts(mask, cache, position_ids.expand(batch, length))
+        said["position_ids"] = _find_restarts(mask, cache, position_ids.expand(batch, length))
     if (index := keywords.pop("seq_idx", None)) is not None:
         said["seq_idx"] = F.pad(index[:, 1:] != index[:, :-1], (1, 0), value=True)
     for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
@@ -41,7 +41,7 @@ def find_documents(
     return F.pad(starts[0].nonzero()[:, 0], (0, 1), value=length)
 
 
-def _restarts(mask: Tensor | None, cache: Any, at: Tensor) -> Tensor:
+def _find_restarts(mask: Tensor | None, cache: Any, at: Tensor) -> Tensor:
     """(B, T) bool: the first token of the row, and each where positions ``at`` start with 0 again."""
     place = torch.arange(at.shape[1], device=at.device)
     held, padding = 0, 0

@@ -200,7 +200,7 @@ class FoXCache:
                 f"keys were evicted at length {self.evicted_at}, so the cache cannot go back to {left}: call "
                 "record_past() before the tokens that may be removed"
             )
-        if not all(layer.can_forget(tokens_to_remove) for layer in self.layers):
+        if not all(layer.can_remove(tokens_to_remove) for layer in self.layers):
             raise ValueError(
                 f"the token shift's inputs of {tokens_to_remove} tokens ago are not held: call record_past() "
                 "before the tokens that may be removed"
@@ -208,7 +208,7 @@ class FoXCache:
         self.length = left
         self.seqlens.sub_(tokens_to_remove)
         for layer in self.layers:
-            layer.forget(tokens_to_remove, -(-self.tokens_in_table // BLOCK_SIZE))
+            layer.remove_tokens(tokens_to_remove, -(-self.tokens_in_table // BLOCK_SIZE))
 
     def select_rows(self, rows: Tensor) -> FoXCache:
         """A copy whose row i is row ``rows[i]`` (B',) int64 of this one; several may continue one context."""
@@ -224,7 +224,7 @@ class FoXCache:
         copy.layers = [layer.select_rows(rows, copy) for layer in self.layers]
         return copy
 
-    def like(self) -> FoXCache:
+    def make_empty(self) -> FoXCache:
         """An empty cache for the same model and lengths, of any rows; see :meth:`join`."""
         other = FoXCache(len(self.layers), self.max_length)
         other.recording = self.recording

@@ -139,7 +139,7 @@ def prefill(
     parts, logits = [], []
     for first in range(0, batch, rows):
         these = slice(first, first + rows)
-        parts.append(cache.like())
+        parts.append(cache.make_empty())
         start = None if seq_start is None else seq_start[these]
         logits.append(_prefill_rows(model, input_ids[these], parts[-1], start))
     cache.join(parts)

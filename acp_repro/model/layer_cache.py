@@ -21,7 +21,7 @@ DECODE_TOKENS = 8
 # Bytes of past keys and values that a prefill holds densely at once.
 _PAST_BYTES = 2**29
 # What a layer holds of each row, beside its blocks and the token shift's inputs.
-_OF_ROWS = ("threshold", "start", "held", "_longest_key")
+_ROW_STATE = ("threshold", "start", "held", "_longest_key")
 
 
 class LayerCache:
@@ -162,7 +162,7 @@ class LayerCache:
             if held:
                 self._evict(start, self.parent.length + tokens)
             else:
-                self._begin_at(start)
+                self._move_start(start)
         if pool.take(columns, start) and not held:
             parent.evicted_at = self.parent.length + tokens  # what never had a block
         pool.write(parent.seqlens, k, v, log_fgate, c)
@@ -193,9 +193,9 @@ class LayerCache:
         if bool((start > self.held).any()):
             self.pool.give_back(start)
             self.parent.evicted_at = length
-        self._begin_at(start)
+        self._move_start(start)
 
-    def _begin_at(self, start: Tensor) -> None:
+    def _move_start(self, start: Tensor) -> None:
         self.held.copy_(start)
         self.start.copy_(torch.maximum(self.start, self.held))
 
@@ -209,7 +209,7 @@ class LayerCache:
             self._evict(self.start.long(), self.parent.length)
         self.pool.take(columns, self.held.long())
 
-    def forget(self, tokens: int, columns: int) -> None:
+    def remove_tokens(self, tokens: int, columns: int) -> None:
         """Removes the last ``tokens`` tokens; ``columns`` columns are left."""
         for name, z in self._shift.items():
             left = z.shape[1] - tokens
@@ -218,7 +218,7 @@ class LayerCache:
             self.pool.truncate(columns)
             self.start.copy_(self.held)
 
-    def can_forget(self, tokens: int) -> bool:
+    def can_remove(self, tokens: int) -> bool:
         """Whether inputs of the token shift are held for ``tokens`` tokens ago."""
         return all(z.shape[1] > tokens for z in self._shift.values())
 
@@ -227,7 +227,7 @@ class LayerCache:
         first = parts[0]
         self.logit_bound, self.refusal = first.logit_bound, first.refusal
         self._shift = {name: torch.cat([part._shift[name] for part in parts]) for name in first._shift}
-        for name in _OF_ROWS:
+        for name in _ROW_STATE:
             held = [getattr(part, name) for part in parts]
             setattr(self, name, None if held[0] is None else torch.cat(held))
         self.pool = join_pools([part.pool for part in parts])
@@ -237,7 +237,7 @@ class LayerCache:
         copy = LayerCache(parent)
         copy.logit_bound, copy.refusal = self.logit_bound, self.refusal
         copy._shift = {name: z.index_select(0, rows) for name, z in self._shift.items()}
-        for name in _OF_ROWS:
+        for name in _ROW_STATE:
             held = getattr(self, name)
             setattr(copy, name, None if held is None else held.index_select(0, rows))
         copy.pool = None if self.pool is None else self.pool.select_rows(rows)

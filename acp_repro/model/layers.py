@@ -262,9 +262,9 @@ class ForgettingAttentionLayer(nn.Module):
             seq_start: (B,) int64, the first real token of each row, counted from the cache's first.
             cu_seqlens: (documents + 1,) integer, the starts of documents packed into one row.
         """
-        fused = cache is not None and cache.fuses and self._kernels_do_all()
+        fused = cache is not None and cache.fuses and self._can_fuse()
         joint = fused or (self.fuses_training and torch.is_grad_enabled())
-        products = self._joint_products(x) if joint else {}
+        products = self._multiply_jointly(x) if joint else {}
 
         def product(name: str, projection: nn.Module) -> Tensor:
             return products[name] if name in products else projection(x)
@@ -273,7 +273,7 @@ class ForgettingAttentionLayer(nn.Module):
         log_fgate = F.logsigmoid(product("fgate", self.fgate_proj).float()).transpose(1, 2)
         if fused:
             mixes = [product(f"{name}_shift", p.shift_proj) for name, p in self._keys_and_values()]
-            return self._fused(x, mixes, log_fgate, cache)
+            return self._run_fused(x, mixes, log_fgate, cache)
         padding = None
         if seq_start is not None:
             position = torch.arange(x.shape[1], device=x.device) + (
@@ -281,16 +281,16 @@ class ForgettingAttentionLayer(nn.Module):
             )
             padding = position < seq_start[:, None]
         starts = None if cu_seqlens is None else document_starts(cu_seqlens, x.shape[1])
-        q = self._heads(product("q", self.q_proj))
+        q = self._split_heads(product("q", self.q_proj))
         k, v = (
-            self._shifted(name, projection, x, products, cache, padding, starts)
+            self._shift(name, projection, x, products, cache, padding, starts)
             for name, projection in self._keys_and_values()
         )
-        gate = None if self.ogate_proj is None else self._heads(product("ogate", self.ogate_proj))
+        gate = None if self.ogate_proj is None else self._split_heads(product("ogate", self.ogate_proj))
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        threshold = self._threshold(q, k, cache)
+        threshold = self._find_threshold(q, k, cache)
         if cache is None:
             out = self.core(q, k, v, log_fgate, threshold, seq_start, cu_seqlens)
         else:
@@ -306,7 +306,7 @@ class ForgettingAttentionLayer(nn.Module):
     def _keys_and_values(self) -> tuple[tuple[str, nn.Module], ...]:
         return ("k", self.k_proj), ("v", self.v_proj)
 
-    def _joint_products(self, x: Tensor) -> dict[str, Tensor]:
+    def _multiply_jointly(self, x: Tensor) -> dict[str, Tensor]:
         """Products of x by name, computed as one; none if somebody watches their projections."""
         # In eager mode the narrow ones, to one number a head. Compiled blocks compute all: x has
         # one gradient, not five and their sum, and the copy that joins the weights also converts them.
@@ -324,13 +324,13 @@ class ForgettingAttentionLayer(nn.Module):
             return {}
         return dict(zip(joint, joint_products(x, *joint.values()), strict=True))
 
-    def _kernels_do_all(self) -> bool:
+    def _can_fuse(self) -> bool:
         """Whether this layer has all of FoX (Pro), and nobody watches what :meth:`_fused` does not call."""
         own = (self.k_proj, self.v_proj, self.q_norm, self.k_norm, self.output_norm)
         shifts = isinstance(self.k_proj, ShiftedLinear) and isinstance(self.v_proj, ShiftedLinear)
         return shifts and None not in (*own, self.ogate_proj) and is_plain(*own)
 
-    def _fused(self, x: Tensor, mixes: list[Tensor], log_fgate: Tensor, cache: LayerCache) -> Tensor:
+    def _run_fused(self, x: Tensor, mixes: list[Tensor], log_fgate: Tensor, cache: LayerCache) -> Tensor:
         """:meth:`forward` on a GPU without gradients: two kernels do its small operations."""
         from .step_kernels import norm_and_gate, shift_and_norm
 
@@ -341,15 +341,15 @@ class ForgettingAttentionLayer(nn.Module):
         q, k, v = shift_and_norm(self.q_proj(x), z, mixes, states, weights, self.num_heads, QK_NORM_EPS)
         if x.shape[1] > 1 or states[0] is None:  # a step has written them itself
             for name, last in zip(names, z, strict=True):
-                cache.keep_shift_state(name, self._heads(last[:, -1:]))
-        out = cache.attend(self.core, q, k, v, log_fgate, self._threshold(q, k, cache))
+                cache.keep_shift_state(name, self._split_heads(last[:, -1:]))
+        out = cache.attend(self.core, q, k, v, log_fgate, self._find_threshold(q, k, cache))
         norm = self.output_norm
         return self.o_proj(norm_and_gate(out, self.ogate_proj(x), norm.weight, norm.eps))
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def _shifted(
+    def _shift(
         self,
         name: str,
         projection: nn.Module,
@@ -362,7 +362,7 @@ class ForgettingAttentionLayer(nn.Module):
         """Keys or values (B, T, H, D) of x; ``products`` may hold their products."""
         z, state = products.get(name), f"{name}_shift"
         if not self.shifts[name]:
-            return self._heads(projection(x) if z is None else z)
+            return self._split_heads(projection(x) if z is None else z)
         previous = None if cache is None else cache.shift_state(state)
         y, z = projection(x, previous, padding, starts, z, products.get(state))
         if cache is not None:
@@ -370,7 +370,7 @@ class ForgettingAttentionLayer(nn.Module):
         return y
 
     @torch.no_grad()
-    def _threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
+    def _find_threshold(self, q: Tensor, k: Tensor, cache: LayerCache | None) -> Tensor | None:
         """delta of Section 3, (H,), (B, H) or None; L is the number of keys, or a cache's most."""
         # U comes from the weights of QK-norm; without one, or if somebody changes what it gives, from norms.
         if self.log_pruning_tolerance is None:

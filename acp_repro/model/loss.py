@@ -77,7 +77,7 @@ def linear_cross_entropy(
     return loss.view(labels.shape)
 
 
-def _for_products(weight: Tensor, dtype: torch.dtype) -> Tensor:
+def _pad_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """(vocab, hidden) in ``dtype``; on a GPU rows of zeros fill it up to a whole line of words."""
     missing = -weight.shape[0] % _LINE.get(weight.device.type, _LINE_GPU)
     if not missing:
@@ -93,7 +93,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, labels, chunk_tokens, dtype, kept_chunks):
         tokens, vocab = hidden.shape[0], weight.shape[0]
-        rows_of_words = _for_products(weight, dtype)
+        rows_of_words = _pad_rows(weight, dtype)
         loss, lse = hidden.new_empty((2, tokens), dtype=torch.float32)
         kept = []
         for start in range(0, tokens, chunk_tokens):
@@ -112,7 +112,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden, weight, labels, lse, *kept = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         vocab = weight.shape[0]
-        rows_of_words = _for_products(weight, ctx.dtype)
+        rows_of_words = _pad_rows(weight, ctx.dtype)
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_rows = torch.zeros_like(rows_of_words, dtype=torch.float32) if needs_weight else None
         for index, start in enumerate(range(0, hidden.shape[0], ctx.chunk_tokens)):

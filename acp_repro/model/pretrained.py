@@ -44,7 +44,6 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 # Config fields that a file may leave out, because only the default makes sense.
 _OPTIONAL = ("intermediate_size", "max_position_embeddings", "initializer_range")
 _FLOATING = ("F64", "F32", "F16", "BF16")
-_MOST_LISTED = 40
 
 
 def read_checkpoint(
@@ -56,10 +55,10 @@ def read_checkpoint(
 ) -> tuple[FoXConfig, dict[str, Tensor]]:
     """Config and tensors by name, as ``from_pretrained`` reads them; a dtype of None keeps the files'."""
     folder = find_folder(folder)
-    config = _replace(_read_config(folder / CONFIG_FILE), overrides)
+    config = _override(_read_config(folder / CONFIG_FILE), overrides)
     paths = weight_files(folder)
     check_sum(folder)
-    safetensors = _safetensors()
+    safetensors = _import_safetensors()
     with contextlib.ExitStack() as stack:
         files = {}
         for path in paths:
@@ -88,10 +87,10 @@ def weight_files(folder: Path) -> list[Path]:
     """``model.safetensors``, or the shards that its index names."""
     index = folder / INDEX_FILE
     if (folder / WEIGHTS_FILE).is_file() or not index.is_file():
-        return [_existing(folder / WEIGHTS_FILE)]
+        return [_require_file(folder / WEIGHTS_FILE)]
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return [_existing(folder / name) for name in sorted(Path(name).name for name in names)]
+        return [_require_file(folder / name) for name in sorted(Path(name).name for name in names)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is damaged ({error!r}); copy or download it again") from error
 
@@ -146,7 +145,7 @@ def save_pretrained(
         [name for name, t in tensors.items() if not t.is_floating_point()],
     )
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    save_file = _safetensors().torch.save_file
+    save_file = _import_safetensors().torch.save_file
     text = json.dumps(config_to_official(model.config), indent=2, sort_keys=True) + "\n"
     with replacing(Path(folder) / WEIGHTS_FILE) as weights, replacing(Path(folder) / CONFIG_FILE) as config:
         save_file(tensors, weights, metadata={"format": "pt"})
@@ -176,7 +175,7 @@ def load_config(folder: str | os.PathLike[str]) -> FoXConfig:
 
 
 def _read_config(path: Path) -> FoXConfig:
-    _existing(path)
+    _require_file(path)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both ValueErrors
@@ -221,7 +220,7 @@ def _check_supported(path: str | os.PathLike[str], values: Mapping[str, Any]) ->
             raise ValueError(f"{path}: {key} {json.dumps(value)} is not supported, only {listed}{also} is")
 
 
-def _replace(config: FoXConfig, overrides: dict[str, Any]) -> FoXConfig:
+def _override(config: FoXConfig, overrides: dict[str, Any]) -> FoXConfig:
     names = [field.name for field in dataclasses.fields(FoXConfig)]
     unknown = [name for name in overrides if name not in names]
     if unknown:
@@ -254,10 +253,10 @@ def check_tensors(
     ]
     problems += [f"{n} does not hold floating-point numbers" for n in not_floating]
     if problems:
-        raise ValueError(f"{source} does not fit its config: " + "; ".join(problems[:_MOST_LISTED]))
+        raise ValueError(f"{source} does not fit its config: " + "; ".join(problems[:40]))
 
 
-def _existing(path: Path) -> Path:
+def _require_file(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is missing: a checkpoint folder on this machine holds {CONFIG_FILE} and {WEIGHTS_FILE} "
@@ -266,7 +265,7 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _safetensors():
+def _import_safetensors():
     try:
         import safetensors.torch
     except ImportError as error:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from acp_repro.attention.triton.tiles import LOG2E, on_device_of
+from acp_repro.attention.triton.tiles import LOG2E, enter_device
 
 _ROWS, _COLUMNS = 8, 256  # of a tile of SwiGLU's tensors
 _WORDS = 8192  # of a row of logits, at a time
@@ -46,7 +46,7 @@ def swiglu_backward(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     width = grad.shape[-1]
     rows = grad.numel() // width
     grid = (triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))
-    with on_device_of(grad):
+    with enter_device(grad):
         _swiglu_backward_kernel[grid](
             gate_up, grad, grad_gate_up, product, rows, width, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=8
         )
@@ -100,7 +100,7 @@ def _logits_grad_kernel(
 def cross_entropy(logits: Tensor, labels: Tensor, words: int, ignored: int) -> tuple[Tensor, Tensor]:
     """Loss in nats and log of the softmax's denominator (N,) of ``logits`` (N, V), of ``words`` columns."""
     loss, lse = torch.empty((2, len(labels)), dtype=torch.float32, device=logits.device)
-    with on_device_of(logits):
+    with enter_device(logits):
         _cross_entropy_kernel[(len(labels),)](
             logits,
             labels,
@@ -123,7 +123,7 @@ def logits_grad(
     grad = torch.empty_like(logits)
     grad_loss = grad_loss.contiguous()  # a mean's is one number, expanded
     rows, columns = logits.shape
-    with on_device_of(logits):
+    with enter_device(logits):
         _logits_grad_kernel[(rows, triton.cdiv(columns, _WORDS))](
             logits,
             labels,

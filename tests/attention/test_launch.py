@@ -57,9 +57,9 @@ def repeated(monkeypatch):
                 return interpret(self, *arguments, **options)
 
         monkeypatch.setattr(InterpretedFunction, "run", unseen)
-        monkeypatch.setattr(launch, "arguments_of", run_interpreted)
+        monkeypatch.setattr(launch, "bind_arguments", run_interpreted)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
-        monkeypatch.setattr(launch, "can_be_ready", lambda x: not torch._C._len_torch_dispatch_stack())
+        monkeypatch.setattr(launch, "can_repeat", lambda x: not torch._C._len_torch_dispatch_stack())
     return count
 
 
@@ -86,7 +86,7 @@ def both(given, **options):
 
 def by_triton(call):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "can_be_ready", lambda x: False)
+        patch.setattr(launch, "can_repeat", lambda x: False)
         return call()
 
 
@@ -116,7 +116,7 @@ def test_a_repeated_pass_gives_the_bits_of_tritons_own_launches(repeated, shape,
 def test_what_is_more_than_launches_is_never_repeated(repeated, caplog):
     caplog.set_level(logging.DEBUG, launch.__name__)
     for function in (lambda x, _: (torch.empty_like(x).zero_(),), lambda x, _: (x + 1,), lambda x, _: (x,)):
-        call = launch.ready(function)
+        call = launch.repeat_launches(function)
         for _ in range(3):
             call(torch.zeros(4, device=DEVICE), ())
     assert not repeated and caplog.text.count("is not repeated") == 3

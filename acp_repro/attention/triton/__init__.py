@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import torch
 
-from .backward import backward, kept_portable, sum_of_shares, why_portable
+from .backward import backward, find_refusal, sum_of_shares, why_portable
 from .decode import decode
 from .forward import forward
 from .gates import cumulative_log_fgate, log_fgate_grad
-from .launch import ready
+from .launch import repeat_launches
 from .norms import threshold_from_norms
 from .paged_write import write_blocks, write_kvcache
 from .search import find_boundary
-from .tiles import addressable, block_sizes, can_stream, is_streamable
+from .tiles import block_sizes, can_stream, is_streamable, make_addressable
 
 __all__ = [
     "backward",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-@ready
+@repeat_launches
 def forward_pass(q, k, v, log_fgate, threshold, seq_start, constants):
     """Output, lse (B, H, Tq) float32 and c (B, H, Tk) float64 or None, and boundary (B, H, M) int32."""
     sm_scale, grid, window_size, for_backward = constants
@@ -51,17 +51,19 @@ def forward_pass(q, k, v, log_fgate, threshold, seq_start, constants):
 
 def backward_pass(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, constants):
     """Gradients of out with respect to q, k, v and log_fgate, each like these; the last is contiguous."""
-    dout = addressable(dout)  # here and not where launches are noted, which a copy would keep from repeating
+    dout = make_addressable(
+        dout
+    )  # here and not where launches are noted, which a copy would keep from repeating
     if not is_streamable(dout) and can_stream(q, k, v):
         # Of a mean over tokens all rows lie in one place, of a slice they may start anywhere. A copy takes
         # less time than the kernels that would read it as it is.
         dout = dout.clone(memory_format=torch.contiguous_format)
-    constants = (*constants, kept_portable(q, k, *constants[1]))
+    constants = (*constants, find_refusal(q, k, *constants[1]))
     dq, dk, dv, grad = _backward(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, constants)
     return dq, sum_of_shares(dk, k), sum_of_shares(dv, v), grad
 
 
-@ready
+@repeat_launches
 def _backward(dout, q, k, v, log_fgate, out, lse, c, boundary, seq_start, constants):
     sm_scale, grid, window_size, _ = constants
     seq_start = seq_start if seq_start is None else seq_start.contiguous()

@@ -30,11 +30,11 @@ from .tiles import (
     GROUP,
     LOG2E,
     Tiles,
-    addressable,
+    allocate_rows,
     can_stream,
-    empty_rows_like,
+    describe_stream,
+    make_addressable,
     padded_head_dim,
-    streamed,
     tiles_for,
 )
 
@@ -54,13 +54,13 @@ def backward(
         shape = (k.shape[0], q.shape[1], *k.shape[2:])
         dk, dv = (torch.empty(shape, dtype=torch.float32, device=k.device) for _ in "kv")
     dc = torch.empty(c.shape, dtype=torch.float32, device=q.device)
-    grads = [empty_rows_like(x) for x in (dq, dk, dv)]
+    grads = [allocate_rows(x) for x in (dq, dk, dv)]
     boundary = None if boundary is None else boundary.contiguous()
-    dout, q, k, v, out = (addressable(x) for x in (dout, q, k, v, out))
+    dout, q, k, v, out = (make_addressable(x) for x in (dout, q, k, v, out))
     given = (dout, q, k, v, out, lse.contiguous(), c.contiguous(), boundary, seq_start)
     given += (sm_scale, block_q, block_k, *grads, dc)
     faster = faster_launch(dout, q, k, v, block_q, block_k, window_size)
-    if faster is None or not launched(faster, given, compiled_for(q, k, block_q, block_k)):
+    if faster is None or not try_launch(faster, given, kernel_key(q, k, block_q, block_k)):
         launch_backward(*given, tiles_for(q, block_q, block_k), window_size=window_size)
     for wanted, grad in zip((dq, dk, dv), grads, strict=True):
         if wanted is not grad:
@@ -92,7 +92,7 @@ def why_portable(
     q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, *others: Tensor, window_size=None
 ) -> str | None:
     """Why the kernels of this module run, in one line; None: there are faster ones."""
-    kept = kept_portable(q, k, block_q, block_k)
+    kept = find_refusal(q, k, block_q, block_k)
     if kept is not None:
         return kept
     if window_size is not None:
@@ -103,25 +103,25 @@ def why_portable(
         from . import hopper
     except (ImportError, AttributeError) as error:  # a Triton without Gluon, or with one of other names
         return f"Triton {triton.__version__} has no Gluon that these kernels need ({error})"
-    reason = hopper.why_not(q, k, block_q, block_k)
+    reason = hopper.find_obstacle(q, k, block_q, block_k)
     if reason is None and not can_stream(q, k, v, *others):
         return "the copy engine (TMA) needs rows of 16-bit numbers that start at multiples of 16 bytes"
     return reason
 
 
-def kept_portable(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
+def find_refusal(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
     """Why such inputs are kept to the kernels of this module on every device; None: they are not."""
     if os.environ.get("ACP_REPRO_PORTABLE") == "1":
         return "ACP_REPRO_PORTABLE=1 is in the environment"
-    return _refused.get(compiled_for(q, k, block_q, block_k))
+    return _refused.get(kernel_key(q, k, block_q, block_k))
 
 
-def compiled_for(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple:
+def kernel_key(q: Tensor, k: Tensor, block_q: int, block_k: int) -> tuple:
     """What a compiled kernel depends on, whatever the lengths."""
     return q.device, q.dtype, q.shape[-1], q.shape[1] // k.shape[1], block_q, block_k
 
 
-def launched(faster: Callable, given: tuple, shape: tuple) -> bool:
+def try_launch(faster: Callable, given: tuple, shape: tuple) -> bool:
     """Whether ``faster`` ran: Gluon is experimental, and a Triton of another version may refuse it."""
     try:
         faster(*given)
@@ -177,8 +177,8 @@ def launch_backward(
         query_side_kernel,
         (row_tiles * batch * heads,),
         q,
-        streamed(k, query.columns, descriptors),
-        streamed(v, query.columns, descriptors),
+        describe_stream(k, query.columns, descriptors),
+        describe_stream(v, query.columns, descriptors),
         out,
         dout,
         lse,
@@ -213,10 +213,10 @@ def launch_backward(
     launch(
         key_side_kernel,
         (triton.cdiv(seqlen_k, key.columns) * batch * heads,),
-        streamed(q, key.rows, descriptors),
+        describe_stream(q, key.rows, descriptors),
         k,
         v,
-        streamed(dout, key.rows, descriptors),
+        describe_stream(dout, key.rows, descriptors),
         dk,
         dv,
         dc,

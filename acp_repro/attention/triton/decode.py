@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..kvcache import PagedKVCache
 from .launch import launch
-from .tiles import LOG2E, addressable, empty_rows_like, padded_head_dim, product, window_start
+from .tiles import LOG2E, allocate_rows, make_addressable, padded_head_dim, product, window_start
 
 # Programs for each multiprocessor: more even out heads of different lengths, fewer mean fewer parts.
 _PROGRAMS_PER_PROCESSOR = 32
@@ -231,10 +231,10 @@ def decode(
     batch, kv_heads, max_blocks = cache.block_table.shape
     heads, tokens, head_dim = q.shape[1:]
     out = torch.empty_like(q)
-    q = addressable(q)
+    q = make_addressable(q)
     seqlens = cache.seqlens.contiguous()
     seq_start = None if seq_start is None else seq_start.contiguous()
-    rows = empty_rows_like(out)
+    rows = allocate_rows(out)
     shape = {
         "TOKENS": tokens,
         "GROUP": heads // kv_heads,

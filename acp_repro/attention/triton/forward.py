@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .backward import compiled_for, launched, why_portable
+from .backward import kernel_key, try_launch, why_portable
 from .differences import DecayTerms, decay_terms, load_pair, unpack
 from .launch import launch
 from .query_tile import exact_scores, key_tiles, stream_keys
@@ -18,16 +18,16 @@ from .tiles import (
     GROUP,
     LOG2E,
     Tile,
-    addressable,
+    allocate_rows,
     can_stream,
-    empty_rows_like,
+    describe_stream,
     head_of,
     load_rows,
+    make_addressable,
     padded_head_dim,
     product,
     share_of_work,
     store_rows,
-    streamed,
     tiles_for,
     window_start,
 )
@@ -221,10 +221,10 @@ def forward(
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     tile = tiles_for(q, block_q, block_k).forward
-    q, k, v = (addressable(x) for x in (q, k, v))
+    q, k, v = (make_addressable(x) for x in (q, k, v))
     c = c.contiguous()
     boundary = None if boundary is None else boundary.contiguous()
-    rows = empty_rows_like(out)
+    rows = allocate_rows(out)
     given = (q, k, v, rows, lse, c, boundary, seq_start, sm_scale, block_q, block_k)
     redo = terms = None
     faster = faster_forward(q, k, v, block_q, block_k, tile, window_size)
@@ -233,7 +233,7 @@ def forward(
         terms = decay_terms(c, seq_start, tile.columns, triton.cdiv(k.shape[2], 4) * 4)
         tiles = triton.cdiv(q.shape[2], tile.rows)
         marks = torch.empty((*q.shape[:2], tiles, 2), dtype=torch.int32, device=q.device)
-        if launched(faster, (*given, terms, marks), compiled_for(q, k, block_q, block_k)):
+        if try_launch(faster, (*given, terms, marks), kernel_key(q, k, block_q, block_k)):
             redo = marks
     launch_forward(*given, tile, window_size=window_size, terms=terms, redo=redo)
     if rows is not out:
@@ -280,8 +280,8 @@ def launch_forward(
         _forward_kernel,
         (row_tiles * batch * heads,),
         q,
-        streamed(k, tile.columns, descriptors),
-        streamed(v, tile.columns, descriptors),
+        describe_stream(k, tile.columns, descriptors),
+        describe_stream(v, tile.columns, descriptors),
         out,
         lse,
         *terms,

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..decay import threshold_offset
-from .launch import launch, ready
-from .tiles import addressable, load_rows, padded_head_dim
+from .launch import launch, repeat_launches
+from .tiles import load_rows, make_addressable, padded_head_dim
 
 _ROWS = 128
 _SIZES = ["heads", "tiles", "count"]
@@ -77,10 +77,10 @@ def _squares(x: Tensor) -> Tensor:
 def threshold_from_norms(q: Tensor, k: Tensor, factor: float, log_pruning_tolerance: float) -> Tensor:
     """delta (B, H) float32 of ``U = factor max_i ||q_i|| max_j ||k_j||`` and L = Tk, of 16 or 32 bits."""
     offset = threshold_offset(k.shape[2], log_pruning_tolerance)
-    return _find_threshold(addressable(q), addressable(k), (factor, offset))[0]
+    return _find_threshold(make_addressable(q), make_addressable(k), (factor, offset))[0]
 
 
-@ready
+@repeat_launches
 def _find_threshold(q: Tensor, k: Tensor, constants: tuple[float, float]) -> tuple[Tensor]:
     delta = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     q_squares, k_squares = _squares(q), _squares(k)

@@ -17,7 +17,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..differences import DecayTerms, decay_terms
 from ..launch import launch
-from ..tiles import GROUP, LOG2E, strides_of
+from ..tiles import GROUP, LOG2E, outer_strides
 from .forward import forward_kernel
 from .key_side import key_side_kernel
 from .query_side import query_side_kernel
@@ -31,7 +31,7 @@ _STAGES = {64: (4, 4), 128: (3, 2)}
 _FORWARD_STAGES = 5  # one program has them all
 
 
-def why_not(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
+def find_obstacle(q: Tensor, k: Tensor, block_q: int, block_k: int) -> str | None:
     """Why these kernels cannot run on inputs that the bulk copy engine can read; None if they can."""
     if torch.cuda.get_device_capability(q.device)[0] != 9:
         return "the GPU is not a Hopper"
@@ -50,7 +50,7 @@ def _describe_rows(*tensors: Tensor) -> list[TensorDescriptor]:
     box = [1, 1, ROWS, tensors[0].shape[3]]
     element = gl.bfloat16 if tensors[0].dtype == torch.bfloat16 else gl.float16
     layout = gl.NVMMASharedLayout.get_default_for(box, element)
-    return [TensorDescriptor(x, list(x.shape), [*strides_of(x), 1], box, layout) for x in tensors]
+    return [TensorDescriptor(x, list(x.shape), [*outer_strides(x), 1], box, layout) for x in tensors]
 
 
 def _describe_tail(terms: DecayTerms) -> TensorDescriptor:
@@ -60,7 +60,7 @@ def _describe_tail(terms: DecayTerms) -> TensorDescriptor:
 def launch_forward(
     q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, terms, redo
 ) -> None:
-    """:func:`..forward.launch_forward` for inputs that :func:`why_not` has nothing against.
+    """:func:`..forward.launch_forward` for inputs that `find_obstacle` has nothing against.
 
     ``terms`` are of c, for tiles of 64 keys; rows of multiples of four numbers. ``redo`` (B, H, tiles of 128
     queries, 2) int32 is not 0 where the portable kernel must do a tile again.
@@ -101,7 +101,7 @@ def launch_forward(
 def launch_backward(
     dout, q, k, v, out, lse, c, boundary, seq_start, sm_scale, block_q, block_k, dq, dk, dv, dc
 ) -> None:
-    """:func:`..backward.launch_backward` for inputs that :func:`why_not` has nothing against."""
+    """:func:`..backward.launch_backward` for inputs that `find_obstacle` has nothing against."""
     batch, heads, seqlen, head_dim = q.shape
     # Numbers from one head's to the next's where the copy engine reads them: its rows start at multiples of
     # 16 bytes, which are four numbers. What stands past a head's last position is never read.
