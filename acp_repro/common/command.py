@@ -28,6 +28,7 @@ _EXTRAS = {
     "tokenizers": "bpe",
     "rich": "inspect",
     "lm_eval": "eval",
+    **dict.fromkeys(("shap", "sacrebleu", "rouge_score", "rapidfuzz", "sklearn"), "lap"),
     "transformers": "transformers",
 }
 # Threads that wait by spinning make small operators many times slower on a machine that is shared.

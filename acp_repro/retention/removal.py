@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.masking_utils import create_bidirectional_mask
 
 from . import key_bias
 from .budget import compact, flat_rows, take, top_indices
@@ -138,14 +139,12 @@ class Places(NamedTuple):
 
 
 def selects_in_kernel(ranking: Tensor) -> bool:
-    """Whether one Triton kernel chooses the tokens by ``ranking`` (B, T) float32; it holds a whole row of
-    scores."""
+    """Whether a Triton kernel chooses the tokens by ``ranking`` (B, T) float32; it holds a whole row."""
     return has_kernels(ranking.detach()) and ranking.shape[1] <= LONGEST
 
 
-def best(state: State, gate: int, ranking: Tensor) -> Places:
-    """The tokens with the best ``ranking`` (B, T) float32; their number is the largest budget of the
-    batch."""
+def find_places(state: State, gate: int, ranking: Tensor) -> Places:
+    """The tokens with the best ``ranking`` (B, T) float32, as many as the largest budget of the batch."""
     retention, length = state.retention, state.valid.shape[1]
     if state.budgets is None:  # no length is read; every example counts as long as the batch
         width, same = retention.budgets(state.shape[1])[gate], False
@@ -161,12 +160,12 @@ def best(state: State, gate: int, ranking: Tensor) -> Places:
     protected = None if state.call.protects_first else state.protected
     chosen = select(ranking.detach(), candidates, protected, budget, width)
     valid = None if same else torch.arange(width, device=ranking.device) < budget[:, None]
-    retention._suspects.append((retention.places[gate], chosen.is_nan.any()))
+    retention._nan_checks.append((retention.places[gate], chosen.is_nan.any()))
     return Places(chosen.indices, valid, chosen.rows, chosen.slots)
 
 
 def gather_best(state: State, places: Places) -> None:
-    """Keeps the tokens that :func:`best` chose, unless these are all."""
+    """Keeps the tokens that :func:`find_places` chose, unless these are all."""
     if places.indices.shape[1] < state.valid.shape[1] or places.valid is not None:
         # With ``valid``, one example may keep all its tokens while others do not.
         state.slots = None if state.moved else places.slots
@@ -180,11 +179,9 @@ def gather_kept(state: State, kept: Tensor) -> None:
     if width == state.valid.shape[1] and bool((kept == state.valid).all()):
         return
     if retention.encoder.windowed:
-        window = max(retention.model_config.attention_window)
-        width = -(-width // window) * window
-        if retention.config.removal == "mask":
-            width = kept.shape[1]
-        width = min(width, kept.shape[1])
+        window, longest = max(retention.model_config.attention_window), kept.shape[1]
+        whole = retention.config.removal == "mask"
+        width = longest if whole else min(-(-width // window) * window, longest)
     gather(state, Places(*compact(kept, width)))
 
 
@@ -217,8 +214,6 @@ def block_mask(state: State) -> Any:
         return mask.masked_fill(state.global_, limits.max).masked_fill(~valid, limits.min)
     if state.is_full:
         return None
-    from transformers.masking_utils import create_bidirectional_mask
-
     return create_bidirectional_mask(
         config=state.retention.model_config, inputs_embeds=hidden, attention_mask=valid.long()
     )
@@ -230,8 +225,6 @@ def biased_mask(state: State, bias: Tensor) -> Tensor:
     Raises:
         ValueError: this attention supports no bias.
     """
-    if state.retention.encoder.windowed:
-        raise ValueError("gate_keys: windowed attention supports no bias; set it to False")
     implementation = state.retention.model_config._attn_implementation
     if implementation not in ("sdpa", "eager"):
         raise ValueError(f"gate_keys: needs attn_implementation sdpa or eager, not {implementation}")
@@ -243,17 +236,12 @@ def biased_mask(state: State, bias: Tensor) -> Tensor:
     return bias[:, None, None].expand(-1, 1, length, length)
 
 
-def with_held(state: State) -> Tensor:
+def spread_states(state: State) -> Tensor:
     """(B, T, D): the states of all tokens in their places; dropped ones have their held state, or 0."""
-    if state.moved:
-        return spread(state)
-    if state.c is None or state.held is None:
-        return state.hidden
-    return state.hidden + (1 - state.c[..., None]).to(state.hidden.dtype) * state.held
-
-
-def spread(state: State) -> Tensor:
-    """As :func:`with_held`, after tokens have left their places."""
+    if not state.moved:
+        if state.c is None or state.held is None:
+            return state.hidden
+        return state.hidden + (1 - state.c[..., None]).to(state.hidden.dtype) * state.held
     batch, length, width = state.shape
     if state.held is None and state.slots is not None and has_kernels(state.hidden):
         from .select_kernel import place

@@ -193,21 +193,6 @@ def test_top_is_distilled_from_its_teacher():
     assert with_teacher > gated(**inputs, **labels).loss
 
 
-def test_the_teacher_goes_where_its_model_goes():
-    model, teacher, seen = build(), build(), []
-    teacher.to = seen.append
-    gated = retain(model, RetentionConfig(0.4, method="top"), teacher=teacher)
-    cpu = torch.device("cpu")
-    assert seen == [cpu]  # the model may be elsewhere already
-    gated.to("cpu")
-    gated.half()
-    assert seen == 3 * [cpu]
-    gated.to("meta")
-    assert seen == 3 * [cpu]  # its weights would be lost there
-    gated.to_empty(device="cpu")
-    assert seen == 4 * [cpu]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("gates", ["input", "after_blocks"])
 @pytest.mark.parametrize("method", METHODS)

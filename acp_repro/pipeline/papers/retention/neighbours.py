@@ -44,7 +44,7 @@ def look_at_neighbours(model: nn.Module) -> None:
             f"neighbour_heads: {config.model_type} has no position embeddings of hidden_size "
             f"{config.hidden_size} with heads of even size; leave it out"
         )
-    block = encoder.layers_of(encoder.stack_of(model))[0]
+    block = encoder.find_layers(encoder.find_stack(model))[0]
     query, key = (functools.reduce(getattr, path.split("."), block) for path in (encoder.query, encoder.key))
     # Random, but the same for every run: evenly spaced ones agree again at some larger distance.
     frequency = math.pi * torch.rand(size // 2, generator=torch.Generator().manual_seed(0))

@@ -121,7 +121,7 @@ class PretrainingTask(Task):
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         encoder = find_encoder(model)
-        return list(encoder.layers_of(encoder.stack_of(model)))
+        return list(encoder.find_layers(encoder.find_stack(model)))
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
         data = self.corpus.describe()

@@ -38,7 +38,7 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     model = trained.model
     for input_ids in tqdm(trained.batches(rows), desc=f"{trained.run.name}: reconstruction", leave=False):
         memory = model.encode_ids(input_ids)
-        inputs = model.shifted(input_ids)
+        inputs = model.shift_right(input_ids)
         soft = model(input_ids, mask="soft")
         encoded = model.encode_tokens(input_ids, "soft")
         for name, vectors, mask in (

@@ -150,7 +150,7 @@ def _without(gates: nn.Module | None, run: Step) -> Step:
     """``run`` with the gates off, which is the dense model."""
 
     def dense() -> None:
-        with gates.off() if gates is not None else contextlib.nullcontext():
+        with gates.disabled() if gates is not None else contextlib.nullcontext():
             run()
 
     return dense
