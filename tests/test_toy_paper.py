@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PAPER = """
 from dataclasses import dataclass, field
 
-from acp_repro.pipeline.paper import Paper, Suite
+from acp_repro.pipeline.paper import Paper, Quantity, Suite
 from acp_repro.pipeline.run import Run, Strict, TrainerConfig
 from acp_repro.pipeline.suite import SuiteFile
 from acp_repro.common.bounds import Axis, Count
@@ -57,7 +57,7 @@ def make_run(file, suite, where, *, width, seed):
 PAPER = Paper(
     name="toy", title="Toys that <Learn>", url="https://example.org/toys", file=File, suite=Suite,
     make_run=make_run, run_columns=("width", "seed"),
-    measures="toy", measured=("error",), contents=("figure1",),
+    quantities=(Quantity("error", "squared_error", "toy.task:measure_error"),), contents=("figure1",),
     task="toy.task:ToyTask", analysis="toy",
 )
 """
@@ -83,17 +83,11 @@ class ToyTask(Task):
 
     def learning_rate(self, step):
         return 0.05
-"""
-ERROR = """
-from acp_repro.pipeline.paper import Quantity
 
 
-def measure(trained):
+def measure_error(trained):
     batches = [trained.task.batch(1000 + i) for i in range(trained.measure_settings.batches)]
     return [{"squared_error": trained.task.loss(trained.model, *batch).item()} for batch in batches]
-
-
-QUANTITY = Quantity("error", ("squared_error",), measure)
 """
 FIGURE = '''
 """Error against width."""
@@ -130,7 +124,7 @@ def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
     package = folder / "site" / "toy"
     package.mkdir(parents=True)
-    modules = {"paper": PAPER, "task": TASK, "error": ERROR, "figure1": FIGURE}
+    modules = {"paper": PAPER, "task": TASK, "figure1": FIGURE}
     for name, text in {"__init__": "", **modules}.items():
         (package / f"{name}.py").write_text(text)
     info = folder / "site" / "toy-1.0.dist-info"

@@ -115,13 +115,12 @@ def first_seeds(runs: Iterable[Run]) -> list[Run]:
 class Quantity:
     """Something that is measured: ``results/SUITE/RUN/NAME.csv``.
 
-    It is ``QUANTITY`` of the module of its name in the paper's package ``measures``, beside ``measure``.
-
     Attributes:
-        name: of the quantity, its module and the file of its records.
-        columns: the measured columns, as words of one string or one by one. A name ends with its unit;
-            counts, ratios and indices need none.
-        measure: ``measure(trained, **options)`` gives the rows; None if ``command`` makes them.
+        name: of the quantity and the file of its records.
+        columns: the measured columns, as words of one string. A name ends with its unit; counts, ratios and
+            indices need none.
+        measure: ``MODULE:FUNCTION``, imported when it measures: ``function(trained, **options)`` gives the
+            rows. Empty if ``command`` makes them.
         runs: the runs of a suite that it is about.
         group: a name shared by quantities that should be measured with one load of the weights.
         timed: whether it is a time or a rate, which needs the machine for itself.
@@ -142,7 +141,7 @@ class Quantity:
 
     name: str
     columns: str | tuple[str, ...]
-    measure: Callable[..., list[dict[str, Any]]] | None = None
+    measure: str = ""
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
     group: str = ""
     timed: bool = False
@@ -311,8 +310,7 @@ class Paper:
         suite: the class of a loaded suite, with the paper's own checks.
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
         run_columns: columns of every record that identify its run; keys of ``Run.columns()``.
-        measures: the package of its quantities, a module for each.
-        measured: the names of its quantities, in the order in which they are measured.
+        quantities: what is measured, in this order.
         contents: the names of its figures and tables, in the order in which they are shown.
         task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's task.
             Imported when something is trained.
@@ -329,8 +327,7 @@ class Paper:
     suite: type[Suite]
     make_run: Callable[..., Run]
     run_columns: tuple[str, ...]
-    measures: str
-    measured: tuple[str, ...]
+    quantities: tuple[Quantity, ...]
     contents: tuple[str, ...]
     task: str
     analysis: str
@@ -380,14 +377,10 @@ class Paper:
         Raises:
             UnknownName: the paper measures no such quantity.
         """
-        if name not in self.measured:
-            raise UnknownName.among(f"paper {self.name} has no quantity {name!r}", name, self.measured)
-        return importlib.import_module(f"{self.measures}.{name}").QUANTITY
-
-    @property
-    def quantities(self) -> tuple[Quantity, ...]:
-        """Its quantities, from the modules of ``measures``."""
-        return tuple(map(self.quantity, self.measured))
+        names = {quantity.name: quantity for quantity in self.quantities}
+        if name not in names:
+            raise UnknownName.among(f"paper {self.name} has no quantity {name!r}", name, names)
+        return names[name]
 
     def item(self, name: str) -> Item:
         """The figure or table called ``name``.
@@ -417,7 +410,7 @@ class Paper:
 
     def load_task(self) -> Callable[[Run], Any]:
         """The function that makes the task of a run; imports torch."""
-        return _named(self.task)
+        return load_object(self.task)
 
     def module_of(self, item: Item) -> ModuleType:
         """The module that defines an item."""
@@ -430,7 +423,7 @@ class Paper:
         return module if module.endswith(f".{item.name}") else f"{module} {item.name}"
 
 
-def _named(place: str) -> Any:
+def load_object(place: str) -> Any:
     """The object that ``MODULE:NAME`` names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -236,7 +236,6 @@ def fingerprint(suite: Suite, target: Drawn) -> dict[str, str]:
             records = records_of(suite, [target])
             inputs = [q.path(name, NO_RUN if run is None else run.name) for run, q in records]
             code.update(sources(paper.module_of(target).__name__), sources(paper_module(paper.name)))
-            code.update(*(sources(f"{paper.measures}.{q}", paper.measures) for q in target.quantities))
         case Page():
             inputs = [target.run(suite).folder / "done.json"]
             code.update(sources(target.module))
@@ -265,13 +264,9 @@ _hash_of_code = functools.cache(files.sha256_of)
 
 
 @functools.cache
-def sources(module: str, within: str = "") -> frozenset[Path]:
-    """The files that a module is made of: its own, those it imports, and the data and templates beside them.
-
-    Args:
-        within: follow only imports of modules in this package.
-    """
-    packages = (within,) if within else ("acp_repro", "analysis", module.partition(".")[0])
+def sources(module: str) -> frozenset[Path]:
+    """The files of a module and of all that it imports, and the data and templates beside them."""
+    packages = ("acp_repro", "analysis", module.partition(".")[0])
     found: dict[str, Path] = {}
     waiting = [module, f"{module}.__main__"]  # a package that is run
     while waiting:

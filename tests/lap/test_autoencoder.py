@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from acp_repro.lap import PruningAutoencoder, PruningConfig
-from acp_repro.lap.decoder import Decoding, decode_teacher
 from acp_repro.lap.blocks import fuse_norms
+from acp_repro.lap.decoder import Decoding, decode_teacher
 from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer, transformers, with_settings, without_element_0
 
 
@@ -23,7 +23,9 @@ def test_all_gates_open_is_plain_t5():
         for mask in ("soft", "removed", "straight_through", "none"):
             encoded = built.encode_tokens(ids, mask)
             assert encoded.kept.sum() == built.num_gates * real.sum()
-            found = decode_teacher(built.t5, encoded.hidden, encoded.memory_mask, built.shift_right(ids), None)
+            found = decode_teacher(
+                built.t5, encoded.hidden, encoded.memory_mask, built.shift_right(ids), None
+            )
             torch.testing.assert_close(found[real], plain[real], rtol=1e-5, atol=1e-5)
 
 

@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
 
-from acp_repro.lap.compress import main
 from acp_repro.lap.show import by_gate, legend, marked
+
+from acp_repro.lap.compress import main
 from tests.lap.tiny import TEXTS, model
 
 

@@ -18,7 +18,7 @@ from acp_repro.measure import main as measure
 from acp_repro.model.capture import attention_inputs, watch_attention
 from acp_repro.pipeline import provenance
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.papers.acp.measure import attention_time, throughput
+from acp_repro.pipeline.papers.acp.measure import speed
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records, write_records
 from acp_repro.pipeline.suite import load_suite
@@ -112,13 +112,16 @@ def test_figure2_is_drawn_from_records_alone(chain, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "columns"),
-    [(attention_time, ["forward_ms", "backward_ms"]), (throughput, ["throughput_tokens_per_s"])],
+    ("measure_speed", "columns"),
+    [
+        (speed.measure_attention_time, ["forward_ms", "backward_ms"]),
+        (speed.measure_throughput, ["throughput_tokens_per_s"]),
+    ],
 )
-def test_the_order_favours_neither_method(chain, monkeypatch, kind, columns):
+def test_the_order_favours_neither_method(chain, monkeypatch, measure_speed, columns):
     trained = trained_run(RUN)
     slow_every_other(monkeypatch)
-    acp, exact = kind.measure(trained)
+    acp, exact = measure_speed(trained)
     assert [acp[name] for name in columns] == pytest.approx([exact[name] for name in columns])
 
 

@@ -15,15 +15,9 @@ from acp_repro import train as train_command
 from acp_repro.attention.boundary import find_boundary_serial
 from acp_repro.measure import main as measure
 from acp_repro.model.capture import AttentionInputs, attention_inputs
-from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.papers.acp.measure import (
-    attention_weights,
-    decay,
-    loss_curve,
-    pruned_mass,
-    pruned_ratio,
-)
-from acp_repro.pipeline.papers.acp.measure.decay import Head, choose_heads
+from acp_repro.pipeline.papers.acp.measure import heads, losses, pruned_mass
+from acp_repro.pipeline.papers.acp.measure.heads import Head, choose_heads
+from acp_repro.pipeline.papers.acp.measure.pruned_ratio import measure_pruned_ratio
 from acp_repro.pipeline.papers.acp.trained import TrainedFoX
 from acp_repro.pipeline.suite import load_suite
 from tests.suites import YAML, records, trained_run, write_suite
@@ -85,19 +79,16 @@ def test_one_command_makes_one_pass_over_the_text(monkeypatch):
     assert len(passes) == 1
 
 
-def test_a_long_curve_is_thinned_and_a_short_context_refused():
+def test_a_long_curve_is_thinned():
     def stand_in(length):
         losses = torch.arange(length, dtype=torch.float64)
         return SimpleNamespace(once=lambda _: (losses, 7), run=SimpleNamespace(name="a-run"))
 
-    rows = loss_curve.measure(stand_in(16384))
+    rows = losses.measure_loss_curve(stand_in(16384))
     positions = [row["position"] for row in rows]
     assert positions[:2] == [50, 66] and positions[-1] <= 16384 - 51 and len(rows) <= 1024
     # The mean of a window of a straight line is its middle.
     assert [row["loss_nats"] for row in rows] == positions
-    with pytest.raises(RecordError, match=r"a-run has a context of 100 tokens.*window of 101"):
-        loss_curve.measure(stand_in(100))
-    assert loss_curve.moving_average(torch.tensor([1.0, 2.0, 6.0]), 2).tolist() == [1.5, 4.0]
 
 
 def test_heads_are_chosen_by_savings():
@@ -119,9 +110,9 @@ def test_decay_and_weights_are_those_of_the_model():
     trained = load(LONG)
     for block in trained.model.model.layers:  # so that one head of each layer forgets at once
         torch.nn.init.constant_(block.attn.fgate_proj.bias[:1], -3.0)
-    ratios = {Head(r["layer"], r["head"]): r["pruned_ratio"] for r in pruned_ratio.measure(trained)}
-    table = pandas.DataFrame(decay.measure(trained))
-    weights = pandas.DataFrame(attention_weights.measure(trained))
+    ratios = {Head(r["layer"], r["head"]): r["pruned_ratio"] for r in measure_pruned_ratio(trained)}
+    table = pandas.DataFrame(heads.measure_decay(trained))
+    weights = pandas.DataFrame(heads.measure_attention_weights(trained))
     chosen = list(dict.fromkeys(zip(table["layer"], table["head"], strict=True)))
     # Of 256 tokens the first blocks are all blocks.
     assert chosen == choose_heads(ratios, ratios) and table["pruned_ratio"].iloc[0] > 0.2
@@ -158,9 +149,9 @@ def test_weights_do_not_depend_on_how_rows_are_cut(rows, monkeypatch):
     q, k, v = (torch.randn(1, 1, 65, 16, generator=generator) * 2 for _ in range(3))
     log_fgate = F.logsigmoid(torch.randn(1, 1, 65, generator=generator))
     inputs = AttentionInputs(q, k, v, log_fgate, None)
-    whole = list(attention_weights.large_weights(inputs))
+    whole = list(heads.large_weights(inputs))
     monkeypatch.setattr(pruned_mass, "_CHUNK_NUMBERS_CPU", 65 * rows)
-    cut = list(attention_weights.large_weights(inputs))
+    cut = list(heads.large_weights(inputs))
     assert [entry[:2] for entry in cut] == [entry[:2] for entry in whole]
     assert [e[2] for e in cut] == pytest.approx([e[2] for e in whole], rel=1e-12)
     assert whole[0] == (0, 0, 1.0)  # the first query sees nothing but itself
@@ -187,7 +178,7 @@ def test_heads_can_be_named(capsys):
 
 
 def test_an_exact_run_has_no_savings_to_choose_by(capsys):
-    assert measure(["decay", "--suite", "mini", "--run", EXACT]) == 1
+    assert measure(["decay", "--suite", "mini", "--run", EXACT]) == 2
     assert "name them with --heads" in capsys.readouterr().err
     assert measure(["decay", "--suite", "mini", "--run", EXACT, "--heads", "0.0"]) == 0
     table = records("decay", EXACT)

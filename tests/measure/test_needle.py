@@ -15,7 +15,7 @@ from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.pipeline import state
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.papers.acp import fits
-from acp_repro.pipeline.papers.acp.measure import needle, needle_facts, step_losses, training_log
+from acp_repro.pipeline.papers.acp.measure import losses, needle
 from acp_repro.pipeline.papers.acp.needle import trial
 from acp_repro.pipeline.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
 from acp_repro.pipeline.papers.acp.paper import PAPER
@@ -201,7 +201,7 @@ def trained(tmp_path, monkeypatch):
 
 
 def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
-    rows = needle.measure(trained)
+    rows = needle.measure_needle(trained)
     assert all(set(row) == set(PAPER.quantity("needle").columns) for row in rows)
     assert [row["method"] for row in rows] == ["acp"] * 2 + ["exact"] * 2
     assert trained.model.config.log_pruning_tolerance == -10
@@ -213,21 +213,21 @@ def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
     trained.suite = with_measure(trained.suite, needle_haystack="essays")
     monkeypatch.setattr(trial, "generate", lambda model, prompts, room: prompts)
     with pytest.raises(ValueError, match="measure.needle_haystack: essays does not exist"):
-        needle.measure(trained)
+        needle.measure_needle(trained)
     (state.MAKE.parent / "essays").write_text("An essay says this and that. " * 30)
-    assert {row["haystack"] for row in needle.measure(trained)} == {"essays"}
+    assert {row["haystack"] for row in needle.measure_needle(trained)} == {"essays"}
 
 
 def test_weights_trained_with_acp_are_asked_all_facts_with_and_without_pruning(trained, monkeypatch):
     monkeypatch.setattr(trial, "generate", lambda model, prompts, room: prompts)  # quick, and says nothing
     trained.suite = with_measure(trained.suite, needle_depths=[1.0])
-    rows = needle_facts.measure(trained)
+    rows = needle.measure_needle_facts(trained)
     assert all(set(row) == set(PAPER.quantity("needle_facts").columns) for row in rows)
     facts = list(range(len(WORDINGS["facts"])))
     assert [(row["method"], row["fact"]) for row in rows] == [(m, f) for m in ("acp", "exact") for f in facts]
     assert {row["mode"] for row in rows} == {"facts"} and trained.model.config.log_pruning_tolerance == -10
     trained.run = dataclasses.replace(trained.run, log_pruning_tolerance=None)
-    assert {row["method"] for row in needle_facts.measure(trained)} == {"exact"}
+    assert {row["method"] for row in needle.measure_needle_facts(trained)} == {"exact"}
 
 
 def test_what_is_found_is_kept_until_its_record_is_written(trained, monkeypatch):
@@ -268,7 +268,7 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
         for i in range(401)
     ]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    rows = training_log.measure(trained)
+    rows = losses.measure_training_log(trained)
     assert all(set(row) == set(PAPER.quantity("training_log").columns) for row in rows)
     steps = sorted({row["step"] for row in rows})
     assert steps[-1] == 400 and len(steps) <= 100 and {row["training_device"] for row in rows} == {"a chip"}
@@ -281,9 +281,9 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
     assert rows[-1]["averaged_steps"] == gap and rows[-1]["loss_nats"] == 400 - (gap - 1) / 2
     assert rows[-1]["throughput_tokens_per_s"] == 1400 - (gap - 1) / 2
     assert sum({row["step"]: row["averaged_steps"] for row in rows}.values()) == 401
-    each = step_losses.measure(trained)
+    each = losses.measure_step_losses(trained)
     assert [row["step"] for row in each] == list(range(401)) and each[-1]["loss_nats"] == 400
     assert set(each[0]) == set(PAPER.quantity("step_losses").columns)
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(RecordError, match="cannot be read .* train with `python -m acp_repro.train"):
-        training_log.measure(trained)
+        losses.measure_training_log(trained)

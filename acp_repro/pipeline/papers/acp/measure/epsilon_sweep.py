@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from acp_repro.pipeline.paper import Quantity
+import torch
+from torch import Tensor
 
+from acp_repro.model.capture import AttentionInputs
+
+from ..trained import TrainedFoX
 from .pruned_mass import pruned_row_mass
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-    from acp_repro.model.capture import AttentionInputs
-
-    from ..trained import TrainedFoX
-
-
-def measure(trained: TrainedFoX, log_pruning_tolerances: list[float] | None = None) -> list[dict[str, Any]]:
+def measure_epsilon_sweep(
+    trained: TrainedFoX, log_pruning_tolerances: list[float] | None = None
+) -> list[dict[str, Any]]:
     """One record for each epsilon, from a pass of the model that prunes with it.
 
     Ratios are over all heads and layers. ``block_pruned_ratio`` is on the code's own grid;
@@ -27,9 +26,6 @@ def measure(trained: TrainedFoX, log_pruning_tolerances: list[float] | None = No
     Args:
         log_pruning_tolerances: log epsilon, each negative; by default the suite's
             ``measure.sweep_log_pruning_tolerances``.
-
-    Raises:
-        ValueError: the model does not allow an epsilon, or there is no text.
     """
     config, before = trained.model.config, trained.model.config.log_pruning_tolerance
     values = log_pruning_tolerances or trained.measure_settings.sweep_log_pruning_tolerances
@@ -43,8 +39,6 @@ def measure(trained: TrainedFoX, log_pruning_tolerances: list[float] | None = No
 
 def _at(trained: TrainedFoX, value: float) -> dict[str, Any]:
     """The record at log epsilon = ``value``; leaves the model with that epsilon."""
-    import torch
-
     trained.model.set_log_pruning_tolerance(value)
     blocks: list[Tensor] = []
     tokens: list[Tensor] = []
@@ -67,12 +61,3 @@ def _at(trained: TrainedFoX, value: float) -> dict[str, Any]:
         "largest_pruned_mass": largest if largest >= 0 else None,
         "measured_tokens": measured,
     }
-
-
-QUANTITY = Quantity(
-    "epsilon_sweep",
-    "swept_log_pruning_tolerance block_pruned_ratio token_pruned_ratio loss_nats "
-    "largest_pruned_mass measured_tokens",
-    measure,
-    lambda suite: [suite.sweep_run],
-)

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from acp_repro.pipeline.paper import Quantity
+import torch
+import torch._inductor.config as inductor
+from torch import Tensor, nn
+from tqdm import tqdm
 
+from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.pipeline.training.optimizer import make_optimizer, set_learning_rate
+from acp_repro.pipeline.training.run_folder import compiles
+from acp_repro.pipeline.training.step import accumulate_gradients, compiled_blocks, eager, update
+from acp_repro.pipeline.training.task import Trained
+
+from ..task import FoXTask, nudge
 from .pruned_mass import pruned_row_mass
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from acp_repro.model.capture import AttentionInputs
-    from acp_repro.pipeline.training.task import Trained
-
-    from ..task import FoXTask
 
 TOLERANCES = (-10.0, -40.0)
 MOST_STEPS = 1000
@@ -45,7 +46,7 @@ class Way:
         return [p.grad for p in self.model.parameters()]
 
 
-def measure(trained: Trained) -> list[dict[str, Any]]:
+def measure_fork(trained: Trained) -> list[dict[str, Any]]:
     """One record a step and training, except the first training, which is exact.
 
     The trainings are of the run in all but their tolerance: its seed, batches, schedule and compiled blocks.
@@ -56,14 +57,6 @@ def measure(trained: Trained) -> list[dict[str, Any]]:
     is taken on all sequences of the step that separates the trainings, and on one sequence every
     ``LOOK_EVERY`` steps. At other steps it is missing, and so is ``pruned_ratio``.
     """
-    from tqdm import tqdm
-
-    from acp_repro.pipeline.training.optimizer import set_learning_rate
-    from acp_repro.pipeline.training.run_folder import compiles
-    from acp_repro.pipeline.training.step import accumulate_gradients, compiled_blocks, update
-
-    from ..task import FoXTask, nudge
-
     run, device = trained.run, trained.device
     task = FoXTask(run)
     ways = [_start(task, device, "exact", None)]
@@ -120,16 +113,10 @@ def _no_autotuning() -> contextlib.AbstractContextManager:
     With it, exact and ACP may sum in two orders. They once separated at the first step, on a GPU that did
     other work too; this is the likely reason.
     """
-    from torch._inductor import config
-
-    return config.patch(deterministic=True)
+    return inductor.patch(deterministic=True)
 
 
 def _start(task: FoXTask, device: torch.device, name: str, tolerance: float | None) -> Way:
-    import torch
-
-    from acp_repro.pipeline.training.optimizer import make_optimizer
-
     torch.manual_seed(task.run.seed)  # the same weights for all, and for the run itself
     model = task.build().to(device)
     model.set_log_pruning_tolerance(tolerance)
@@ -137,8 +124,6 @@ def _start(task: FoXTask, device: torch.device, name: str, tolerance: float | No
 
 
 def _compare(exact: Way, way: Way, names: list[str]) -> dict[str, Any]:
-    import torch
-
     def norm(tensors: list[Tensor]) -> Tensor:
         return torch.stack(torch._foreach_norm(tensors)).norm()
 
@@ -162,11 +147,6 @@ def _compare(exact: Way, way: Way, names: list[str]) -> dict[str, Any]:
 
 def _look(way: Way, batches: list, whole: bool, dtype: str) -> dict[str, float]:
     """The pruned share of the blocks, and the largest pruned mass of a row, for a training with ACP."""
-    import torch
-
-    from acp_repro.model.capture import watch_attention
-    from acp_repro.pipeline.training.step import eager
-
     if way.log_pruning_tolerance is None:
         return {}
     ratios, masses = [], []
@@ -184,15 +164,3 @@ def _look(way: Way, batches: list, whole: bool, dtype: str) -> dict[str, float]:
         "pruned_ratio": float(torch.stack(ratios).mean()),
         "largest_pruned_mass": float(torch.stack(masses).amax()),
     }
-
-
-QUANTITY = Quantity(
-    "fork",
-    "training training_log_pruning_tolerance step tokens loss_nats loss_difference_nats "
-    "differing_gradients gradient_difference gradient_norm_difference most_different_gradient "
-    "weight_difference parts_here pruned_ratio largest_pruned_mass",
-    measure,
-    lambda suite: sorted(suite.runs, key=lambda run: run.log_pruning_tolerance is not None)[:1],
-    untrained=lambda run: True,
-    large=True,
-)

@@ -1,48 +1,39 @@
-"""The needle-in-a-haystack test, easy mode (Figures 3 and 11, right; Figure 9)."""
+"""The needle-in-a-haystack test (Figures 3 and 11, right; Figure 9), and with two dozen facts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from acp_repro.common.files import sha256_of
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.state import MAKE
 
-if TYPE_CHECKING:
-    from ..suite import FoXRun, FoXSuite
-    from ..trained import TrainedFoX
+from ..needle.haystack import file_haystacks, fingerprints, heldout_haystacks
+from ..needle.prompt import hide, tokenise_needles
+from ..needle.trial import default_lengths, try_needle
+from ..trained import TrainedFoX
+from ..unfinished import Unfinished, identity
 
 _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
 
 
-def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+def measure_needle(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each method, context length, haystack and depth of the needle.
 
     The method is the run's own. A run with ACP whose exact pair is not in the suite is also tested without
     pruning. The haystack is the run's held-out text, or ``measure.needle_haystack``. Results are kept until
     the record is written, so the same command continues where it was stopped.
-
-    Raises:
-        UsageError, DataError: the text is too short, or a context has no room for a haystack.
-        TooLong: a context does not fit in memory.
     """
     return try_mode(trained, "easy", trained.methods())
 
 
 def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dict[str, Any]]:
-    """The records of :func:`measure` for one of ``prompt.WORDINGS``.
+    """The records of :func:`measure_needle` for one of ``prompt.WORDINGS``.
 
     Args:
         methods: names of methods; before each, the model is set to it, see :meth:`TrainedFoX.methods`.
     """
-    from acp_repro.pipeline.data import prepare
-
-    from ..needle.haystack import file_haystacks, fingerprints, heldout_haystacks
-    from ..needle.prompt import hide, tokenise_needles
-    from ..needle.trial import default_lengths, try_needle
-    from ..unfinished import Unfinished, identity
-
     run, settings, corpus = trained.run, trained.measure_settings, prepare(trained.run.data)
     encode = corpus.tokenizer.encode
     needles = tokenise_needles(encode, corpus.bos_id, mode)
@@ -83,18 +74,10 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
     return rows
 
 
-COLUMNS = (
-    "method mode haystack needle_share evaluated_length_tokens depth haystack_sample "
-    "answer_tokens answer_recall exact_match answer_log_likelihood_nats "
-    "answer_log_likelihood_without_needle_nats answer fact"
-)
+def measure_needle_facts(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record for each method, context length, fact and depth; see :func:`measure_needle`.
 
-
-def _runs(suite: FoXSuite) -> list[FoXRun]:
-    """The runs of Figures 3, 9, 11 and A6 and of Table A1."""
-    longest, shorter = (suite.needle_runs("pro", longest=longest) for longest in (True, False))
-    llama = suite.needle_runs("llama", longest=True)
-    return suite.in_order(longest, shorter, llama, suite.needle_trainings)
-
-
-QUANTITY = Quantity("needle", COLUMNS, measure, _runs, large=True, later=("fact",))
+    Fact i is hidden in haystack i modulo ``measure.needle_samples``. A run with ACP is tested as it was
+    trained, and with pruning off. A difference between the two comes from the evaluation, not from training.
+    """
+    return try_mode(trained, "facts", trained.methods(both=True))

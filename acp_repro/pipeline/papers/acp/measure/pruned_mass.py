@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.attention import reference
+from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.model.capture import AttentionInputs
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from acp_repro.model.capture import AttentionInputs
-
-    from ..trained import TrainedFoX
+from ..trained import TrainedFoX
 
 # Scores held at once, in float64 numbers; the reference makes about four such arrays.
 _CHUNK_NUMBERS_GPU = 2**27
@@ -59,10 +58,6 @@ def pruned_row_mass(inputs: AttentionInputs, block_q: int, block_k: int) -> Tens
         (B, H, T) float64, by :func:`acp_repro.attention.reference.pruned_mass`; NaN, missing, in
         rows that have no pruned block.
     """
-    import torch
-
-    from acp_repro.attention import reference
-
     boundary = inputs.boundary(block_q, block_k)
     mass = torch.full(inputs.q.shape[:3], torch.nan, dtype=torch.float64, device=inputs.q.device)
     pruned = (boundary > 0).repeat_interleave(block_q, -1)[..., : inputs.q.shape[2]]
@@ -91,12 +86,6 @@ def threshold_slack(
     Returns:
         (B, H) float64, nats.
     """
-    import torch
-    import torch.nn.functional as F
-
-    from acp_repro.attention import reference
-    from acp_repro.attention.decay import cumulative_log_fgate
-
     batch, heads, length, _ = inputs.q.shape
     c = cumulative_log_fgate(inputs.log_fgate)
     highest = c.new_zeros(batch, heads)
@@ -116,24 +105,16 @@ def threshold_slack(
     return highest - inputs.threshold.expand(batch, heads).double()
 
 
-def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+def measure_pruned_mass(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a head, over all rows of the text, at the run's own epsilon and the code's grid.
 
     The maximum and the quantiles are over the rows that have a pruned block, and missing if there is none.
     ``threshold_nats`` is delta, its mean if it differs between sequences (FoX without QK-norm).
     ``threshold_slack_nats`` is the smallest :func:`threshold_slack` of the sequences. It takes 8 bytes of
     memory a row and head.
-
-    Raises:
-        RecordError: the run has no ACP.
     """
-    import torch
-
     config = trained.model.config
-    if config.log_pruning_tolerance is None:
-        raise RecordError(
-            f"pruned_mass: {trained.run.name} prunes nothing; choose a run with ACP (--run NAME)"
-        )
+    assert config.log_pruning_tolerance is not None, "a run that prunes nothing"
     shape = config.num_hidden_layers, config.num_heads
     masses: dict[tuple[int, int], list[np.ndarray]] = {index: [] for index in np.ndindex(shape)}
     slack = torch.full(shape, torch.inf, dtype=torch.float64)
@@ -177,13 +158,3 @@ def _distribution(masses: np.ndarray) -> dict[str, float | int | None]:
         "rows_with_pruning": len(masses),
         **{f"{n}_pruned_mass": v for n, v in zip(quantiles, values, strict=True)},
     }
-
-
-# Masses are sums of attention weights, between 0 and 1.
-QUANTITY = Quantity(
-    "pruned_mass",
-    "layer head measured_rows rows_with_pruning threshold_nats pruned_ratio largest_pruned_mass "
-    "q99_pruned_mass q90_pruned_mass median_pruned_mass threshold_slack_nats",
-    measure,
-    lambda suite: [suite.sweep_run],
-)

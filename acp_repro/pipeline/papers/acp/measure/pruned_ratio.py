@@ -1,29 +1,25 @@
-"""Pruned blocks of every head on held-out text: the saving in FLOPs and memory accesses (Figure 2)."""
+"""Pruned blocks on held-out text: the saving in FLOPs and memory accesses (Figure 2), at any block size."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from tqdm import tqdm
 
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.pipeline.training.step import autocast
 
-if TYPE_CHECKING:
-    from acp_repro.model.capture import AttentionInputs
+from ..trained import TrainedFoX
 
-    from ..trained import TrainedFoX
+BLOCKS = (1, 16, 32, 64, 128, 256)
 
 
-def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+def measure_pruned_ratio(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a head: pruned and causal blocks of the forward grid, summed over the text.
 
     The ratio of both approximates the saving (Section 4.1; Appendix B says on how much text).
     """
-    import torch
-
-    from acp_repro.model.capture import watch_attention
-    from acp_repro.pipeline.training.step import autocast
-
     config = trained.model.config
     pruned = torch.zeros(config.num_hidden_layers, config.num_heads, dtype=torch.int64)
     grid, causal, tokens = (0, 0), 0, 0
@@ -57,9 +53,25 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
-QUANTITY = Quantity(
-    "pruned_ratio",
-    "layer head measured_tokens block_q_tokens block_k_tokens pruned_blocks causal_blocks pruned_ratio",
-    measure,
-    lambda suite: suite.in_order(suite.select(acp=True), suite.arms),  # one arm trains with needles
-)
+def measure_block_size(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a block size: pruned over causal blocks of B x B tokens, over all heads.
+
+    Text and activations are the same for all. Only the grid changes on which Section 3's test is made. Blocks
+    of one token prune all entries that any grid could prune. A larger block is kept whole for one entry; the
+    difference is its cost.
+    """
+    assert trained.model.config.log_pruning_tolerance is not None, "a run that prunes nothing"
+    pruned = torch.zeros(len(BLOCKS), dtype=torch.int64, device=trained.device)
+    causal = [0] * len(BLOCKS)
+
+    def see(layer: int, inputs: AttentionInputs) -> None:
+        for index, block in enumerate(BLOCKS):
+            count = inputs.count(block, block)
+            pruned[index] += count.pruned.sum()
+            causal[index] += count.causal * count.pruned.numel()
+
+    _, tokens = trained.one_pass(see, "blocks")
+    return [
+        {"block_tokens": block, "measured_tokens": tokens, "pruned_ratio": part / whole}
+        for block, part, whole in zip(BLOCKS, pruned.tolist(), causal, strict=True)
+    ]

@@ -1,38 +1,35 @@
-"""Attention time with and without ACP on the activations of a trained model (Figure 2, Table 4)."""
+"""Attention time and training throughput with and without ACP, of a trained model (Figure 2, Table 4)."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from tqdm import tqdm
 
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.attention import choose_implementation, forgetting_attention
+from acp_repro.model.capture import AttentionInputs, attention_inputs
+from acp_repro.model.layers import fuse_training
+from acp_repro.pipeline.benchmark.timing import ORDER, interleaved
+from acp_repro.pipeline.training.optimizer import make_optimizer
+from acp_repro.pipeline.training.run_folder import compiles
+from acp_repro.pipeline.training.step import autocast, compiled_blocks, train_step
 
-if TYPE_CHECKING:
-    import torch
-
-    from acp_repro.model.capture import AttentionInputs
-
-    from ..trained import TrainedFoX
+from ..trained import TrainedFoX
 
 METHODS = ("acp", "exact")
 
 
-def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+def measure_attention_time(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a method (``acp``, ``exact``): milliseconds for all layers on the measured text.
 
     One forward and one backward pass (Appendix B). Both methods get the same inputs and take turns, so a busy
     machine slows both. A number is the sum over layers and batches of the median over repeats. The forward
     time includes the boundary search, which is also timed by itself.
     """
-    from acp_repro.attention import choose_implementation
-    from acp_repro.model.capture import attention_inputs
-    from acp_repro.pipeline.benchmark.timing import ORDER
-    from acp_repro.pipeline.training.step import autocast
-
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     total: Counter = Counter()
     calls = len(batches) * trained.model.config.num_hidden_layers
@@ -60,11 +57,6 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[tuple[str, str], list[float]]:
     """Milliseconds of one layer by part (``forward``, ``backward``, ``search``) and method."""
-    import torch
-
-    from acp_repro.attention import forgetting_attention
-    from acp_repro.pipeline.benchmark.timing import interleaved
-
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v, inputs.log_fgate)]
 
     def forward(method: str) -> torch.Tensor:
@@ -89,12 +81,46 @@ def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[
     return times | interleaved({("search", "acp"): inputs.search}, device, repeats)
 
 
-QUANTITY = Quantity(
-    "attention_time",
-    "implementation method measured_tokens repeats forward_ms backward_ms boundary_search_ms order",
-    measure,
-    lambda suite: suite.select(acp=True),
-    group="speed",
-    timed=True,
-    later=("order",),
-)
+def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a method: tokens a second of whole training steps, optimiser included.
+
+    The final weights are used because throughput drops while gates open and then stays constant (Section
+    4.1). A learning rate of 0 keeps them unchanged. Both methods take turns. Blocks are compiled if training
+    compiles them, in the first turn, which does not count.
+    """
+    run, config = trained.run, trained.run.training
+    batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
+    tokens = sum(input_ids.numel() for input_ids, _ in batches)
+    optimizer = make_optimizer(trained.model, config, learning_rate=0.0)
+    fuse_training(trained.model)
+    tolerance = trained.model.config.log_pruning_tolerance
+
+    def steps(tolerance: float | None) -> None:
+        trained.model.set_log_pruning_tolerance(tolerance)
+        for batch in batches:
+            train_step(
+                trained.model,
+                optimizer,
+                trained.task.loss,
+                iter([batch]),
+                1,
+                max_grad_norm=config.max_grad_norm,
+                dtype=config.dtype,
+            )
+
+    calls = {"acp": functools.partial(steps, tolerance), "exact": functools.partial(steps, None)}
+    with compiled_blocks(trained.task.blocks(trained.model), compiles(run, trained.device)):
+        title = f"{run.name}: training throughput"
+        times = interleaved(calls, trained.device, trained.measure_settings.timing_repeats, title=title)
+    trained.model.set_log_pruning_tolerance(tolerance)
+    return [
+        {
+            "implementation": choose_implementation(trained.device),
+            "method": method,
+            "measured_tokens": tokens,
+            "repeats": len(values),
+            "order": ORDER,
+            "throughput_tokens_per_s": tokens / (median(values) / 1e3),
+        }
+        for method, values in times.items()
+    ]
