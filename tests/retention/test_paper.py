@@ -110,7 +110,7 @@ def test_runs_of_a_suite(here):
     assert [key for key in pair[0] if pair[0][key] != pair[1][key]] == ["method"]
     assert [r.name for r in here.sweeps()] == ["toy-mini-ar-30-input", "toy-mini-ar-30-input-t0.4"]
     assert {r.method for r in here.ablations()} == {"ar", "ar_threshold", "ar_joint"}
-    assert {r.budget for r in here.of_table(0.3)} == {1.0, 0.3}
+    assert {r.budget for r in here.table_runs(0.3)} == {1.0, 0.3}
 
 
 def test_gaps_are_asked_for_nowhere(here):

@@ -9,23 +9,50 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForMaskedLM
+from transformers.utils import logging
 
 from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.run import file_of
+from acp_repro.pipeline.training.distributed import rank
 from acp_repro.pipeline.training.run_folder import TrainingError
 from acp_repro.pipeline.training.task import Task
 from acp_repro.retention.encoders import find_encoder
 
 from .backbones import fresh, vocabulary
 from .neighbours import look_at_neighbours
-from .steps import linear, save_pretrained, seed_step
-from .suite import PretrainingRun
+from .suite import PretrainingRun, RetentionRun
 from .texts import bert_tokenizer
 
 _IGNORED = -100  # a label that transformers' loss leaves out
 
 
-class PretrainingTask(Task):
+class EncoderTask(Task):
+    """What fine-tuning and pre-training share; ``tokenizer`` is saved with the model."""
+
+    run: PretrainingRun | RetentionRun
+    tokenizer: Any
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then linear to 0."""
+        config = self.run.training
+        warmup = round(config.warmup_share * self.steps)
+        if step < warmup:
+            return config.learning_rate * (step + 1) / warmup
+        return config.learning_rate * (self.steps - step) / max(1, self.steps - warmup)
+
+    def before_step(self, model: nn.Module, step: int) -> None:
+        """Seeds torch's generator, so that dropout and gates depend on seed, step and rank alone."""
+        torch.manual_seed(((self.run.seed * 1_000_003 + step) * 1_000_003 + rank()) % 2**63)
+
+    def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        logging.disable_progress_bar()
+        state = None if weights is None else dict(weights)
+        model.save_pretrained(folder, state_dict=state, max_shard_size="100GB")
+        self.tokenizer.save_pretrained(folder)
+
+
+class PretrainingTask(EncoderTask):
     """Cross entropy of the masked tokens."""
 
     run: PretrainingRun
@@ -44,13 +71,10 @@ class PretrainingTask(Task):
             raise TrainingError(f"{run.name}: the text has fewer than {settings.max_tokens} tokens; add text")
 
     def sequences(self, split: str) -> int:
-        """Sequences of a split: texts follow each other, and the stream is cut into pieces of equal
-        length."""
+        """Pieces of equal length into which the stream of a split's texts is cut."""
         return len(self.corpus.tokens(split)) // (self.run.pretraining.max_tokens - 2)
 
     def build(self) -> nn.Module:
-        from transformers import AutoModelForMaskedLM
-
         settings = self.run.pretraining
         model = fresh(
             AutoModelForMaskedLM, self.run.backbone, vocabulary(self.tokenizer), settings.max_tokens
@@ -113,25 +137,12 @@ class PretrainingTask(Task):
         finally:
             hook.remove()
 
-    def learning_rate(self, step: int) -> float:
-        return linear(self.run.training, step, self.steps)
-
-    def before_step(self, model: nn.Module, step: int) -> None:
-        seed_step(self.run.seed, step)
-
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         encoder = find_encoder(model)
         return list(encoder.find_layers(encoder.find_stack(model)))
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
-        data = self.corpus.describe()
-        return {"parameters": sum(p.numel() for p in model.parameters()), "data": data}
-
-    def save(self, model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        save_pretrained(model, folder, weights)
-        self.tokenizer.save_pretrained(folder)
+        return super().describe(model) | {"data": self.corpus.describe()}
 
     def load(self, folder: Path, device: torch.device) -> nn.Module:
-        from transformers import AutoModelForMaskedLM
-
         return AutoModelForMaskedLM.from_pretrained(folder, use_safetensors=True).to(device)

@@ -6,7 +6,6 @@ Writes ``results/SUITE/benchmark/estimator.csv``, ``variance.csv`` and ``complex
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Iterator
@@ -15,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acp_repro.common.command import command, run_command
-from acp_repro.common.docs import plain
+from acp_repro.common.command import command, described_parser, run_command
 from acp_repro.pipeline.provenance import processor_name
 from acp_repro.pipeline.records import write_suite_records
 from acp_repro.pipeline.suite import load_suite
@@ -139,23 +137,14 @@ SIMULATIONS = {"estimator": estimator, "variance": variance, "complexity": compl
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m acp_repro.pipeline.papers.retention.simulations",
-        description=plain(__doc__.split("\n\n")[0]),
-    )
+    parser = described_parser("pipeline.papers.retention.simulations", __doc__)
     parser.add_argument(
         "--suite", default="retention", help="a name in experiments/ or a YAML file (default: retention)"
     )
     suite = load_suite(parser.parse_args(arguments).suite)
     for name, simulate in SIMULATIONS.items():
-        path = write_suite_records(
-            suite.name,
-            suite.paper,
-            suite.paper.quantity(name),
-            simulate(),
-            device=processor_name(),
-            dtype="float64",
-        )
+        quantity, about = suite.paper.quantity(name), {"device": processor_name(), "dtype": "float64"}
+        path = write_suite_records(suite.name, suite.paper, quantity, simulate(), **about)
         print(path)
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers as t
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from acp_repro.pipeline.data import BPETokenizer
 from acp_repro.pipeline.data.files import DataError
@@ -99,20 +101,9 @@ class Texts:
                 both = zip(out["offset_mapping"][row], inside, strict=True)
                 offsets = [tuple(offset) if i else (0, 0) for offset, i in both]
                 span = _span(example.answer, offsets)
-                self._check_separators(out["input_ids"][row], example)
+                if self._separators == 2 and not asks:
+                    raise DataError(f"{self.dataset.corpus}: Longformer answers only texts with a question")
             yield Encoded(out["input_ids"][row], example, offsets, span)
-
-    def _check_separators(self, ids: list[int], example: Row) -> None:
-        """Checks the separators for Longformer.
-
-        Raises:
-            DataError: Longformer's head would not find the question's end, since there is no question.
-        """
-        if self._separators == 2 and ids.count(self.tokenizer.sep_token_id) != 3:
-            raise DataError(
-                f"{self.dataset.corpus}: Longformer finds an answer only if there is a question; the text "
-                f"{example.text[:40]!r} comes without one"
-            )
 
     def _truncations(self, examples: Sequence[Row]) -> list[str | bool]:
         """Cuts the text alone, unless the question takes more than half of the length."""
@@ -186,23 +177,18 @@ def tuning_steps(dataset: DatasetConfig, examples: int) -> int:
 
 
 def labelled_of(dataset: DatasetConfig) -> LabelledSet:
-    """The set of a task, at most ``max_examples`` of each split."""
-    return _cut(_labelled(dataset), dataset.max_examples)
-
-
-def _labelled(dataset: DatasetConfig) -> LabelledSet:
-    return read_labelled(dataset.corpus, dataset.path, **dataset.options)
-
-
-def _cut(labelled: LabelledSet, limit: int | None) -> LabelledSet:
-    """At most ``limit`` examples of each split, the first by a hash."""
-    if limit is None:
+    """The set of a task, at most ``max_examples`` of each split: the first by a hash."""
+    labelled = read_labelled(dataset.corpus, dataset.path, **dataset.options)
+    if dataset.max_examples is None:
         return labelled
 
-    def by_hash(example: Row) -> bytes:
+    def hash_example(example: Row) -> bytes:
         return hashlib.sha256(f"{example.question}\n{example.text}".encode()).digest()
 
-    splits = {split: sorted(found, key=by_hash)[:limit] for split, found in labelled.splits.items()}
+    splits = {
+        split: sorted(found, key=hash_example)[: dataset.max_examples]
+        for split, found in labelled.splits.items()
+    }
     return LabelledSet(splits, labelled.classes, labelled.classes_are)
 
 
@@ -214,8 +200,6 @@ def _span(answer: tuple[int, int], offsets: Sequence[tuple[int, int]]) -> tuple[
 
 def train_tokenizer(labelled: LabelledSet, vocab_size: int):
     """A byte-level BPE learnt from the training split, with BERT's special tokens."""
-    import tokenizers as t
-
     bpe = t.Tokenizer(t.models.BPE(unk_token=UNK))
     bpe.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = t.decoders.ByteLevel()
@@ -232,18 +216,11 @@ def train_tokenizer(labelled: LabelledSet, vocab_size: int):
 
 def bert_tokenizer(tokenizer: BPETokenizer):
     """A corpus's tokeniser as one of transformers: its ids stay, BERT's special tokens come after them."""
-    import tokenizers as t
-
     return as_berts(t.Tokenizer.from_str(tokenizer.json_text))
 
 
 def as_berts(bpe):
-    """A byte-pair tokeniser of the library `tokenizers` as one of transformers.
-
-    BERT's special tokens are added if it has none.
-    """
-    from transformers import PreTrainedTokenizerFast
-
+    """A byte-pair tokeniser of `tokenizers` as one of transformers, with BERT's special tokens."""
     bpe.add_special_tokens([token for token in SPECIAL if bpe.token_to_id(token) is None])
     bpe.post_processor = _template(bpe)
     return PreTrainedTokenizerFast(
@@ -252,10 +229,7 @@ def as_berts(bpe):
 
 
 def _template(bpe, separators: int = 1):
-    """The special tokens around a text, and around a question and its text, with ``separators`` between
-    them."""
-    import tokenizers as t
-
+    """The special tokens around a text, and around and between a question and its text."""
     return t.processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}",
         pair=f"{CLS} $A {' '.join([SEP] * separators)} $B {SEP}",
@@ -264,13 +238,7 @@ def _template(bpe, separators: int = 1):
 
 
 def load_tokenizer(source: str | Path):
-    """A fast tokeniser, by name or from the folder of a model.
-
-    Raises:
-        TrainingError: there is none.
-    """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
+    """A fast tokeniser, by name or from the folder of a model."""
     try:
         if Path(source).is_dir() and (Path(source) / "tokenizer.json").is_file():
             return PreTrainedTokenizerFast.from_pretrained(source)

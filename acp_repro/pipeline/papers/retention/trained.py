@@ -7,11 +7,12 @@ import operator
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
 
 from acp_repro.pipeline.training.step import autocast
@@ -111,21 +112,6 @@ def _best_span(start: Tensor, end: Tensor, row: Encoded, longest: int = 64) -> s
 # ---- scores, in percent -----------------------------------------------------------------------
 
 
-def _accuracy(truth: Sequence[int], predicted: Sequence[int]) -> float:
-    from sklearn.metrics import accuracy_score
-
-    return 100 * accuracy_score(truth, predicted)
-
-
-def _f1(average: str):
-    def score(truth: Sequence[int], predicted: Sequence[int]) -> float:
-        from sklearn.metrics import f1_score
-
-        return 100 * f1_score(truth, predicted, average=average, zero_division=0)
-
-    return score
-
-
 def normalized(answer: str) -> list[str]:
     """The words of an answer as SQuAD's evaluation compares them."""
     text = "".join(c for c in answer.lower() if c not in string.punctuation)
@@ -136,27 +122,27 @@ def _matches(answers: Sequence[str], guess: str) -> bool:
     return any(normalized(answer) == normalized(guess) for answer in answers)
 
 
-def _exact_match(truth: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
-    hits = [_matches(t, p) for t, p in zip(truth, predicted, strict=True)]
-    return 100 * sum(hits) / len(hits)
-
-
-def _word_f1(truth: Sequence[Sequence[str]], predicted: Sequence[str]) -> float:
-    def one(answer: str, guess: str) -> float:
-        a, g = normalized(answer), normalized(guess)
+def _word_f1(answers: Sequence[str], guess: str) -> float:
+    def overlap(a: list[str], g: list[str]) -> float:
         same = sum((Counter(a) & Counter(g)).values())
         return float(a == g) if not a or not g else 2 * same / (len(a) + len(g))
 
-    best = [max(one(a, p) for a in t) for t, p in zip(truth, predicted, strict=True)]
-    return 100 * sum(best) / len(best)
+    return max(overlap(normalized(answer), normalized(guess)) for answer in answers)
+
+
+def _mean_percent(score: Callable[..., float]) -> Callable[..., float]:
+    def mean(truth: Sequence[Any], predicted: Sequence[Any]) -> float:
+        return 100 * sum(score(t, p) for t, p in zip(truth, predicted, strict=True)) / len(truth)
+
+    return mean
 
 
 SCORES = {
-    "accuracy": _accuracy,
-    "micro_f1": _f1("micro"),
-    "macro_f1": _f1("macro"),
-    "exact_match": _exact_match,
-    "f1": _word_f1,
+    "accuracy": lambda truth, predicted: 100 * accuracy_score(truth, predicted),
+    "micro_f1": lambda t, p: 100 * f1_score(t, p, average="micro", zero_division=0),
+    "macro_f1": lambda t, p: 100 * f1_score(t, p, average="macro", zero_division=0),
+    "exact_match": _mean_percent(_matches),
+    "f1": _mean_percent(_word_f1),
 }
 # Scores that are a share of right answers; with one class each, micro F1 is accuracy.
 HITS = {"accuracy": operator.eq, "micro_f1": operator.eq, "exact_match": _matches}

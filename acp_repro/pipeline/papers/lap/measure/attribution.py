@@ -11,7 +11,7 @@ from acp_repro.common.gradients import without_gradients
 from acp_repro.lap.attribution import shap_values
 
 from ..quantities import SHOWN_TEXTS
-from ..trained import TrainedPruning
+from ..task import TrainedPruning
 
 SHORT = range(12, 41)  # tokens of these
 SAME = 0.9  # share of a long text's tokens that must be written again, or places would mean nothing

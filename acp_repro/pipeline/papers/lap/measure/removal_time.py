@@ -17,7 +17,7 @@ from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
 from acp_repro.pipeline.benchmark.timing import ORDER, interleaved, peak_memory, wall_ms
 
-from ..trained import TrainedPruning
+from ..task import TrainedPruning
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
 DECODED_TOKENS = 16
