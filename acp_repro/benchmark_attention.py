@@ -16,7 +16,7 @@ from .common.docs import plain
 from .common.errors import is_out_of_memory
 from .pipeline.benchmark.table import LEGEND, table
 from .pipeline.provenance import device_name
-from .pipeline.records import keep_other_machines, write_suite_records
+from .pipeline.records import write_suite_records
 from .pipeline.registry import find_paper
 from .pipeline.suite import load_suite
 
@@ -48,10 +48,6 @@ def main(arguments: list[str] | None = None) -> int:
     quantity = paper.quantity("kernel_time")
     provenance = {"device": device_name(device), "dtype": str(dtype)[6:], "uses_gpu": gpu}
     heads = options.heads or (12 if gpu else 4)
-
-    if suite:
-        planned = {"length_tokens": lengths, "heads": [heads], "head_dim": [options.head_dim]}
-        keep_other_machines(suite, quantity, provenance["device"], planned)
 
     def write() -> list[Path]:
         paths = [options.csv] * bool(options.csv) + [None] * bool(options.suite)

@@ -23,7 +23,7 @@ from .pipeline.errors import SuiteError
 from .pipeline.paper import Quantity
 from .pipeline.papers.acp.suite import FoXRun, FoXSuite
 from .pipeline.provenance import device_name, made_on
-from .pipeline.records import benchmark_rows, keep_other_machines, write_suite_records
+from .pipeline.records import benchmark_rows, write_suite_records
 from .pipeline.run import PARALLEL
 from .pipeline.suite import load_suite
 
@@ -54,10 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return _measure(runs, options, write)
     _check_ranks(options.nproc, device.type)
-    for run in () if options.csv else runs:
-        shape = dict(zip(SHAPE, ([value] for value in _shape(run)), strict=True))
-        planned = {**shape, "vocab_size": options.vocab_size, "ranks": options.nproc}
-        keep_other_machines(suite, quantity, device_name(device), planned)
     from .pipeline.training.distributed import launch_ranks
 
     with tempfile.TemporaryDirectory() as folder:

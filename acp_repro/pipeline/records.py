@@ -120,27 +120,6 @@ def benchmark_rows(suite: str, paper: Paper, quantity: Quantity) -> list[dict[st
         return list(rows)
 
 
-def keep_other_machines(
-    suite: Suite, quantity: Quantity, device: str, planned: Mapping[str, Iterable[Any]]
-) -> None:
-    """Keeps rows of a suite's file from being replaced by those of another machine.
-
-    Args:
-        planned: columns and the values for which they are to be measured; empty: the whole file.
-
-    Raises:
-        RecordError: one of these rows was measured on another device.
-    """
-    wanted = {column: set(map(str, values)) for column, values in planned.items()}
-    rows = benchmark_rows(suite.name, suite.paper, quantity)
-    rows = [row for row in rows if all(row[column] in values for column, values in wanted.items())]
-    if others := {row["device"] for row in rows} - {device}:
-        raise RecordError(
-            f"{quantity.path(suite.name)} was measured on {' and '.join(sorted(others))}, and this would "
-            f"replace records of it by those of {device}. Move that file away first, or name another suite"
-        )
-
-
 def _content(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()) -> tuple[bytes, int]:
     """What the file at ``path`` is to hold, and how many rows."""
     complete, expected = [], set(quantity.columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import time
@@ -28,7 +29,6 @@ from acp_repro.model import FoXForCausalLM
 from acp_repro.model.pretrained import config_to_official
 from acp_repro.pipeline.data.tokenizer import BPETokenizer, Tokenizer
 
-from ..unfinished import digest
 from .tasks import LoadedTask
 
 HARNESS_VERSION = lm_eval.__version__
@@ -58,6 +58,16 @@ def harness_model(model: FoXForCausalLM, tokenizer: Tokenizer, *, max_length: in
         mixed_precision_dtype="bfloat16" if dtype == "bfloat16" else None,
         softmax_dtype="float32",
     )
+
+
+def identity(model: FoXForCausalLM, weights_sha256: str) -> dict[str, Any]:
+    """The key of a model, for results that are kept: the same weights with another config are another."""
+    return {"weights": weights_sha256, "config": dataclasses.asdict(model.config)}
+
+
+def digest(key: Any) -> str:
+    """A short name of a value of JSON's types."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)

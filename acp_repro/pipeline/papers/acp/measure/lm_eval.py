@@ -10,10 +10,9 @@ from acp_repro.pipeline import state
 from acp_repro.pipeline.data import prepare
 
 from ..evaluation.catalogue import COLUMNS
-from ..evaluation.evaluation import HARNESS_VERSION, TaskResult, evaluate, harness_model
+from ..evaluation.evaluation import HARNESS_VERSION, TaskResult, evaluate, harness_model, identity
 from ..evaluation.tasks import load_tasks
 from ..trained import TrainedFoX
-from ..unfinished import identity
 
 _SHOWN = {(column.task, column.metric) for column in COLUMNS}
 

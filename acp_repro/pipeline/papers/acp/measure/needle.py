@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from acp_repro.common.files import sha256_of
 from acp_repro.pipeline.data import prepare
-from acp_repro.pipeline.state import MAKE
 
-from ..needle.haystack import file_haystacks, fingerprints, heldout_haystacks
+from ..needle.haystack import file_haystacks, heldout_haystacks
 from ..needle.prompt import hide, tokenise_needles
 from ..needle.trial import default_lengths, try_needle
 from ..trained import TrainedFoX
-from ..unfinished import Unfinished, identity
 
 _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
 
@@ -22,8 +19,7 @@ def measure_needle(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each method, context length, haystack and depth of the needle.
 
     The method is the run's own. A run with ACP whose exact pair is not in the suite is also tested without
-    pruning. The haystack is the run's held-out text, or ``measure.needle_haystack``. Results are kept until
-    the record is written, so the same command continues where it was stopped.
+    pruning. The haystack is the run's held-out text, or ``measure.needle_haystack``.
     """
     return try_mode(trained, "easy", trained.methods())
 
@@ -47,15 +43,6 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
         haystacks = file_haystacks(text, encode, max(lengths), samples, "measure.needle_haystack")
     rows = []
     for method in methods:
-        weights = sha256_of(run.weights_file) if run.weights_file.is_file() else None
-        key = identity(trained.model, weights) | {
-            "lengths": lengths,
-            "depths": settings.needle_depths,
-            "haystacks": fingerprints(haystacks),
-            "device": trained.device_name,
-        }
-        name = f"{run.name}.needle{'' if mode == 'easy' else '-' + mode}-{method}.jsonl"
-        unfinished = Unfinished(MAKE / run.suite / name, key)
         found = try_needle(
             trained.model,
             hide(needles, haystacks),
@@ -65,9 +52,7 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
             dtype=run.training.dtype,
             batch_tokens=_BATCHES * run.training.micro_batch_tokens,
             description=f"{run.name}: needle, {method}",
-            unfinished=unfinished,
         )
-        trained.when_written(unfinished.finish)
         shared = {"method": method, "mode": mode, "needle_share": run.needle_share}
         shared["haystack"] = text or "held-out text"
         rows += [shared | row for row in found]

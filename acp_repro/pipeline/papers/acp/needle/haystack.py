@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -25,9 +24,6 @@ def heldout_haystacks(
 
     Returns:
         int64 arrays (n,) of token ids.
-
-    Raises:
-        UsageError: the held-out text is too short.
     """
     sequences = corpus.sequences("heldout", context_length)
     each = -(-length // context_length)
@@ -62,9 +58,6 @@ def text_haystacks(
 
     Returns:
         int64 arrays (length,) of token ids.
-
-    Raises:
-        UsageError: the whole text is shorter than ``length``.
     """
     wanted = samples * length
     # Of a long corpus only the used part is read; of essays, all.
@@ -88,30 +81,16 @@ def text_haystacks(
 def file_haystacks(
     path: str, encode: Callable[[str], np.ndarray], length: int, samples: int, key: str
 ) -> list[np.ndarray]:
-    """:func:`text_haystacks` of a file or folder; ``key`` names the setting in errors.
-
-    Raises:
-        DataError, UsageError: the file does not exist, is not text, or is too short.
-    """
+    """:func:`text_haystacks` of a file or folder; ``key`` names the setting in errors."""
     return text_haystacks(TextSource([path], key=key).documents(), encode, length, samples)
 
 
 def checkpoint_haystacks(
     checkpoint: Checkpoint, path: str | None, length: int, samples: int
 ) -> list[np.ndarray]:
-    """Haystacks in the tokens of a checkpoint: from ``path``, else from its run's held-out text, else from a
-    book.
-
-    Raises:
-        DataError, UsageError: there is no text, or it is too short.
-    """
+    """Haystacks in a checkpoint's tokens: from ``path``, else its run's held-out text, else a book."""
     if path is not None:
         return file_haystacks(path, checkpoint.tokenizer.encode, length, samples, "--haystack")
     if checkpoint.run is not None:
         return heldout_haystacks(checkpoint.corpus(), checkpoint.context_length, length, samples)
     return text_haystacks(SampleSource().documents(), checkpoint.tokenizer.encode, length, samples)
-
-
-def fingerprints(haystacks: Iterable[np.ndarray]) -> list[str]:
-    """Hashes of these tokens, (n,) int64 each, in this order, for the key of results that are kept."""
-    return [hashlib.sha256(haystack.tobytes()).hexdigest() for haystack in haystacks]

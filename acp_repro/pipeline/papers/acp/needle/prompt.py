@@ -82,11 +82,7 @@ class Needle:
         return len(self.answer) + len(self.answer) // 2
 
     def haystack_tokens(self, length: int) -> int:
-        """Tokens of haystack in a context of ``length``, beside BOS, needle, question and answer.
-
-        Raises:
-            UsageError: there is no room for any.
-        """
+        """Tokens of haystack in a context of ``length``, beside BOS, needle, question and answer."""
         left = length - 1 - len(self.needle) - len(self.question) - self.room
         if left < 1:
             raise UsageError(
@@ -108,9 +104,6 @@ class Needle:
 
         Returns:
             (T,) int64; the same T for every depth.
-
-        Raises:
-            UsageError: the haystack is shorter than the context.
         """
         size = self.haystack_tokens(length)
         if len(haystack) < size:
@@ -143,11 +136,7 @@ class Trial(NamedTuple):
 
 
 def tokenise_needles(encode: Encode, bos_id: int, mode: str = "easy") -> list[Needle]:
-    """The wordings of a mode in a model's own tokens: one, or one a fact.
-
-    Raises:
-        UsageError: there is no such mode.
-    """
+    """The wordings of a mode in a model's own tokens: one, or one a fact."""
     if mode not in WORDINGS:
         *others, last = WORDINGS
         raise UsageError(f"needle: mode {mode!r} is not known; use {', '.join(others)} or {last}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -14,17 +15,11 @@ from tqdm import tqdm
 from acp_repro.model import FoXForCausalLM, generate
 from acp_repro.pipeline.training.step import autocast
 
-from ..fits import enough_memory
-from ..unfinished import Unfinished
 from .prompt import Needle, Trial, first_line
 
 
 def default_lengths(needles: Sequence[Needle], longest: int, count: int = 11) -> list[int]:
-    """``count`` context lengths, evenly spaced up to ``longest``; the first has room for some haystack.
-
-    Raises:
-        UsageError: not even ``longest`` has room for any.
-    """
+    """``count`` context lengths, evenly spaced up to ``longest``; the first has room for some haystack."""
     least = longest - min(needle.haystack_tokens(longest) for needle in needles)  # of all except the haystack
     if count == 1:
         return [longest]
@@ -59,7 +54,6 @@ def try_needle(
     dtype: str,
     batch_tokens: int,
     description: str,
-    unfinished: Unfinished | None = None,
 ) -> list[dict[str, Any]]:
     """One record for each length, trial and depth, in this order.
 
@@ -71,27 +65,22 @@ def try_needle(
         dtype: ``bfloat16`` (autocast over the weights) or ``float32``.
         batch_tokens: prompts of one length go together up to this many tokens.
         description: the text of the progress bar.
-        unfinished: keeps partial results, so that a stopped run can continue.
-
-    Raises:
-        UsageError: a length holds no haystack, or a haystack is too short.
-        TooLong: a length does not fit in memory; names it.
     """
     lengths = sorted(lengths)
-    for length in lengths:  # errors are raised before minutes of work
+    for length in lengths:  # what is too short is an error before minutes of work
         for trial in trials:
             trial.needle.prompt(trial.haystack, length, None)
     cells = [(length, index) for length in lengths for index in range(len(trials))]
-    done = unfinished or Unfinished(None, {})
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     with tqdm(total=len(cells) * len(depths), desc=description, unit="prompt", disable=None) as bar:
         # The longest first, so that one that does not fit fails at once.
         for length, index in sorted(cells, reverse=True):
-            name = f"{length} {index}"
-            if name not in done:
-                with enough_memory(length), torch.no_grad():
-                    done.add({name: _cell(model, trials[index], length, depths, decode, dtype, batch_tokens)})
+            with torch.no_grad():
+                found[length, index] = _cell(
+                    model, trials[index], length, depths, decode, dtype, batch_tokens
+                )
             bar.update(len(depths))
-    return [row for length, index in cells for row in done[f"{length} {index}"]]
+    return [row for cell in cells for row in found[cell]]
 
 
 def _cell(
@@ -131,3 +120,29 @@ def _cell(
         }
         for depth, (likely, text) in zip(depths, rows, strict=True)
     ]
+
+
+def needle_table(rows: pd.DataFrame) -> str:
+    """A table of recall in percent, depths by lengths, the totals, and an answer to read.
+
+    Args:
+        rows: of :func:`try_needle`.
+    """
+    recall = rows.pivot_table(index="depth", columns="evaluated_length_tokens", values="answer_recall")
+    lines = ["recall of the needle's words (%), by depth and context length:"]
+    lines.append("   depth" + "".join(f"{length:>9}" for length in recall.columns))
+    for depth, values in recall.iterrows():
+        lines.append(f"{depth:>8.2f}" + "".join(f"{100 * value:>9.0f}" for value in values))
+    gain = rows["answer_log_likelihood_nats"] - rows["answer_log_likelihood_without_needle_nats"]
+    found = rows.loc[rows["answer_recall"].idxmax()]
+    lines += [
+        f"mean recall {100 * rows['answer_recall'].mean():.0f} %, exact answers "
+        f"{int(rows['exact_match'].sum())} of {len(rows)}",
+        f"log-likelihood of the right answer: {gain.mean():+.1f} nats with the needle "
+        f"({rows['answer_log_likelihood_nats'].mean():.1f}) against without "
+        f"({rows['answer_log_likelihood_without_needle_nats'].mean():.1f}), "
+        f"{found['answer_tokens']} tokens",
+        f"best answer ({found['evaluated_length_tokens']} tokens, depth {found['depth']:g}): "
+        f"{found['answer']!r}",
+    ]
+    return "\n".join(lines)
