@@ -282,19 +282,6 @@ def test_what_came_with_the_project_is_not_deleted(work, capsys):
     assert make.main(["clean", "--suite", "ours", "--force"]) == 0 and not Path("results/ours").exists()
 
 
-def test_weights_that_come_with_the_project_are_never_trained(work, capsys):
-    write_suite(
-        work, YAML.replace("grid:", "weights: {folder: ready, trained_by: mini}\ngrid:"), name="ready"
-    )
-    assert make.main(["figure2", "--suite", "ready"]) == 1
-    assert "it comes with the project: git checkout -- ready" in capsys.readouterr().err
-    shutil.copytree(f"runs/mini/{RUN}/model", f"ready/{RUN}")
-    assert kinds(load_suite("ready"), "figure2")[:2] == (
-        set(),
-        {(RUN, q) for q in PAPER.item("figure2").quantities},
-    )
-
-
 def test_the_harness_is_installed_before_the_first_record_that_needs_it(work, monkeypatch):
     suite = load_suite("mini")
     missing = plan.missing(suite, plan.targets(suite, ["table1"]))

@@ -67,11 +67,7 @@ class Suite:
         return self.file.weights
 
     def run(self, name: str) -> Run:
-        """The run called ``name``.
-
-        Raises:
-            UnknownName: there is none; the message lists the names.
-        """
+        """The run called ``name``."""
         for run in self.runs:
             if run.name == name:
                 return run
@@ -79,19 +75,15 @@ class Suite:
         raise UnknownName.among(f"suite {self.name} has no run {name!r}", name, known)
 
     def check(self) -> None:
-        """For a paper's own class: checks the suite as a whole.
-
-        Raises:
-            ValueError: something is wrong that only the whole suite shows.
-        """
+        """For a paper's own class: checks the suite as a whole."""
 
     def prerequisites(self, run: Run) -> list[Run]:
         """For a paper's own class: runs of the suite whose weights must exist before ``run`` begins."""
         return []
 
     @property
-    def aside(self) -> str:
-        """For a paper's own class: in the words of an error, which runs of the grid only some items use."""
+    def restriction(self) -> str:
+        """For a paper's own class: which runs of the grid only some items use, for an error."""
         return ""
 
     def with_all_seeds(self, runs: Iterable[Run]) -> list[Run]:
@@ -372,31 +364,19 @@ class Paper:
         return importlib.import_module(full) if found else None
 
     def quantity(self, name: str) -> Quantity:
-        """The quantity called ``name``.
-
-        Raises:
-            UnknownName: the paper measures no such quantity.
-        """
+        """The quantity called ``name``."""
         names = {quantity.name: quantity for quantity in self.quantities}
         if name not in names:
             raise UnknownName.among(f"paper {self.name} has no quantity {name!r}", name, names)
         return names[name]
 
     def item(self, name: str) -> Item:
-        """The figure or table called ``name``.
-
-        Raises:
-            UnknownName: the paper has no such figure or table.
-        """
+        """The figure or table called ``name``."""
         self.check_item(name)
         return self._placed[name][0]
 
     def check_item(self, name: str) -> None:
-        """Checks a name as :meth:`item` does, but imports nothing.
-
-        Raises:
-            UnknownName: the paper has no such figure or table.
-        """
+        """Checks a name as :meth:`item` does, but imports nothing."""
         if name not in self.contents:
             raise UnknownName.among(f"paper {self.name} has no item {name!r}", name, self.contents)
 

@@ -35,11 +35,7 @@ def paper_module(name: str) -> str:
 
 
 def find_paper(name: str) -> Paper:
-    """The paper called ``name``.
-
-    Raises:
-        UnknownName: there is none; the message lists the names.
-    """
+    """The paper called ``name``."""
     if name not in paper_names():
         raise UnknownName.among(f"no paper {name!r}", name, paper_names())
     for point in importlib.metadata.entry_points(group=GROUP, name=name):

@@ -38,11 +38,7 @@ def has_weights(run: Run) -> bool:
 
 
 def proof(path: Path) -> dict[str, Any]:
-    """What ``settings.json`` says of the record at ``path``; empty if nothing, as after an interruption.
-
-    Raises:
-        RecordError: the record is not the one that was measured.
-    """
+    """What ``settings.json`` says of the record at ``path``; empty if nothing, as after an interruption."""
     content = read_json(path.with_name(PROOFS))
     record = content.get("records", {}).get(path.name, {})
     if record and (content.get("folder"), record.get("sha256")) != (_folder(path), files.sha256_of(path)):
@@ -58,9 +54,6 @@ def is_current(suite: Suite, run: Run | None, quantity: Quantity) -> bool:
 
     Args:
         run: None for a quantity of the whole suite, which has no settings.
-
-    Raises:
-        RecordError: see :func:`proof`.
     """
     path = quantity.path(suite.name, NO_RUN if run is None else run.name)
     if not path.is_file() or not (found := proof(path)):
@@ -230,20 +223,9 @@ def measured_run(run: Run) -> MeasuredRun | None:
     return MeasuredRun(seconds, ranks, peak, description.get("device", "?"))
 
 
-def read_log(quantity: str, run: Run) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl.
-
-    Raises:
-        RecordError: there is none, or it cannot be read; the message names the quantity and the command that
-            trains.
-    """
-    path = run.folder / "metrics.jsonl"
-    try:
-        return files.read_json_lines(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(
-            f"{quantity}: {path} cannot be read ({error}); train with `{run.command}`"
-        ) from None
+def read_log(run: Run) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl."""
+    return files.read_json_lines(run.folder / "metrics.jsonl")
 
 
 def _recorded_run(run: Run) -> MeasuredRun | None:

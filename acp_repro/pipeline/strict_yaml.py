@@ -36,11 +36,7 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The content of a YAML file that holds a mapping, in JSON's types.
-
-    Raises:
-        SuiteError: it is not YAML, or not a mapping, or too large.
-    """
+    """The content of a YAML file that holds a mapping, in JSON's types."""
     import yaml
     from pydantic_core import from_json
 
@@ -88,11 +84,7 @@ def _loader() -> type:
 
 
 def build(cls: type[T], content: dict[str, Any], path: Path) -> T:
-    """``content`` of the file at ``path`` as an instance of the dataclass ``cls``.
-
-    Raises:
-        SuiteError: an unknown key, a wrong type, or a value that ``cls`` does not allow.
-    """
+    """``content`` of the file at ``path`` as an instance of the dataclass ``cls``."""
     from pydantic import TypeAdapter, ValidationError
 
     try:  # as JSON, where a list may become a tuple

@@ -28,14 +28,14 @@ def heads_run(suite: FoXSuite) -> list[FoXRun]:
 
 
 def evaluated(suite: FoXSuite) -> list[FoXRun]:
-    return suite.in_order(suite.evaluated("pro"), suite.evaluated("llama"))
+    return suite.union(suite.evaluated("pro"), suite.evaluated("llama"))
 
 
 def needle_runs(suite: FoXSuite) -> list[FoXRun]:
     """The runs of Figures 3, 9, 11 and A6 and of Table A1."""
     longest, shorter = (suite.needle_runs("pro", longest=longest) for longest in (True, False))
     llama = suite.needle_runs("llama", longest=True)
-    return suite.in_order(longest, shorter, llama, suite.needle_trainings)
+    return suite.union(longest, shorter, llama, suite.needle_trainings)
 
 
 QUANTITIES = (
@@ -43,7 +43,7 @@ QUANTITIES = (
         "pruned_ratio",
         "layer head measured_tokens block_q_tokens block_k_tokens pruned_blocks causal_blocks pruned_ratio",
         f"{M}.pruned_ratio:measure_pruned_ratio",
-        lambda suite: suite.in_order(suite.select(acp=True), suite.arms),  # one arm trains with needles
+        lambda suite: suite.union(suite.select(acp=True), suite.arms),  # one arm trains with needles
     ),
     Quantity(
         "attention_time",

@@ -70,7 +70,6 @@ class FoXRun(Run):
         return -(-self.size.tokens // self.training.batch_tokens)
 
     def columns(self) -> dict[str, Any]:
-        """See ``Run.columns``."""
         return {
             "architecture": self.architecture,
             "size": self.size_name,
@@ -101,7 +100,6 @@ class FoXRun(Run):
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """See ``Run.as_dict``."""
         resolved = super().as_dict()
         for name in SIZE_OVERRIDES:  # stands under training
             resolved["size"].pop(name)
@@ -109,11 +107,7 @@ class FoXRun(Run):
 
 
 def make_run(file: File, suite: str, where: str, *, size: str, context_length: int, **point: Any) -> FoXRun:
-    """A point of the grid as a run.
-
-    Raises:
-        ValueError: the point is not allowed; the message begins with the key.
-    """
+    """A point of the grid as a run."""
     if size not in file.sizes:
         raise ValueError(f"{where}.size: no size {size!r} under sizes, which has {', '.join(file.sizes)}")
     shape = file.sizes[size]
@@ -156,7 +150,6 @@ class FoXSuite(Suite):
     runs: tuple[FoXRun, ...]
 
     def check(self) -> None:
-        """See ``Suite.check``."""
         for key in ("heads_run", "sweep_run"):
             try:
                 getattr(self, key)
@@ -190,7 +183,7 @@ class FoXSuite(Suite):
             and (acp is None or (run.log_pruning_tolerance is not None) == acp)
         ]
 
-    def in_order(self, *some: Iterable[FoXRun]) -> list[FoXRun]:
+    def union(self, *some: Iterable[FoXRun]) -> list[FoXRun]:
         """The runs of several lists, each once, in the order of the suite."""
         chosen = {run for runs in some for run in runs}
         return [run for run in self.runs if run in chosen]
@@ -250,7 +243,7 @@ class FoXSuite(Suite):
         """The runs of :attr:`trained_with_needles`, and the null: exact runs from a changed weight."""
         pairs = self.trained_with_needles
         null = [r for r in self.runs if r.nudged and r.needle_share and r.log_pruning_tolerance is None]
-        return self.in_order(pairs, null) if pairs else []
+        return self.union(pairs, null) if pairs else []
 
     @property
     def arms(self) -> list[FoXRun]:
@@ -264,8 +257,7 @@ class FoXSuite(Suite):
         return runs if len({_suspects(run) for run in runs}) > 2 else []
 
     @property
-    def aside(self) -> str:
-        """See ``Suite.aside``."""
+    def restriction(self) -> str:
         with_needles = any(run.needle_share for run in self.runs)
         return "runs that train with needles are for Figure A6 alone" if with_needles else ""
 

@@ -45,7 +45,6 @@ class FoXTask(Task):
         self._config = run.model_config(self.corpus.vocab_size)
 
     def build(self) -> FoXForCausalLM:
-        """See ``Task.build``."""
         if self.run.data.heldout != 0:  # if its documents are too short, fail before hours of training
             try:
                 self.corpus.sequences("heldout", self.run.context_length)
@@ -106,7 +105,6 @@ class FoXTask(Task):
         }
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
-        """See ``Task.describe``."""
         return {
             "parameters": self._config.num_parameters(),
             "data": self.corpus.describe(self.run.context_length),
@@ -118,11 +116,9 @@ class FoXTask(Task):
         self.corpus.save_tokenizer(folder)
 
     def load(self, folder: Path, device: torch.device) -> FoXForCausalLM:
-        """See ``Task.load``."""
         return load_pretrained(folder).to(device)
 
     def trained(self, suite: Suite, device: torch.device) -> TrainedFoX:
-        """See ``Task.trained``."""
         self._check_text()
         found = super().trained(suite, device)
         return TrainedFoX(suite, self.run, self, found.model, device, found.trained_tokens)

@@ -79,9 +79,6 @@ class TrainedFoX(Trained):
 
         Returns:
             Mean loss in nats of the labels, and the number of tokens.
-
-        Raises:
-            ValueError: there is no batch, or no label.
         """
         if batches is None:
             batches = self.heldout_batches(self.measure_settings.sweep_tokens)
@@ -91,6 +88,4 @@ class TrainedFoX(Trained):
                 total += loss.double().sum().item()
                 labelled += (labels != IGNORED_LABEL).sum().item()
                 tokens += labels.numel()
-        if not labelled:
-            raise ValueError("no text to measure on: there is no label")
         return total / labelled, tokens

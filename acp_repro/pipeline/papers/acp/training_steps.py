@@ -69,9 +69,6 @@ def measure(
         official: also time the authors' model, on one rank, without torch.compile, as their trainer runs it.
         parallel: how several ranks share a step, ``ddp`` or ``fsdp``; ``auto`` uses the run's setting.
         gates: which heads are local, as in ``benchmark_attention``.
-
-    Raises:
-        SuiteError: the authors' code is requested, and cannot be imported or has several ranks.
     """
     if parallel != "auto":
         run = dataclasses.replace(run, training=dataclasses.replace(run.training, parallel=parallel))

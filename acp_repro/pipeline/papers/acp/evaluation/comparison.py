@@ -7,16 +7,16 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from acp_repro.common.errors import UsageError
 from acp_repro.common.statistics import LEVEL, equivalence, finite, holm, over_items, paired_difference
 from acp_repro.pipeline.errors import UnknownName
-from acp_repro.pipeline.records import read_file
 
 RECORDS = "lm_eval_items.csv.gz"
 COLUMNS = (
@@ -85,9 +85,6 @@ def read(path: Path) -> Evaluation:
     Args:
         path: ``samples_TASK_DATE.jsonl`` of the harness, a file that ``python -m acp_repro.evaluate`` keeps,
             a record ``lm_eval_items.csv.gz``; or a folder that holds such files, at any depth.
-
-    Raises:
-        UsageError: the path does not exist, a file is damaged, or a folder holds two evaluations of a task.
     """
     if not path.exists():
         raise UsageError(
@@ -156,19 +153,14 @@ def _of_samples(path: Path) -> Iterator[tuple]:
         try:
             sample = json.loads(line)
             number = int(sample["doc_id"])
-            kind, metrics = sample.get("filter", "none"), sample.get("metrics") or _numbers(sample)
-            values = {name: _value(name, sample.get(name)) for name in metrics}
+            kind = sample.get("filter", "none")
+            values = {name: _value(name, sample.get(name)) for name in sample["metrics"]}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{path}, line {place}: no sample of lm-eval ({error})") from error
         for name, value in values.items():
             if value is not None:
                 metric = name if kind == "none" else f"{name}@{kind}"
                 yield task, metric, number, value, str(sample.get("doc_hash") or "")
-
-
-def _numbers(sample: Mapping) -> list[str]:
-    """Metrics in a sample of lm-eval before 0.4.8, which does not name them."""
-    return [name for name, value in sample.items() if name != "doc_id" and _value(name, value) is not None]
 
 
 def _value(name: str, value) -> tuple[float, float] | None:
@@ -184,17 +176,18 @@ def _value(name: str, value) -> tuple[float, float] | None:
 def _of_kept(path: Path) -> Iterator[tuple]:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))["result"]
-        task, metrics = result["task"], {name: m["items"] for name, m in result["metrics"].items()}
-        metrics = {name: [(float(v), float(w)) for v, w in items] for name, items in metrics.items()}
+        for name, metric in result["metrics"].items():
+            for number, (value, weight) in enumerate(metric["items"]):
+                yield result["task"], name, number, (float(value), float(weight)), ""
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: nothing that `python -m acp_repro.evaluate` keeps ({error})") from error
-    for name, items in metrics.items():
-        for number, value in enumerate(items):
-            yield task, name, number, value, ""
 
 
 def _of_records(path: Path) -> Iterator[tuple]:
-    table = read_file(path, ("task", "metric", "item", "value", "weight"))
+    try:
+        table = pd.read_csv(path, usecols=["task", "metric", "item", "value", "weight"])
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UsageError(f"{path} cannot be read ({' '.join(str(error).split())})") from error
     for row in table.itertuples():
         yield row.task, row.metric, row.item, (row.value, row.weight), ""
 
@@ -202,18 +195,10 @@ def _of_records(path: Path) -> Iterator[tuple]:
 def choose(
     a: Evaluation, b: Evaluation, names: tuple[str, str], tasks: Collection[str], metrics: Collection[str]
 ) -> list[tuple[str, str]]:
-    """The requested (task, metric) that both have; all if none is requested.
-
-    Raises:
-        UnknownName: a requested name is not in both.
-        UsageError: they have nothing in common.
-    """
+    """The requested (task, metric) that both have; all if none is requested."""
     both = sorted(set(a) & set(b))
     if not both:
         listed = "; ".join(", ".join(sorted({task for task, _ in side})) for side in (a, b))
-        for name, side in zip(names, (a, b), strict=True):
-            if not side:
-                raise UsageError(f"{name} has no items of a task; write them with lm-eval --log_samples")
         raise UsageError(f"{names[0]} and {names[1]} have no task in common: {listed}")
     for place, (asked, what) in enumerate(((tasks, "task"), (metrics, "mean over items"))):
         known = dict.fromkeys(key[place] for key in both)
@@ -232,9 +217,6 @@ def compare(
     Returns:
         a row of :data:`COLUMNS` each; ``difference`` and ``margin`` are in the metric's units, or of the
         logarithms of perplexities.
-
-    Raises:
-        UsageError: the two have no item of a task in common, or count it differently, or one is NaN.
     """
     rows, notes = [], []
     for key in keys:

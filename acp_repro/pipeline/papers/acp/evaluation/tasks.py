@@ -20,7 +20,7 @@ from acp_repro.common.errors import UserError
 
 from . import book
 from .catalogue import BOOK_TASKS, PAPER_TASKS, TASKS, check_names
-from .local_files import FILES, NoDistractors, check_files, read_documents
+from .local_files import FILES, TaskData, check_files, read_documents
 
 _HARNESS = Path(lm_eval.tasks.__file__).parent
 # Where the harness defines the paper's tasks, because reading all its 14,000 definitions takes seven seconds.
@@ -51,10 +51,6 @@ _BOOK_PERPLEXITY = {
 }
 
 
-class TaskUnavailable(UserError, RuntimeError):
-    """The items of a task are not available here; one line that says what to do."""
-
-
 @dataclass(frozen=True)
 class LoadedTask:
     """A task of the harness with its items.
@@ -70,16 +66,6 @@ class LoadedTask:
     fingerprint: str
 
 
-def known_tasks(names: Sequence[str], data_dir: str | Path | None) -> tuple[str, ...]:
-    """The known tasks, for :func:`check_names`; all of the harness if some are not the paper's.
-
-    Only a machine that gets its items from the Hub can have more than ours.
-    """
-    if data_dir is not None or set(names) <= set(TASKS):
-        return TASKS
-    return (*TASKS, *TaskManager().all_tasks)
-
-
 def load_tasks(
     names: Sequence[str], data_dir: str | Path | None = None
 ) -> tuple[list[LoadedTask], list[str]]:
@@ -88,13 +74,9 @@ def load_tasks(
     Args:
         names: of the paper's tasks, of ours over the shipped book, or, from the Hub, any of the harness's.
         data_dir: a folder with the layout of ``local_files.FILES``; None uses the Hub.
-
-    Raises:
-        UnknownName: there is no such task.
-        TaskData: a file is missing or damaged.
-        TaskUnavailable: the Hub cannot be reached; or nothing is left to evaluate.
     """
-    check_names(names, known_tasks(names, data_dir))
+    more = data_dir is None and not set(names) <= set(TASKS)
+    check_names(names, (*TASKS, *TaskManager().all_tasks) if more else TASKS)
     if data_dir is not None:
         check_files([name for name in names if name not in BOOK_TASKS], data_dir)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -105,10 +87,10 @@ def load_tasks(
         try:
             loaded += (tasks := _load(name, data_dir))
             notes += _incomplete(tasks)
-        except NoDistractors as error:
-            notes.append(f"{name} is left out: {error}")
-    if not loaded:
-        raise TaskUnavailable(f"no task is left to evaluate; {'; '.join(notes)}")
+        except TaskData as error:
+            if name != "sciq" or len(names) == 1:
+                raise
+            notes.append(f"{name} is left out: {error}")  # its file may lack the wrong answers
     return loaded, notes
 
 
@@ -171,7 +153,7 @@ def _from_hub(name: str) -> list[LoadedTask]:
         tasks = manager.load([name])["tasks"]
     except Exception as error:  # of the network, of the Hub's client, of datasets, of a task's own code
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise TaskUnavailable(
+        raise UserError(
             f"the items of {name} cannot be fetched from the Hub ({reason}); without a network put the "
             "tasks' files into a folder and name it: --data-dir FOLDER, or lm_eval_data under measure in a "
             "suite file"

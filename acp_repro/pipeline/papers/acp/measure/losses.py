@@ -74,7 +74,7 @@ def measure_training_log(trained: TrainedFoX) -> list[dict[str, Any]]:
     last kept one. ``throughput_tokens_per_s`` is their median, for all GPUs together.
     """
     run = trained.run
-    lines = read_log("training_log", run)
+    lines = read_log(run)
     looks = [i for i, line in enumerate(lines) if run.log_pruning_tolerance is None or "pruned_ratio" in line]
     assert looks, "a log without pruned ratios"
     step = -(-len(looks) // MOST_POINTS)
@@ -104,5 +104,5 @@ def measure_step_losses(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a step, with every digit of its mean loss and of its gradient's norm before clipping."""
     return [
         {name: line[name] for name in ("step", "tokens", "loss_nats", "grad_norm")}
-        for line in read_log("step_losses", trained.run)
+        for line in read_log(trained.run)
     ]

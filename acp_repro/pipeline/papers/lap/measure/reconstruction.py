@@ -91,7 +91,7 @@ def measure_dynamics(trained: TrainedPruning) -> list[dict[str, Any]]:
     ``kept_ratio`` and ``soft_ratio`` are shares of the text's tokens before any gate.
     """
     rows = []
-    for line in read_log("dynamics", trained.run):
+    for line in read_log(trained.run):
         if "accuracy" not in line:
             continue
         common = {"step": line["step"], "loss_nats": line["loss_nats"]}
