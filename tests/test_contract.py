@@ -55,7 +55,7 @@ PAPERS = {
     "acp": Chain(
         YAML.replace("[-10, null]", "[-10]"),
         "figure4",
-        "Local and global heads",
+        "Savings of single heads",
         ("size: [tiny]", "size: [tiny, tinny]", "did you mean tiny?"),
     ),
     "retention": Chain(RETENTION, "figureC", "", ("method: [ar]", "method: [arr]", "grid[0].method[0]")),

@@ -170,32 +170,6 @@ def test_what_runs_out_of_memory_is_a_line_and_gives_its_memory_back(after, monk
     assert given_back == [(None, None, None)]  # once nothing holds the error, which holds tensors
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("too long"), RuntimeError("lost")])
-def test_a_length_that_fails_costs_no_records_of_others(error, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    make = benchmark.make_problem
-
-    def failing(length, *arguments):
-        if length == 128:
-            raise error
-        return make(length, *arguments)
-
-    monkeypatch.setattr(benchmark, "make_problem", failing)
-    csv = tmp_path / "times.csv"
-    call = [*SMALL[:2], "--lengths", "64", "128", "256", *SMALL[5:], "--suite", "mini", "--csv", str(csv)]
-    if isinstance(error, torch.OutOfMemoryError):
-        assert main(call) == 0
-        assert "128 tokens: out of memory: too long" in capsys.readouterr().out
-        expected = {64, 256}
-    else:
-        with pytest.raises(RuntimeError, match="lost"):
-            main(call)
-        expected = {64}
-    assert set(read_records(load_suite("mini"), "kernel_time")["length_tokens"]) == expected
-    assert set(pd.read_csv(csv)["length_tokens"]) == expected
-
-
 def test_what_stops_a_length_costs_no_records_of_those_before(tmp_path, monkeypatch):
     def stopped(q, *arguments):
         if q.shape[2] == 256:

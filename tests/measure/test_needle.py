@@ -139,18 +139,6 @@ def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
     assert {row["haystack"] for row in needle.measure_needle(trained)} == {"essays"}
 
 
-def test_weights_trained_with_acp_are_asked_all_facts_with_and_without_pruning(trained, monkeypatch):
-    monkeypatch.setattr(trial, "generate", lambda model, prompts, room: prompts)  # quick, and says nothing
-    trained.suite = with_measure(trained.suite, needle_depths=[1.0])
-    rows = needle.measure_needle_facts(trained)
-    assert all(set(row) == set(PAPER.quantity("needle_facts").columns) for row in rows)
-    facts = list(range(len(WORDINGS["facts"])))
-    assert [(row["method"], row["fact"]) for row in rows] == [(m, f) for m in ("acp", "exact") for f in facts]
-    assert {row["mode"] for row in rows} == {"facts"} and trained.model.config.log_pruning_tolerance == -10
-    trained.run = dataclasses.replace(trained.run, log_pruning_tolerance=None)
-    assert {row["method"] for row in needle.measure_needle_facts(trained)} == {"exact"}
-
-
 @pytest.mark.parametrize("pruned", [True, False])
 def test_a_log_is_thinned_to_its_looks(trained, pruned):
     if not pruned:

@@ -7,7 +7,6 @@ import torch
 from acp_repro.benchmark_training import main as command
 from acp_repro.benchmark_training import recorded
 from acp_repro.pipeline import state
-from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.papers.acp import training_steps
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
@@ -81,28 +80,6 @@ def test_without_a_name_one_run_of_each_shape_with_records_of_this_device_is_tim
         assert found.context_length == (short if on == "here" else long).context_length
 
 
-def test_the_authors_model_must_be_there_and_alone(run, monkeypatch):
-    with pytest.raises(SuiteError, match="--official: forgetting_transformer.* cannot be imported"):
-        list(training_steps.measure(run, 301, CPU, repeats=1, steps=1, official=True))
-    monkeypatch.setattr(training_steps, "world_size", lambda: 2)
-    with pytest.raises(SuiteError, match="compared on one rank"):
-        training_steps._official(run, run.model_config(301), CPU)
-
-
-def test_records_are_on_the_disk_before_the_next_model_is_measured(run, monkeypatch, tmp_path):
-    real, found = training_steps.measure, []
-
-    def counted(run, words, *rest, **options):
-        if words == 512:
-            found.append(len(read_records(load_suite("mini"), "training_step")))
-        return real(run, words, *rest, **options)
-
-    monkeypatch.setattr(training_steps, "measure", counted)
-    words = ["--suite", "mini", "--vocab-size", "301", "512", "--repeats", "1", "--steps", "1"]
-    assert command([*words, "--device", "cpu", "--rows", str(tmp_path / "rows.json")]) == 0
-    assert found == [2]
-
-
 def test_linear_growth_is_counted_from_the_fewest_ranks():
     setting = {"architecture": "pro", "size": "125M", "context_length_tokens": 4096, "vocab_size": 50_257}
     rows = [
@@ -119,7 +96,3 @@ def test_linear_growth_is_counted_from_the_fewest_ranks():
     assert found.set_index("parallel")["of_linear"].to_dict() == {"none": 1.0, "ddp": 0.9, "fsdp": 0.95}
     curves = {mode: list(curve["ranks"]) for (_, mode), curve in figure_scaling._curves(found)}
     assert curves == {"ddp": [1, 4], "fsdp": [1, 4]}
-    said = figure_scaling._against(pd.DataFrame(rows[2:3]), found)
-    assert said.startswith("On one GPU, the rate is 2.00 times that of the authors' model in the same run. ")
-    assert said.endswith(": 2.00 with ACP. ")
-    assert figure_scaling._against(pd.DataFrame(rows[:0], columns=list(rows[0])), found) == ""
