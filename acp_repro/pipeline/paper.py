@@ -1,8 +1,7 @@
-"""What the chain knows of a paper: its runs, what is measured on them, and what is drawn from that.
+"""What the pipeline knows of a paper: its runs, what is measured on them, and what is drawn from that.
 
-One :class:`Paper` object leads to all of it. Each figure, table and quantity has its own file, which is
-imported when it is needed. Make's rules, the default choice of the measure command, the report, `make help`
-and the errors are made from it. None of this imports torch or a drawing library.
+Make's rules, the default choice of the measure command, the report, `make help` and the errors are made from
+one :class:`Paper` object. None of this imports torch or a drawing library.
 """
 
 from __future__ import annotations
@@ -28,13 +27,8 @@ NO_RUN = "benchmark"  # the folder of what is measured of a whole suite
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite file, validated and multiplied out into its runs.
-
-    Attributes:
-        name: the file's name without its suffix, a ``SuiteName``.
-        file: the file as the dataclass ``paper.file``.
-        runs: of its grid, without ``not_run``, which the file names as gaps.
-    """
+    """A suite file, validated and multiplied out into its runs. ``not_run`` are those that the file names as
+    gaps."""
 
     name: str
     paper: Paper

@@ -199,11 +199,8 @@ def output(suite: Suite, target: Drawn) -> Path:
 
 
 def write_proof(suite: Suite, target: Drawn, made_of: dict[str, str]) -> None:
-    """Writes the JSON beside a figure, a table or a page.
-
-    Args:
-        made_of: its fingerprint from before it was made.
-    """
+    """Writes the JSON beside a figure, a table or a page; ``made_of`` is its fingerprint from before it was
+    made."""
     path = output(suite, target)
     files.write_json(_beside(path), made_of | {"sha256": files.sha256_of(path)})
 

@@ -1,9 +1,6 @@
 """Records: measured values as tidy CSV with their whole provenance. The only reader and writer.
 
-    runs/SUITE/RUN  ->  results/SUITE/RUN/QUANTITY.csv  ->  figures/SUITE/...
-
-Every row carries its provenance, and every measured column names its unit. A missing value stays missing;
-nothing is filled in. This module needs no torch, so that `analysis` can read records without it.
+A missing value stays missing. This module needs no torch, so that `analysis` can read records without it.
 """
 
 from __future__ import annotations
@@ -41,15 +38,7 @@ def write_records(
     seconds: float | None = None,
     path: Path | None = None,
 ) -> Path:
-    """Writes ``results/SUITE/RUN/QUANTITY.csv`` whole, or not at all, and its proof beside it.
-
-    Args:
-        rows: the measured columns of ``quantity``, all of them in each row.
-        device: the name of the processor or accelerator.
-        uses_gpu: also record the versions of triton and ptxas that made the kernels.
-        seconds: what measuring took.
-        path: another file to write, without a proof.
-    """
+    """Writes ``results/SUITE/RUN/QUANTITY.csv`` whole, with a proof, or ``path``, without one."""
     shared = {
         "suite": run.suite,
         "run": run.name,
@@ -75,13 +64,9 @@ def write_suite_records(
     uses_gpu: bool = False,
     path: Path | None = None,
 ) -> Path:
-    """Writes ``results/SUITE/benchmark/QUANTITY.csv``, for a whole suite; otherwise as :func:`write_records`.
+    """Writes ``results/SUITE/benchmark/QUANTITY.csv``, for a whole suite, or ``path``.
 
     Rows of that file with another ``Quantity.key`` than each of ``rows`` stay, in front.
-
-    Args:
-        suite: its name; may be None if ``path`` is given.
-        path: another file to write, the whole of it.
     """
     shared = {"suite": suite, **origin(device, dtype, uses_gpu)}
     key, kept = quantity.key.split(), []
@@ -136,13 +121,8 @@ def _content(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()
 def read_records(
     suite: Suite, quantity: str, runs: Iterable[Run] | None = None, *, partial: bool = False
 ) -> pandas.DataFrame:
-    """The records of a quantity, in the order of the suite's runs.
-
-    Args:
-        runs: whose records; default: all runs that the quantity is about. Records of runs that the suite no
-            longer has are never read.
-        partial: leave out runs without a record instead of failing; at least one must have one.
-    """
+    """The records of a quantity in the order of the suite's runs: of ``runs``, or of all that it is about.
+    ``partial`` leaves out runs without a record; at least one must have one."""
     kind = suite.paper.quantity(quantity)
     if kind.command:
         paths = {None: kind.path(suite.name, NO_RUN)}

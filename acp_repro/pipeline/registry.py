@@ -1,9 +1,6 @@
-"""Papers by name: those in ``acp_repro.pipeline.papers``, and those of other packages.
+"""Papers by name: those in ``acp_repro.pipeline.papers``, and those of other packages, with an entry point:
 
-Another package adds a paper with an entry point. Its suites then have ``paper: NAME``::
-
-    [project.entry-points."acp_repro.papers"]
-    NAME = "their_package.paper:PAPER"
+``[project.entry-points."acp_repro.papers"] NAME = "their_package.paper:PAPER"``
 """
 
 from __future__ import annotations

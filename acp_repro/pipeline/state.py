@@ -50,11 +50,8 @@ def proof(path: Path) -> dict[str, Any]:
 
 
 def is_current(suite: Suite, run: Run | None, quantity: Quantity) -> bool:
-    """Whether a record need not be measured again. Missing weights do not count against it.
-
-    Args:
-        run: None for a quantity of the whole suite, which has no settings.
-    """
+    """Whether a record need not be measured again. Missing weights do not count against it. ``run`` is None
+    for a quantity of the whole suite, which has no settings."""
     path = quantity.path(suite.name, NO_RUN if run is None else run.name)
     if not path.is_file() or not (found := proof(path)):
         return False
@@ -85,8 +82,8 @@ def _digest(recorded: Mapping[str, Any]) -> str:
 def differences(before: Any, of: Any) -> list[str]:
     """The differences between recorded settings and those of a run or of the measures now, a line each.
 
-    A key that did not exist when the record was made counts as its default. Keys of ``WHICH`` say which run
-    is looked at, and change no record.
+    A key that is new counts as its default. Keys of ``WHICH`` say which run is looked at, and change no
+    record.
     """
     return list(_differences(before, _settings(of), of))
 
@@ -135,11 +132,7 @@ def write_record(
     seconds: float | None = None,
 ) -> Path:
     """Writes a record and its proof. An interruption leaves it without one, so it is measured again.
-
-    Args:
-        measured: what it is a record of; None for a quantity of the whole suite, which has no settings.
-        seconds: what measuring took.
-    """
+    ``measured`` is None for a quantity of the whole suite, which has no settings."""
     proofs = path.with_name(PROOFS)
     state = read_json(proofs) | {"folder": _folder(path)}
     records = state.pop("records", {})

@@ -38,9 +38,7 @@ class FoXRun(Run):
     @property
     def name(self) -> str:
         """For example ``pro-760m-16k-acp``; its exact pair ends in ``exact``, a further seed in ``-seed1``.
-
-        ``-needles10`` are runs that train with needles in 10 % of their sequences.
-        """
+        ``-needles10`` trains with needles in 10 % of its sequences."""
         length = self.context_length
         tokens = f"{length // 1024}k" if length % 1024 == 0 else str(length)
         tolerance = self.log_pruning_tolerance
@@ -189,10 +187,8 @@ class FoXSuite(Suite):
         return [run for run in self.runs if run in chosen]
 
     def with_acp(self, architecture: str) -> list[FoXRun]:
-        """One run with ACP of each size and context length: the lowest seed, at the paper's epsilon.
-
-        If the grid does not have that epsilon, the smallest one.
-        """
+        """One run with ACP of each size and context length: the lowest seed, at the paper's epsilon or the
+        smallest."""
         runs = first_seeds(self.select(architecture=architecture, acp=True))
         best: dict[tuple, FoXRun] = {}
         for run in sorted(
@@ -203,11 +199,7 @@ class FoXSuite(Suite):
 
     def pairs(self, architecture: str, largest: bool | None = None) -> list[FoXRun]:
         """Runs that exist both with ACP (log epsilon = -10) and exact, otherwise equal (Figure 3), with
-        further seeds.
-
-        Args:
-            largest: only the largest size (True), all other sizes (False), or all sizes (None).
-        """
+        further seeds; ``largest`` takes only the largest size (True) or all others (False)."""
         paired = _paired(self.select(architecture=architecture))
         top = _largest(paired)
         return self.with_all_seeds([run for run in paired if largest is None or (run in top) == largest])
@@ -222,11 +214,8 @@ class FoXSuite(Suite):
 
     def needle_runs(self, architecture: str, longest: bool) -> list[FoXRun]:
         """Runs of the needle test: of the largest size that has pairs; without pairs, runs with ACP.
-
-        Args:
-            longest: at the longest context of that size (Figures 3 and 11). False: at the shorter ones, of
-                the largest size that has such (Figure 9).
-        """
+        ``longest`` takes the longest context of that size (Figures 3 and 11), else the shorter ones
+        (Figure 9)."""
         runs = first_seeds(self.pairs(architecture)) or self.with_acp(architecture)
         top = max((run.context_length for run in _largest(runs)), default=0)
         if longest:
@@ -247,11 +236,8 @@ class FoXSuite(Suite):
 
     @property
     def arms(self) -> list[FoXRun]:
-        """Trainings with ACP that differ from the first in one thing that could change the pruned share, or
-        in the seed.
-
-        Empty if all are alike in their learning rate, words, text and QK-norm.
-        """
+        """Trainings with ACP that differ in one thing that could change the pruned share, or in the seed;
+        none if all are alike in learning rate, words, text and QK-norm."""
         runs = [run for run in self.runs if run.log_pruning_tolerance == PAPER_TOLERANCE]
         runs = [run for run in runs if _shape(run) == _shape(runs[0])]
         return runs if len({_suspects(run) for run in runs}) > 2 else []
@@ -263,10 +249,8 @@ class FoXSuite(Suite):
 
     @property
     def longest_trained(self) -> list[FoXRun]:
-        """The run of FoX (Pro) with ACP that saw the most tokens, and its exact pair.
-
-        Of several the largest model counts, then the longest context. If some have a pair, only those count.
-        """
+        """The run of FoX (Pro) with ACP that saw the most tokens, and its exact pair. Of several the largest
+        model counts, then the longest context. If some have a pair, only those count."""
         runs = self.with_acp("pro")
         runs = [run for run in runs if self.has_exact_pair(run)] or runs
         if not runs or self.weights is not None:  # ready weights have no log

@@ -138,11 +138,8 @@ class FoXTask(Task):
 
 
 def nudge(model: FoXForCausalLM) -> None:
-    """Changes one weight, the first of the first query projection, to the next number of bfloat16.
-
-    This is the smallest change that the products see: a unit of float32 is lost when weights are rounded to
-    bfloat16.
-    """
+    """Changes one weight, the first of the first query projection, to the next number of bfloat16: the
+    smallest change that the products see."""
     weight = model.model.layers[0].attn.q_proj.weight
     with torch.no_grad():
         first = weight[0, 0].bfloat16()
@@ -150,17 +147,8 @@ def nudge(model: FoXForCausalLM) -> None:
 
 
 def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor) -> list[float]:
-    """The share of causal blocks that each layer prunes on this text, mean over sequences and heads.
-
-    With sharded weights every rank must call it.
-
-    Args:
-        model: a ``FoXForCausalLM``, or a wrapper of one whose forward takes the same arguments.
-        input_ids: (B, T) integer, on the model's device.
-
-    Returns:
-        One number in 0 to 1 a layer; an empty list for an exact model.
-    """
+    """The share of causal blocks that each layer prunes on ``input_ids`` (B, T), mean over sequences and
+    heads; empty for an exact model. With sharded weights every rank must call it."""
     ratios: dict[int, Tensor] = {}
 
     def see(layer: int, inputs: AttentionInputs) -> None:

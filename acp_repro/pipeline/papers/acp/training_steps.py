@@ -1,8 +1,7 @@
 """Whole training steps on random tokens: a run's shape with any vocabulary and on any number of ranks.
 
-Weights start as in training, except the gates. These are fixed, and ``gates`` says which heads are local. So
-a step costs as much as in a trained model, without training. The learning rate is 0. Steps are timed as in a
-run: compiled blocks, optimiser, and sums over ranks inside.
+Weights start as in training, but gates are fixed, so that a step costs as much as in a trained model. The
+learning rate is 0. Steps are timed as in a run: compiled blocks, optimiser, and sums over ranks inside.
 """
 
 from __future__ import annotations
@@ -62,13 +61,9 @@ def measure(
     """One record for each implementation, with ACP and exact, as they are measured; every rank yields them
     all.
 
-    Each rank takes ``micro_batch_tokens`` a step, for any number of ranks. ``repeats`` medians of ``steps``
-    steps, the methods in turn. Memory is the peak of a rank, weights and optimiser included.
-
-    Args:
-        official: also time the authors' model, on one rank, without torch.compile, as their trainer runs it.
-        parallel: how several ranks share a step, ``ddp`` or ``fsdp``; ``auto`` uses the run's setting.
-        gates: which heads are local, as in ``benchmark_attention``.
+    Each rank takes ``micro_batch_tokens`` a step. ``repeats`` medians of ``steps`` steps, the methods in
+    turn. Memory is the peak of a rank, weights and optimiser included. ``official`` also times the authors'
+    model, on one rank, without torch.compile, as their trainer runs it.
     """
     if parallel != "auto":
         run = dataclasses.replace(run, training=dataclasses.replace(run.training, parallel=parallel))
@@ -152,11 +147,7 @@ def _measure(
 
 
 def fix_gates(blocks: list[nn.Module], log_gates: Tensor) -> None:
-    """Gates of one value a head.
-
-    Args:
-        log_gates: (H,), of the heads of every block.
-    """
+    """Gates of one value a head, (H,), in every block."""
     for block in blocks:
         gate = block.attn.fgate_proj
         with torch.no_grad():

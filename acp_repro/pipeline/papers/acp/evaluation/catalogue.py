@@ -11,15 +11,9 @@ from acp_repro.pipeline.errors import UnknownName
 
 @dataclass(frozen=True)
 class Column:
-    """One column of Tables 1 and 3.
-
-    Attributes:
-        task, metric: as the harness names them.
-        header: as the paper prints it.
-        quantity: of the column in ``paper_values.csv``; empty if the paper does not have it.
-        guess: the accuracy of guessing. This is one answer of so many, or the more frequent one of yes and
-            no, or a random word of the passage (Paperno et al., 2016, of LAMBADA).
-    """
+    """One column of Tables 1 and 3. ``quantity`` is the column's in ``paper_values.csv``. ``guess`` is the
+    accuracy of guessing: one answer of so many, the more frequent one of yes and no, or a random word of
+    the passage."""
 
     task: str
     metric: str

@@ -35,13 +35,8 @@ _DATE = re.compile(r"_\d{4}-\d\d-\d\dT[\d.+-]+$")
 
 @dataclass
 class Items:
-    """The items of one metric of one task.
-
-    Attributes:
-        values: by number (value, weight): a score with weight 1, or a log-likelihood in nats with its number
-            of words or bytes.
-        documents: by number a hash of the item's document, if the evaluation has one.
-    """
+    """The items of one metric of one task: by number (value, weight), as in ``evaluation.Metric``, and a hash
+    of the item's document, if the evaluation has one."""
 
     values: dict[int, tuple[float, float]] = field(default_factory=dict)
     documents: dict[int, str] = field(default_factory=dict)
@@ -56,11 +51,8 @@ Evaluation = dict[tuple[str, str], Items]  # by (task, metric)
 
 
 def shown(mean: float, metric: str) -> float:
-    """A metric from the mean of its items.
-
-    For a perplexity this is exp of minus the log-likelihood of a word, or that in bits. Otherwise it is the
-    mean itself.
-    """
+    """A metric from the mean of its items: of a perplexity exp of minus the log-likelihood of a word, or that
+    in bits."""
     if is_perplexity(metric):
         return math.exp(-mean)
     return mean * _sign(metric)
@@ -72,20 +64,15 @@ def is_perplexity(metric: str) -> bool:
 
 
 def _sign(metric: str) -> float:
-    """The factor that turns a difference of means into one of the metric, or of the logarithms of
-    perplexities."""
+    """Turns a difference of means into one of the metric, or of logarithms of perplexities."""
     if metric.partition("@")[0] == "bits_per_byte":
         return -1 / math.log(2)
     return -1.0 if is_perplexity(metric) else 1.0
 
 
 def read(path: Path) -> Evaluation:
-    """The items of an evaluation.
-
-    Args:
-        path: ``samples_TASK_DATE.jsonl`` of the harness, a file that ``python -m acp_repro.evaluate`` keeps,
-            a record ``lm_eval_items.csv.gz``; or a folder that holds such files, at any depth.
-    """
+    """The items of an evaluation: ``samples_TASK_DATE.jsonl`` of the harness, a file that ``python -m
+    acp_repro.evaluate`` keeps, a record ``lm_eval_items.csv.gz``, or a folder that holds such files."""
     if not path.exists():
         raise UsageError(
             f"{path}: no such file or folder; give samples_*.jsonl, runs/evaluations/NAME or "
@@ -212,12 +199,8 @@ def choose(
 def compare(
     a: Evaluation, b: Evaluation, names: tuple[str, str], keys: list[tuple[str, str]], margin: float
 ) -> tuple[list[dict], list[str]]:
-    """A minus B for each metric, and notes of what was left out.
-
-    Returns:
-        a row of :data:`COLUMNS` each; ``difference`` and ``margin`` are in the metric's units, or of the
-        logarithms of perplexities.
-    """
+    """A minus B for each metric, a row of :data:`COLUMNS` each, and notes of what was left out.
+    ``difference`` and ``margin`` are in the metric's units, or of the logarithms of perplexities."""
     rows, notes = [], []
     for key in keys:
         task, metric = key

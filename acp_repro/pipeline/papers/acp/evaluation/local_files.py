@@ -1,8 +1,8 @@
 """The paper's tasks from files in a folder, for machines that cannot reach the Hub. Standard library only.
 
-The files hold the sets in the forms of other projects. These are prompts of llm-foundry, the six lines an
-item of llama.cpp's HellaSwag, and WikiText as it was published. Each is converted back to the columns that
-the set has on the Hub. So the harness's own definition of the task makes the prompts.
+The files have the forms of other projects: prompts of llm-foundry, the six lines an item of llama.cpp's
+HellaSwag, WikiText as published. Each is converted back to the columns that the set has on the Hub, so the
+harness's own definition of the task makes the prompts.
 """
 
 from __future__ import annotations
@@ -25,15 +25,9 @@ class TaskData(UserError, ValueError):
 
 @dataclass(frozen=True)
 class LocalFile:
-    """Where a task's items are in the data folder, and how they become the Hub's columns.
-
-    Attributes:
-        path: under the data folder.
-        split: the split of the harness's definition that is evaluated.
-        items: how many the whole set has, as on the Hub.
-        read: makes documents from the file's text; raises KeyError or ValueError if it cannot.
-        note: how its prompts differ from those of the Hub's files; empty if they do not.
-    """
+    """Where a task's items are in the data folder, and how ``read`` turns the text into documents with the
+    Hub's columns. ``split`` is what the harness evaluates; the whole set has ``items``; ``note`` says how
+    its prompts differ from those of the Hub's files."""
 
     path: str
     split: str

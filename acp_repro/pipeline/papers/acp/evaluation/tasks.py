@@ -53,12 +53,8 @@ _BOOK_PERPLEXITY = {
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """A task of the harness with its items.
-
-    Attributes:
-        source: where the items come from: ``hub``, a path under the data folder, or ``shipped book``.
-        fingerprint: changes with items and prompts, as far as they are known.
-    """
+    """A task of the harness with its items. ``source`` is ``hub``, a path under the data folder, or ``shipped
+    book``; ``fingerprint`` changes with items and prompts, as far as they are known."""
 
     name: str
     task: Task
@@ -69,12 +65,8 @@ class LoadedTask:
 def load_tasks(
     names: Sequence[str], data_dir: str | Path | None = None
 ) -> tuple[list[LoadedTask], list[str]]:
-    """The tasks with their items, and a note for each that is left out or lacks items.
-
-    Args:
-        names: of the paper's tasks, of ours over the shipped book, or, from the Hub, any of the harness's.
-        data_dir: a folder with the layout of ``local_files.FILES``; None uses the Hub.
-    """
+    """The tasks with their items, and a note for each that is left out or lacks items. ``data_dir`` is a
+    folder with the layout of ``local_files.FILES``; None uses the Hub, which has all tasks of the harness."""
     more = data_dir is None and not set(names) <= set(TASKS)
     check_names(names, (*TASKS, *TaskManager().all_tasks) if more else TASKS)
     if data_dir is not None:

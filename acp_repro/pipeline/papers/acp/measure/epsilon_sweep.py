@@ -17,15 +17,11 @@ from .pruned_mass import pruned_row_mass
 def measure_epsilon_sweep(
     trained: TrainedFoX, log_pruning_tolerances: list[float] | None = None
 ) -> list[dict[str, Any]]:
-    """One record for each epsilon, from a pass of the model that prunes with it.
+    """One record for each epsilon, from a pass of the model that prunes with it; by default the suite's.
 
-    Ratios are over all heads and layers. ``block_pruned_ratio`` is on the code's own grid;
-    ``token_pruned_ratio`` is what pruning entry by entry would save. ``largest_pruned_mass`` is the most
-    attention weight that any row of any head loses to pruned blocks; missing if nothing is pruned.
-
-    Args:
-        log_pruning_tolerances: log epsilon, each negative; by default the suite's
-            ``measure.sweep_log_pruning_tolerances``.
+    ``block_pruned_ratio`` is on the code's own grid; ``token_pruned_ratio`` is what pruning entry by entry
+    would save. ``largest_pruned_mass`` is the most attention weight that any row of any head loses to pruned
+    blocks; missing if nothing is pruned.
     """
     config, before = trained.model.config, trained.model.config.log_pruning_tolerance
     values = log_pruning_tolerances or trained.measure_settings.sweep_log_pruning_tolerances

@@ -47,15 +47,11 @@ class Way:
 
 
 def measure_fork(trained: Trained) -> list[dict[str, Any]]:
-    """One record a step and training, except the first training, which is exact.
+    """One record a step and training, except the first training, which is exact and compared with.
 
-    The trainings are of the run in all but their tolerance: its seed, batches, schedule and compiled blocks.
-    Columns compare with the exact training at the same step, before the weights change: the mean loss, the
-    gradients (before clipping) and the weights.
-
-    ``largest_pruned_mass`` is the largest attention weight that a row loses to pruning (``pruned_mass``). It
-    is taken on all sequences of the step that separates the trainings, and on one sequence every
-    ``LOOK_EVERY`` steps. At other steps it is missing, and so is ``pruned_ratio``.
+    Loss, gradients (before clipping) and weights are compared at the same step, before the weights change.
+    ``largest_pruned_mass`` is taken on all sequences of the step that separates the trainings, and on one
+    sequence every ``LOOK_EVERY`` steps; at other steps it is missing, and so is ``pruned_ratio``.
     """
     run, device = trained.run, trained.device
     task = FoXTask(run)
@@ -108,11 +104,8 @@ def measure_fork(trained: Trained) -> list[dict[str, Any]]:
 
 
 def _no_autotuning() -> contextlib.AbstractContextManager:
-    """Turns off Inductor's choice of a reduction's tile by timing, which it makes for each graph separately.
-
-    With it, exact and ACP may sum in two orders. They once separated at the first step, on a GPU that did
-    other work too; this is the likely reason.
-    """
+    """Turns off Inductor's choice of a reduction's tile by timing, made for each graph separately: exact and
+    ACP may then sum in two orders."""
     return inductor.patch(deterministic=True)
 
 

@@ -16,20 +16,13 @@ _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothi
 
 
 def measure_needle(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record for each method, context length, haystack and depth of the needle.
-
-    The method is the run's own. A run with ACP whose exact pair is not in the suite is also tested without
-    pruning. The haystack is the run's held-out text, or ``measure.needle_haystack``.
-    """
+    """One record for each method, context length, haystack and depth of the needle. The haystack is the run's
+    held-out text, or ``measure.needle_haystack``."""
     return try_mode(trained, "easy", trained.methods())
 
 
 def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dict[str, Any]]:
-    """The records of :func:`measure_needle` for one of ``prompt.WORDINGS``.
-
-    Args:
-        methods: names of methods; before each, the model is set to it, see :meth:`TrainedFoX.methods`.
-    """
+    """The records of one of ``prompt.WORDINGS``; before each of ``methods`` the model is set to it."""
     run, settings, corpus = trained.run, trained.measure_settings, prepare(trained.run.data)
     encode = corpus.tokenizer.encode
     needles = tokenise_needles(encode, corpus.bos_id, mode)
@@ -60,9 +53,6 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
 
 
 def measure_needle_facts(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record for each method, context length, fact and depth; see :func:`measure_needle`.
-
-    Fact i is hidden in haystack i modulo ``measure.needle_samples``. A run with ACP is tested as it was
-    trained, and with pruning off. A difference between the two comes from the evaluation, not from training.
-    """
+    """One record for each method, context length, fact and depth. A run with ACP is tested as it was trained,
+    and with pruning off: that difference comes from the evaluation, not from training."""
     return try_mode(trained, "facts", trained.methods(both=True))

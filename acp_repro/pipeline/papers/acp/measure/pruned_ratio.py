@@ -54,11 +54,10 @@ def measure_pruned_ratio(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 
 def measure_block_size(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a block size: pruned over causal blocks of B x B tokens, over all heads.
+    """One record a block size: pruned over causal blocks of B x B tokens, over all heads, on the same
+    activations.
 
-    Text and activations are the same for all. Only the grid changes on which Section 3's test is made. Blocks
-    of one token prune all entries that any grid could prune. A larger block is kept whole for one entry; the
-    difference is its cost.
+    Blocks of one token prune all entries that any grid could prune; the difference is a larger block's cost.
     """
     assert trained.model.config.log_pruning_tolerance is not None, "a run that prunes nothing"
     pruned = torch.zeros(len(BLOCKS), dtype=torch.int64, device=trained.device)

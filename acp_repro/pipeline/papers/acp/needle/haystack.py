@@ -17,14 +17,9 @@ from ..checkpoint_folder import Checkpoint
 def heldout_haystacks(
     corpus: Corpus | LongCrawl64, context_length: int, length: int, samples: int
 ) -> list[np.ndarray]:
-    """``samples`` pieces of at least ``length`` held-out tokens each, far apart if there is room.
-
-    A piece is as many whole sequences of ``context_length`` as needed, one after another in the fixed order
-    of held-out text. A piece may continue in the next document.
-
-    Returns:
-        int64 arrays (n,) of token ids.
-    """
+    """``samples`` pieces (n,) int64 of at least ``length`` held-out tokens each, far apart if there is room.
+    A piece is as many whole sequences of ``context_length`` as needed; it may continue in the next
+    document."""
     sequences = corpus.sequences("heldout", context_length)
     each = -(-length // context_length)
     needed, there = samples * each, len(sequences)
@@ -52,13 +47,8 @@ def heldout_haystacks(
 def text_haystacks(
     documents: Iterable[Document], encode: Callable[[str], np.ndarray], length: int, samples: int
 ) -> list[np.ndarray]:
-    """``samples`` pieces of ``length`` tokens of joined texts, which begin at even distances.
-
-    The last piece may continue at the beginning; pieces overlap if the text is shorter than all of them.
-
-    Returns:
-        int64 arrays (length,) of token ids.
-    """
+    """``samples`` pieces (length,) int64 of joined texts, which begin at even distances. The last piece may
+    continue at the beginning; pieces overlap if the text is shorter than all of them."""
     wanted = samples * length
     # Of a long corpus only the used part is read; of essays, all.
     ids, there = [], 0

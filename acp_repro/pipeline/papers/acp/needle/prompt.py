@@ -92,18 +92,12 @@ class Needle:
         return left
 
     def prompt(self, haystack: np.ndarray, length: int, depth: float | None) -> np.ndarray:
-        """BOS, the haystack with the needle in it, and the question.
+        """BOS, the haystack's first tokens with the needle in it, and the question: (T,) int64, the same T
+        for every depth.
 
         The needle goes after ``depth`` of the haystack's tokens, and from there back to after the last full
-        stop, if there is one.
-
-        Args:
-            haystack: (N,) integer token ids, of which as many are used as fit.
-            length: of the whole context in tokens, the answer's room included.
-            depth: 0 is before the haystack, 1 after it. None leaves out only the needle.
-
-        Returns:
-            (T,) int64; the same T for every depth.
+        stop, if there is one. None leaves out only the needle. ``length`` is of the whole context, the
+        answer's room included.
         """
         size = self.haystack_tokens(length)
         if len(haystack) < size:

@@ -28,15 +28,7 @@ def default_lengths(needles: Sequence[Needle], longest: int, count: int = 11) ->
 
 
 def answer_log_likelihood(model: FoXForCausalLM, prompts: Tensor, answer: Tensor) -> Tensor:
-    """log p(answer | prompt) in nats, summed over the answer's tokens.
-
-    Args:
-        prompts: (B, T) integer.
-        answer: (N,) integer.
-
-    Returns:
-        (B,) float32 on the model's device.
-    """
+    """log p(answer (N,) | prompts (B, T)) in nats, (B,) float32, summed over the answer's tokens."""
     row = answer.expand(len(prompts), -1)
     # Only logits of the answer's places: those of a long prompt would be the largest array of all.
     hidden = model(torch.cat([prompts, row[:, :-1]], 1), return_hidden=True)[:, -len(answer) :]
@@ -55,17 +47,8 @@ def try_needle(
     batch_tokens: int,
     description: str,
 ) -> list[dict[str, Any]]:
-    """One record for each length, trial and depth, in this order.
-
-    Args:
-        trials: of :func:`hide`; each haystack is as long as the longest
-            context takes.
-        depths: see :meth:`Needle.prompt`.
-        decode: token ids to text, for the answers.
-        dtype: ``bfloat16`` (autocast over the weights) or ``float32``.
-        batch_tokens: prompts of one length go together up to this many tokens.
-        description: the text of the progress bar.
-    """
+    """One record for each length, trial and depth, in this order. Prompts of one length go together up to
+    ``batch_tokens``; ``decode`` turns token ids to text, for the answers."""
     lengths = sorted(lengths)
     for length in lengths:  # what is too short is an error before minutes of work
         for trial in trials:
@@ -123,11 +106,7 @@ def _cell(
 
 
 def needle_table(rows: pd.DataFrame) -> str:
-    """A table of recall in percent, depths by lengths, the totals, and an answer to read.
-
-    Args:
-        rows: of :func:`try_needle`.
-    """
+    """Recall in percent, depths by lengths, the totals, and an answer to read, for the terminal."""
     recall = rows.pivot_table(index="depth", columns="evaluated_length_tokens", values="answer_recall")
     lines = ["recall of the needle's words (%), by depth and context length:"]
     lines.append("   depth" + "".join(f"{length:>9}" for length in recall.columns))
