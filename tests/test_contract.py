@@ -56,7 +56,7 @@ PAPERS = {
         YAML.replace("[-10, null]", "[-10]"),
         "figure4",
         "Savings of single heads",
-        ("size: [tiny]", "size: [tiny, tinny]", "did you mean tiny?"),
+        ("size: [tiny]", "size: [tiny, huge]", "grid[0].size: no size 'huge'"),
     ),
     "retention": Chain(RETENTION, "figureC", "", ("method: [ar]", "method: [arr]", "grid[0].method[0]")),
     "lap": Chain(

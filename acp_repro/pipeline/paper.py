@@ -109,7 +109,6 @@ class Quantity:
             rows. Empty if ``command`` makes them.
         runs: the runs of a suite that it is about.
         group: a name shared by quantities that should be measured with one load of the weights.
-        timed: whether it is a time or a rate, which needs the machine for itself.
         untrained: whether it depends on a run's shape alone, so that no training is needed. ``measure`` then
             gets a ``Trained`` without task and model, and makes a model with fresh weights.
         large: whether it has thousands of rows with one provenance, so that the file is gzipped.
@@ -130,7 +129,6 @@ class Quantity:
     measure: str = ""
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
     group: str = ""
-    timed: bool = False
     untrained: Callable[[Run], bool] = lambda run: False
     large: bool = False
     options: tuple[str, ...] = ()

@@ -51,7 +51,6 @@ QUANTITIES = (
         f"{M}.speed:measure_attention_time",
         with_acp,
         group="speed",
-        timed=True,
         later=("order",),
     ),
     Quantity(
@@ -60,7 +59,6 @@ QUANTITIES = (
         f"{M}.speed:measure_throughput",
         with_acp,
         group="speed",
-        timed=True,
         later=("order",),
     ),
     Quantity(
@@ -157,7 +155,6 @@ QUANTITIES = (
         "implementation method gates length_tokens heads head_dim measured_tokens repeats pruned_ratio "
         "forward_ms forward_backward_ms search_ms nominal_forward_tflop nominal_forward_backward_tflop "
         "gate_gradient_error forward_host_ms forward_backward_host_ms order",
-        timed=True,
         key="implementation method length_tokens heads head_dim",
         command="python -m acp_repro.benchmark_attention --suite {suite}",
     ),
@@ -165,7 +162,6 @@ QUANTITIES = (
         "training_step",
         "implementation method vocab_size ranks parallel step_tokens steps repeats step_ms "
         "throughput_tokens_per_s mfu_nominal peak_memory_bytes pruned_ratio order",
-        timed=True,
         key="architecture size context_length_tokens implementation method vocab_size ranks parallel",
         command="python -m acp_repro.benchmark_training --suite {suite}",
     ),
@@ -184,7 +180,6 @@ QUANTITIES = (
         "decode_time",
         "scope implementation method gates batch length_tokens layers heads head_dim repeats step_ms "
         "read_ms prefill_ms kept_bytes layer_kept_bytes allocated_bytes peak_bytes output_error order",
-        timed=True,
         key="scope implementation method batch length_tokens heads head_dim",
         command="python -m acp_repro.benchmark_decode --suite {suite}",
     ),
