@@ -1,8 +1,6 @@
 """What every paper does, ours and one from outside: train, resume, measure, draw, and nothing twice."""
 
-import importlib
 import json
-import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +10,7 @@ import torch
 from acp_repro import make, train
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training import trainer
-from tests.suites import YAML, write_suite
+from tests.suites import YAML, run_here, write_suite
 
 RETENTION = """
 description: a test
@@ -116,11 +114,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(make, "run_words", run_here)
     torch.set_num_threads(1)
     return tmp_path
-
-
-def run_here(words: str) -> int:
-    module, *arguments = shlex.split(words)[2:]
-    return importlib.import_module(module).main(arguments)
 
 
 @pytest.mark.parametrize("name", PAPERS)

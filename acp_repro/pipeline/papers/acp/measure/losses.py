@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acp_repro.pipeline.state import read_log
+from acp_repro.common.files import read_json_lines
 
 from ..trained import TrainedFoX
 
@@ -64,7 +64,7 @@ def measure_training_log(trained: TrainedFoX) -> list[dict[str, Any]]:
     median.
     """
     run = trained.run
-    lines = read_log(run)
+    lines = read_json_lines(run.folder / "metrics.jsonl")
     looks = [i for i, line in enumerate(lines) if run.log_pruning_tolerance is None or "pruned_ratio" in line]
     assert looks, "a log without pruned ratios"
     step = -(-len(looks) // MOST_POINTS)
@@ -94,5 +94,5 @@ def measure_step_losses(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a step, with every digit of its mean loss and of its gradient's norm before clipping."""
     return [
         {name: line[name] for name in ("step", "tokens", "loss_nats", "grad_norm")}
-        for line in read_log(trained.run)
+        for line in read_json_lines(trained.run.folder / "metrics.jsonl")
     ]
