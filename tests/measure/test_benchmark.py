@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from acp_repro.attention.boundary import count_blocks
-from acp_repro.benchmark_attention import main
+from acp_repro.benchmark_attention import main, table
 from acp_repro.model.capture import AttentionInputs
 from acp_repro.pipeline import state
 from acp_repro.pipeline.benchmark import attention as benchmark
 from acp_repro.pipeline.benchmark import rivals, timing
-from acp_repro.pipeline.benchmark.table import table
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records

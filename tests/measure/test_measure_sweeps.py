@@ -18,8 +18,8 @@ from acp_repro.model.capture import AttentionInputs, attention_inputs
 from acp_repro.pipeline.paper import load_object
 from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
 from acp_repro.pipeline.papers.acp.checkpoint_run import TrainedCheckpoint
-from acp_repro.pipeline.papers.acp.measure import epsilon_sweep, pruned_mass
-from acp_repro.pipeline.papers.acp.measure.pruned_ratio import measure_block_size
+from acp_repro.pipeline.papers.acp.measure import pruned_mass
+from acp_repro.pipeline.papers.acp.measure.pruned_ratio import measure_block_size, measure_epsilon_sweep
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.papers.acp.settings import MeasureConfig
 from acp_repro.pipeline.papers.acp.task import FoXTask
@@ -156,7 +156,7 @@ def test_one_pass_gives_the_mean_loss_and_leaves_out_what_has_no_label():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sweep_grows_with_epsilon_and_stays_under_it(dtype):
     model = small_model(tolerance=None)
-    rows = epsilon_sweep.measure_epsilon_sweep(Small(model, dtype), TOLERANCES)
+    rows = measure_epsilon_sweep(Small(model, dtype), TOLERANCES)
     assert model.config.log_pruning_tolerance is None
     assert all(tuple(row) == PAPER.quantity("epsilon_sweep").columns for row in rows)
     frame = pd.DataFrame(rows)
@@ -175,7 +175,7 @@ def test_nothing_pruned_has_no_mass():
     model = small_model()
     for block in model.model.layers:
         block.attn.fgate_proj.bias.data.fill_(20.0)
-    (row,) = epsilon_sweep.measure_epsilon_sweep(Small(model), [-10.0])
+    (row,) = measure_epsilon_sweep(Small(model), [-10.0])
     assert row["block_pruned_ratio"] == 0.0 and row["largest_pruned_mass"] is None
     assert sweep_epsilon.table([row]).splitlines()[1].split()[-2] == "-"
 
@@ -280,10 +280,7 @@ def test_measures_of_runs_serve_a_checkpoint(checkpoint):
     ids = found.input_ids(256, 700, text=checkpoint / "text.txt")
     device, settings = torch.device("cpu"), MeasureConfig(sweep_tokens=512, loss_tokens=512)
     trained = TrainedCheckpoint(found, ids, device, settings)
-    assert (
-        len(ids) == 2
-        and [row["measured_tokens"] for row in epsilon_sweep.measure_epsilon_sweep(trained)] == [512] * 5
-    )
+    assert len(ids) == 2 and [row["measured_tokens"] for row in measure_epsilon_sweep(trained)] == [512] * 5
     for kind in map(PAPER.quantity, ("block_size", "pruned_mass")):
         assert all(set(row) == set(kind.columns) for row in load_object(kind.measure)(trained))
     # Batches are those of a run: as many tokens as are asked for, and no loss where no token follows.

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.pipeline.papers.acp.measure import losses, needle
+from acp_repro.pipeline.papers.acp.measure import losses
 from acp_repro.pipeline.papers.acp.needle import trial
 from acp_repro.pipeline.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
 from acp_repro.pipeline.papers.acp.paper import PAPER
@@ -122,7 +122,7 @@ def trained(tmp_path, monkeypatch):
 
 
 def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
-    rows = needle.measure_needle(trained)
+    rows = trial.measure_needle(trained)
     assert all(set(row) == set(PAPER.quantity("needle").columns) for row in rows)
     assert [row["method"] for row in rows] == ["acp"] * 2 + ["exact"] * 2
     assert trained.model.config.log_pruning_tolerance == -10
@@ -134,9 +134,9 @@ def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
     trained.suite = with_measure(trained.suite, needle_haystack="essays")
     monkeypatch.setattr(trial, "generate", lambda model, prompts, room: prompts)
     with pytest.raises(ValueError, match="measure.needle_haystack: essays does not exist"):
-        needle.measure_needle(trained)
+        trial.measure_needle(trained)
     Path("essays").write_text("An essay says this and that. " * 30)
-    assert {row["haystack"] for row in needle.measure_needle(trained)} == {"essays"}
+    assert {row["haystack"] for row in trial.measure_needle(trained)} == {"essays"}
 
 
 @pytest.mark.parametrize("pruned", [True, False])

@@ -6,7 +6,7 @@ from acp_repro.pipeline.paper import Quantity
 
 from .suite import FoXRun, FoXSuite
 
-M = f"{__package__}.measure"
+M, N = f"{__package__}.measure", f"{__package__}.needle"
 HARNESS = ("lm_eval", "eval")
 NEEDLE = (
     "method mode haystack needle_share evaluated_length_tokens depth haystack_sample answer_tokens "
@@ -92,7 +92,7 @@ QUANTITIES = (
         "epsilon_sweep",
         "swept_log_pruning_tolerance block_pruned_ratio token_pruned_ratio loss_nats largest_pruned_mass "
         "measured_tokens",
-        f"{M}.epsilon_sweep:measure_epsilon_sweep",
+        f"{M}.pruned_ratio:measure_epsilon_sweep",
         sweep_run,
     ),
     Quantity(
@@ -126,11 +126,11 @@ QUANTITIES = (
         library=HARNESS,
         large=True,
     ),
-    Quantity("needle", NEEDLE, f"{M}.needle:measure_needle", needle_runs, large=True, later=("fact",)),
+    Quantity("needle", NEEDLE, f"{N}.trial:measure_needle", needle_runs, large=True, later=("fact",)),
     Quantity(
         "needle_facts",
         NEEDLE,
-        f"{M}.needle:measure_needle_facts",
+        f"{N}.trial:measure_needle_facts",
         lambda suite: suite.needle_trainings,
         large=True,
         optional=True,
