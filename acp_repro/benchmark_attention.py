@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
-    from .pipeline.benchmark.attention import give_memory_back, make_problem, measure, why_not
+    from .pipeline.benchmark.attention import give_memory_back, make_problem, shorten_error, time_rivals
     from .pipeline.benchmark.rivals import available
 
     device = choose_device(options.device)
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            print(f"\n{length} tokens: {why_not(error)}")
+            print(f"\n{length} tokens: {shorten_error(error)}")
             give_memory_back()
             continue
         print(
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         found = []
         try:
-            for one in measure(problem, gates, calls, options.repeats):
+            for one in time_rivals(problem, gates, calls, options.repeats):
                 print(f"  {one}") if isinstance(one, str) else found.append(one)
         finally:  # if a long table ends early, its records are kept
             records += found

@@ -89,7 +89,7 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
 
     After each model it writes all as the records of the suite: what ends the command costs one model at most.
     """
-    from .pipeline.papers.acp.training_steps import measure
+    from .pipeline.papers.acp.training_steps import time_steps
     from .pipeline.training.distributed import on_rank_zero, process_group, world_size
 
     with process_group(options.device) as device:
@@ -101,7 +101,7 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
             write(records, **made_on(device))
 
         for run, words in itertools.product(runs, options.vocab_size):
-            for record in measure(
+            for record in time_steps(
                 run,
                 words,
                 device,

@@ -79,13 +79,13 @@ def _digest(recorded: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def differences(before: Any, of: Any) -> list[str]:
+def differences(before: Any, settings: Any) -> list[str]:
     """The differences between recorded settings and those of a run or of the measures now, a line each.
 
     A key that is new counts as its default. Keys of ``WHICH`` say which run is looked at, and change no
     record.
     """
-    return list(_differences(before, _settings(of), of))
+    return list(_differences(before, _settings(settings), settings))
 
 
 def _differences(before: Any, now: Any, of: Any, where: str = "") -> Iterator[str]:

@@ -105,13 +105,13 @@ def test_flashattention_4_is_given_the_same_problem_with_time_before_heads(monke
 
     fake_fa4(monkeypatch, flash_attn_func=flash_attn_func)
     problem, call = small_problem(), rivals.RIVALS["fa4"].load()
-    (record,) = benchmark.measure(problem, "bimodal", {"fa4": call}, 1)
+    (record,) = benchmark.time_rivals(problem, "bimodal", {"fa4": call}, 1)
     assert record["implementation"] == "fa4" and record["method"] == "no gates"
     assert record["forward_ms"] > 0 and record["forward_backward_ms"] > 0
     assert record["pruned_ratio"] == 0 and record["gate_gradient_error"] is None
 
     fake_fa4(monkeypatch, flash_attn_func=lambda q, k, v, **how: flash_attn_func(q, k * 1.05, v, **how))
-    (line,) = benchmark.measure(problem, "bimodal", {"fa4": rivals.RIVALS["fa4"].load()}, 1)
+    (line,) = benchmark.time_rivals(problem, "bimodal", {"fa4": rivals.RIVALS["fa4"].load()}, 1)
     assert line.startswith("fa4, no gates: wrong: out")
 
 
@@ -128,7 +128,7 @@ def test_a_suite_names_its_gates_and_an_option_other_ones(tmp_path, monkeypatch,
 def test_what_is_right_passes_and_what_is_wrong_is_named(name):
     problem = small_problem()
     call = rivals.available(name, torch.device("cpu"))
-    wrong, gate_error = benchmark.check(call, problem, None, True)
+    wrong, gate_error = benchmark.check_rival(call, problem, None, True)
     assert wrong is None and gate_error < 1e-4
 
     def scaled(q, k, v, log_fgate, threshold):
@@ -140,10 +140,10 @@ def test_what_is_right_passes_and_what_is_wrong_is_named(name):
     def broken(*_):
         raise RuntimeError("no kernel\nfor this")
 
-    assert "out" in benchmark.check(scaled, problem, None, True)[0]
-    assert "gate gradient is off by 100 %" in benchmark.check(ungated, problem, None, True)[0]
-    assert benchmark.check(broken, problem, None, True)[0] == "does not run: no kernel"
-    (line,) = benchmark.measure(problem, "bimodal", {"eager": scaled}, 1)
+    assert "out" in benchmark.check_rival(scaled, problem, None, True)[0]
+    assert "gate gradient is off by 100 %" in benchmark.check_rival(ungated, problem, None, True)[0]
+    assert benchmark.check_rival(broken, problem, None, True)[0] == "does not run: no kernel"
+    (line,) = benchmark.time_rivals(problem, "bimodal", {"eager": scaled}, 1)
     assert line.startswith("eager, exact: wrong: out")
 
 
@@ -164,7 +164,7 @@ def out_of_memory(after):
 def test_what_runs_out_of_memory_is_a_line_and_gives_its_memory_back(after, monkeypatch):
     given_back = []
     monkeypatch.setattr(benchmark, "give_memory_back", lambda: given_back.append(sys.exc_info()))
-    (line,) = benchmark.measure(small_problem(), "bimodal", {"eager": out_of_memory(after)}, 1)
+    (line,) = benchmark.time_rivals(small_problem(), "bimodal", {"eager": out_of_memory(after)}, 1)
     assert line == "eager, exact: out of memory: CUDA out of memory. Tried to allocate 48.00 GiB."
     assert given_back == [(None, None, None)]  # once nothing holds the error, which holds tensors
 
@@ -192,7 +192,7 @@ def test_all_methods_of_all_rivals_take_turns(monkeypatch):
 
     monkeypatch.setattr(benchmark, "interleaved", interleaved)
     calls = {name: rivals.available(name, torch.device("cpu")) for name in ("ours", "eager")}
-    records = list(benchmark.measure(small_problem(), "bimodal", calls, 3))
+    records = list(benchmark.time_rivals(small_problem(), "bimodal", calls, 3))
     ours = [("ours", "acp"), ("ours", "acp auto")]
     all_of_them = [*ours, ("ours", "exact"), ("eager", "exact")]
     assert turns == [all_of_them, all_of_them, ours]  # forward, forward + backward, search

@@ -28,7 +28,7 @@ def test_records_of_both_methods_and_weights_that_stand_still(run, monkeypatch):
     made = []
     real = training_steps._ours
     monkeypatch.setattr(training_steps, "_ours", lambda *args: made.append(real(*args)) or made[-1])
-    acp, exact = training_steps.measure(run, 301, CPU, repeats=2, steps=1, official=False)
+    acp, exact = training_steps.time_steps(run, 301, CPU, repeats=2, steps=1, official=False)
     shape = {"architecture", "size", "context_length_tokens"}
     assert set(acp) == {*shape, *PAPER.quantity("training_step").columns}
     assert (acp["method"], exact["method"]) == ("acp", "exact") and acp["vocab_size"] == 301

@@ -154,7 +154,7 @@ def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: 
     return result
 
 
-def check(
+def check_rival(
     call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool
 ) -> tuple[str | None, float | None]:
     """Why a rival is not timed (it is wrong, or does not run) or None, and the error of its gate gradient.
@@ -164,7 +164,7 @@ def check(
     try:
         found = errors(call, problem, threshold, gated)
     except Exception as error:  # any error of a rival; the others are timed nevertheless
-        return why_not(error), None
+        return shorten_error(error), None
     gate = found.pop("dlog_fgate", Error(0.0, 0.0)).relative if gated else None
     if gate is not None and not gate < 0.5:
         return f"wrong: its gate gradient is off by {100 * gate:.0f} %", gate
@@ -172,13 +172,13 @@ def check(
     return f"wrong: {', '.join(wrong)} off" if wrong else None, gate
 
 
-def why_not(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     """The error in one line."""
     what = "out of memory" if is_out_of_memory(error) else "does not run"
     return f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
 
 
-def measure(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: int):
+def time_rivals(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: int):
     """Yields one record, or one line of text on why there is none, for each method of each rival.
 
     All methods of all rivals take turns: forward, forward + backward (the boundary search inside), and the
@@ -202,14 +202,14 @@ def measure(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: in
         try:
             work()
         except Exception as error:  # the whole batch may not fit, even after a passed check
-            failed[key] = why_not(error)
+            failed[key] = shorten_error(error)
         if key in failed:
             give_memory_back()
 
     def look(key: Key) -> None:
         name, method = key
         gated = method != "no gates"
-        wrong, gate_errors[key] = check(calls[name], problem, problem.threshold_of(method), gated)
+        wrong, gate_errors[key] = check_rival(calls[name], problem, problem.threshold_of(method), gated)
         if wrong:
             failed[key] = wrong
         else:

@@ -47,7 +47,7 @@ class Steps(NamedTuple):
     compiled: bool
 
 
-def measure(
+def time_steps(
     run: FoXRun,
     vocab_size: int,
     device: torch.device,
@@ -73,12 +73,12 @@ def measure(
         torch.manual_seed(run.seed)  # the same weights on every rank
         made = make(run, config, device)
         fix_gates(made.blocks, mean_gates(gates, config.num_heads, run.context_length, config.head_dim))
-        yield from _measure(made, run, config, device, tolerance, repeats, steps)
+        yield from _time_steps(made, run, config, device, tolerance, repeats, steps)
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _measure(
+def _time_steps(
     made: Steps,
     run: FoXRun,
     config: FoXConfig,

@@ -79,11 +79,11 @@ def read(path: Path) -> Evaluation:
             "results/SUITE/RUN"
         )
     if path.is_file():
-        return _of_file(path)
+        return _read_file(path)
     found: Evaluation = {}
     found_in: dict[str, Path] = {}
-    for file in sorted(p for p in path.rglob("*") if _reader(p)):
-        for key, items in _of_file(file).items():
+    for file in sorted(p for p in path.rglob("*") if _choose_reader(p)):
+        for key, items in _read_file(file).items():
             if (other := found_in.setdefault(key[0], file)) != file:
                 raise UsageError(f"{other} and {file} hold {key[0]} both; give one of them")
             found[key] = items
@@ -95,17 +95,17 @@ def read(path: Path) -> Evaluation:
     return found
 
 
-def _reader(path: Path):
+def _choose_reader(path: Path):
     name = path.name
     if re.fullmatch(r"samples_.*\.jsonl(\.gz)?", name):
-        return _of_samples
+        return _read_samples
     if re.fullmatch(r".+-[0-9a-f]{8,}\.json", name):
-        return _of_kept
-    return _of_records if name == RECORDS else None
+        return _read_kept
+    return _read_records if name == RECORDS else None
 
 
-def _of_file(path: Path) -> Evaluation:
-    if (reader := _reader(path)) is None:
+def _read_file(path: Path) -> Evaluation:
+    if (reader := _choose_reader(path)) is None:
         raise UsageError(
             f"{path} is none of these: samples_*.jsonl of lm-eval, what `python -m acp_repro.evaluate` "
             f"keeps, {RECORDS}; give one of them"
@@ -127,7 +127,7 @@ def task_of(path: Path) -> str:
     return _DATE.sub("", stem)
 
 
-def _of_samples(path: Path) -> Iterator[tuple]:
+def _read_samples(path: Path) -> Iterator[tuple]:
     task = task_of(path)
     try:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -160,7 +160,7 @@ def _value(name: str, value) -> tuple[float, float] | None:
     return None
 
 
-def _of_kept(path: Path) -> Iterator[tuple]:
+def _read_kept(path: Path) -> Iterator[tuple]:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))["result"]
         for name, metric in result["metrics"].items():
@@ -170,7 +170,7 @@ def _of_kept(path: Path) -> Iterator[tuple]:
         raise UsageError(f"{path}: nothing that `python -m acp_repro.evaluate` keeps ({error})") from error
 
 
-def _of_records(path: Path) -> Iterator[tuple]:
+def _read_records(path: Path) -> Iterator[tuple]:
     try:
         table = pd.read_csv(path, usecols=["task", "metric", "item", "value", "weight"])
     except (OSError, EOFError, ValueError, zlib.error) as error:

@@ -88,11 +88,11 @@ def load_tasks(
 
 def _load(name: str, data_dir: str | Path | None) -> list[LoadedTask]:
     if name in BOOK_TASKS:
-        return [_local(name, getattr(book, name)(), "test", "shipped book")]
+        return [_load_local(name, getattr(book, name)(), "test", "shipped book")]
     if data_dir is not None:
         file = FILES[name]
-        return [_local(name, read_documents(name, data_dir), file.split, file.path)]
-    return _from_hub(name)
+        return [_load_local(name, read_documents(name, data_dir), file.split, file.path)]
+    return _load_from_hub(name)
 
 
 def _incomplete(tasks: list[LoadedTask]) -> list[str]:
@@ -105,7 +105,7 @@ def _incomplete(tasks: list[LoadedTask]) -> list[str]:
     ]
 
 
-def _local(name: str, documents: list[dict[str, Any]], split: str, source: str) -> LoadedTask:
+def _load_local(name: str, documents: list[dict[str, Any]], split: str, source: str) -> LoadedTask:
     """The harness's definition over documents of ours, as its guide describes for local data sets."""
     lines = "".join(json.dumps(document) + "\n" for document in documents)
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +135,7 @@ def _local(name: str, documents: list[dict[str, Any]], split: str, source: str) 
     return LoadedTask(name, task, source, hashlib.sha256(lines.encode()).hexdigest())
 
 
-def _from_hub(name: str) -> list[LoadedTask]:
+def _load_from_hub(name: str) -> list[LoadedTask]:
     if name in PAPER_TASKS:
         folder = (_HARNESS / _DEFINITIONS[name]).parent
         manager = TaskManager(include_path=folder, include_defaults=False)
@@ -150,9 +150,9 @@ def _from_hub(name: str) -> list[LoadedTask]:
             "tasks' files into a folder and name it: --data-dir FOLDER, or lm_eval_data under measure in a "
             "suite file"
         ) from error
-    return [LoadedTask(n, task, "hub", _of_hub(task)) for n, task in tasks.items()]
+    return [LoadedTask(n, task, "hub", _hub_fingerprint(task)) for n, task in tasks.items()]
 
 
-def _of_hub(task: Task) -> str:
+def _hub_fingerprint(task: Task) -> str:
     """The items' own fingerprint by the library `datasets`."""
     return str(getattr(task.eval_docs, "_fingerprint", task.config.dataset_path))
