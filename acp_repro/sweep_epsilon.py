@@ -69,7 +69,7 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
 def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
     from .pipeline.papers.acp.checkpoint_folder import Checkpoint
     from .pipeline.papers.acp.checkpoint_run import TrainedCheckpoint
-    from .pipeline.papers.acp.measure.epsilon_sweep import measure_epsilon_sweep
+    from .pipeline.papers.acp.measure.pruned_ratio import measure_epsilon_sweep
 
     device = choose_device(options.device)
     checkpoint = Checkpoint.find(options.checkpoint)

@@ -13,14 +13,17 @@ import torch.nn.functional as F
 from acp_repro import measure as measure_command
 from acp_repro import train as train_command
 from acp_repro.attention.boundary import find_boundary_serial
+from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.measure import main as measure
-from acp_repro.model.capture import AttentionInputs, attention_inputs
-from acp_repro.pipeline.papers.acp.measure import heads, losses, pruned_mass
+from acp_repro.model.capture import AttentionInputs, attention_inputs, watch_attention
+from acp_repro.pipeline.errors import RecordError
+from acp_repro.pipeline.papers.acp.measure import heads, losses, pruned_mass, speed
 from acp_repro.pipeline.papers.acp.measure.heads import Head, choose_heads
 from acp_repro.pipeline.papers.acp.measure.pruned_ratio import measure_pruned_ratio
 from acp_repro.pipeline.papers.acp.trained import TrainedFoX
+from acp_repro.pipeline.records import read_records, write_records
 from acp_repro.pipeline.suite import load_suite
-from tests.suites import YAML, records, trained_run, write_suite
+from tests.suites import YAML, records, slow_every_other, trained_run, write_suite
 
 ACP, EXACT, LONG = "pro-tiny-128-acp", "pro-tiny-128-exact", "pro-tiny-256-acp"
 SUITE = (
@@ -204,3 +207,62 @@ def test_each_quantity_knows_the_runs_that_it_is_about():
         ("pro-tiny-256-exact", "loss"),
     ]
     assert wanted(suite, "decay", "--run", EXACT) == [(EXACT, "decay")]
+
+
+def test_pruned_ratio_is_the_serial_count_over_the_heldout_text():
+    trained = trained_run(ACP)
+    table = pandas.DataFrame(measure_pruned_ratio(trained)).set_index(["layer", "head"])
+    expected = torch.zeros(2, 2, dtype=torch.int64)
+    for input_ids, _ in trained.heldout_batches(256, 2):
+        for layer, inputs in enumerate(attention_inputs(trained.model, input_ids)):
+            c = cumulative_log_fgate(inputs.log_fgate)
+            threshold = inputs.threshold.expand(c.shape[:2])
+            expected[layer] += find_boundary_serial(c, threshold, 128, 64, 64).sum((0, 2))
+    for layer in range(2):
+        for head in range(2):
+            row = table.loc[(layer, head)]
+            assert row["pruned_blocks"] == expected[layer, head]
+            assert row["causal_blocks"] == 3 * 2  # two sequences of two blocks a side
+    assert (table["measured_tokens"] == 256).all()
+
+
+def test_watching_leaves_the_model_as_it_was():
+    trained = trained_run(ACP)
+    ids = torch.randint(0, 257, (1, 64))
+    before, seen = trained.model(ids), []
+    with watch_attention(trained.model, lambda layer, _: seen.append(layer)):
+        assert torch.equal(trained.model(ids), before)
+    trained.model(ids)
+    assert seen == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("measure_speed", "columns"),
+    [
+        (speed.measure_attention_time, ["forward_ms", "backward_ms"]),
+        (speed.measure_throughput, ["throughput_tokens_per_s"]),
+    ],
+)
+def test_the_order_favours_neither_method(monkeypatch, measure_speed, columns):
+    trained = trained_run(ACP)
+    slow_every_other(monkeypatch)
+    acp, exact = measure_speed(trained)
+    assert [acp[name] for name in columns] == pytest.approx([exact[name] for name in columns])
+
+
+def test_missing_links_name_the_command_that_makes_them(capsys):
+    exact = "pro-tiny-256-exact"
+    assert measure(["throughput", "--suite", "mini", "--run", exact]) == 1
+    assert f"python -m acp_repro.train --suite mini --run {exact}" in capsys.readouterr().err
+    suite = load_suite("mini")
+    with pytest.raises(RecordError, match=f"for .*{exact}; make them with .*--run {exact}`"):
+        read_records(suite, "loss", suite.runs)
+    assert set(read_records(suite, "loss", suite.runs, partial=True)["run"]) == {ACP, EXACT, LONG}
+
+
+def test_no_number_that_is_not_finite_is_written():
+    suite = load_suite("mini")
+    item = {"task": "piqa", "metric": "acc", "item": 7, "value": math.nan, "weight": 1}
+    facts = {"device": "x", "dtype": "float32", "trained_tokens": 1}
+    with pytest.raises(AssertionError, match="lm_eval_items: not finite"):
+        write_records(suite, suite.runs[0], suite.paper.quantity("lm_eval_items"), [item], **facts)

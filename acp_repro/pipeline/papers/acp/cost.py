@@ -18,10 +18,8 @@ MFU = 0.3  # an assumption, of executed FLOPs: small models reach less, large on
 
 
 def attention_share_of_flops(size: SizeConfig, context_length: int) -> float:
-    """Attention's part, 0 to 1, of the FLOPs of a token of FoX (Pro), nothing pruned (Section 4.2).
-
-    The vocabulary is the authors' tokeniser's, the default of ``FoXConfig``.
-    """
+    """Attention's part, 0 to 1, of the FLOPs of a token of FoX (Pro), nothing pruned, with the authors'
+    vocabulary (Section 4.2)."""
     config = FoXConfig.pro(
         hidden_size=size.hidden_size, num_hidden_layers=size.num_hidden_layers, num_heads=size.num_heads
     )
@@ -73,11 +71,8 @@ def states_bytes(run: FoXRun, config: FoXConfig, ranks: int) -> float:
 
 
 def _activation_bytes(run: FoXRun, config: FoXConfig) -> float:
-    """What a micro-batch keeps at the start of the backward pass, in compiled blocks, and its logits.
-
-    The residual stream is float32. Inputs and outputs of matrix products are in the lower precision. Results
-    that are cheap to compute again (norms, gates' sigmoids) are not kept.
-    """
+    """What a micro-batch keeps at the start of the backward pass, in compiled blocks, and its logits. Results
+    that are cheap to compute again (norms, gates' sigmoids) are not kept."""
     tokens, width, layers = run.training.micro_batch_tokens, config.hidden_size, config.num_hidden_layers
     half = 2 if run.training.dtype == "bfloat16" else FLOAT32
     shifts = config.use_k_shift + config.use_v_shift

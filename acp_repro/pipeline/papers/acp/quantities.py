@@ -6,7 +6,7 @@ from acp_repro.pipeline.paper import Quantity
 
 from .suite import FoXRun, FoXSuite
 
-M = f"{__package__}.measure"
+M, N = f"{__package__}.measure", f"{__package__}.needle"
 HARNESS = ("lm_eval", "eval")
 NEEDLE = (
     "method mode haystack needle_share evaluated_length_tokens depth haystack_sample answer_tokens "
@@ -28,14 +28,14 @@ def heads_run(suite: FoXSuite) -> list[FoXRun]:
 
 
 def evaluated(suite: FoXSuite) -> list[FoXRun]:
-    return suite.in_order(suite.evaluated("pro"), suite.evaluated("llama"))
+    return suite.union(suite.evaluated("pro"), suite.evaluated("llama"))
 
 
 def needle_runs(suite: FoXSuite) -> list[FoXRun]:
     """The runs of Figures 3, 9, 11 and A6 and of Table A1."""
     longest, shorter = (suite.needle_runs("pro", longest=longest) for longest in (True, False))
     llama = suite.needle_runs("llama", longest=True)
-    return suite.in_order(longest, shorter, llama, suite.needle_trainings)
+    return suite.union(longest, shorter, llama, suite.needle_trainings)
 
 
 QUANTITIES = (
@@ -43,7 +43,7 @@ QUANTITIES = (
         "pruned_ratio",
         "layer head measured_tokens block_q_tokens block_k_tokens pruned_blocks causal_blocks pruned_ratio",
         f"{M}.pruned_ratio:measure_pruned_ratio",
-        lambda suite: suite.in_order(suite.select(acp=True), suite.arms),  # one arm trains with needles
+        lambda suite: suite.union(suite.select(acp=True), suite.arms),  # one arm trains with needles
     ),
     Quantity(
         "attention_time",
@@ -51,7 +51,6 @@ QUANTITIES = (
         f"{M}.speed:measure_attention_time",
         with_acp,
         group="speed",
-        timed=True,
         later=("order",),
     ),
     Quantity(
@@ -60,7 +59,6 @@ QUANTITIES = (
         f"{M}.speed:measure_throughput",
         with_acp,
         group="speed",
-        timed=True,
         later=("order",),
     ),
     Quantity(
@@ -94,7 +92,7 @@ QUANTITIES = (
         "epsilon_sweep",
         "swept_log_pruning_tolerance block_pruned_ratio token_pruned_ratio loss_nats largest_pruned_mass "
         "measured_tokens",
-        f"{M}.epsilon_sweep:measure_epsilon_sweep",
+        f"{M}.pruned_ratio:measure_epsilon_sweep",
         sweep_run,
     ),
     Quantity(
@@ -128,11 +126,11 @@ QUANTITIES = (
         library=HARNESS,
         large=True,
     ),
-    Quantity("needle", NEEDLE, f"{M}.needle:measure_needle", needle_runs, large=True, later=("fact",)),
+    Quantity("needle", NEEDLE, f"{N}.trial:measure_needle", needle_runs, large=True, later=("fact",)),
     Quantity(
         "needle_facts",
         NEEDLE,
-        f"{M}.needle:measure_needle_facts",
+        f"{N}.trial:measure_needle_facts",
         lambda suite: suite.needle_trainings,
         large=True,
         optional=True,
@@ -157,7 +155,6 @@ QUANTITIES = (
         "implementation method gates length_tokens heads head_dim measured_tokens repeats pruned_ratio "
         "forward_ms forward_backward_ms search_ms nominal_forward_tflop nominal_forward_backward_tflop "
         "gate_gradient_error forward_host_ms forward_backward_host_ms order",
-        timed=True,
         key="implementation method length_tokens heads head_dim",
         command="python -m acp_repro.benchmark_attention --suite {suite}",
     ),
@@ -165,7 +162,6 @@ QUANTITIES = (
         "training_step",
         "implementation method vocab_size ranks parallel step_tokens steps repeats step_ms "
         "throughput_tokens_per_s mfu_nominal peak_memory_bytes pruned_ratio order",
-        timed=True,
         key="architecture size context_length_tokens implementation method vocab_size ranks parallel",
         command="python -m acp_repro.benchmark_training --suite {suite}",
     ),
@@ -184,7 +180,6 @@ QUANTITIES = (
         "decode_time",
         "scope implementation method gates batch length_tokens layers heads head_dim repeats step_ms "
         "read_ms prefill_ms kept_bytes layer_kept_bytes allocated_bytes peak_bytes output_error order",
-        timed=True,
         key="scope implementation method batch length_tokens heads head_dim",
         command="python -m acp_repro.benchmark_decode --suite {suite}",
     ),

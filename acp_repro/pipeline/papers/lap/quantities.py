@@ -39,6 +39,5 @@ QUANTITIES = (
         "decoder_peak_bytes memory_bytes order",
         f"{M}.removal_time:measure_removal_time",
         lambda suite: [suite.main_run],
-        timed=True,
     ),
 )

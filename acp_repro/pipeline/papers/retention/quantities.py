@@ -56,7 +56,6 @@ QUANTITIES = (
         "dense_training_peak_memory_bytes example_flop dense_example_flop order",
         f"{M}.speed:measure_speed",
         lambda suite: suite.timed(),
-        timed=True,
         untrained=lambda run: run.is_timed_untrained,
     ),
     # On problems small enough for the exact answer, without a run.

@@ -33,12 +33,7 @@ def measure_decay(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None =
     """One record a position and head, on the first held-out sequence of the run's context length.
 
     ``first_kept_key_position`` is the first token of key block n_m, where m is the position's query block.
-    ``pruned_ratio`` is of this head on this sequence. ``threshold_nats`` is delta, missing for exact
-    attention.
-
-    Args:
-        heads: (layer, head) pairs, recorded in this order; None chooses by savings, most local
-            first (:func:`choose_heads`).
+    ``heads`` are recorded in their order; by default :func:`choose_heads` chooses by savings.
     """
     records: list[dict[str, Any]] = []
     for head, inputs in inputs_of_heads(trained, heads):
@@ -67,19 +62,12 @@ def measure_decay(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None =
 
 
 def choose_heads(savings: dict[Head, float], start: dict[Head, float]) -> list[Head]:
-    """The most local head, one whose boundary shows at the start, one halfway, and the most global one.
+    """The most local head, one whose boundary shows at the start, one halfway, and the most global one, by
+    each head's pruned ratio (``savings``) and its pruned blocks in the first rows (``start``).
 
-    Pruning with a window of some hundred tokens shows in the first blocks (Figure 1). At long contexts the
-    head halfway prunes nothing there, and a local head all that it can. Halfway is the mean of the largest
-    and the smallest saving, because in a bimodal distribution the median head would be one more local head.
-    In a tie the first head in order of layers is taken.
-
-    Args:
-        savings: each head's pruned ratio.
-        start: each head's pruned blocks in the first rows of blocks.
-
-    Returns:
-        Without repetition, the most local first.
+    Pruning with a window of some hundred tokens shows in the first blocks (Figure 1). Halfway is the mean of
+    the largest and the smallest saving, because in a bimodal distribution the median head would be one more
+    local head. In a tie the first head in order of layers is taken.
     """
     order = sorted(savings)
     most, least = max(order, key=savings.get), min(order, key=savings.get)
@@ -154,14 +142,8 @@ def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
 def measure_attention_weights(
     trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None
 ) -> list[dict]:
-    """One record for each entry of A over 0.1, rows in order, of the heads of ``decay``.
-
-    A is exact (Equation 2), computed in float64 by the reference from the numbers that the model multiplies.
-    ACP prunes less than epsilon of it, far below the 0.1 of a recorded entry.
-
-    Args:
-        heads: (layer, head) pairs; None chooses by savings, as ``decay`` does.
-    """
+    """One record for each entry of A over 0.1, rows in order, of the heads of ``decay``. A is exact (Equation
+    2), computed in float64 by the reference from the numbers that the model multiplies."""
     return [
         {
             "layer": head.layer,
@@ -176,11 +158,7 @@ def measure_attention_weights(
 
 
 def large_weights(inputs: AttentionInputs) -> Iterator[tuple[int, int, float]]:
-    """(query, key, weight) of every entry of A over :data:`LARGE_WEIGHT`, of one head of one sequence.
-
-    Args:
-        inputs: batch and heads of 1.
-    """
+    """(query, key, weight) of every entry of A over :data:`LARGE_WEIGHT`, of one head of one sequence."""
     for rows in row_chunks(inputs):
         scores = attention_scores(rows.q, rows.k, rows.log_fgate, sm_scale=rows.sm_scale)
         weights = scores[0, 0].softmax(-1)

@@ -10,20 +10,16 @@ from acp_repro.pipeline import state
 from acp_repro.pipeline.data import prepare
 
 from ..evaluation.catalogue import COLUMNS
-from ..evaluation.evaluation import HARNESS_VERSION, TaskResult, evaluate, harness_model
+from ..evaluation.evaluation import HARNESS_VERSION, TaskResult, evaluate, harness_model, identity
 from ..evaluation.tasks import load_tasks
 from ..trained import TrainedFoX
-from ..unfinished import identity
 
 _SHOWN = {(column.task, column.metric) for column in COLUMNS}
 
 
 def measure_lm_eval(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a task and metric, with the standard error of sampling its items.
-
-    ``value`` and ``standard_error`` are shares for accuracies, and otherwise perplexities or bits per byte.
-    ``begins_with_bos`` is missing in records whose prompts did not begin with BOS.
-    """
+    """One record a task and metric, with the standard error of sampling its items. ``begins_with_bos`` is
+    missing in records whose prompts did not begin with BOS."""
     results = trained.once(evaluate_run)
     return [
         {
@@ -43,11 +39,8 @@ def measure_lm_eval(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 
 def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
-    """The results of ``measure.lm_eval_tasks`` with the run's own tokeniser, context length and dtype.
-
-    Finished tasks are kept in ``.make/SUITE/lm_eval/RUN`` until all records are written, so that a stopped
-    evaluation can continue.
-    """
+    """The results of ``measure.lm_eval_tasks``. Finished tasks are kept in ``.make/SUITE/lm_eval/RUN`` until
+    all records are written, so that a stopped evaluation can continue."""
     run, asked = trained.run, trained.measure_settings
     tasks, notes = load_tasks(asked.lm_eval_tasks, asked.lm_eval_data)
     for note in notes:
@@ -68,11 +61,8 @@ def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
 
 
 def measure_lm_eval_items(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record an item and metric of the columns of Tables 1 and 3.
-
-    ``value`` is 1 or 0 for right or wrong. For a perplexity it is the log-likelihood in nats, and ``weight``
-    is its number of words, 1 for a single target.
-    """
+    """One record an item and metric of the columns of Tables 1 and 3: 1 or 0 for right or wrong; for a
+    perplexity the log-likelihood in nats, and ``weight`` is its number of words."""
     return [
         {"task": result.task, "metric": name, "item": number, "value": value, "weight": weight}
         for result in trained.once(evaluate_run)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acp_repro.pipeline.state import read_log
+from acp_repro.common.files import read_json_lines
 
 from ..trained import TrainedFoX
 
@@ -26,15 +26,8 @@ def measure_loss(trained: TrainedFoX) -> list[dict[str, Any]]:
 
 
 def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
-    """Loss at every position of the context, averaged over sequences (Figure 3; Appendix B).
-
-    Every context length of the suite reads the same text, whole pieces of the longest length. Ends of
-    documents that do not fill one are left out.
-
-    Returns:
-        (L,) float64 on the CPU in nats, entry i for the token that follows i others (counted from 0);
-        and the number of tokens measured.
-    """
+    """Loss in nats (L,) at every position, averaged over sequences (Figure 3; Appendix B), and the tokens
+    measured. Every context length of the suite reads the same text, whole pieces of the longest length."""
     # The longest, if the shorter ones divide it.
     unit = math.lcm(*(run.context_length for run in trained.suite.runs))
     batches = trained.heldout_batches(trained.measure_settings.loss_tokens, same_text_as=unit)
@@ -46,11 +39,8 @@ def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
 
 
 def measure_loss_curve(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a position: the mean loss of the window of 101 positions centred there.
-
-    Only positions whose window is wholly inside the context have a value, so the first is 50 (counted from 0)
-    and the last L - 51. At most 1024 are kept: every s-th, with the smallest s that suffices.
-    """
+    """One record a position: the mean loss of the window of 101 positions centred there, if it is wholly
+    inside the context. At most 1024 are kept: every s-th, with the smallest s that suffices."""
     losses, tokens = trained.once(loss_by_position)
     assert len(losses) >= WINDOW_TOKENS, f"the context is shorter than the window of {WINDOW_TOKENS} tokens"
     means = losses.unfold(0, WINDOW_TOKENS, 1).mean(-1, dtype=torch.float64)
@@ -69,12 +59,12 @@ def measure_loss_curve(trained: TrainedFoX) -> list[dict[str, Any]]:
 def measure_training_log(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each layer at every step kept; for an exact run one record a step, without a layer.
 
-    Of the steps with the layers' pruned ratios (all steps of an exact run), every s-th and the last are kept,
-    with the smallest s that gives at most 100. ``loss_nats`` is the mean training loss of the steps since the
-    last kept one. ``throughput_tokens_per_s`` is their median, for all GPUs together.
+    Of the steps with pruned ratios (all steps of an exact run), every s-th and the last are kept, at most
+    100. ``loss_nats`` is the mean of the steps since the last kept one, ``throughput_tokens_per_s`` their
+    median.
     """
     run = trained.run
-    lines = read_log("training_log", run)
+    lines = read_json_lines(run.folder / "metrics.jsonl")
     looks = [i for i, line in enumerate(lines) if run.log_pruning_tolerance is None or "pruned_ratio" in line]
     assert looks, "a log without pruned ratios"
     step = -(-len(looks) // MOST_POINTS)
@@ -104,5 +94,5 @@ def measure_step_losses(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a step, with every digit of its mean loss and of its gradient's norm before clipping."""
     return [
         {name: line[name] for name in ("step", "tokens", "loss_nats", "grad_norm")}
-        for line in read_log("step_losses", trained.run)
+        for line in read_json_lines(trained.run.folder / "metrics.jsonl")
     ]

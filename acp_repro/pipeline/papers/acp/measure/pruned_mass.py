@@ -1,8 +1,5 @@
-"""The attention weight that pruning really discards, row by row, beside the bound of Appendix A.
-
-Appendix A proves that no row loses epsilon or more. Here the loss itself is computed, in float64 and without
-pruning. Also computed is how far the threshold could be raised on this text before the bound is reached.
-"""
+"""The attention weight that pruning really discards, row by row in float64, beside the bound of Appendix A,
+and how far the threshold could be raised on this text before the bound is reached."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ class _Rows(NamedTuple):
 
 
 def row_chunks(inputs: AttentionInputs, block_q: int = 1) -> Iterator[_Rows]:
-    """All rows in chunks of whole query blocks, so that the dense reference fits in memory.
-
-    In the reference, queries are the last positions of the keys, so the keys end with the chunk.
-    """
+    """All rows in chunks of whole query blocks, so that the dense reference fits in memory."""
     batch, heads, length, head_dim = inputs.q.shape
     budget = _CHUNK_NUMBERS_CPU if inputs.q.device.type == "cpu" else _CHUNK_NUMBERS_GPU
     size = block_q * max(1, budget // (batch * heads * length * block_q))
@@ -52,12 +46,8 @@ def row_chunks(inputs: AttentionInputs, block_q: int = 1) -> Iterator[_Rows]:
 
 
 def pruned_row_mass(inputs: AttentionInputs, block_q: int, block_k: int) -> Tensor:
-    """The attention weight that each row loses to pruned blocks, under its exact weights.
-
-    Returns:
-        (B, H, T) float64, by :func:`acp_repro.attention.reference.pruned_mass`; NaN, missing, in
-        rows that have no pruned block.
-    """
+    """The attention weight (B, H, T) float64 that each row loses to pruned blocks, under its exact weights;
+    NaN in rows that have no pruned block."""
     boundary = inputs.boundary(block_q, block_k)
     mass = torch.full(inputs.q.shape[:3], torch.nan, dtype=torch.float64, device=inputs.q.device)
     pruned = (boundary > 0).repeat_interleave(block_q, -1)[..., : inputs.q.shape[2]]
@@ -75,16 +65,12 @@ def pruned_row_mass(inputs: AttentionInputs, block_q: int, block_k: int) -> Tens
 def threshold_slack(
     inputs: AttentionInputs, block_q: int, block_k: int, log_pruning_tolerance: float
 ) -> Tensor:
-    """How far delta could be raised on this text before a row loses epsilon.
+    """How far (B, H), in nats, delta could be raised on this text before a row loses epsilon.
 
-    Per sequence and head, this is the largest s in [0, -delta] that keeps the bound. Pruning under delta + s,
-    by blocks of the grid, then leaves the pruned mass of every row under epsilon. It needs no search. Block l
-    of query block m is kept if and only if its largest decay is at least the threshold. Each m has a first
-    block that it cannot lose, and that block has a largest decay. It is 0 if every block before the diagonal
-    can go. So delta + s is the smallest of these decays over m.
-
-    Returns:
-        (B, H) float64, nats.
+    This is the largest s in [0, -delta] that keeps the bound: pruning under delta + s, by blocks of the grid,
+    leaves the pruned mass of every row under epsilon. Each query block m has a first block that it cannot
+    lose, and that block has a largest decay, or 0 if every block before the diagonal can go. So delta + s is
+    the smallest of these decays over m.
     """
     batch, heads, length, _ = inputs.q.shape
     c = cumulative_log_fgate(inputs.log_fgate)
@@ -106,13 +92,9 @@ def threshold_slack(
 
 
 def measure_pruned_mass(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a head, over all rows of the text, at the run's own epsilon and the code's grid.
-
-    The maximum and the quantiles are over the rows that have a pruned block, and missing if there is none.
-    ``threshold_nats`` is delta, its mean if it differs between sequences (FoX without QK-norm).
-    ``threshold_slack_nats`` is the smallest :func:`threshold_slack` of the sequences. It takes 8 bytes of
-    memory a row and head.
-    """
+    """One record a head, over all rows of the text, at the run's own epsilon and the code's grid. Maximum and
+    quantiles are over the rows that have a pruned block. ``threshold_nats`` is the mean delta,
+    ``threshold_slack_nats`` the smallest :func:`threshold_slack` of the sequences."""
     config = trained.model.config
     assert config.log_pruning_tolerance is not None, "a run that prunes nothing"
     shape = config.num_hidden_layers, config.num_heads

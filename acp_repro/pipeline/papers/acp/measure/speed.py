@@ -24,11 +24,11 @@ METHODS = ("acp", "exact")
 
 
 def measure_attention_time(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a method (``acp``, ``exact``): milliseconds for all layers on the measured text.
+    """One record a method (``acp``, ``exact``): milliseconds for all layers on the measured text (Appendix
+    B).
 
-    One forward and one backward pass (Appendix B). Both methods get the same inputs and take turns, so a busy
-    machine slows both. A number is the sum over layers and batches of the median over repeats. The forward
-    time includes the boundary search, which is also timed by itself.
+    Both methods get the same inputs and take turns. A number is the sum over layers and batches of the median
+    over repeats. The forward time includes the boundary search, which is also timed by itself.
     """
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
     total: Counter = Counter()
@@ -85,8 +85,7 @@ def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a method: tokens a second of whole training steps, optimiser included.
 
     The final weights are used because throughput drops while gates open and then stays constant (Section
-    4.1). A learning rate of 0 keeps them unchanged. Both methods take turns. Blocks are compiled if training
-    compiles them, in the first turn, which does not count.
+    4.1). A learning rate of 0 keeps them unchanged. Both methods take turns; the first turn compiles.
     """
     run, config = trained.run, trained.run.training
     batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))

@@ -11,9 +11,9 @@ from sacrebleu import corpus_bleu
 from torch import Tensor
 from tqdm import tqdm
 
+from acp_repro.common.files import read_json_lines
 from acp_repro.common.gradients import without_gradients
 from acp_repro.lap.decoder import decode_teacher
-from acp_repro.pipeline.state import read_log
 
 from ..task import TrainedPruning
 
@@ -94,7 +94,7 @@ def measure_dynamics(trained: TrainedPruning) -> list[dict[str, Any]]:
     ``kept_ratio`` and ``soft_ratio`` are shares of the text's tokens before any gate.
     """
     rows = []
-    for line in read_log("dynamics", trained.run):
+    for line in read_json_lines(trained.run.folder / "metrics.jsonl"):
         if "accuracy" not in line:
             continue
         common = {"step": line["step"], "loss_nats": line["loss_nats"]}
