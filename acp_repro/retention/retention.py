@@ -77,15 +77,6 @@ class Retention(nn.Module):
         late = config.hard_from_step is not None and self.step >= config.hard_from_step
         return "straight" if late else "soft"
 
-    @torch.no_grad()
-    def ascend(self) -> Tensor:
-        """Projected ascent after a step (Eq. 4): lambda = max(0, lambda + eta (sum p - M)).
-
-        Returns:
-            (gates,) float32, the violation of :meth:`take_violation`.
-        """
-        return self.ascend_by(self.take_violation())
-
     def take_violation(self) -> Tensor:
         """(gates,) float32: sum p - M in the config's unit, the mean of the passes since the last call."""
         violation = torch.zeros_like(self.multiplier)
@@ -95,9 +86,16 @@ class Retention(nn.Module):
         return violation.detach()
 
     @torch.no_grad()
-    def ascend_by(self, violation: Tensor) -> Tensor:
-        """:meth:`ascend` by a given violation (gates,) float32, such as the mean over ranks."""
-        config = self.config
+    def ascend(self, violation: Tensor | None = None) -> Tensor:
+        """Projected ascent after a step (Eq. 4): lambda = max(0, lambda + eta (sum p - M)).
+
+        Args:
+            violation: (gates,) float32, such as the mean over ranks; default: :meth:`take_violation`.
+
+        Returns:
+            The violation.
+        """
+        config, violation = self.config, self.take_violation() if violation is None else violation
         if config.is_learned and self.phase != "open":
             if config.multiplier == "ascent":
                 self.multiplier += config.multiplier_step * violation

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM
@@ -22,7 +23,7 @@ from acp_repro.retention.encoders import find_encoder
 from .backbones import fresh, vocabulary
 from .neighbours import look_at_neighbours
 from .suite import PretrainingRun, RetentionRun
-from .texts import bert_tokenizer
+from .texts import make_bert_tokenizer
 
 _IGNORED = -100  # a label that transformers' loss leaves out
 
@@ -62,7 +63,7 @@ class PretrainingTask(EncoderTask):
         settings = run.pretraining
         with settings.data.errors_at(f"{file_of(run.suite)}: pretraining.{run.dataset_name}.data"):
             self.corpus = prepare(settings.data)
-        self.tokenizer = bert_tokenizer(self.corpus.tokenizer)
+        self.tokenizer = make_bert_tokenizer(tokenizers.Tokenizer.from_str(self.corpus.tokenizer.json_text))
         self._rows = settings.micro_batch_sequences or settings.batch_sequences
         self.micro_batches = settings.batch_sequences // self._rows
         self.steps = settings.steps

@@ -26,7 +26,7 @@ from acp_repro.retention import from_pretrained, retain
 from .backbones import fresh, published, start_from, vocabulary
 from .pretraining import EncoderTask, PretrainingTask
 from .suite import PretrainingRun, RetentionRun
-from .texts import inputs_of, texts_of, tuning_steps
+from .texts import load_texts, name_inputs
 from .trained import TrainedRetention
 
 _SORTED_BATCHES = 50  # batches whose examples are sorted together by length, as in transformers' Trainer
@@ -46,13 +46,13 @@ class RetentionTask(EncoderTask):
         super().__init__(run)
         if run.start is not None:
             check_done(run.start)
-        self.texts = texts_of(run)
+        self.texts = load_texts(run)
         self.tokenizer = self.texts.tokenizer
         self._train = self.texts.encoded("train")
         batch = run.dataset.batch_examples
         self._rows = run.dataset.micro_batch_examples or batch
         self.micro_batches = batch // self._rows
-        self.steps = tuning_steps(run.dataset, len(self._train))
+        self.steps = max(1, run.dataset.epochs * len(self._train) // batch)
         self.step_tokens = round(batch * float(np.mean([len(row.ids) for row in self._train])))
 
     def build(self) -> nn.Module:
@@ -127,7 +127,7 @@ class RetentionTask(EncoderTask):
         return np.concatenate([order[:first], *batches, order[stop:]])
 
     def loss(self, model: nn.Module, *batch: Tensor) -> Tensor:
-        return model(**inputs_of(batch, batch[0].device)).loss
+        return model(**name_inputs(batch, batch[0].device)).loss
 
     def before_step(self, model: nn.Module, step: int) -> None:
         super().before_step(model, step)
@@ -136,7 +136,7 @@ class RetentionTask(EncoderTask):
 
     def after_step(self, model: nn.Module, step: int) -> None:
         if not self.run.is_dense:
-            model.retention.ascend_by(mean_over_ranks(model.retention.take_violation()))
+            model.retention.ascend(mean_over_ranks(model.retention.take_violation()))
 
     def watch(self, model: nn.Module, *batch: Tensor) -> dict[str, Any]:
         """For each gate its multiplier, and the shares of tokens that p and the open gates stand for."""
@@ -146,7 +146,7 @@ class RetentionTask(EncoderTask):
         model.eval()  # and draws no random numbers, so that the look changes no bit
         try:
             with model.retention.recorded() as records:
-                model(**inputs_of(batch[:2], batch[0].device))
+                model(**name_inputs(batch[:2], batch[0].device))
         finally:
             model.train(training)
         tokens = batch[1].sum()

@@ -20,28 +20,20 @@ from acp_repro.pipeline.training.task import Trained
 from acp_repro.retention import retain
 
 from .suite import RetentionRun
-from .texts import Encoded, Texts, inputs_of
+from .texts import Encoded, Texts, name_inputs
 
 _ROWS = 64
 
 
 @dataclass
 class Evaluation:
-    """The results of a model on a split.
+    """The results of a model on a split."""
 
-    Attributes:
-        scores: percent, by name.
-        loss_nats: mean of an example, without the penalty.
-        examples: their number.
-        kept_share: tokens left after the last gate, over all tokens.
-        right: by name of a score that is the share of right answers, whether each is right.
-    """
-
-    scores: dict[str, float]
-    loss_nats: float
+    scores: dict[str, float]  # percent
+    loss_nats: float  # mean of an example, without the penalty
     examples: int
-    kept_share: float
-    right: dict[str, list[bool]]
+    kept_share: float  # tokens left after the last gate, over all tokens
+    right: dict[str, list[bool]]  # of scores that are the share of right answers, whether each is right
 
 
 @dataclass
@@ -62,7 +54,7 @@ class TrainedRetention(Trained):
         predicted, truth, loss, examples, kept, tokens = [], [], 0.0, 0, 0, 0
         gates = getattr(model, "retention", None)
         for rows in self.texts.batches(split, _ROWS, limit):
-            inputs = inputs_of(self.texts.tensors(rows), self.device)
+            inputs = name_inputs(self.texts.tensors(rows), self.device)
             with autocast(self.device, self.run.training.dtype):
                 if gates is None or not gates.places:
                     output, left = model(**inputs), inputs["attention_mask"].sum()
@@ -90,12 +82,8 @@ class TrainedRetention(Trained):
     def _answers(self, output: Any, rows: Sequence[Encoded]) -> list[Any]:
         if not self.texts.labelled.is_extractive:
             return output.logits.argmax(-1).tolist()
-        return [
-            _best_span(start, end, row)
-            for start, end, row in zip(
-                output.start_logits.float().cpu(), output.end_logits.float().cpu(), rows, strict=True
-            )
-        ]
+        starts, ends = output.start_logits.float().cpu(), output.end_logits.float().cpu()
+        return [_best_span(*one) for one in zip(starts, ends, rows, strict=True)]
 
 
 def _best_span(start: Tensor, end: Tensor, row: Encoded, longest: int = 64) -> str:

@@ -17,7 +17,7 @@ from acp_repro.pipeline.training.task import Trained
 
 from ..quantities import RIGHT, WRONG
 from ..settings import GATES
-from ..texts import labelled_of
+from ..texts import load_labelled
 from ..trained import SCORES, TrainedRetention
 
 PRUNINGS = ("random", "h2o")
@@ -113,7 +113,7 @@ def measure_bag_of_words(trained: Trained) -> list[dict[str, Any]]:
     """One record a setting and score, of the test split (earlier records have dev, too). Settings are single
     words or pairs as well, and a regularization; none is chosen here."""
     dataset = trained.run.dataset
-    whole = labelled_of(dataset).splits
+    whole = load_labelled(dataset).splits
     splits = {split: whole[split] for split in ("train", "test")}
     classes = {split: [row.number for row in rows] for split, rows in splits.items()}
     records = []
