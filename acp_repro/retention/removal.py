@@ -72,44 +72,27 @@ class GateRecord:
 
 @dataclass
 class State:
-    """One call between two blocks: the tokens that are left, and what the gates did with them.
-
-    Attributes:
-        retention: the ``Retention`` whose gates are between the blocks.
-        call: of the whole sequence, with the encoder's own padding.
-        budgets: for each gate, M of each example; None if the host may not read them.
-        shape: of the whole sequence, (B, T, D).
-        hidden: (B, T', D) of the T' tokens that are left.
-        valid: (B, T') bool, False for filling; is_full: whether all are known to be valid.
-        protected, ids: (B, T'), of those in ``call``.
-        global_: (B, T') bool, tokens that attend to all others in a windowed encoder.
-        positions: (B, T') integer, their places in the original T.
-        mask: the attention mask of the blocks; biased: whether it is a bias on the keys.
-        moved: whether tokens have left their places; slots: (B, T), where they went, if they moved once.
-        held: (B, T, D), states of dropped tokens, for ``dropped="last"``.
-        c: (B, T), product of the z so far, if tokens stay in place; expected: the same of p.
-        violations, terms: the sums of the penalty, for each gate so far.
-    """
+    """One call between two blocks: the T' tokens that are left, and what the gates did with them."""
 
     retention: nn.Module
-    call: Call
-    budgets: list[list[int]] | None
-    shape: torch.Size
-    hidden: Tensor
-    valid: Tensor
-    is_full: bool
-    protected: Tensor
-    ids: Tensor | None
-    global_: Tensor | None
-    positions: Tensor
-    mask: Any
-    biased: bool = False
-    moved: bool = False
-    slots: Tensor | None = None
-    held: Tensor | None = None
-    c: Tensor | None = None
-    expected: Tensor | None = None
-    violations: list[Tensor] = field(default_factory=list)
+    call: Call  # of the whole sequence, with the encoder's own padding
+    budgets: list[list[int]] | None  # for each gate, M of each example; None if the host may not read them
+    shape: torch.Size  # (B, T, D) of the whole sequence
+    hidden: Tensor  # (B, T', D)
+    valid: Tensor  # (B, T') bool, False for filling
+    is_full: bool  # whether all are known to be valid
+    protected: Tensor  # (B, T') bool
+    ids: Tensor | None  # (B, T') integer
+    global_: Tensor | None  # (B, T') bool, tokens that attend to all others in a windowed encoder
+    positions: Tensor  # (B, T') integer, their places in the original T
+    mask: Any  # of the blocks' attention
+    biased: bool = False  # whether ``mask`` is a bias on the keys
+    moved: bool = False  # whether tokens have left their places
+    slots: Tensor | None = None  # (B, T), where they went, if they moved once
+    held: Tensor | None = None  # (B, T, D), states of dropped tokens, for ``dropped="last"``
+    c: Tensor | None = None  # (B, T), product of the z so far, if tokens stay in place
+    expected: Tensor | None = None  # the same of p
+    violations: list[Tensor] = field(default_factory=list)  # of the penalty, for each gate so far
     terms: list[Tensor] = field(default_factory=list)
 
     def budget(self, gate: int) -> Tensor:
@@ -118,17 +101,12 @@ class State:
 
 
 class Places(NamedTuple):
-    """The tokens that stay.
+    """The tokens that stay."""
 
-    Attributes:
-        indices: (B, M); valid: (B, M) bool, False for filling; None means no filling.
-        rows, slots: if known, the same as rows of all examples together, and where tokens go.
-    """
-
-    indices: Tensor
-    valid: Tensor | None
-    rows: Tensor | None = None
-    slots: Tensor | None = None
+    indices: Tensor  # (B, M)
+    valid: Tensor | None  # (B, M) bool, False for filling; None means no filling
+    rows: Tensor | None = None  # if known, ``indices`` as rows of all examples together
+    slots: Tensor | None = None  # if known, where tokens go
 
     def kept(self, like: Tensor) -> Tensor:
         """(B, T) bool, as ``like``: the tokens that stay."""
