@@ -10,7 +10,7 @@ import numpy as np
 
 from acp_repro.lap.attribution import game, shap_values
 from acp_repro.lap.autoencoder import pad
-from acp_repro.pipeline.papers.lap.measure.attribution import chosen, told
+from acp_repro.pipeline.papers.lap.measure.attribution import choose_texts, select_pairs
 from tests.lap.tiny import TEXTS, model
 
 
@@ -52,7 +52,7 @@ def test_a_vector_that_nobody_can_see_is_worth_nothing():
 
 def test_pairs_worth_nothing_have_no_record_but_every_token_has_one():
     values = np.array([[0.0, 0.3, 0.0], [0.0, 0.0, 0.0], [-0.2, 0.0, 0.0]])
-    np.testing.assert_array_equal(told(values), [[1, 1, 1], [1, 0, 0], [1, 0, 0]])
+    np.testing.assert_array_equal(select_pairs(values), [[1, 1, 1], [1, 0, 0], [1, 0, 0]])
 
 
 def test_long_texts_are_explained_where_they_come_back():
@@ -72,8 +72,8 @@ def test_long_texts_are_explained_where_they_come_back():
         model=SimpleNamespace(encode_ids=encode, decode_ids=echo),
     )
     short, long = [1, 4], [2, 5, 7]  # 40 tokens and EOS are neither
-    assert chosen(trained) == [rows[i] for i in [*short, *long]]
+    assert choose_texts(trained) == [rows[i] for i in [*short, *long]]
     trained.measure_settings.shap_texts = 2
-    assert chosen(trained) == [rows[i] for i in [*short, *long[:2]]]
+    assert choose_texts(trained) == [rows[i] for i in [*short, *long[:2]]]
     trained.measure_settings.shap_shortest = 12  # a text is explained once
-    assert chosen(trained) == [rows[i] for i in [*short, *long[:2]]]
+    assert choose_texts(trained) == [rows[i] for i in [*short, *long[:2]]]

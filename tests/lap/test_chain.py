@@ -1,6 +1,5 @@
 """The paper's chain on a suite of seconds: batches, training, resume, every quantity, figure and claim."""
 
-import csv
 import dataclasses
 import json
 import math
@@ -221,16 +220,6 @@ def test_more_texts_are_trained_on_and_never_held_out(suite, work):
     assert task.rows("heldout") == before.rows("heldout")
 
 
-def test_the_csv_of_kaggle_reads_like_the_same_json_lines(suite, work):
-    records = [json.loads(line) for line in (work / "texts.jsonl").read_text().splitlines()]
-    with (work / "texts.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["date", "stars", "text"])
-        writer.writeheader()
-        writer.writerows({"date": "2011-01-26", **record} for record in records)
-    wanted = load_texts(suite.file.data)
-    assert load_texts(dataclasses.replace(suite.file.data, path="texts.csv")) == wanted
-
-
 @pytest.mark.slow
 def test_sentences_of_the_standard_library():
     found = list(stdlib_sentences(20, 80))
@@ -240,18 +229,6 @@ def test_sentences_of_the_standard_library():
     both = [row.text for row in short_sentences(20, 80)]
     assert both[: len(texts)] == texts and len(set(both)) == len(both) > 2 * len(texts)
     assert all(20 <= len(text) <= 80 for text in both) and "and every year it increases." in both
-
-
-def test_the_probe_on_thousands_of_texts_is_of_the_same_run(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[2])
-    ours, more = (load_suite(name).main_run for name in ("lap-h200", "lap-h200-probe"))
-    data = dataclasses.replace(ours.data, heldout=0.5)
-    for run in (ours, ours.start):
-        other = more if run is ours else more.start
-        assert (
-            dataclasses.replace(run, suite=other.suite, data=data, start=other.start).as_dict()
-            == other.as_dict()
-        )
 
 
 def test_a_resumed_run_has_the_same_bits(suite):
@@ -342,18 +319,6 @@ def test_gates_first_drop_at_random_and_cost_nothing(suite):
     wanted = found.cross_entropy + suite.runs[0].compression * found.compression
     assert priced[0] == pytest.approx(wanted.item(), rel=1e-5)
     assert trainee.model(*batch, blind=True).cross_entropy.item() == pytest.approx(blind[0], rel=1e-5)
-
-
-def test_bfloat16_goes_through(suite):
-    task = PruningTask(suite.runs[0])
-    trainee = task.build().train()
-    trainee.steps_with_lambda.fill_(1)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = task.loss(trainee, *task.batch(0))
-    loss.backward()
-    assert torch.isfinite(loss) and all(
-        torch.isfinite(p.grad).all() for p in trainee.parameters() if p.grad is not None
-    )
 
 
 def test_every_quantity_figure_and_claim(suite, monkeypatch):

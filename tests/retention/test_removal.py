@@ -18,9 +18,8 @@ def _slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-# The last length is of more chunks than a scan goes through at once; the interpreter takes seconds for it.
-SCANS = [(length, decay) for length in (1, 33, 100) for decay in (0.0, 0.9, 1.0)]
-SCANS += [(1100, 0.9), _slow(1100, 0.0), _slow(1100, 1.0)]
+# The last length is of more chunks than a scan goes through at once; the interpreter takes half a minute.
+SCANS = [(1, 0.9), (33, 0.0), (100, 0.9), (100, 1.0), _slow(1100, 0.9)]
 
 
 def retained(model, budget=0.4, **settings):
@@ -78,7 +77,7 @@ def on_a_device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("length", [1, 2, _slow(15), 64, 129, _slow(300)])
+@pytest.mark.parametrize("length", [1, 129, _slow(64), _slow(300)])
 def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
     device = on_a_device()
     from acp_repro.retention.select_kernel import place, select
@@ -97,7 +96,7 @@ def test_the_kernel_of_top_m_chooses_as_two_sorts_do(length):
     for candidates, protected in ((None, None), (some, first), (some, more)):
         most = torch.full((5,), length) if candidates is None else some.sum(1).cpu()
         needed = torch.ones(5) if protected is None else protected.sum(1).cpu()
-        for share in (0.0, 0.3, 1.0):
+        for share in (0.0, 0.3):
             budget = torch.maximum((most * share).long(), needed.long()).to(device)
             for width, given in ((int(budget.max()), budget), (int(budget.min()), None)):
                 found = select(scores, candidates, protected, given, width)
@@ -219,16 +218,15 @@ def test_a_whole_pass_is_one_graph_that_drops_what_eager_ones_drop(head, gates):
     model, inputs = build(head=head), batch()
     further = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     further[:, 3] = True
-    for settings in ({}, {"schedule": "geometric"}, {"method": "h2o", "dropped": "last"}):
+    for settings, masked in (({}, False), ({"schedule": "geometric"}, True), ({"dropped": "last"}, True)):
         short = retained(model, gates=gates, sep_token_id=2, **settings)
-        for given in (inputs, {"input_ids": inputs["input_ids"]}):
-            given = given | ({} if head == "QuestionAnswering" else {"protected_mask": further})
-            torch.compiler.reset()
-            compiled = torch.compile(short, backend="eager", fullgraph=True)
-            expected = answers(short(**given))
-            torch.testing.assert_close(answers(compiled(**given)), expected)
-            dense = {name: x for name, x in given.items() if name != "protected_mask"}
-            assert (expected - answers(model(**dense))).abs().max() > 1e-3
+        given = inputs if masked else {"input_ids": inputs["input_ids"]}
+        more = {} if head == "QuestionAnswering" else {"protected_mask": further}
+        torch.compiler.reset()
+        compiled = torch.compile(short, backend="eager", fullgraph=True)
+        expected = answers(short(**given, **more))
+        torch.testing.assert_close(answers(compiled(**given, **more)), expected)
+        assert (expected - answers(model(**given))).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
