@@ -106,6 +106,11 @@ class RetentionRun(EncoderRun):
         return self.temperature, self.stretch_low, self.stretch_high
 
     @property
+    def place(self) -> tuple:
+        """Task, encoder, budget and gates."""
+        return self.dataset_name, self.backbone_name, self.budget, self.gates
+
+    @property
     def setting(self) -> tuple:
         return (self.dataset_name, self.backbone_name, self.method, self.budget, self.gates, self.relaxation)
 
@@ -206,13 +211,11 @@ class RetentionSuite(Suite):
         for run in self.tuned:
             if run.method == "top" and not any(r.is_dense for r in self.prerequisites(run)):
                 raise ValueError(f"grid: {run.name} is distilled from a dense run of its seed; add one")
-            if run.start is not None and run.start not in self.runs:
-                entry = (
-                    f"dataset: [{run.start.dataset_name}], backbone: [{run.backbone_name}], method: [{MLM}]"
-                )
+            start, backbone = run.start, run.backbone_name
+            if start is not None and start not in self.runs:
                 raise ValueError(
-                    f"backbones.{run.backbone_name}.pretrained_on: the grid has no run {run.start.name}; "
-                    f"add {{{entry}}}"
+                    f"backbones.{backbone}.pretrained_on: the grid has no run {start.name}; add {{dataset: "
+                    f"[{start.dataset_name}], backbone: [{backbone}], method: [{MLM}]}}"
                 )
         known = {*self.file.datasets, *(run.name for run in self.runs)}
         for name in self.file.timed or ():
@@ -223,8 +226,7 @@ class RetentionSuite(Suite):
         """Its start; for ToP also the dense model of the same task and seed from which it is distilled."""
         if not isinstance(run, RetentionRun):
             return []
-        like = (run.dataset_name, run.backbone_name, run.seed)
-        teachers = [r for r in self.dense if (r.dataset_name, r.backbone_name, r.seed) == like]
+        teachers = [r for r in self.dense if (r.place[:2], r.seed) == (run.place[:2], run.seed)]
         return ([run.start] if run.start else []) + (teachers[:1] if run.method == "top" else [])
 
     def select(self, *methods: str, budget: float | None = None, usual: bool = True) -> list[RetentionRun]:
@@ -241,8 +243,8 @@ class RetentionSuite(Suite):
         """Tables 1 and 2: every method at this budget and the dense models of the same tasks, all seeds."""
         methods = [name for name in METHODS if name not in ABLATIONS]
         runs = self.select(*methods, budget=budget)
-        pruned = {(run.dataset_name, run.backbone_name) for run in runs if not run.is_dense}
-        runs = [run for run in runs if (run.dataset_name, run.backbone_name) in pruned]
+        pruned = {run.place[:2] for run in runs if not run.is_dense}
+        runs = [run for run in runs if run.place[:2] in pruned]
         return runs if any(run.is_dense for run in runs) else []
 
     @property
@@ -256,29 +258,16 @@ class RetentionSuite(Suite):
 
     def ablations(self) -> list[RetentionRun]:
         """Table 3: the ablations, and the full method at the same places and budgets."""
-        ablations = self.select(*ABLATIONS)
-        like = {(r.dataset_name, r.backbone_name, r.budget, r.gates) for r in ablations}
-        return [
-            run
-            for run in self.select("ar", *ABLATIONS)
-            if (run.dataset_name, run.backbone_name, run.budget, run.gates) in like
-        ]
+        places = {run.place for run in self.select(*ABLATIONS)}
+        return [run for run in self.select("ar", *ABLATIONS) if run.place in places]
 
     def sweeps(self) -> list[RetentionRun]:
-        """Figure 2: the method with several values of temperature or stretch, otherwise equal.
-
-        All seeds, because those of the default tell how much trainings differ.
-        """
+        """Figure 2: the method with several values of temperature or stretch, otherwise equal; all seeds."""
         runs = self.select("ar", usual=False)
-        moved = {self._place(run) for run in runs if run.relaxation != PAPER_RELAXATION}
-        return [run for run in runs if self._place(run) in moved]
-
-    @staticmethod
-    def _place(run: RetentionRun) -> tuple:
-        return run.dataset_name, run.backbone_name, run.budget, run.gates
+        places = {run.place for run in runs if run.relaxation != PAPER_RELAXATION}
+        return [run for run in runs if run.place in places]
 
     def timed(self) -> list[RetentionRun]:
-        """One seed of every method, without the sweeps, of the tasks or runs that the file names under
-        timed."""
+        """One seed of every method, without the sweeps, of what the file names under timed."""
         runs, chosen = first_seeds(self.select(*METHODS)), self.file.timed
         return [run for run in runs if chosen is None or {run.name, run.dataset_name} & set(chosen)]
