@@ -189,12 +189,6 @@ def test_a_resume_gives_the_same_bits(here, name):
     assert run.weights_file.read_bytes() == whole
 
 
-def test_top_is_taught_by_the_dense_run(here):
-    teacher = PAPER.load_task()(here.run("toy-mini-top-30-input")).build()._teacher
-    dense = load_model(here.run("toy-mini-dense").model_folder)
-    assert torch.equal(next(teacher.parameters()), next(dense.parameters()))
-
-
 def test_everything_is_measured_drawn_and_reported(here, capsys):
     for run in here.runs:
         train(PAPER, run, device=CPU, report=str)
@@ -232,8 +226,6 @@ def test_everything_is_measured_drawn_and_reported(here, capsys):
     assert (output == plain.reindex(output.index)).all()  # [CLS] is read alone, so nothing is lost there
     tokens = read_records(here, "tokens_kept", here.adaptive)
     assert (tokens[tokens["layer"] == 0]["kept_share"] == 1).all()
-    speed = read_records(here, "speed", here.timed())
-    assert (speed["training_batch_ms"] > 0).all() and (speed["training_batch_examples"] == 2).all()
 
     # A measured run becomes a folder of the project.
     given = ["--suite", "mini", "--run", "toy-mini-ar-30-input", "--name", "tiny"]
@@ -285,36 +277,27 @@ def test_longformer_answers_questions_with_a_fresh_tokeniser(here):
         PAPER.load_task()(keyed).build()
 
 
-def grouped(run):
+def group_by_length(run):
     return dataclasses.replace(run, training=dataclasses.replace(run.training, group_by_length=True))
 
 
-@pytest.mark.parametrize("order", [lambda run: run, grouped])
+@pytest.mark.parametrize("order", [lambda run: run, group_by_length])
 def test_batches_hold_every_example_once_an_epoch(here, order):
-    run = order(here.run("toy-mini-ar-30-input"))
-    task = PAPER.load_task()(dataclasses.replace(run, seed=3))
-    rows, size = 8, len(task.texts.encoded("train"))
-    seen = [
-        tuple(ids[mask > 0].tolist())
-        for i in range(size)
-        for ids, mask in zip(*task.batch(i)[:2], strict=True)
-    ]
+    task = PAPER.load_task()(order(here.run("toy-mini-ar-30-input")))
     every = sorted(tuple(row.ids) for row in task.texts.encoded("train"))
+    size, seen = len(every), []
+    for ids, mask, _ in map(task.batch, range(size)):  # eight epochs
+        seen += [tuple(one[real > 0].tolist()) for one, real in zip(ids, mask, strict=True)]
     epochs = [seen[first : first + size] for first in range(0, len(seen), size)]
-    assert len(epochs) == rows and size % rows  # so that all but the first begin in the midst of a batch
+    assert len(epochs) == 8 and size % 8  # so that all but the first begin in the midst of a batch
     assert all(sorted(epoch) == every for epoch in epochs) and epochs[0] != epochs[1]
-    other = PAPER.load_task()(run)
-    assert not torch.equal(other.batch(0)[0][:, :4], task.batch(0)[0][:, :4])
 
 
 def test_batches_grouped_by_length_have_less_padding(here):
-    """In the epochs, too, that begin in the midst of a batch."""
-
-    def padding(run):
+    def count_padding(run):
         task = PAPER.load_task()(run)
-        batches = len(task.texts.encoded("train"))
-        assert batches % 8
-        return sum(int((task.batch(i)[1] == 0).sum()) for i in range(batches))
+        return sum(int((task.batch(i)[1] == 0).sum()) for i in range(len(task.texts.encoded("train"))))
 
     run = here.run("toy-mini-dense")
-    assert padding(grouped(run)) < 0.45 * padding(run)  # 0.9 where batches do not begin with an epoch
+    # 0.9 where batches do not begin with an epoch
+    assert count_padding(group_by_length(run)) < 0.45 * count_padding(run)
