@@ -133,7 +133,9 @@ def is_current(suite: Suite, target: Target) -> bool:
             return state.is_current(suite, run, quantity)
     path = output(suite, target)
     made_of = fingerprint(suite, target)
-    return path.is_file() and state.read_json(_beside(path)) == made_of | {"sha256": files.sha256_of(path)}
+    return path.is_file() and state.read_json(_proof_path(path)) == made_of | {
+        "sha256": files.sha256_of(path)
+    }
 
 
 def training_groups(suite: Suite, runs: Sequence[Run]) -> Iterator[list[Run]]:
@@ -202,10 +204,10 @@ def write_proof(suite: Suite, target: Drawn, made_of: dict[str, str]) -> None:
     """Writes the JSON beside a figure, a table or a page; ``made_of`` is its fingerprint from before it was
     made."""
     path = output(suite, target)
-    files.write_json(_beside(path), made_of | {"sha256": files.sha256_of(path)})
+    files.write_json(_proof_path(path), made_of | {"sha256": files.sha256_of(path)})
 
 
-def _beside(path: Path) -> Path:
+def _proof_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 

@@ -42,7 +42,7 @@ class Cost:
 
 def run_cost(run: FoXRun, gpu: str, ranks: int) -> Cost:
     """The cost of ``run`` on so many GPUs; they are taken to scale without loss."""
-    config = run.model_config(run.data.vocab_size or _words_of(Path(run.data.tokenizer_file)))
+    config = run.model_config(run.data.vocab_size or _count_words(Path(run.data.tokenizer_file)))
     tokens = run.steps * run.training.batch_tokens
     pruned = 0.0 if run.log_pruning_tolerance is None else PRUNED_RATIO
     executed = tokens * config.flops_per_token(run.context_length, 1.0 - pruned)
@@ -57,7 +57,7 @@ def run_cost(run: FoXRun, gpu: str, ranks: int) -> Cost:
     )
 
 
-def _words_of(tokenizer: Path) -> int:
+def _count_words(tokenizer: Path) -> int:
     return len(json.loads(tokenizer.read_text())["model"]["vocab"]) + 1  # BOS
 
 

@@ -130,13 +130,13 @@ def _first_sequence(trained: TrainedFoX) -> list[AttentionInputs]:
 
 
 def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
-    def of_head(x: Tensor) -> Tensor:
+    def slice_head(x: Tensor) -> Tensor:
         return x[:, head : head + 1]
 
     threshold = inputs.threshold
     if threshold is not None:
-        threshold = of_head(torch.broadcast_to(threshold, inputs.q.shape[:2]))
-    return AttentionInputs(*map(of_head, (inputs.q, inputs.k, inputs.v, inputs.log_fgate)), threshold)
+        threshold = slice_head(torch.broadcast_to(threshold, inputs.q.shape[:2]))
+    return AttentionInputs(*map(slice_head, (inputs.q, inputs.k, inputs.v, inputs.log_fgate)), threshold)
 
 
 def measure_attention_weights(

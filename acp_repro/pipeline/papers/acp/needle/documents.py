@@ -118,7 +118,7 @@ def _coin(generator: np.random.Generator, words: list[str]) -> str:
     return (first[: 1 + len(first) // 2] + second[len(second) // 2 :]).capitalize()
 
 
-def _with_coined(generator: np.random.Generator, deed: str, words: list[str]) -> str:
+def _coin_words(generator: np.random.Generator, deed: str, words: list[str]) -> str:
     """``deed`` unchanged, or with some of its words replaced by coined ones."""
     if generator.random() >= COINED_ANSWERS:
         return deed
@@ -136,7 +136,7 @@ def facts(generator: np.random.Generator, words: list[str]) -> Iterator[tuple[st
         question, answer = FORMS[int(generator.integers(len(FORMS)))]
         quoted, bare = generator.random(2) < (QUOTED_SHARE, STATEMENT_SHARE)
         deed = _quotation(generator, words) if quoted and words else _deed(generator)
-        deed = _with_coined(generator, deed, words or NAMES)
+        deed = _coin_words(generator, deed, words or NAMES)
         if (name, place) in taken and len(taken) < len(NAMES) * len(PLACES):
             continue
         taken.add((name, place))

@@ -26,10 +26,10 @@ _BATCHES = 4  # micro-batches of training in one of inference, which keeps nothi
 def measure_needle(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each method, context length, haystack and depth of the needle. The haystack is the run's
     held-out text, or ``measure.needle_haystack``."""
-    return try_mode(trained, "easy", trained.methods())
+    return try_wordings(trained, "easy", trained.methods())
 
 
-def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dict[str, Any]]:
+def try_wordings(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dict[str, Any]]:
     """The records of one of ``prompt.WORDINGS``; before each of ``methods`` the model is set to it."""
     run, settings, corpus = trained.run, trained.measure_settings, prepare(trained.run.data)
     encode = corpus.tokenizer.encode
@@ -63,7 +63,7 @@ def try_mode(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dic
 def measure_needle_facts(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record for each method, context length, fact and depth. A run with ACP is tested as it was trained,
     and with pruning off: that difference comes from the evaluation, not from training."""
-    return try_mode(trained, "facts", trained.methods(both=True))
+    return try_wordings(trained, "facts", trained.methods(both=True))
 
 
 def default_lengths(needles: Sequence[Needle], longest: int, count: int = 11) -> list[int]:
