@@ -26,15 +26,6 @@ def test_values_add_up_to_what_the_whole_memory_is_worth():
     np.testing.assert_allclose(found.values.sum(0), ends[1] - ends[0], atol=1e-4)
 
 
-def test_a_text_of_which_nothing_is_written_again(monkeypatch):
-    built = model(max_length=24)
-    monkeypatch.setattr(built, "decode_ids", lambda *arguments: [[]])
-    row = built.token_ids([TEXTS[0]])[0].tolist()
-    found = shap_values(built, row, 40)
-    assert found.written == [built.t5.config.eos_token_id]
-    assert found.values.shape == (len(found.positions), 1)
-
-
 def test_a_vector_that_nobody_can_see_is_worth_nothing():
     """Against all coalitions of a memory with one masked vector."""
     built = model(max_length=24)

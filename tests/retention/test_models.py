@@ -133,33 +133,17 @@ def test_saved_and_loaded(kind, tmp_path):
         from_pretrained(tmp_path / "none")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["DistilBert", "Longformer"])
-def test_bfloat16_autocast_and_compile(kind):
+def test_bfloat16_and_autocast(kind):
     model, inputs = build(kind), batch()
     labels = labels_for("SequenceClassification", inputs)
     gated = retained(model, 0.4, gates="input")
     with torch.no_grad():
-        expected = gated(**inputs).logits
-        half = copy.deepcopy(gated).bfloat16()
+        half = copy.deepcopy(gated).bfloat16()(**inputs).logits
         exact = copy.deepcopy(gated).double()(**inputs).logits
         # No more than the dense model loses in that format, and a little.
         dense_error = (copy.deepcopy(model).bfloat16()(**inputs).logits - model(**inputs).logits).abs().max()
-        assert (half(**inputs).logits - exact).abs().max() <= 4 * dense_error + 1e-2
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.isfinite(gated(**inputs).logits).all()
-        if kind == "DistilBert":
-            torch.testing.assert_close(torch.compile(gated, backend="aot_eager")(**inputs).logits, expected)
-    if kind == "DistilBert":
-        gated.train()
-        for module in gated.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        torch.manual_seed(0)
-        eager = gated(**inputs, **labels).loss
-        torch.manual_seed(0)
-        compiled = torch.compile(gated, backend="aot_eager")(**inputs, **labels).loss
-        torch.testing.assert_close(compiled, eager)
+        assert (half - exact).abs().max() <= 4 * dense_error + 1e-2
     with torch.autocast("cpu", dtype=torch.bfloat16):
         gated.train()(**inputs, **labels).loss.backward()
 
