@@ -225,11 +225,8 @@ class PruningAutoencoder(nn.Module):
         """
         if self.tokenizer is None:
             raise PruningError("this model has no tokenizer.json; give token ids to encode_ids")
-        if isinstance(texts, str):
-            raise PruningError("give a list of texts, not one text")
-        texts = list(texts)
-        if not texts:
-            raise PruningError("give at least one text")
+        if isinstance(texts, str) or not texts:
+            raise PruningError("give a list of at least one text")
         rows = self.tokenizer.encode_all(texts)
         most = self.pruning.max_length
         for index, row in enumerate(rows):
@@ -275,9 +272,6 @@ class PruningAutoencoder(nn.Module):
 
         Args:
             max_length: the most tokens of a text; default: the model's maximum.
-
-        Raises:
-            PruningError: the model has no tokeniser.
         """
         if self.tokenizer is None:
             raise PruningError("this model has no tokenizer.json; use decode_ids")
@@ -304,8 +298,7 @@ class PruningAutoencoder(nn.Module):
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, ``model`` is in evaluation mode, without dropout. After it, each of its modules is as
-    before."""
+    """Inside, ``model`` is in evaluation mode. After it, each of its modules is in its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

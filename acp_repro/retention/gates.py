@@ -51,22 +51,14 @@ def counted_share(config: RetentionConfig, logits: Tensor) -> Tensor:
 
 @dataclass
 class GateInputs:
-    """What a gate sees.
+    """What a gate sees of the tokens that are left."""
 
-    Attributes:
-        hidden: (B, T, D), states of the tokens that are left.
-        valid: (B, T) bool: neither padding nor dropped.
-        received: (B, T) float, attention received in the block before, for the methods that rank by it.
-        ids: (B, T) integer token ids, or None; positions: (B, T) integer, in the original sequence.
-        is_full: whether all tokens are known to be valid.
-    """
-
-    hidden: Tensor
-    valid: Tensor
-    received: Tensor | None
-    ids: Tensor | None
-    positions: Tensor
-    is_full: bool = False
+    hidden: Tensor  # (B, T, D)
+    valid: Tensor  # (B, T) bool: neither padding nor dropped
+    received: Tensor | None  # (B, T) float, attention in the block before, for methods that rank by it
+    ids: Tensor | None  # (B, T) integer
+    positions: Tensor  # (B, T) integer, in the original sequence
+    is_full: bool = False  # whether all tokens are known to be valid
 
 
 class Gate(nn.Module, ABC):

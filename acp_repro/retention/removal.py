@@ -198,11 +198,7 @@ def block_mask(state: State) -> Any:
 
 
 def biased_mask(state: State, bias: Tensor) -> Tensor:
-    """The same mask with ``bias``, (B, T) float, added to the attention that a token receives.
-
-    Raises:
-        ValueError: this attention supports no bias.
-    """
+    """The same mask with ``bias``, (B, T) float, added to the attention that a token receives."""
     implementation = state.retention.model_config._attn_implementation
     if implementation not in ("sdpa", "eager"):
         raise ValueError(f"gate_keys: needs attn_implementation sdpa or eager, not {implementation}")

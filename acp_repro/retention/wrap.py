@@ -174,12 +174,7 @@ def _refuse_states_of_blocks(model: nn.Module, given: dict[str, Any]) -> None:
 
 
 def _find_tokens(model: nn.Module, given: dict[str, Any], protected_mask: Tensor | None) -> Call:
-    """Which tokens there are, and which are never dropped.
-
-    Raises:
-        ValueError: there is no text or no token, the mask does not fit the tokens, or the question's end is
-            unknown.
-    """
+    """Which tokens there are, and which are never dropped."""
     ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
     if (ids is None) == (embeds is None):
         raise ValueError("give either input_ids or inputs_embeds")

@@ -14,8 +14,8 @@ from tests.lap.tiny import SHAPE, TEXTS, model, tokenizer, transformers
     [
         (["a cat", ""], "text 2 of 2 is empty"),
         ([TEXTS[2]], r"text 1 of 1 has \d+ tokens with its EOS, and the model's maximum is 8"),
-        ("a cat", "give a list of texts"),
-        ([], "at least one"),
+        ("a cat", "give a list of at least one text"),
+        ([], "at least one text"),
         (["a cat", None], "text 2 of 2 must be a string, got NoneType"),
         (["a cat", "a \udcff"], "text 2 of 2 has a stray byte at place 3"),
     ],

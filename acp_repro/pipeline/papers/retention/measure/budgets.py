@@ -73,7 +73,7 @@ def measure_slackness(trained: TrainedRetention) -> list[dict[str, Any]]:
         examples += len(rows)
         for index, record in enumerate(records):
             valid = ~torch.isnan(record.scores)
-            free = valid & (record.z.new_ones(()) > 0)
+            free = valid.clone()
             free[:, 0] = False  # [CLS] counts whole
             p = torch.sigmoid(record.scores)
             opened = torch.sigmoid(open_logits(record.scores, config.temperature, config.stretch))
