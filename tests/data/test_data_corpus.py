@@ -167,15 +167,6 @@ def test_text_that_does_not_do_is_one_line_and_leaves_no_entry(folder, tmp_path,
     assert {path.suffix for path in (tmp_path / "cache").glob("*")} <= {".lock"}
 
 
-def test_stdlib_end_to_end(tmp_path):
-    corpus = prepare({"corpus": "stdlib"}, tmp_path)
-    facts = corpus.describe(1024)
-    assert facts["splits"]["train"]["sequences"] > 5000
-    assert facts["splits"]["heldout"]["documents"] > 10
-    inputs, labels = next(iter(corpus.sequences("heldout", 1024).iter_batches(2)))
-    assert inputs.shape == (2, 1024) and labels.max() < 256
-
-
 def test_any_number_of_threads_gives_the_same_and_reads_no_more_than_it_needs_soon(monkeypatch):
     monkeypatch.setattr(module, "_GROUP_BYTES", 3000)
     documents = [("train", Document(str(i), b"\x61" * (37 * i % 1009), b"")) for i in range(600)]

@@ -42,22 +42,6 @@ def as_jsonl(field="text"):
 # ---- the standard library ------------------------------------------------------------------
 
 
-def test_stdlib_is_library_text_and_help():
-    documents = list(StdlibSource().documents())
-    names = [document.name for document in documents]
-    assert {"argparse.py", "json/decoder.py", "asyncio/base_events.py"} <= set(names)
-    assert len(names) == len(set(names)) > 300
-    assert sum(len(d.data) for d in documents) > 5_000_000
-    for name in names:
-        parts = set(name.split("/"))
-        assert not parts & {"site-packages", "test", "tests", "idle_test", "encodings", "numpy"}
-        assert not name.startswith(("_sysconfigdata", "sitecustomize", "config-"))
-    assert all(d.data.strip() and b"\r" not in d.data for d in documents)
-    # the help topics come from one module; where a distribution ships it, they are documents
-    pytest.importorskip("pydoc_data.topics", reason="run with a Python that has pydoc_data")
-    assert "help/assert" in names
-
-
 def library(root, **files):
     for name, text in files.items():
         path = root / name.replace("__", "/").replace("DOT", ".")
