@@ -19,7 +19,7 @@ from acp_repro.pipeline.strict_yaml import build
         ({"corpus": "cuad", "path": "x", "options": {"lest": 2}}, "options.lest: unknown; .* are least"),
         ({"corpus": "facts", "options": {"examples": "many"}}, "options.examples: 'many' is no number"),
         ({"text_field": "body"}, "text_field: is for `corpus: text or file or hf`"),
-        ({"corpus": "text"}, "path: missing, and `corpus: text` needs the path of a file or a folder"),
+        ({"corpus": "text"}, "path: None, but `corpus: text` needs the path of a file or a folder"),
         ({"path": "x"}, "path: `corpus: stdlib` takes none"),
         ({"corpus": "text", "path": []}, "path: must be .*a list of paths"),
         ({"corpus": "file", "path": ["a", "b"]}, "path: .* takes one path"),

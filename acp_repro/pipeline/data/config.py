@@ -78,7 +78,9 @@ class CorpusConfig:
         try:
             yield
         except DataError as error:
-            raise DataError(f"{place}: {error}") from error
+            key = str(error).partition(": ")[0]
+            is_key = key in {of.name for of in fields(self)} or key.startswith("options.")
+            raise DataError(f"{place}{'.' if is_key else ': '}{error}") from error
 
     def source(self, cache: Path | None = None) -> Source:
         """The corpus, not read yet; see `CorpusFunction.open`."""

@@ -67,7 +67,7 @@ class CorpusFunction:
         if (path is not None) > bool(self.path):
             raise DataError(f"path: `corpus: {self.name}` takes none; remove it")
         if not path and self.path and inspect.signature(self.read).parameters["path"].default is not None:
-            raise DataError(f"path: missing, and `corpus: {self.name}` needs {self.path}")
+            raise DataError(f"path: {path!r}, but `corpus: {self.name}` needs {self.path}")
         for name in options:
             if name not in self.options:
                 takes = ", ".join(self.options) or "none"
