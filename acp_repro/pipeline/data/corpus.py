@@ -154,12 +154,11 @@ class Reader:
 
     def __init__(self, config: DataConfig, cache: Path | None = None):
         self._share = 0.0 if config.heldout_paths else float(config.heldout)
-        self._source, self._heldout = config.source(cache), None
-        identities = [self._source.identity]
-        if config.heldout_paths:
+        self._heldout = None
+        if config.heldout_paths:  # first, so that an error names this key
             self._heldout = TextSource(config.heldout_paths, config.text_field, key="heldout")
-            identities.append(self._heldout.identity)
-        self.identity = hash_json(identities)
+        self._source = config.source(cache)
+        self.identity = hash_json([source.identity for source in (self._source, self._heldout) if source])
 
     def documents(self, doing: str) -> Iterator[Split]:
         """Gives (split, document), behind a progress bar labelled ``doing``."""
