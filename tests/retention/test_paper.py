@@ -160,7 +160,7 @@ def test_a_wrong_suite_is_one_line(here, old, new, words):
 def test_a_text_that_cannot_be_used_is_named_with_its_suite_and_key(here):
     Path("other.jsonl").write_text("")
     Path("experiments/wrong.yaml").write_text(YAML.replace("path: toy.jsonl", "path: other.jsonl"))
-    with pytest.raises(DataError, match="^experiments/wrong.yaml: datasets.toy.path: other.jsonl gives no"):
+    with pytest.raises(DataError, match="^experiments/wrong.yaml: datasets.toy.path: other.jsonl has texts"):
         PAPER.load_task()(load_suite("wrong").runs[0])
 
 
