@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
-
 from safetensors.torch import load_file
 
 from acp_repro.common.errors import UserError

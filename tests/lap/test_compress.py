@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
-
 from acp_repro.lap.compress import LEGEND, TERMINAL_LEGEND, group_by_gate, main, mark_tokens
 from tests.lap.tiny import TEXTS, model
 

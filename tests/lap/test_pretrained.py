@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="pip install -e '.[lap]'")
-
 from acp_repro.lap import PruningAutoencoder
 from acp_repro.lap.compress import main
 from acp_repro.pipeline.papers.lap.texts import encode, load_texts

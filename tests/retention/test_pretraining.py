@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers", reason="pip install -e '.[retention]'")
 pytest.importorskip("sklearn", reason="pip install -e '.[retention]'")
 
 import numpy as np
