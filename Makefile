@@ -33,7 +33,7 @@ PIN ?= -c constraints.txt
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check $(PIN)
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "error: $(PYTHON) is older than 3.11; run make PYTHON=/path/to/python3.11"; exit 1; }
+	  { echo "error: $(PYTHON) is no Python 3.11 or newer; run make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { echo "error: $(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \

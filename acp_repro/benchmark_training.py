@@ -30,7 +30,7 @@ from .pipeline.suite import load_suite
 SHAPE = ("architecture", "size", "context_length_tokens")
 
 
-@command()
+@command(extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     suite = load_suite(options.suite)
@@ -140,7 +140,7 @@ def _in_words(record: dict) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = described_parser("benchmark_training", __doc__, as_written=True)
+    parser = described_parser("benchmark_training", __doc__)
     add = parser.add_argument
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add(

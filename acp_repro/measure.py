@@ -19,7 +19,7 @@ from .pipeline.suite import load_suite
 from .pipeline.training.measuring import bring_up_to_date
 
 
-@command("the same command measures what is missing")
+@command("the same command measures what is missing", extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     suite = load_suite(options.suite)
@@ -69,9 +69,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         f"  {name}: {' '.join(q.name for q in find_paper(name).quantities if not q.command)}"
         for name in paper_names()
     )
-    parser = described_parser(
-        "measure", __doc__, as_written=True, epilog=f"quantities, by paper:\n{quantities}"
-    )
+    parser = described_parser("measure", __doc__, epilog=f"quantities, by paper:\n{quantities}")
     add = parser.add_argument
     add("quantity", nargs="+", help="what to measure; the list is below")
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")

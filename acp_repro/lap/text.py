@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..common import files
-from ..common.characters import whole_characters
+from ..model.tokenizer import whole_characters
 from .settings import PruningError
 
 TOKENIZER_FILE = "tokenizer.json"

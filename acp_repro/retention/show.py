@@ -12,8 +12,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from acp_repro.common.command import command, number, run_command
-from acp_repro.common.docs import plain
+from acp_repro.common.command import command, number, plain, run_command
 from acp_repro.common.errors import UsageError
 
 DOT = "·"

@@ -5,11 +5,12 @@ import threading
 import numpy as np
 import pytest
 
+from acp_repro.model import BPETokenizer
 from acp_repro.pipeline.data import parallel as module
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.parallel import tokenise
 from acp_repro.pipeline.data.sources import Document
-from acp_repro.pipeline.data.tokenizer import BPETokenizer, train_bpe
+from acp_repro.pipeline.data.tokenizer import train_bpe
 
 TEXT = "the cat and the hat sat on the mat\n  and\n\n\tthe rat naïve 日本\n" * 100
 

@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.pipeline.data import ByteTokenizer
+from acp_repro.model import ByteTokenizer, FoXConfig, FoXForCausalLM
 from acp_repro.pipeline.errors import UnknownName
 from acp_repro.pipeline.papers.acp.evaluation import book, local_files
 from acp_repro.pipeline.papers.acp.evaluation.catalogue import PAPER_TASKS

@@ -17,7 +17,7 @@ from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.model.capture import AttentionInputs, attention_inputs
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 from acp_repro.pipeline.papers.acp.checkpoint_run import TrainedCheckpoint
 from acp_repro.pipeline.papers.acp.measure import block_size, epsilon_sweep, pruned_mass
 from acp_repro.pipeline.papers.acp.paper import PAPER
@@ -297,7 +297,7 @@ def test_command_on_a_checkpoint_prints_and_writes_what_it_measured(checkpoint, 
 
 
 def test_measures_of_runs_serve_a_checkpoint(checkpoint):
-    found = Checkpoint.find(checkpoint / "fox")
+    found = TextCheckpoint(checkpoint / "fox")
     ids = found.input_ids(256, 700, text=checkpoint / "text.txt")
     device, settings = torch.device("cpu"), MeasureConfig(sweep_tokens=512, loss_tokens=512)
     trained = TrainedCheckpoint(found, ids, device, settings)

@@ -18,7 +18,7 @@ from acp_repro import train as train_command
 from acp_repro.common.files import Locked
 from acp_repro.model import FoXConfig, FoXForCausalLM
 from acp_repro.model.fox import FoXBlock, FoXModel
-from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 from acp_repro.pipeline.papers.acp.settings import TrainingConfig
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.pipeline.training import loop as loop_module
@@ -387,7 +387,7 @@ def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
         trained_run(bpe.name, "bpe")
     moved = weights.rename(tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "runs")
-    ids = Checkpoint.find(moved).input_ids(16, 64, text="heldout.txt")
+    ids = TextCheckpoint(moved).input_ids(16, 64, text="heldout.txt")
     assert ids.shape == (4, 16)
 
 

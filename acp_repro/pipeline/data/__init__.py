@@ -1,4 +1,4 @@
-"""Corpora, tokenisers and token sequences.
+"""Corpora and token sequences.
 
     corpus = prepare({"corpus": "stdlib", "tokenizer": "bytes"})
     train = corpus.sequences("train", context_length=1024, seed=0)
@@ -21,11 +21,8 @@ if TYPE_CHECKING:
     from acp_repro.pipeline.data.longcrawl64 import LongCrawl64
     from acp_repro.pipeline.data.sequences import Sequences, TokenSequences
     from acp_repro.pipeline.data.sources import SampleSource, sample_text
-    from acp_repro.pipeline.data.tokenizer import BPETokenizer, ByteTokenizer
 
 _HOME = {
-    "BPETokenizer": "tokenizer",
-    "ByteTokenizer": "tokenizer",
     "Corpus": "corpus",
     "DataConfig": "config",
     "DataError": "files",
@@ -39,8 +36,6 @@ _HOME = {
 }
 
 __all__ = [
-    "BPETokenizer",
-    "ByteTokenizer",
     "Corpus",
     "DataConfig",
     "DataError",

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from acp_repro.model.tokenizer import TOKENIZER_FILE, BPETokenizer, ByteTokenizer, Tokenizer
 from acp_repro.pipeline.data.cache import Entry, EntryWriter, default_cache, open_or_build
 from acp_repro.pipeline.data.config import DataConfig
 from acp_repro.pipeline.data.files import DataError
@@ -20,16 +21,7 @@ from acp_repro.pipeline.data.parallel import tokenise
 from acp_repro.pipeline.data.reader import SPLITS, Reader, hash_of
 from acp_repro.pipeline.data.sequences import TokenSequences
 from acp_repro.pipeline.data.sources import Document
-from acp_repro.pipeline.data.tokenizer import (
-    TOKENIZER_FILE,
-    BPETokenizer,
-    ByteTokenizer,
-    Tokenizer,
-    gpt2_json,
-    read_json,
-    save_json,
-    train_bpe,
-)
+from acp_repro.pipeline.data.tokenizer import gpt2_json, read_json, save_json, train_bpe
 
 _log = logging.getLogger(__name__)
 FORMAT = 1  # raise it if the same text would give other files

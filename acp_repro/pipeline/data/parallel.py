@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from acp_repro.common.cores import usable_cores
+from acp_repro.common.command import usable_cores
+from acp_repro.model.tokenizer import Tokenizer
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sources import Document
-from acp_repro.pipeline.data.tokenizer import Tokenizer
 
 _GROUP_BYTES = 1 << 20  # of text for one thread: small reviews go together, a book goes alone
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from acp_repro.model.loss import IGNORED_LABEL
 
-from .checkpoint_folder import Checkpoint
+from .checkpoint_folder import TextCheckpoint
 from .settings import MeasureConfig, TrainingConfig
 from .trained import TrainedFoX
 
@@ -39,15 +39,12 @@ class TrainedCheckpoint(TrainedFoX):
     """The input of ``measure`` for quantities that need only a model and its held-out text.
 
     Args:
-        input_ids: see :meth:`Checkpoint.input_ids`.
+        input_ids: see :meth:`TextCheckpoint.input_ids`.
         measure: how much is measured, and of what; its ``..._tokens`` are at most those of ``input_ids``.
-
-    Raises:
-        UsageError: the weights are missing or damaged.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, input_ids: Tensor, device: torch.device, measure: MeasureConfig
+        self, checkpoint: TextCheckpoint, input_ids: Tensor, device: torch.device, measure: MeasureConfig
     ):
         run = CheckpointRun(
             str(checkpoint.folder),

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acp_repro.common.command import command, run_command
-from acp_repro.common.docs import plain
+from acp_repro.common.command import command, plain, run_command
 from acp_repro.pipeline.provenance import processor_name
 from acp_repro.pipeline.records import write_suite_records
 from acp_repro.pipeline.suite import load_suite

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acp_repro.pipeline.data import BPETokenizer
+from acp_repro.model import BPETokenizer
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.labelled import LabelledSet, read_labelled
 from acp_repro.pipeline.data.sources import Row

@@ -12,7 +12,7 @@ from acp_repro.pipeline.data import Corpus, LongCrawl64
 from acp_repro.pipeline.data.sequences import HELDOUT_COLUMN
 from acp_repro.pipeline.data.sources import Document, SampleSource, TextSource
 
-from ..checkpoint_folder import Checkpoint
+from ..checkpoint_folder import TextCheckpoint
 
 
 def heldout_haystacks(
@@ -97,7 +97,7 @@ def file_haystacks(
 
 
 def checkpoint_haystacks(
-    checkpoint: Checkpoint, path: str | None, length: int, samples: int
+    checkpoint: TextCheckpoint, path: str | None, length: int, samples: int
 ) -> list[np.ndarray]:
     """Haystacks in the tokens of a checkpoint: from ``path``, else from its run's held-out text, else from a
     book.
