@@ -25,15 +25,9 @@ def samples(folder: Path, task: str, metrics: dict[str, list], kind: str = "none
             line = {
                 "doc_id": i,
                 "doc": doc,
-                "target": "1",
-                "arguments": {"gen_args_0": {"arg_0": f"{task} {i}", "arg_1": " yes"}},
-                "resps": [[["-4.08", "False"]]],
-                "filtered_resps": [["-4.08", "False"]],
                 "filter": kind,
                 "metrics": list(metrics),
                 "doc_hash": f"hash of {task} {i}",
-                "prompt_hash": "p",
-                "target_hash": "t",
             }
             line |= {name: values[i] for name, values in metrics.items()}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -135,17 +129,12 @@ def test_what_our_own_command_and_records_keep_can_be_compared(two):
     assert rows("a", "kept")["piqa", "acc"]["verdict"] == "differ"
     assert float(rows("b", str(kept))["piqa", "acc"]["difference"]) == 0
     runs = [str(ROOT / f"results/h200-long/pro-125m-16k-{run}") for run in ("acp", "exact")]
-    found = rows(*runs, "--tasks", "boolq,lambada_openai", "--metrics", "acc")
     with (ROOT / "figures/h200-long/table1.csv").open() as file:
-        table = {
-            row["task"]: row
-            for row in csv.DictReader(file)
-            if row["method"] == "acp - exact" and row["seed"] == "0.0" and row["metric"] == "acc"
-        }
-    for task in ("boolq", "lambada_openai"):
-        ours = found[task, "acc"]
-        assert float(ours["difference"]) == pytest.approx(float(table[task]["value"]))
-        assert float(ours["p_value"]) == pytest.approx(float(table[task]["p_value"]))
+        key = {"method": "acp - exact", "seed": "0.0", "task": "boolq", "metric": "acc"}
+        (boolq,) = (row for row in csv.DictReader(file) if key.items() <= row.items())
+    ours = rows(*runs, "--tasks", "boolq", "--metrics", "acc")["boolq", "acc"]
+    assert float(ours["difference"]) == pytest.approx(float(boolq["value"]))
+    assert float(ours["p_value"]) == pytest.approx(float(boolq["p_value"]))
 
 
 MISTAKES = {

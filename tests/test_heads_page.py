@@ -14,7 +14,7 @@ import torch
 from acp_repro.common.errors import UsageError
 from acp_repro.explorer.explorer import Explorer, explore, token_pieces
 from acp_repro.explorer.heads import weigh_heads
-from acp_repro.explorer.pack import D3, LEAST_WEIGHTS, Listing, render
+from acp_repro.explorer.pack import D3, LEAST_WEIGHTS, render
 from acp_repro.model import ByteTokenizer
 from tests.test_heads import small_model
 
@@ -94,19 +94,8 @@ def test_names_and_text_cannot_become_a_part_of_the_page(seen):
     strange = replace(seen[0], name="</script><b>x</b>", facts=["<i>"])
     text = Explorer(strange, tokenizer=ByteTokenizer()).html
     assert "<b>x</b>" not in text and "<i>" not in text
-    framed = Explorer(seen[0], tokenizer=ByteTokenizer())._repr_html_()
+    framed = Explorer(seen[0], tokenizer=ByteTokenizer())._repr_html_()  # in a notebook
     assert framed.startswith("<iframe") and framed.count("<") == 2
-
-
-def test_long_texts_list_fewer_keys_and_then_the_keys_of_some_queries(seen):
-    def count(listing):
-        return sum(int(listing.mask(head).sum()) for model in seen for head in model.heads)
-
-    full, queries = count(Listing(1, LEAST_WEIGHTS[0])), sum(len(m.heads) * m.length for m in seen)
-    assert Listing.of(seen) == Listing.of(seen, full) == Listing(1, 0.01)
-    assert Listing.of(seen, full - 1) == Listing(1, 0.02)
-    assert Listing.of(seen, count(Listing(1, 0.05)) // 3) == Listing(4, 0.05)
-    assert count(Listing(4, 1.0)) == queries // 4  # the strongest, whatever its weight
 
 
 def test_tokens_that_share_a_character_read_as_it():
@@ -146,7 +135,7 @@ def visit(browser, page):
     """Opens the page; at the end nothing may have been complained of, and nothing asked of a network."""
     problems, tabs = [], []
 
-    def go(name="one.html", at="", width=1280, theme="light", frame=None, touch=False):
+    def go(name="one.html", at="", width=1280, theme="light", touch=False):
         tab = browser.new_page(
             viewport={"width": width, "height": 860},
             color_scheme=theme,
@@ -160,9 +149,8 @@ def visit(browser, page):
         tab.on("request", lambda request: request.url.startswith("http") and problems.append(request.url))
         tab.goto(f"{(page / name).as_uri()}{at}")
         view = re.search(r"view=(\w+)", at)
-        inside = tab.frame_locator(frame) if frame else tab
-        inside.locator(f"body[data-drawn={view[1] if view else 'model'}]").wait_for()
-        return inside
+        tab.locator(f"body[data-drawn={view[1] if view else 'model'}]").wait_for()
+        return tab
 
     yield go
     for tab in tabs:
@@ -254,17 +242,6 @@ def test_keys_move_between_heads_tokens_and_views(visit):
     tab.keyboard.press("Enter")
     tab.wait_for_selector("body[data-drawn=head]")
     assert "layer=1&head=1" in tab.url
-    tab.locator("#attention").focus()
-    before = tab.locator(".boundary").get_attribute("d")
-    tab.keyboard.press("+")
-    until(tab, "d => document.querySelector('.boundary').getAttribute('d') !== d", arg=before)
-    tab.go_back()
-    tab.wait_for_selector("body[data-drawn=model]")
-    roles = tab.evaluate(
-        "[...document.querySelectorAll('button, select, input')].filter(e => !e.hidden"
-        " && !(e.innerText || e.getAttribute('aria-label') || e.closest('label'))).length"
-    )
-    assert roles == 0
 
 
 def test_the_past_of_a_token_is_on_its_page_and_back_returns_to_it(visit):
@@ -283,32 +260,6 @@ def test_the_past_of_a_token_is_on_its_page_and_back_returns_to_it(visit):
     tab.wait_for_selector("#token h2:has-text('Token 599')")
     tab.go_back()
     tab.wait_for_selector("#token h2:has-text('Token 699')")
-    tab.goto(tab.url.partition("#")[0] + "#view=head&layer=0&head=1")
-    tab.wait_for_selector("body[data-drawn=head]")
-    until(tab, "state.token === null")
-    assert tab.locator("line.query").count() == 0
-
-
-def test_what_had_the_focus_has_it_after_a_change(visit):
-    tab = visit("two.html")
-    focused = "document.activeElement.id || document.activeElement.value || document.activeElement.tagName"
-    tab.locator("input[value=local]").press("Space")
-    assert tab.evaluate(focused) == "local"
-    tab.locator("#which-model").focus()
-    tab.select_option("#which-model", "1")
-    assert (
-        tab.evaluate(focused) == "which-model" and "trained without ACP" in tab.locator("#facts").inner_text()
-    )
-    tab.locator("#tab-model").press("End")
-    tab.wait_for_selector("body[data-drawn=compare]")
-    assert tab.evaluate(focused) == "tab-compare"
-    tab.locator("#grid-a .cell").nth(4).press("Enter")
-    until(tab, "document.activeElement.dataset.head === '1.1'")
-    tab.keyboard.press("3")
-    tab.wait_for_selector("body[data-drawn=text]")
-    tab.locator("#tokens").press("]")
-    until(tab, "document.querySelector('#which').value === '5'")
-    until(tab, "document.activeElement.id === 'tokens'")
 
 
 def test_a_tap_reads_a_query_and_one_finger_moves_the_picture(visit, seen):
@@ -325,24 +276,6 @@ def test_a_tap_reads_a_query_and_one_finger_moves_the_picture(visit, seen):
     listed = weights.keys[query, : tab.locator("#query li").count()].tolist()
     assert distances == [query - key for key in listed if key != query]
 
-    tab.get_by_label("Closer").tap()
-    shown, scrolled = tab.evaluate("shownPart"), tab.evaluate("scrollY")
-    session = tab.context.new_cdp_session(tab)
-
-    def drag(dx, dy):
-        steps = [("touchStart", 0), *(("touchMove", i / 8) for i in range(1, 9))]
-        for kind, part in steps:
-            points = [{"x": x + dx * part, "y": y + dy * part}]
-            session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-        session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-
-    drag(-60, 5)
-    moved = tab.evaluate("shownPart")
-    assert moved["key"] - shown["key"] == pytest.approx(60 / box["width"] * moved["tokens"], rel=0.05)
-    assert tab.evaluate("scrollY") == scrolled
-    drag(0, 80)
-    until(tab, "before => scrollY < before", arg=scrolled)
-    assert tab.evaluate("shownPart") == moved
     tab.get_by_role("button", name="Read it in the text").tap()
     tab.wait_for_selector("body[data-drawn=text]")
     assert f"token={query}" in tab.url
@@ -371,9 +304,6 @@ def test_search_sorting_and_filters(visit):
     tab.keyboard.press("Enter")
     tab.wait_for_selector("#hits:has-text('1 of')")
     assert tab.locator("#tokens .chosen").inner_text() == "m"
-    tab.fill("#search", "élse")
-    tab.keyboard.press("Enter")
-    until(tab, "document.querySelector('#tokens .chosen').innerText === 'é'")
     assert tab.locator("#far button").count() or "none" in tab.locator("#far").inner_text()
     tab.get_by_role("tab", name="Model").click()
     tab.locator("[data-sort=mean_forget_gate]").click()
@@ -409,11 +339,3 @@ def test_two_models_stand_side_by_side(visit, seen):
     assert f"{second['mean_forget_gate'][0]:.3f}" in tab.locator("#chosen").inner_text()
     tab.keyboard.press("1")
     tab.wait_for_selector("body[data-drawn=model]")
-
-
-def test_a_notebooks_frame_shows_the_same_page(visit, page, seen):
-    frame = Explorer(seen[0], tokenizer=ByteTokenizer())._repr_html_()
-    (page / "notebook.html").write_text(f"<!doctype html><body>{frame}</body>", encoding="utf-8")
-    inside = visit("notebook.html", frame="iframe")
-    inside.locator(".cell").nth(1).click()
-    inside.locator("#attention svg").wait_for()

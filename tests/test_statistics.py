@@ -122,12 +122,6 @@ def test_one_value_and_two_that_are_equal_show_nothing_and_three_show_all():
     assert statistics.equivalence(statistics.over_items([0.0] * 1000), 0.01).p_value < 0.05
 
 
-@pytest.mark.parametrize("margin", [0.0, -1.0, math.nan])
-def test_a_margin_is_above_0(margin):
-    with pytest.raises(ValueError, match="the margin must be above 0"):
-        statistics.equivalence(statistics.over_draws([0.0, 0.0]), margin)
-
-
 def test_groups_of_one_distribution_and_how_far_apart_they_may_be():
     # Two pure groups of ten: one of 92,378 ways to share them out.
     apart = statistics.homogeneity([[10, 0], [0, 10]])

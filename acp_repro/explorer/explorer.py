@@ -102,8 +102,8 @@ def explore(
         log_pruning_tolerance, dtype: see :func:`weigh_heads`.
 
     Raises:
-        UsageError: fewer tokens than two blocks, too many for this machine's memory, or no ids of the model;
-            or the models differ in shape. It is a ValueError.
+        UsageError: fewer tokens than two blocks, or no ids of the model; or the models differ in shape. It is
+            a ValueError.
     """
     models = [model] if compare is None else [model, compare]
     if compare is not None:

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,10 +16,10 @@ from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.attention.threshold import DEFAULT_LOG_PRUNING_TOLERANCE, pruning_threshold
 from acp_repro.common.errors import UsageError
 from acp_repro.common.grid import KINDS, head_kind, largest_pruned_ratio
-from acp_repro.model import FoXConfig, FoXForCausalLM
+from acp_repro.model import FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs, watch_attention
 
-from .weights import CHUNK_SCORES_CPU, CHUNK_SCORES_GPU, ROWS_OF_BASE, HeadWeights, cell_tokens, head_weights
+from .weights import HeadWeights, cell_tokens, head_weights
 
 STRONGEST = 8  # keys of each query that are kept
 
@@ -203,15 +202,14 @@ def weigh_heads(
         - ``map_x``, ``map_y``: where :func:`place_heads` puts the head.
 
     Raises:
-        UsageError: sequences are shorter than two blocks, or too long for this machine's memory.
+        UsageError: sequences are shorter than two blocks.
         ValueError: there is no batch, or sequences differ in length.
     """
     batches = iter(batches)
     first = next(batches, None)
     if first is None:
         raise ValueError("there is no batch")
-    length, device = first.shape[1], next(model.parameters()).device
-    _check_memory(model.config, length, len(first), device)
+    length = first.shape[1]
     cell = cell_tokens(length)
     layers: dict[int, list[Head]] = {}
     grid: list[tuple[int, int]] = []
@@ -238,11 +236,10 @@ def weigh_heads(
 
 
 def _weigh_layer(layer: int, inputs: AttentionInputs, cell: int) -> Iterator[Head]:
-    heads, kv_heads = inputs.q.shape[1], inputs.k.shape[1]
     c = cumulative_log_fgate(inputs.log_fgate[:1])[0]
     threshold = inputs.threshold.expand(inputs.q.shape[:2])[0]
-    for head in range(heads):
-        q, k = inputs.q[0, head], inputs.k[0, head // (heads // kv_heads)]
+    for head in range(inputs.q.shape[1]):
+        q, k = (x[0, head] for x in (inputs.q, inputs.k))
         q, k = (x.to(torch.promote_types(x.dtype, torch.float32)).contiguous() for x in (q, k))
         weights = head_weights(
             q, k, c[head], threshold[head], grid=inputs.grid(), cell=cell, strongest=STRONGEST
@@ -298,35 +295,6 @@ def place_heads(table: pd.DataFrame, heads: list[Head]) -> tuple[np.ndarray, np.
     x, y = (axis * (1 if axis @ (far - far.mean()) >= 0 else -1) for axis in (x, y))
     largest = max(np.abs(x).max(), np.abs(y).max(), 1e-12)
     return x / largest, y / largest
-
-
-def _check_memory(config: FoXConfig, length: int, rows: int, device: torch.device) -> None:
-    """Raises :class:`UsageError` if ``weigh_heads`` would fill the memory, by a count of what is held."""
-    chunk = CHUNK_SCORES_CPU if device.type == "cpu" else CHUNK_SCORES_GPU
-    # A block's activations: about ten as wide as the model, three as wide as the MLP, in float32.
-    model = 4 * rows * length * (10 * config.hidden_size + 3 * config.mlp_width)
-    of_head = length * (8 * STRONGEST + 28)
-    chunks = 4 * 4 * max(chunk, length * ROWS_OF_BASE)
-    held = config.num_hidden_layers * config.num_heads * of_head
-    needs = {str(device): model + chunks, "cpu": held + (device.type == "cpu") * (model + chunks)}
-    for name, need in needs.items():
-        free = _free_bytes(torch.device(name))
-        if free is not None and need > free:
-            raise UsageError(
-                f"{length:,} tokens need about {need / 1e9:.1f} GB of memory on {name}, and "
-                f"{free / 1e9:.1f} GB are free; give fewer (a smaller --length)"
-            )
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    """Bytes that are free on ``device``; None if the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
 class _Tally:

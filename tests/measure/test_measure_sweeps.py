@@ -315,8 +315,8 @@ def test_measures_of_runs_serve_a_checkpoint(checkpoint):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--checkpoint", "nowhere"], "no such folder"),
-        (["--checkpoint", "{}/fox", "--text", "{}/text.txt"], "pass --length 1110 or less"),
+        (["--checkpoint", "nowhere"], "nowhere holds no config.json"),
+        (["--checkpoint", "{}/fox", "--text", "{}/text.txt"], "use a context_length of at most 1110"),
         (["--suite", "nowhere"], "no such suite"),
     ],
 )
@@ -329,11 +329,8 @@ def test_command_says_what_is_wrong_in_one_line(checkpoint, capsys, arguments, m
 def test_command_refuses_what_cannot_be_and_options_that_it_would_not_use(capsys):
     for arguments, message in (
         (["--checkpoint", "x", "--context-length", "0"], "0 is not a whole number of at least 1"),
-        (["--checkpoint", "x", "--text", "a", "--token-ids", "b"], "--token-ids: not allowed with"),
-        (
-            ["--checkpoint", "x", "--log-pruning-tolerance", "-1", "1"],
-            "1 is not log(epsilon), a finite number",
-        ),
+        (["--checkpoint", "x", "--text", ".", "--token-ids", "."], "--token-ids: not allowed with"),
+        (["--checkpoint", "x", "--log-pruning-tolerance", "-1", "1"], "1 is not a finite number below 0"),
         (["--csv", "out.csv"], "need --checkpoint"),
         (["--tokens", "4096"], "need --checkpoint"),
         (["--context-length", "512"], "need --checkpoint"),
