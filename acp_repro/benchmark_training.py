@@ -33,6 +33,9 @@ SHAPE = ("architecture", "size", "context_length_tokens")
 @command(extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+
+    import torch
+
     suite = load_suite(options.suite)
     if not isinstance(suite, FoXSuite):
         raise SuiteError(
@@ -53,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
             path=options.csv,
         )
         return _measure(runs, options, write)
-    _check_ranks(options.nproc, device.type)
+    if device.type == "cuda" and max(options.nproc) > torch.cuda.device_count():
+        raise UsageError(f"--nproc {max(options.nproc)}: this machine has {torch.cuda.device_count()} GPUs")
     for run in () if options.csv else runs:
         shape = dict(zip(SHAPE, ([value] for value in _shape(run)), strict=True))
         planned = {**shape, "vocab_size": options.vocab_size, "ranks": options.nproc}
@@ -118,13 +122,6 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
                 records.append(record)
                 on_rank_zero(lambda record=record: keep(record))
     return 0
-
-
-def _check_ranks(nproc: list[int], device: str) -> None:
-    import torch
-
-    if device == "cuda" and max(nproc) > torch.cuda.device_count():
-        raise UsageError(f"--nproc {max(nproc)}: this machine has {torch.cuda.device_count()} GPUs")
 
 
 def _in_words(record: dict) -> str:

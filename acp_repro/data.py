@@ -103,7 +103,7 @@ def config_of(args: argparse.Namespace) -> DataConfig:
     if len(given.get("path", ())) == 1:
         given["path"] = given["path"][0]
     if len(given.get("heldout", ())) == 1:
-        given["heldout"] = _number(given["heldout"][0])
+        given["heldout"] = yaml.safe_load(given["heldout"][0])
     kind, _, rest = given.get("tokenizer", "").partition(":")
     if kind == "bpe" and rest.isdecimal():
         given["tokenizer"] = {"bpe": int(rest)}
@@ -123,14 +123,7 @@ def _of_suite(name: str) -> DataConfig:
     return DataConfig.from_dict(settings)
 
 
-def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-@command("nothing of this corpus was kept")
+@command("nothing of this corpus was kept", extra="chain")
 def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="%(levelname)s: %(message)s")

@@ -45,11 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
     whose = str(checkpoint.folder if own else options.tokenizer)
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, whose)
     tasks, notes = load_tasks(options.tasks, options.data_dir)
-    if tokenizer.vocab_size < checkpoint.config.vocab_size:
-        notes.append(
-            f"{whose}: the tokenizer has {tokenizer.vocab_size} token ids and the model "
-            f"{checkpoint.config.vocab_size}; correct if the model's number was rounded up"
-        )
     length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
     notes.append(f"the context is {length} tokens (--context-length)")
     for note in notes:

@@ -34,9 +34,6 @@ def stream_text(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
     A token of byte-level BPE may end inside a character. Its bytes then decode to one U+FFFD until the rest
     arrives. An earlier U+FFFD comes from bytes that are truly broken. A token's text can depend on the token
     before it, so the last few are decoded together.
-
-    Yields:
-        Text, never empty. The pieces joined are ``tokenizer.decode`` of all ids.
     """
     held: list[int] = []
     given = 0  # characters of the held tokens' text that have been yielded
@@ -69,13 +66,11 @@ class StopText:
             self.found = True
             ready, self.held = self.held[: min(places)], ""
             return ready
-        keep = max((self._beginning(stop) for stop in self.stops), default=0)
+        # Characters at the end of the held text with which a stop begins.
+        begun = (n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n]))
+        keep = max(begun, default=0)
         ready, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return ready
-
-    def _beginning(self, stop: str) -> int:
-        """Characters at the end of the held text with which ``stop`` begins."""
-        return max((n for n in range(1, len(stop)) if self.held.endswith(stop[:n])), default=0)
 
 
 @command(extra="bpe,checkpoints")

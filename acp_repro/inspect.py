@@ -27,7 +27,6 @@ from .explorer.checkpoint import Checkpoint
 from .model.config import LogEpsilon
 
 DEFAULT_TOKENS = 32_768
-BATCH_TOKENS = 8192
 
 
 @command(extra="inspect")
@@ -43,16 +42,14 @@ def main(arguments: list[str] | None = None) -> int:
     from .explorer.explorer import Explorer, check_comparable
     from .explorer.heads import inspect_heads, weigh_heads
     from .explorer.heads_table import print_heads
-    from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint
+    from .pipeline.papers.acp.checkpoint_folder import BATCH_TOKENS, TextCheckpoint
 
     checkpoint, *others = map(TextCheckpoint, paths)
     for other in others:  # before anything is computed
         check_comparable(checkpoint.name, checkpoint.config, other.name, other.config)
         _check_reads_like(checkpoint, other)
     length = options.context_length or checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
-    tokens = options.tokens or max(DEFAULT_TOKENS, length)
-    if tokens < length:
-        raise UsageError(f"--tokens {tokens} is less than one sequence of {length}; give more, or a --length")
+    tokens = options.tokens or DEFAULT_TOKENS
     input_ids = checkpoint.input_ids(length, tokens, text=options.text, token_ids=options.token_ids)
 
     def measure(function, checkpoint):

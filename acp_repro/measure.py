@@ -34,11 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _wanted(suite: Suite, options: argparse.Namespace) -> list[tuple[Run, Quantity]]:
-    """(run, quantity) pairs, those of a run together, so that its weights are read once.
-
-    Raises:
-        UnknownName, SuiteError: there is no such run or quantity, or the suite cannot have it.
-    """
+    """(run, quantity) pairs, those of a run together, so that its weights are read once."""
     asked = [suite.paper.quantity(name) for name in options.quantity]
     for quantity in asked:
         if quantity.command:

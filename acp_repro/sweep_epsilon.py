@@ -78,8 +78,7 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
     Checkpoint(options.checkpoint)  # before torch is imported
     device = choose_device(options.device)
 
-    from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint
-    from .pipeline.papers.acp.checkpoint_run import TrainedCheckpoint
+    from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
 
     checkpoint = TextCheckpoint(options.checkpoint)
     print(f"text: {checkpoint.source(options.text, options.token_ids)}")

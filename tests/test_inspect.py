@@ -164,7 +164,6 @@ MISTAKES = {
     "flipped": "flipped/done.json names",
     "official --token-ids short.npy": "a document has 300 tokens; give that --length, or less",
     "official --text four.txt": "has 4; use a context_length of at most 4",
-    "official --tokens 4095": "--tokens 4095 is less than one sequence of 4096",
     "official --token-ids blank.txt": "blank.txt: no array of integers",
     "official --token-ids real.npy": "real.npy: no array of integers",
     "official --token-ids big.npy": "token id 300 is not from 0 to 256",

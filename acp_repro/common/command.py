@@ -23,15 +23,16 @@ Main = Callable[..., int | None]
 DEFAULT_CONTEXT_LENGTH = 4096  # the paper's shortest, and that of its Figures 4 to 6
 CHECKPOINT = "a checkpoint folder, or a run folder"
 # Libraries of the extras of pyproject.toml, by the name that is imported; the package needs the first two.
+_CHAIN = ("safetensors", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec")
 _EXTRAS = {
     "": ("torch", "numpy"),
     "checkpoints": ("safetensors",),
     "bpe": ("tokenizers",),
-    "chain": ("safetensors", "pandas", "pydantic", "scipy", "yaml", "tqdm", "fsspec"),
-    "figures": ("matplotlib", "seaborn", "PIL", "markdown_it"),
-    "inspect": ("safetensors", "tokenizers", "pandas", "tqdm", "rich"),
+    "chain": _CHAIN,
+    "figures": (*_CHAIN, "matplotlib", "seaborn", "PIL", "markdown_it"),
+    "inspect": (*_CHAIN, "tokenizers", "rich"),
     "transformers": ("safetensors", "tokenizers", "transformers"),
-    "eval": ("safetensors", "tokenizers", "transformers", "lm_eval", "pandas", "tqdm"),
+    "eval": ("safetensors", "tokenizers", "transformers", "lm_eval"),
 }
 # Threads that wait by spinning make small operators many times slower on a machine that is shared.
 _PASSIVE = {"OMP_WAIT_POLICY": "passive"}
@@ -66,7 +67,7 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
                 usual = next((one for one, names in _EXTRAS.items() if name in names), None)
                 if usual is None:
                     raise
-                return fail(_about_missing(name, extra or usual), 2)
+                return fail(_about_missing(error, name, extra or usual), 2)
             except KeyboardInterrupt as interrupt:
                 print("; ".join(filter(None, ["\nstopped", str(interrupt) or resume])), file=sys.stderr)
                 return 130
@@ -87,11 +88,12 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
     return decorate
 
 
-def _about_missing(name: str, extra: str) -> str:
+def _about_missing(error: ImportError, name: str, extra: str) -> str:
     wanted = [name, *(library for one in ("", *extra.split(",")) for library in _EXTRAS.get(one, ()))]
-    missing = [one for one in dict.fromkeys(wanted) if one == name or not importlib.util.find_spec(one)]
+    missing = [one for one in dict.fromkeys(wanted) if not importlib.util.find_spec(one)]
     what = f"'.[{extra}]'" if extra else "."
-    return f"not installed: {', '.join(missing)}; run `make setup` or `pip install {what}` in the clone"
+    said = f"not installed: {', '.join(missing)}" if missing else str(error)  # else it is too old
+    return f"{said}; run `make setup` or `pip install {what}` in the clone"
 
 
 def run_command(main: Main) -> None:

@@ -71,8 +71,7 @@ class Equivalence(NamedTuple):
 
     @property
     def shown(self) -> bool | None:
-        """True if the difference is smaller than the margin, False if larger; None if neither test
-        decides."""
+        """Whether the difference is smaller than the margin; None if neither test decides."""
         return True if self.p_value < LEVEL else False if self.beyond_p_value < LEVEL else None
 
 
@@ -139,14 +138,10 @@ def paired_difference(apart: Sequence[float], weights: Sequence[float] | None = 
 
 
 def equivalence(estimate: Estimate, margin: float) -> Equivalence:
-    """Two one-sided tests that a difference is within ``margin`` on either side of 0.
+    """Two one-sided tests that a difference is within ``margin`` of 0, the smallest that would matter.
 
     To find no difference does not show that there is none: two items or two seeds never differ significantly.
     These tests need enough items to rule out a difference as large as the margin.
-
-    Args:
-        estimate: of the difference, over the right unit.
-        margin: the smallest difference that would matter, chosen before the data were seen.
     """
     below = estimate._replace(mean=-estimate.mean)
     _, low, high = estimate.interval(2 * LEVEL)  # each of its ends is one of the tests
@@ -180,8 +175,7 @@ def homogeneity(counts: Sequence[Sequence[int]]) -> Homogeneity:
 
 
 def p_value(apart: np.ndarray) -> float:
-    """Two-sided p of a paired test that the differences ``apart`` (items,) float are equally likely up and
-    down.
+    """Two-sided p of a paired test that the differences ``apart`` (items,) are equally likely up and down.
 
     If they all have one size, as for right and wrong, it is McNemar's exact test. Otherwise signs are
     flipped: in all ways if there are at most 10,000, else in 10,000 random ones with a fixed seed. (scipy's
@@ -214,11 +208,7 @@ def _signs(count: int) -> Iterator[np.ndarray]:
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """p after Holm's correction, (n,) float64. Below a level, it holds at that level for all of them
-    together.
-
-    Implemented here, because scipy corrects only the rate of false discoveries.
-    """
+    """p after Holm's correction, (n,) float64; scipy corrects only the rate of false discoveries."""
     p_values = np.asarray(p_values, dtype=float)
     order = np.argsort(p_values)
     factors = np.arange(len(p_values), 0, -1)

@@ -28,8 +28,7 @@ class Decoder(Protocol):
 
 
 class Explorer:
-    """A page over one model or two. A notebook shows it as the last line of a cell; ``save`` writes it to a
-    file.
+    """A page over one model or two. A notebook shows it as the last line of a cell; ``save`` writes a file.
 
     Args:
         models: the heads of one model, or of two with the same number of layers and heads on the same tokens.

@@ -17,8 +17,7 @@ from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.model.capture import AttentionInputs, attention_inputs
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
-from acp_repro.pipeline.papers.acp.checkpoint_run import TrainedCheckpoint
+from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint, TrainedCheckpoint
 from acp_repro.pipeline.papers.acp.measure import block_size, epsilon_sweep, pruned_mass
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.papers.acp.settings import MeasureConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,16 @@ from acp_repro.common.errors import UsageError, usage_errors
 from acp_repro.common.files import sha256_of
 from acp_repro.explorer.checkpoint import Checkpoint
 from acp_repro.explorer.heads import check_ids
+from acp_repro.model.loss import IGNORED_LABEL
 from acp_repro.model.pretrained import weight_files
 from acp_repro.pipeline.data import Corpus, TokenSequences, prepare
 from acp_repro.pipeline.data.sequences import HELDOUT_COLUMN
 from acp_repro.pipeline.data.sources import SampleSource, TextSource
+
+from .settings import MeasureConfig
+from .trained import TrainedFoX
+
+BATCH_TOKENS = 8192
 
 
 class TextCheckpoint(Checkpoint):
@@ -26,9 +33,10 @@ class TextCheckpoint(Checkpoint):
     @functools.cached_property
     def run(self) -> dict[str, Any] | None:
         """The content of the run's ``run.json``; None for a model from elsewhere."""
-        file = self.folder.parent / "run.json"
+        folder = self.folder.resolve()
+        file = folder.parent / "run.json"
         # Only a folder of this name can be a run's weights; elsewhere run.json belongs to another program.
-        return json.loads(file.read_bytes()) if self.folder.name == "model" and file.is_file() else None
+        return json.loads(file.read_bytes()) if folder.name == "model" and file.is_file() else None
 
     @property
     def context_length(self) -> int | None:
@@ -116,3 +124,36 @@ def _read_ids(path: str, context_length: int, tokens: int) -> Tensor:
         raise UsageError(f"{path}: a document has {ids.shape[1]} tokens; give that --length, or less")
     rows = ids[:, : per_document * context_length].reshape(-1, context_length)
     return torch.from_numpy(rows[: tokens // context_length].astype(np.int64))
+
+
+class TrainedCheckpoint(TrainedFoX):
+    """A checkpoint with a text as a suite of one run: the input of ``measure`` for quantities that need only
+    a model and its held-out text.
+
+    Args:
+        input_ids: see :meth:`TextCheckpoint.input_ids`.
+        measure: how much is measured, and of what; its ``..._tokens`` are at most those of ``input_ids``.
+    """
+
+    def __init__(
+        self, checkpoint: TextCheckpoint, input_ids: Tensor, device: torch.device, measure: MeasureConfig
+    ):
+        run = SimpleNamespace(
+            name=str(checkpoint.folder),
+            context_length=input_ids.shape[1],
+            log_pruning_tolerance=checkpoint.config.log_pruning_tolerance,
+            training=SimpleNamespace(dtype=checkpoint.autocast_dtype(device)),
+        )
+        suite = SimpleNamespace(runs=(run,), measure_settings=measure, has_exact_pair=lambda run: False)
+        super().__init__(suite, run, None, checkpoint.load(device), device, trained_tokens=0)
+        self.input_ids = input_ids
+
+    def heldout_batches(self, tokens: int, rows: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """(input_ids, labels) of the checkpoint's text, which has one length."""
+        length = self.run.context_length
+        ids, rows = self.input_ids[: max(1, tokens // length)], rows or max(1, BATCH_TOKENS // length)
+        # The token after a sequence's last one is not in input_ids, so that position has no loss.
+        labels = ids.roll(-1, 1)
+        labels[:, -1] = IGNORED_LABEL
+        ids, labels = (x.to(self.device).split(rows) for x in (ids, labels))
+        return list(zip(ids, labels, strict=True))
