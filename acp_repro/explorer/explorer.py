@@ -33,7 +33,7 @@ class Explorer:
     Args:
         models: the heads of one model, or of two with the same number of layers and heads on the same tokens.
         tokenizer: gives the text of tokens; None shows their ids.
-        height: height of the frame in a notebook, in pixels.
+        height: of the frame in a notebook, in pixels.
 
     Raises:
         UsageError: the two models cannot be compared head by head.
@@ -49,10 +49,8 @@ class Explorer:
                     "shape the same tokens"
                 )
             if first.name == second.name:  # such as two seeds in folders of one name
-                self.models = (
-                    replace(first, name=f"{first.name} (first)"),
-                    replace(second, name=f"{second.name} (second)"),
-                )
+                names = (f"{first.name} (first)", f"{first.name} (second)")
+                self.models = tuple(map(lambda one, name: replace(one, name=name), models, names))
 
     @cached_property
     def html(self) -> str:

@@ -99,8 +99,7 @@ def distance_bins(length: int) -> np.ndarray:
 
 
 def pack_text(pieces: Sequence[str]) -> tuple[list[str], str]:
-    """The distinct ones of ``pieces`` (T,), the text of each token; and in base64 which of them each token
-    is."""
+    """The distinct ones of ``pieces``, the text of each token; and in base64 which of them each token is."""
     places: dict[str, int] = {}
     which = [places.setdefault(piece, len(places)) for piece in pieces]
     return list(places), encode([np.array(which, "<u4")])
@@ -146,8 +145,7 @@ def _pack_head(
 
 
 def logarithmic(values: np.ndarray, least: float, most: float) -> np.ndarray:
-    """``values`` of any shape as uint8 on a logarithmic scale: 0 under ``least``, 1 there, 255 at
-    ``most``."""
+    """``values`` as uint8 on a logarithmic scale: 0 under ``least``, 1 there, 255 at ``most``."""
     share = np.log(np.maximum(values, least) / least) / math.log(most / least)
     return np.where(values < least, 0, 1 + np.round(254 * share.clip(0, 1))).astype("<u1")
 
@@ -162,12 +160,7 @@ def _plain(column) -> list:
 
 
 def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
-    """The whole page.
-
-    Args:
-        about: what the page shows at first: ``models`` and ``pieces``.
-        blobs: texts in base64, by the names under which the scripts look for them.
-    """
+    """The whole page: what it shows at first, and texts in base64 by the names that the scripts look for."""
     folder = resources.files(__package__) / "page"
 
     def read(name: str) -> str:
@@ -183,13 +176,8 @@ def render(title: str, about: dict[str, Any], blobs: dict[str, str]) -> str:
         f"<!-- D3, licence:\n{read('d3.LICENSE')}-->",
         *(script(f"\n{read(name)}") for name in _SCRIPTS),
     ]
-    parts = {
-        "title": html.escape(title),
-        "style": read("style.css"),
-        "d3": D3,
-        "data": "\n".join(data),
-        "scripts": "\n".join(scripts),
-    }
+    parts = {"title": html.escape(title), "style": read("style.css"), "d3": D3}
+    parts |= {"data": "\n".join(data), "scripts": "\n".join(scripts)}
     # The template is cut before it is filled, because the filling may hold braces.
     pieces = re.split(r"\{\{(\w+)\}\}", read("page.html"))
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
