@@ -20,8 +20,8 @@ def small_model(architecture="pro", heads=2, **settings):
     """Two layers; the first head of each forgets fast, the last hardly at all."""
     torch.manual_seed(0)
     shape = {"vocab_size": 257, "hidden_size": 16 * heads, "num_hidden_layers": 2, "num_heads": heads}
-    settings = {"log_pruning_tolerance": -10.0} | settings
-    model = FoXForCausalLM(getattr(FoXConfig, architecture)(**shape, **settings))
+    settings = {"log_pruning_tolerance": -10.0} | shape | settings
+    model = FoXForCausalLM(getattr(FoXConfig, architecture)(**settings))
     with torch.no_grad():
         for block in model.model.layers:
             block.attn.fgate_proj.bias.copy_(torch.linspace(-3.0, 9.0, heads))

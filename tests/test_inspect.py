@@ -242,4 +242,4 @@ def test_a_wrong_path_is_reported_before_torch_is_imported():
         "import sys; from acp_repro.inspect import main; main(['nowhere']); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr.startswith("error: x holds no config.json")
+    assert done.returncode == 0 and done.stderr.startswith("error: nowhere holds no config.json")

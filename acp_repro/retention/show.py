@@ -12,7 +12,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from acp_repro.common.command import command, number, plain, run_command
+from acp_repro.common.bounds import Share
+from acp_repro.common.command import bounded, command, plain, run_command
 from acp_repro.common.errors import UsageError
 
 DOT = "·"
@@ -163,7 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--question", default="", help="the question, for a model that answers questions about the text"
     )
     parser.add_argument(
-        "--budget", type=number(0, 1), help="share of the tokens to keep (default: the model's own)"
+        "--budget", type=bounded(Share), help="share of the tokens to keep (default: the model's own)"
     )
     options = parser.parse_args(arguments)
     if options.budget == 0:
