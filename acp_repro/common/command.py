@@ -64,10 +64,9 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
                 return fail(str(error), error.exit_code)
             except ImportError as error:  # or raised from one, with a library's own words
                 name = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
-                usual = next((one for one, names in _EXTRAS.items() if name in names), None)
-                if usual is None:
+                if not any(name in names for names in _EXTRAS.values()):
                     raise
-                return fail(_about_missing(error, name, extra or usual), 2)
+                return fail(_about_missing(error, name, extra), 2)
             except KeyboardInterrupt as interrupt:
                 print("; ".join(filter(None, ["\nstopped", str(interrupt) or resume])), file=sys.stderr)
                 return 130
@@ -89,10 +88,13 @@ def command(resume: str = "", *, extra: str = "") -> Callable[[Main], Main]:
 
 
 def _about_missing(error: ImportError, name: str, extra: str) -> str:
-    wanted = [name, *(library for one in ("", *extra.split(",")) for library in _EXTRAS.get(one, ()))]
+    extras = extra.split(",") if extra else []
+    if not any(name in _EXTRAS.get(one, ()) for one in ("", *extras)):
+        extras.append(next(one for one, names in _EXTRAS.items() if name in names))
+    wanted = [name, *(library for one in ("", *extras) for library in _EXTRAS.get(one, ()))]
     missing = [one for one in dict.fromkeys(wanted) if not importlib.util.find_spec(one)]
-    what = f"'.[{extra}]'" if extra else "."
     said = f"not installed: {', '.join(missing)}" if missing else str(error)  # else it is too old
+    what = f"'.[{','.join(extras)}]'" if extras else "."
     return f"{said}; run `make setup` or `pip install {what}` in the clone"
 
 

