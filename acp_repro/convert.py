@@ -13,11 +13,13 @@ from pathlib import Path
 
 from .common.command import CHECKPOINT, command, described_parser, run_command
 from .common.errors import UsageError, usage_errors
+from .explorer.checkpoint import Checkpoint
 
 
 @command(extra="transformers")
 def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
+    Checkpoint(options.source)  # before torch is imported
     if options.target.resolve() == options.source.resolve():
         raise UsageError("SOURCE and TARGET are the same folder; give another TARGET")
     if options.target.exists() and (options.target.is_file() or any(options.target.iterdir())):
