@@ -19,9 +19,8 @@ except ImportError as error:
         "acp_repro.hf needs transformers 5 or later: `pip install '.[transformers]'` in the clone"
     ) from error
 
-from .configuration import ForgettingTransformerConfig
+from .configuration import ForgettingTransformerCache, ForgettingTransformerConfig
 from .modeling import ForgettingTransformerForCausalLM, ForgettingTransformerModel
-from .past import ForgettingTransformerCache
 from .tokenization import FoXTokenizer, JSONGPT2Tokenizer
 
 AutoConfig.register(ForgettingTransformerConfig.model_type, ForgettingTransformerConfig, exist_ok=True)

@@ -149,7 +149,7 @@ def test_gpt2_is_fetched_once_and_checked(monkeypatch):
 def test_files_that_are_no_tokenizer(bpe, tmp_path):
     path = tmp_path / "tokenizer.json"
     for content, message in [
-        (None, r"cannot be read .*relative paths start at .*export-tokenizer"),
+        (None, r"cannot be read .*relative paths start at"),
         (b"\xff", "cannot be read"),
         (bpe.json_text[:-20].encode(), "not a file of the library .*copy it again"),
     ]:

@@ -263,7 +263,7 @@ def test_a_wrong_suite_is_one_line(here, old, new, words):
     ("records", "words"),
     [
         (None, "^experiments/wrong.yaml: datasets.toy.path: other.jsonl is no file; relative paths start at"),
-        ([], "^experiments/wrong.yaml: datasets.toy.path: other.jsonl gives no text; name one that does"),
+        ([], "^experiments/wrong.yaml: datasets.toy.path: other.jsonl has texts of 0 classes"),
         (
             [{"file": str(i), "type": "ab"[i % 2], "text": f"text {i}"} for i in range(4)],
             "^experiments/wrong.yaml: datasets.toy.path: other.jsonl gives the split .* no example; add some",

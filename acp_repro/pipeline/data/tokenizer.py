@@ -41,8 +41,7 @@ def read_json(path: str) -> str:
         BPETokenizer(json_text)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"tokenizer: file: {path} cannot be read ({error}); relative paths start at {Path.cwd()}; "
-            "`python -m acp_repro.data export-tokenizer` writes such a file"
+            f"tokenizer: file: {path} cannot be read ({error}); relative paths start at {Path.cwd()}"
         ) from error
     return json_text
 
