@@ -23,16 +23,19 @@ from .pipeline.errors import SuiteError
 from .pipeline.paper import Quantity
 from .pipeline.papers.acp.suite import FoXRun, FoXSuite
 from .pipeline.provenance import device_name, made_on
-from .pipeline.records import benchmark_rows, keep_other_machines, write_suite_records
+from .pipeline.records import benchmark_rows, write_suite_records
 from .pipeline.run import PARALLEL
 from .pipeline.suite import load_suite
 
 SHAPE = ("architecture", "size", "context_length_tokens")
 
 
-@command()
+@command(extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+
+    import torch
+
     suite = load_suite(options.suite)
     if not isinstance(suite, FoXSuite):
         raise SuiteError(
@@ -53,11 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
             path=options.csv,
         )
         return _measure(runs, options, write)
-    _check_ranks(options.nproc, device.type)
-    for run in () if options.csv else runs:
-        shape = dict(zip(SHAPE, ([value] for value in _shape(run)), strict=True))
-        planned = {**shape, "vocab_size": options.vocab_size, "ranks": options.nproc}
-        keep_other_machines(suite, quantity, device_name(device), planned)
+    if device.type == "cuda" and max(options.nproc) > torch.cuda.device_count():
+        raise UsageError(f"--nproc {max(options.nproc)}: this machine has {torch.cuda.device_count()} GPUs")
     from .pipeline.training.distributed import launch_ranks
 
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +93,7 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
 
     After each model it writes all as the records of the suite: what ends the command costs one model at most.
     """
-    from .pipeline.papers.acp.training_steps import measure
+    from .pipeline.papers.acp.training_steps import time_steps
     from .pipeline.training.distributed import on_rank_zero, process_group, world_size
 
     with process_group(options.device) as device:
@@ -105,7 +105,7 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
             write(records, **made_on(device))
 
         for run, words in itertools.product(runs, options.vocab_size):
-            for record in measure(
+            for record in time_steps(
                 run,
                 words,
                 device,
@@ -118,13 +118,6 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
                 records.append(record)
                 on_rank_zero(lambda record=record: keep(record))
     return 0
-
-
-def _check_ranks(nproc: list[int], device: str) -> None:
-    import torch
-
-    if device == "cuda" and max(nproc) > torch.cuda.device_count():
-        raise UsageError(f"--nproc {max(nproc)}: this machine has {torch.cuda.device_count()} GPUs")
 
 
 def _in_words(record: dict) -> str:
@@ -140,7 +133,7 @@ def _in_words(record: dict) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = described_parser("benchmark_training", __doc__, as_written=True)
+    parser = described_parser("benchmark_training", __doc__)
     add = parser.add_argument
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")
     add(

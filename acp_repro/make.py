@@ -20,7 +20,7 @@ from .pipeline.suite import load_suite
 STOPPED = 130  # the exit code after Ctrl-C
 
 
-@command("the same command continues where it was")
+@command("the same command continues where it was", extra="figures")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     goals = " ".join(options.goals).split()  # Make hands them over as one word
@@ -72,16 +72,17 @@ def _make(suite: Suite, words: str, target: plan.Drawn | None) -> int:
 
 
 def _help(suite_name: str) -> int:
-    """Lists every item of the suite's paper with its title; one line where the items cannot be read."""
+    """Lists what can be made from the suite, with titles; one line where the items cannot be read."""
     print(
         f"  SUITE={suite_name} is the suite at hand; choose another with SUITE=name (experiments/name.yaml) "
         "or SUITE=file.yaml"
     )
     print("Figures and tables, each made with all that it needs:")
     try:
-        paper = load_suite(suite_name).paper
-        lines = [f"    make {one.name:<15} {one.title}" for one in (*paper.items, *paper.pages)]
-        print("\n".join([f"  of {paper.title}:", *lines]))
+        suite = load_suite(suite_name)
+        able = [*(item for item in suite.paper.items if item.runs(suite)), *suite.paper.pages]
+        lines = [f"    make {one.name:<15} {one.title}" for one in able]
+        print("\n".join([f"  of {suite.paper.title}:", *lines]))
     except ImportError:
         print("  make figure2 is one; make setup installs what lists them all")
     return 0
@@ -101,7 +102,7 @@ def _clean(suite: Suite, options: argparse.Namespace) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = described_parser("make", __doc__, as_written=True)
+    parser = described_parser("make", __doc__)
     add = parser.add_argument
     add("goals", nargs="+", metavar="GOAL", help="what to make, such as figure2")
     add("--suite", default="cpu", help="a name in experiments/ or a YAML file (default: cpu)")

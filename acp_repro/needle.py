@@ -3,8 +3,7 @@
 CHECKPOINT is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or a
 run folder such as runs/cpu/NAME. A sentence is hidden at several depths of texts of several lengths, and the
 model is asked for it at the end. Prints, by length and depth, the share of its words that the answers have.
-Also prints how much more probable the right answer is with the needle than without. With --csv a stopped test
-can continue.
+Also prints how much more probable the right answer is with the needle than without.
 """
 
 from __future__ import annotations
@@ -12,29 +11,42 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common.command import choose_device, command, number, output_file, positive, run_command
+from .common.bounds import Share
+from .common.command import (
+    DEFAULT_CONTEXT_LENGTH,
+    bounded,
+    checkpoint_parser,
+    choose_device,
+    command,
+    existing,
+    output_file,
+    positive,
+    run_command,
+)
 from .common.errors import UsageError
-from .pipeline.papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
+from .explorer.checkpoint import Checkpoint
 
 
-@command("the same command continues where it was, if it had --csv")
+@command(extra="chain,bpe")
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    _check_new(options.csv)
+    Checkpoint(options.checkpoint)  # before torch is imported
+    if options.csv and options.csv.exists():
+        raise UsageError(f"--csv: {options.csv} exists already; give another name, or delete it")
     device = choose_device(options.device)
 
     import pandas as pd
 
     from .common.files import write_text
-    from .pipeline.papers.acp.checkpoint_folder import Checkpoint, one_thread_if_small
-    from .pipeline.papers.acp.fits import check_tokenizer
-    from .pipeline.papers.acp.needle import report, trial
-    from .pipeline.papers.acp.needle.haystack import checkpoint_haystacks, fingerprints
+    from .generate import one_thread_if_small
+    from .pipeline.papers.acp.checkpoint_folder import TextCheckpoint
+    from .pipeline.papers.acp.evaluation.catalogue import check_tokenizer
+    from .pipeline.papers.acp.needle import trial
+    from .pipeline.papers.acp.needle.haystack import checkpoint_haystacks
     from .pipeline.papers.acp.needle.prompt import hide, tokenise_needles
-    from .pipeline.papers.acp.unfinished import Unfinished, digest, identity
 
-    checkpoint = Checkpoint.find(options.checkpoint)
-    tokenizer = checkpoint.own_tokenizer()
+    checkpoint = TextCheckpoint(options.checkpoint)
+    tokenizer = checkpoint.require_tokenizer()
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, str(checkpoint.folder))
     needles = tokenise_needles(tokenizer.encode, tokenizer.bos_id, options.mode)
     longest = checkpoint.context_length or DEFAULT_CONTEXT_LENGTH
@@ -44,15 +56,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.exact and checkpoint.config.log_pruning_tolerance is None:
         raise UsageError(f"--exact: {checkpoint.folder} prunes nothing; leave the option out")
     depths = list(dict.fromkeys(options.depths or ())) or [0, 0.25, 0.5, 0.75, 1]
-    key = identity(model, checkpoint.weights_sha256) | {
-        "wording": options.mode,
-        "depths": depths,
-        "haystacks": fingerprints(haystacks),
-        "device": str(device),
-    }
-    # Named by what is measured, so that a test may continue under another name.
-    path = options.csv and options.csv.with_name(f".needle-{digest(key)}.unfinished")
-    unfinished = Unfinished(path, key)
     one_thread_if_small(model)
     held_out = checkpoint.run and checkpoint.source()
     haystack = options.haystack and str(Path(options.haystack).resolve())
@@ -67,12 +70,10 @@ def main(arguments: list[str] | None = None) -> int:
         dtype=checkpoint.autocast_dtype(device),
         batch_tokens=options.batch_tokens,
         description="needle",
-        unfinished=unfinished,
     )
     table = pd.DataFrame(rows)
-    print(report.in_words(table))
+    print(trial.needle_table(table))
     if options.csv:
-        _check_new(options.csv)  # another process may have created it first
         table = table.assign(
             checkpoint=str(checkpoint.folder.resolve()),
             method="exact" if model.config.log_pruning_tolerance is None else "acp",
@@ -81,21 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         write_text(options.csv, table.to_csv(index=False))
         print(f"csv: {options.csv.resolve()}")
-    unfinished.finish()
     return 0
-
-
-def _check_new(path: Path | None) -> None:
-    """Checks that ``path`` does not exist, because no result is overwritten.
-
-    Raises:
-        UsageError: it does.
-    """
-    if path and path.exists():
-        raise UsageError(
-            f"--csv: {path} exists already; give another name in that folder, or delete it "
-            "(finished parts of this test are kept)"
-        )
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -110,7 +97,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--depths",
-        type=number(0, 1),
+        type=bounded(Share),
         nargs="+",
         metavar="X",
         help="where the needle is, 0 to 1 (default: 0 0.25 0.5 0.75 1)",
@@ -124,6 +111,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--haystack",
+        type=existing,
         metavar="FILE|FOLDER",
         help="text to hide it in (default: the run's held-out text, else a book that comes with the project)",
     )

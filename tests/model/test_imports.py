@@ -60,7 +60,7 @@ assert model.generate(ids, 2, 1.0, top_p=0.9).shape == (1, 72)
 assert isinstance(model.model.layers[0].attn, ForgettingAttentionLayer)
 x = torch.zeros(1, 70, 2, 16)
 assert forgetting_attention(x, x, x, x[..., 0], adaptive_threshold='auto').shape == x.shape
-from acp_repro.retention import RetentionConfig, RetentionScorer, keep_top, hard_concrete, retain
+from acp_repro.retention import RetentionConfig, RetentionScorer, keep_top, hard_concrete
 RetentionScorer(4, 2, 0.9)(torch.zeros(1, 3, 4))
 """,
     )

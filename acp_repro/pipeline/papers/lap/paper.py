@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from acp_repro.pipeline.paper import Paper
 
+from .quantities import QUANTITIES
 from .settings import File
-from .suite import PruningSuite, make_run
+from .suite import RUN_COLUMNS, PruningSuite, make_run
 
 PAPER = Paper(
     name="lap",
@@ -14,9 +15,8 @@ PAPER = Paper(
     file=File,
     suite=PruningSuite,
     make_run=make_run,
-    run_columns=("compression", "gate", "training_mask", "seed"),
-    measures=f"{__package__}.measure",
-    measured=(*("dynamics", "reconstruction", "probe", "attribution", "kept_words", "removal_time"),),
+    run_columns=RUN_COLUMNS,
+    quantities=QUANTITIES,
     contents=(
         *("figure_dynamics", "table_scores", "figure_probing", "figure_shap"),
         *("figure_curve", "figure_slices", "figure_words", "figure_savings"),

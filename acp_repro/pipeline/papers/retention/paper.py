@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from acp_repro.pipeline.paper import Paper
 
+from .quantities import QUANTITIES
 from .settings import File
-from .suite import RetentionSuite, make_run
+from .suite import RUN_COLUMNS, RetentionSuite, make_run
 
 PAPER = Paper(
     name="retention",
@@ -15,22 +16,8 @@ PAPER = Paper(
     file=File,
     suite=RetentionSuite,
     make_run=make_run,
-    run_columns=(
-        "dataset",
-        "backbone",
-        "method",
-        "budget",
-        "gates",
-        "temperature",
-        "stretch_low",
-        "stretch_high",
-        "seed",
-    ),
-    measures=f"{__package__}.measure",
-    measured=(
-        *("masked_loss", "score", "bag_of_words", "pruned_dense", "tokens_kept", "slackness", "speed"),
-        *("estimator", "variance", "complexity"),
-    ),
+    run_columns=RUN_COLUMNS,
+    quantities=QUANTITIES,
     contents=(
         *("table1", "table2", "table3", "table4", "table5", "table6", "figure2", "figure_gates"),
         *("figureC", "figureD", "figureE", "figureH", "tableI"),

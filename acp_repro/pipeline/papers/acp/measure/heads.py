@@ -1,0 +1,168 @@
+"""The decay, boundary and large attention weights of a few heads on one sequence (Figures 1 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.attention.reference import attention_scores
+from acp_repro.common.errors import UsageError
+from acp_repro.model.capture import AttentionInputs, attention_inputs
+from acp_repro.pipeline.training.step import autocast
+
+from ..trained import TrainedFoX
+from .pruned_mass import row_chunks
+from .pruned_ratio import measure_pruned_ratio
+
+_START_TOKENS = 1024  # windows of some hundred tokens show here, and nowhere later
+LARGE_WEIGHT = 0.1  # Figure 6: A is very sparse, so only entries over this are shown
+
+
+class Head(NamedTuple):
+    """Both counted from 0."""
+
+    layer: int
+    head: int
+
+
+def measure_decay(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None) -> list[dict]:
+    """One record a position and head, on the first held-out sequence of the run's context length.
+
+    ``first_kept_key_position`` is the first token of key block n_m, where m is the position's query block.
+    ``heads`` are recorded in their order; by default :func:`choose_heads` chooses by savings.
+    """
+    records: list[dict[str, Any]] = []
+    for head, inputs in inputs_of_heads(trained, heads):
+        block_q, block_k = inputs.grid()
+        length = inputs.q.shape[2]
+        boundary = inputs.boundary(block_q, block_k)
+        ratio = inputs.count().pruned_ratio.item()
+        delta = None if inputs.threshold is None else inputs.threshold.item()
+        first_kept = (boundary.flatten() * block_k).repeat_interleave(block_q)[:length].tolist()
+        c = cumulative_log_fgate(inputs.log_fgate).flatten().tolist()
+        records += [
+            {
+                "layer": head.layer,
+                "head": head.head,
+                "pruned_ratio": ratio,
+                "position": position,
+                "cumulative_log_fgate_nats": c[position],
+                "threshold_nats": delta,
+                "block_q_tokens": block_q,
+                "block_k_tokens": block_k,
+                "first_kept_key_position": first_kept[position],
+            }
+            for position in range(length)
+        ]
+    return records
+
+
+def choose_heads(savings: dict[Head, float], start: dict[Head, float]) -> list[Head]:
+    """The most local head, one whose boundary shows at the start, one halfway, and the most global one, by
+    each head's pruned ratio (``savings``) and its pruned blocks in the first rows (``start``).
+
+    Pruning with a window of some hundred tokens shows in the first blocks (Figure 1). Halfway is the mean of
+    the largest and the smallest saving, because in a bimodal distribution the median head would be one more
+    local head. In a tie the first head in order of layers is taken.
+    """
+    order = sorted(savings)
+    most, least = max(order, key=savings.get), min(order, key=savings.get)
+
+    def nearest_halfway(heads: list[Head], values: dict[Head, float]) -> list[Head]:
+        halfway = (max(values.values()) + min(values.values())) / 2
+        return sorted(heads, key=lambda head: abs(values[head] - halfway))[:1]
+
+    between = [head for head in order if head not in (most, least)]
+    chosen = dict.fromkeys((most, *nearest_halfway(between, savings), least))
+    if len(set(start.values())) > 1:
+        chosen |= dict.fromkeys(nearest_halfway(order, start))
+    return sorted(chosen, key=lambda head: (-savings[head], head))
+
+
+def inputs_of_heads(
+    trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None
+) -> list[tuple[Head, AttentionInputs]]:
+    """Each head with the inputs of its attention on the first sequence: batch and heads of 1."""
+    config = trained.model.config
+    if heads is None:
+        heads = trained.once(_heads_by_savings)
+    for layer, head in heads:
+        if layer >= config.num_hidden_layers or head >= config.num_heads:
+            raise UsageError(
+                f"{trained.run.name} has no head {layer}.{head}: layers are 0 to "
+                f"{config.num_hidden_layers - 1}, heads 0 to {config.num_heads - 1}"
+            )
+    layers = trained.once(_first_sequence)
+    return [(Head(*each), _one_head(layers[each[0]], each[1])) for each in heads]
+
+
+def _heads_by_savings(trained: TrainedFoX) -> list[Head]:
+    if trained.model.config.log_pruning_tolerance is None:
+        raise UsageError(
+            f"{trained.run.name} prunes nothing, so its heads cannot be chosen by savings; name them "
+            "with --heads LAYER.HEAD"
+        )
+    records = trained.once(measure_pruned_ratio)
+    start = {
+        Head(layer, head): float(pruned)
+        for layer, inputs in enumerate(trained.once(_first_sequence))
+        for head, pruned in enumerate(_pruned_at_the_start(inputs))
+    }
+    return choose_heads({Head(r["layer"], r["head"]): r["pruned_ratio"] for r in records}, start)
+
+
+def _pruned_at_the_start(inputs: AttentionInputs) -> Tensor:
+    """(H,): each head's pruned blocks in the first thousand tokens."""
+    block_q, block_k = inputs.grid()
+    rows = max(1, _START_TOKENS // block_q)
+    return inputs.boundary(block_q, block_k)[0, :, :rows].sum(-1)
+
+
+def _first_sequence(trained: TrainedFoX) -> list[AttentionInputs]:
+    """The inputs of every layer's attention, batch of 1."""
+    input_ids, _ = next(iter(trained.heldout_batches(trained.run.context_length, 1)))
+    with autocast(trained.device, trained.run.training.dtype):
+        return attention_inputs(trained.model, input_ids)
+
+
+def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
+    def slice_head(x: Tensor) -> Tensor:
+        return x[:, head : head + 1]
+
+    threshold = inputs.threshold
+    if threshold is not None:
+        threshold = slice_head(torch.broadcast_to(threshold, inputs.q.shape[:2]))
+    return AttentionInputs(*map(slice_head, (inputs.q, inputs.k, inputs.v, inputs.log_fgate)), threshold)
+
+
+def measure_attention_weights(
+    trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None
+) -> list[dict]:
+    """One record for each entry of A over 0.1, rows in order, of the heads of ``decay``. A is exact (Equation
+    2), computed in float64 by the reference from the numbers that the model multiplies."""
+    return [
+        {
+            "layer": head.layer,
+            "head": head.head,
+            "query_position": query,
+            "key_position": key,
+            "attention_weight": weight,
+        }
+        for head, inputs in inputs_of_heads(trained, heads)
+        for query, key, weight in large_weights(inputs)
+    ]
+
+
+def large_weights(inputs: AttentionInputs) -> Iterator[tuple[int, int, float]]:
+    """(query, key, weight) of every entry of A over :data:`LARGE_WEIGHT`, of one head of one sequence."""
+    for rows in row_chunks(inputs):
+        scores = attention_scores(rows.q, rows.k, rows.log_fgate, sm_scale=rows.sm_scale)
+        weights = scores[0, 0].softmax(-1)
+        entries = torch.nonzero(weights > LARGE_WEIGHT)
+        values = weights[tuple(entries.T)].tolist()
+        for (query, key), value in zip(entries.tolist(), values, strict=True):
+            yield rows.start + query, key, value

@@ -1,0 +1,123 @@
+"""Scores: of a model as it was trained, pruned at inference only, of masked tokens, and of bags of words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.sparse import hstack
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
+
+from acp_repro.common.gradients import without_gradients
+from acp_repro.pipeline.training.step import autocast
+from acp_repro.pipeline.training.task import Trained
+
+from ..quantities import RIGHT, WRONG
+from ..settings import GATES
+from ..texts import load_labelled
+from ..trained import SCORES, Evaluation, TrainedRetention
+
+PRUNINGS = ("random", "h2o")
+_ROWS = 32
+_WORDS_IN_A_ROW = (1, 2)
+_INVERSE_REGULARIZATION = (1.0, 10.0, 100.0)  # scikit-learn's C
+
+
+def measure_score(trained: TrainedRetention) -> list[dict[str, Any]]:
+    """One record a split and score; tokens are removed as at inference.
+
+    If a score is the share of right answers, ``items_right`` has one character an example, in the set's
+    order. ``items_hash`` is the hash of the set, because runs are compared example by example.
+    """
+    known, records = {"items_hash": trained.texts.labelled.identity[:12]}, []
+    for split in ("dev", "test"):
+        found = trained.evaluate(trained.model, split)
+        for record in _list_scores(found, split=split):
+            right = found.right.get(record["metric"])
+            signs = None if right is None else "".join(RIGHT if each else WRONG for each in right)
+            records.append(record | known | {"items_right": signs})
+    return records
+
+
+def measure_pruned_dense(trained: TrainedRetention) -> list[dict[str, Any]]:
+    """One record a pruning, its place, budget and score, on the test split; ``none`` is the dense model."""
+    plain = trained.evaluate(trained.model, "test")
+    records = _list_scores(plain, pruning="none", pruning_gates="none", pruning_budget=1.0)
+    for gates in GATES:
+        for pruning in PRUNINGS:
+            for budget in trained.measure_settings.budgets:
+                model = trained.pruned(method=pruning, gates=gates, budget=budget)
+                columns = {"pruning": pruning, "pruning_gates": gates, "pruning_budget": budget}
+                records += _list_scores(trained.evaluate(model, "test"), **columns)
+    return records
+
+
+def _list_scores(found: Evaluation, **columns: Any) -> list[dict[str, Any]]:
+    columns |= {"loss_nats": found.loss_nats, "measured_examples": found.examples}
+    columns |= {"kept_share": found.kept_share}
+    return [{**columns, "metric": name, "score_percent": value} for name, value in found.scores.items()]
+
+
+@without_gradients
+def measure_masked_loss(trained: Trained) -> list[dict[str, Any]]:
+    """One record, always with the same masks: the mean loss of a masked token, and the share right."""
+    task, model, draw = trained.task, trained.model.eval(), np.random.default_rng(0)
+    pieces = range(min(task.sequences("heldout"), trained.measure_settings.examples))
+    loss, right, tokens = 0.0, 0, 0
+    for first in range(0, len(pieces), _ROWS):
+        given = task.masked("heldout", list(pieces[first : first + _ROWS]), draw)
+        input_ids, labels = (x.to(trained.device) for x in given)
+        with autocast(trained.device, trained.run.training.dtype):
+            output = model(input_ids=input_ids, labels=labels)
+        masked = labels >= 0
+        loss += float(output.loss) * int(masked.sum())
+        right += int((output.logits.argmax(-1) == labels)[masked].sum())
+        tokens += int(masked.sum())
+    found = {"masked_loss_nats": loss / tokens, "masked_accuracy_percent": 100 * right / tokens}
+    return [found | {"measured_tokens": tokens}]
+
+
+def measure_bag_of_words(trained: Trained) -> list[dict[str, Any]]:
+    """One record a score, length of word sequences and regularization, on the test split."""
+    dataset = trained.run.dataset
+    whole = load_labelled(dataset).splits
+    splits = {split: whole[split] for split in ("train", "test")}
+    classes = {split: [row.number for row in rows] for split, rows in splits.items()}
+    records = []
+    for words in _WORDS_IN_A_ROW:
+        bags = _bags(splits, words, dataset.max_tokens)
+        for strength in _INVERSE_REGULARIZATION:
+            model = OneVsRestClassifier(LogisticRegression(C=strength, solver="liblinear", random_state=0))
+            model.fit(bags["train"], classes["train"])
+            guesses = model.predict(bags["test"]).tolist()
+            records += [
+                {
+                    "split": "test",
+                    "metric": name,
+                    "words_in_a_row": words,
+                    "inverse_regularization": strength,
+                    "score_percent": SCORES[name](classes["test"], guesses),
+                    "measured_examples": len(guesses),
+                }
+                for name in dataset.scores
+            ]
+    return records
+
+
+def _bags(splits: dict[str, list], words: int, longest: int) -> dict[str, Any]:
+    """Of each split a sparse matrix, a row an example; words are weighed as the training split has them."""
+
+    def list_columns(split: str) -> list[list[str]]:
+        rows = splits[split]
+        texts = [" ".join(row.text.split()[:longest]) for row in rows]
+        return [texts, [row.question for row in rows]] if rows[0].question else [texts]
+
+    readers = [TfidfVectorizer(ngram_range=(1, words), sublinear_tf=True) for _ in list_columns("train")]
+    for reader, column in zip(readers, list_columns("train"), strict=True):
+        reader.fit(column)
+    return {
+        split: hstack([r.transform(c) for r, c in zip(readers, list_columns(split), strict=True)], "csr")
+        for split in splits
+    }

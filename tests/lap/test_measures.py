@@ -1,0 +1,113 @@
+"""What the measures of LAP count, and what removal saves of what really runs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from acp_repro.lap.decoder import Decoding
+from acp_repro.lap.encoder import encode_removed
+from acp_repro.pipeline.papers.lap.measure.kept_words import kind_of, measure_kept_words
+from acp_repro.pipeline.papers.lap.measure.removal_time import (
+    SHARES,
+    _compare,
+    held_bytes,
+    measure_removal_time,
+)
+from tests.lap.tiny import TEXTS, model
+from tests.suites import slow_every_other
+
+CPU = torch.device("cpu")
+
+
+def test_what_the_decoder_holds_is_what_is_computed():
+    built = model()
+    memory = built.encode(TEXTS)
+    state = Decoding(built.t5, memory.vectors, memory.mask, 5)
+    tensors = [memory.vectors, *(part for layer in state._memory for part in layer)]
+    assert held_bytes(built, memory.vectors) == sum(t.numel() * t.element_size() for t in tensors)
+
+
+def test_the_blocks_after_a_gate_see_what_is_left(monkeypatch):
+    """Tensors get shorter where a gate drops, and stay as they are where it does not."""
+    built = model()
+    ids = built.token_ids(TEXTS)
+    real, eos = ids != built.t5.config.pad_token_id, ids == built.t5.config.eos_token_id
+    lengths = []
+    for block in built.t5.encoder.block:
+        block.layer[1].register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
+    with torch.no_grad():
+        found = encode_removed(built.t5.encoder, ids, real, eos, built.pruning)
+    gates = built.encode_tokens(ids, "removed").kept.sum(-1).amax(-1).tolist()
+    del lengths[len(built.t5.encoder.block) :]  # of the second encoding
+    assert lengths == [ids.shape[1], gates[0], gates[0], gates[1]]  # gates follow blocks 0 and 2
+    assert found.hidden.shape[1] == gates[1] < gates[0] < ids.shape[1]
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_each_kept_share_is_measured_once(alike):
+    """Also of gates that close all at once, where no bias keeps a half."""
+    built = model()
+    if alike:
+        with torch.no_grad():
+            for block in built.t5.encoder.block:
+                block.layer[0].SelfAttention.o.weight[0] = block.layer[-1].DenseReluDense.wo.weight[0] = 0
+    trained = SimpleNamespace(
+        model=built,
+        device=CPU,
+        task=SimpleNamespace(tokenizer=built.tokenizer),
+        measure_settings=SimpleNamespace(timed_lengths=[16, 24], timed_texts=2, timing_repeats=1),
+        heldout_rows=lambda _: built.token_ids([TEXTS[2]]).tolist(),
+    )
+    rows = measure_removal_time(trained)
+    keys = [(row["method"], row["length_tokens"], row["kept_ratio"]) for row in rows]
+    assert len(set(keys)) == len(keys) == 4 * (1 if alike else len(SHARES))
+    assert (min(row["kept_ratio"] for row in rows) == 1.0) == alike
+
+
+def test_the_order_favours_neither_masks_nor_removal(monkeypatch):
+    built = model()
+    trained = SimpleNamespace(model=built, device=CPU, measure_settings=SimpleNamespace(timing_repeats=3))
+    slow_every_other(monkeypatch)
+    masked, removed = _compare(trained, built, built.token_ids([TEXTS[2]]))
+    for column in ("encoder_ms", "decoder_ms"):
+        assert masked[column] == pytest.approx(removed[column]) == pytest.approx(1020)
+
+
+@pytest.mark.parametrize(
+    ("word", "first", "kind"),
+    [
+        (" cat", False, "word start"),
+        ("cat", False, "word inside"),
+        ("cat", True, "word start"),
+        (" 12", False, "number"),
+        ("12", True, "number"),
+        (".", False, "punctuation"),
+        (" (", False, "punctuation"),
+    ],
+)
+def test_a_word_begins_with_a_space_or_the_text(word, first, kind):
+    assert kind_of(word, first) == kind
+
+
+def test_counts_are_of_the_models_own_choice():
+    built = model()
+    ids = built.token_ids(TEXTS)
+    rows = [[i for i in row if i != built.t5.config.pad_token_id] for row in ids.tolist()]
+    trained = SimpleNamespace(
+        model=built,
+        task=SimpleNamespace(tokenizer=built.tokenizer, rows=lambda split: rows),
+        measure_settings=SimpleNamespace(scored_texts=9),
+        heldout_rows=lambda most: rows[:most],
+        batches=lambda rows: [ids],
+    )
+    records = measure_kept_words(trained)
+    kept = int(built.encode_ids(ids).kept.sum()) - len(rows)  # EOS apart
+    for grouping in ("kind", "frequency", "place"):
+        part = [record for record in records if record["grouping"] == grouping]
+        assert sum(record["tokens"] for record in part) == sum(map(len, rows)) - len(rows)
+        assert sum(record["kept_tokens"] for record in part) == kept
+    shown = [built.tokenizer.tokens(row[:-1]) for row in rows]
+    begins = sum(word.strip() != "," and (not i or word[0] == " ") for r in shown for i, word in enumerate(r))
+    (starts,) = (record for record in records if record["group"] == "word start")
+    assert starts["tokens"] == begins
