@@ -39,8 +39,8 @@ def test_without_the_harness_one_line_says_how_to_get_it(monkeypatch, capsys):
     ("arguments", "message"),
     [
         (["--tasks", "piqqa", "--data-dir", "."], "there is no task 'piqqa'; did you mean piqa?"),
-        (["--tasks", "piqa", "--data-dir", "."], "piqa.jsonl is missing, so piqa cannot be evaluated"),
-        (["--tasks", "piqa", "--data-dir", "nowhere"], "nowhere: no such folder of task data"),
+        (["--tasks", "piqa", "--data-dir", "."], "no lm_eval/piqa.jsonl here, so piqa cannot be evaluated"),
+        (["--tasks", "piqa", "--data-dir", "nowhere"], "nowhere: no lm_eval/piqa.jsonl here"),
         (
             ["--tasks", "copa, piqqa, copaa", "--data-dir", "."],
             "there is no task 'piqqa'; did you mean piqa? there is no task 'copaa'; did you mean copa?",
