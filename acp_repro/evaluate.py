@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from .common.command import choose_device, command, positive, run_command
-from .common.errors import UsageError, UserError
+from .common.errors import UsageError
 from .pipeline.papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
 from .pipeline.papers.acp.evaluation.catalogue import BOOK_TASKS, PAPER_TASKS, check_tokenizer
 
@@ -27,18 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     device = choose_device(options.device)
     checkpoint = Checkpoint.find(options.checkpoint)
-    try:
-        from .pipeline.papers.acp.evaluation.evaluation import (
-            evaluate,
-            harness_model,
-            identity,
-            print_results,
-        )
-        from .pipeline.papers.acp.evaluation.tasks import load_tasks
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"the tasks need the LM Evaluation Harness ({error}); make .venv/installed-eval"
-        ) from None
+    from .pipeline.papers.acp.evaluation.evaluation import evaluate, harness_model, identity, print_results
+    from .pipeline.papers.acp.evaluation.tasks import load_tasks
+
     tokenizer = _tokenizer(checkpoint, options.tokenizer)
     whose = options.tokenizer or str(checkpoint.folder)
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, whose)
