@@ -20,7 +20,7 @@ from acp_repro.common.files import Locked
 from acp_repro.model import ForgettingAttentionCore, FoXConfig, FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs
 from acp_repro.model.fox import FoXBlock, FoXModel
-from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 from acp_repro.pipeline.papers.acp.settings import TrainingConfig
 from acp_repro.pipeline.papers.acp.task import pruned_ratio_per_layer
 from acp_repro.pipeline.suite import load_suite
@@ -323,7 +323,7 @@ def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
         trained_run(bpe.name, "bpe")
     moved = weights.rename(tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "runs")
-    ids = Checkpoint.find(moved).input_ids(16, 64, text="heldout.txt")
+    ids = TextCheckpoint(moved).input_ids(16, 64, text="heldout.txt")
     assert ids.shape == (4, 16)
 
 
