@@ -29,7 +29,7 @@ examples:
   python -m acp_repro.data '{{corpus: text, path: README.md, tokenizer: gpt2}}' --context-length 256"""
 
 
-@command("nothing of this corpus was kept")
+@command("nothing of this corpus was kept", extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s: %(message)s")
@@ -69,7 +69,7 @@ def read_mapping(text: str) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     epilog = EPILOG.format("\n".join(f"  {name:16} {of.summary}" for name, of in CORPORA.items()))
-    parser = described_parser("data", __doc__, as_written=True, epilog=epilog)
+    parser = described_parser("data", __doc__, epilog=epilog)
     add = parser.add_argument
     add(
         "settings",

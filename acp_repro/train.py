@@ -24,7 +24,7 @@ from .pipeline.run import Run
 from .pipeline.suite import load_suite
 
 
-@command("the same command continues from the newest checkpoint, if there is one")
+@command("the same command continues from the newest checkpoint, if there is one", extra="chain")
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     suite = load_suite(options.suite)
@@ -112,7 +112,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = described_parser(
         "train",
         __doc__,
-        as_written=True,
         epilog="Run folders are runs/SUITE/NAME; `python -m acp_repro.suite SUITE` lists the names.\n"
         "Each holds run.json (settings), metrics.jsonl (one line a step) and, when done, model/.\n"
         "Three settings under training in the suite's file can change at any time: compile,\n"

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from acp_repro.common import files
-from acp_repro.common.command import command, run_command
-from acp_repro.common.docs import plain
+from acp_repro.common.command import command, plain, run_command
 from acp_repro.pipeline import plan, state
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.paper import Item, Suite

@@ -9,7 +9,7 @@ from typing import Self
 import tokenizers
 
 from ..common import files
-from ..common.characters import whole_characters
+from ..model.tokenizer import whole_characters
 from .settings import PruningError
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -10,7 +10,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from acp_repro.common.command import command, described_parser, number, run_command
+from acp_repro.common.bounds import Share
+from acp_repro.common.command import bounded, command, described_parser, run_command
 from acp_repro.common.errors import UsageError
 
 DOT = "·"
@@ -119,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     source.add_argument("--text", help="the text itself")
     source.add_argument("--file", type=Path, help="a file with the text")
     add("--question", default="", help="the question, for a model that answers questions about the text")
-    add("--budget", type=number(0, 1), help="share of the tokens to keep (default: the model's own)")
+    add("--budget", type=bounded(Share), help="share of the tokens to keep (default: the model's own)")
     options = parser.parse_args(arguments)
     try:
         text = options.text if options.file is None else options.file.read_text(encoding="utf-8")

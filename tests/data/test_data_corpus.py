@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from acp_repro.data import main
+from acp_repro.model import ByteTokenizer
 from acp_repro.pipeline.data import DataConfig, DataError, default_cache, prepare
 from acp_repro.pipeline.data import corpus as module
 from acp_repro.pipeline.data.corpus import tokenise
 from acp_repro.pipeline.data.sources import Document
-from acp_repro.pipeline.data.tokenizer import ByteTokenizer
 
 BOOKS = Path(__file__).parents[2] / ".." / "shared" / "data" / "books"
 TEXTS = [f"document {i}: " + f"some words of number {i} and {i * i}; " * (i + 3) for i in range(40)]

@@ -13,8 +13,9 @@ from transformers import AutoTokenizer
 import acp_repro.hf
 import acp_repro.model
 from acp_repro import convert, generate, load_pretrained
-from acp_repro.pipeline.data import BPETokenizer, TokenSequences
-from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.model import BPETokenizer
+from acp_repro.pipeline.data import TokenSequences
+from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 from tests.conftest import REPO_ROOT
 
 FOLDER = REPO_ROOT / "pretrained" / "pro-3m-4k-acp"
@@ -42,7 +43,7 @@ def by_transformers(folder) -> list[int]:
 
 def by_inspect(tmp_path, length: int) -> list[int]:
     (tmp_path / "text.txt").write_text(f"{SENTENCE} and the rain fell")
-    ids = Checkpoint.find(FOLDER).input_ids(length, length, text=tmp_path / "text.txt")
+    ids = TextCheckpoint(FOLDER).input_ids(length, length, text=tmp_path / "text.txt")
     return ids[0].tolist()
 
 

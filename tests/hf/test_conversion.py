@@ -17,8 +17,7 @@ import acp_repro.hf
 from acp_repro.convert import main
 from acp_repro.hf.conversion import byte_characters
 from acp_repro.hf.tokenization import escape, unescape
-from acp_repro.model import load_pretrained
-from acp_repro.pipeline.data import BPETokenizer, ByteTokenizer
+from acp_repro.model import BPETokenizer, ByteTokenizer, load_pretrained
 from tests.conftest import REPO_ROOT
 
 from .tiny import saved

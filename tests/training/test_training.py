@@ -20,7 +20,7 @@ from acp_repro.common.files import Locked
 from acp_repro.model import ForgettingAttentionCore, FoXConfig, FoXForCausalLM
 from acp_repro.model.capture import AttentionInputs
 from acp_repro.model.fox import FoXBlock, FoXModel
-from acp_repro.pipeline.papers.acp.checkpoint_folder import Checkpoint
+from acp_repro.pipeline.papers.acp.checkpoint_folder import TextCheckpoint
 from acp_repro.pipeline.papers.acp.settings import TrainingConfig
 from acp_repro.pipeline.papers.acp.task import pruned_ratio_per_layer
 from acp_repro.pipeline.suite import load_suite
@@ -29,7 +29,7 @@ from acp_repro.pipeline.training.checkpoint import CheckpointError, save_checkpo
 from acp_repro.pipeline.training.optimizer import make_optimizer, warmup_and_cosine
 from acp_repro.pipeline.training.prefetch import Prefetcher
 from acp_repro.pipeline.training.run_folder import TrainingError, is_done
-from acp_repro.pipeline.training.step import compile_blocks, eager
+from acp_repro.pipeline.training.step import eager
 from tests.suites import YAML, train_run, trained_run, write_suite
 from tests.training.ranks import train_on
 
@@ -299,26 +299,6 @@ def test_a_nan_stops_the_run(run, monkeypatch, spoil, device, said):
     assert not is_done(run) and not run.weights_file.exists()
 
 
-def test_compiled_blocks_train_as_others_do():
-    """One graph without breaks; here without code generation, which takes minutes on a CPU."""
-    config = FoXConfig.pro(
-        vocab_size=20, hidden_size=32, num_hidden_layers=3, num_heads=2, log_pruning_tolerance=-10.0
-    )
-    ids = torch.arange(70).view(1, 70) % 20
-    results = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model = FoXForCausalLM(config, gradient_checkpointing=True)
-        names = list(model.state_dict())
-        if compiled:
-            compile_blocks(model.model.layers, backend="aot_eager")
-        assert list(model.state_dict()) == names
-        model.loss_per_token(ids, ids).mean().backward()
-        results.append({n: p.grad for n, p in model.named_parameters()})
-    for name, gradient in results[0].items():
-        torch.testing.assert_close(results[1][name], gradient, rtol=1e-4, atol=1e-6)
-
-
 def test_metrics_say_what_a_person_watches(run):
     train_run(run, watch_every=2)
     lines = [json.loads(x) for x in (run.folder / "metrics.jsonl").read_text().splitlines()]
@@ -343,7 +323,7 @@ def test_a_tokenizer_lies_beside_the_weights(run, tmp_path):
         trained_run(bpe.name, "bpe")
     moved = weights.rename(tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "runs")
-    ids = Checkpoint.find(moved).input_ids(16, 64, text="heldout.txt")
+    ids = TextCheckpoint(moved).input_ids(16, 64, text="heldout.txt")
     assert ids.shape == (4, 16)
 
 

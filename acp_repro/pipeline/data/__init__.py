@@ -1,4 +1,4 @@
-"""Corpora, tokenisers and token sequences.
+"""Corpora and token sequences.
 
     corpus = prepare({"corpus": "stdlib", "tokenizer": "bytes"})
     train = corpus.sequences("train", context_length=1024, seed=0)
@@ -17,7 +17,6 @@ _MODULES = {
     "longcrawl64": ["LongCrawl64"],
     "sequences": ["Sequences", "TokenSequences"],
     "sources": ["SampleSource", "sample_text"],
-    "tokenizer": ["BPETokenizer", "ByteTokenizer"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)

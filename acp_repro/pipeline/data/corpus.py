@@ -15,23 +15,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from acp_repro.common.cores import usable_cores
+from acp_repro.common.command import usable_cores
+from acp_repro.model.tokenizer import TOKENIZER_FILE, BPETokenizer, ByteTokenizer, Tokenizer
 from acp_repro.pipeline.data.cache import Entry, EntryWriter, default_cache, open_or_build
 from acp_repro.pipeline.data.config import DEFAULT_HELDOUT, DataConfig
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.longcrawl64 import LongCrawl64
 from acp_repro.pipeline.data.sequences import TokenSequences
 from acp_repro.pipeline.data.sources import Document, TextSource, cut_tail, is_heldout
-from acp_repro.pipeline.data.tokenizer import (
-    TOKENIZER_FILE,
-    BPETokenizer,
-    ByteTokenizer,
-    Tokenizer,
-    gpt2_json,
-    read_json,
-    save_json,
-    train_bpe,
-)
+from acp_repro.pipeline.data.tokenizer import gpt2_json, read_json, save_json, train_bpe
 
 FORMAT = 1  # raise it if the same text would give other files
 SPLITS = ("train", "heldout")

@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from acp_repro.model import BPETokenizer
 from acp_repro.pipeline.data.config import GPT2_VOCAB_SIZE, DataConfig
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.data.sequences import Sequences
-from acp_repro.pipeline.data.tokenizer import BPETokenizer, gpt2_json, read_json, save_json
+from acp_repro.pipeline.data.tokenizer import gpt2_json, read_json, save_json
 
 _log = logging.getLogger(__name__)
 _REMEMBERED_BYTES = 256 << 20  # of decoded chunks, for each array

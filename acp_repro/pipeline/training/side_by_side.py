@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ...common.cores import usable_cores
+from ...common.command import usable_cores
 from ...common.errors import UserError
 from ..paper import Suite
 from ..run import Run
