@@ -1,4 +1,4 @@
 """Records to figures and tables: pandas in, matplotlib out, never torch.
 
-python -m analysis.acp.figure2 --suite cpu
+python -m analysis figure2 --suite cpu
 """

@@ -57,7 +57,7 @@ def make_run(file, suite, where, *, width, seed):
 PAPER = Paper(
     name="toy", title="Toys that <Learn>", url="https://example.org/toys", file=File, suite=Suite,
     make_run=make_run, run_columns=("width", "seed"),
-    measures="toy", measured=("error",), contents=("figure1",),
+    measures="toy", measured=("error",),
     task="toy.task:ToyTask", analysis="toy",
 )
 """
@@ -98,8 +98,6 @@ QUANTITY = Quantity("error", ("squared_error",), measure)
 FIGURE = '''
 """Error against width."""
 
-from acp_repro.pipeline.paper import Claim, Item
-from analysis import drawing
 from analysis.verdict import Verdict
 
 
@@ -114,13 +112,14 @@ def make(found):
 def learns(error):
     return Verdict.of((error["squared_error"] < 0.1).all(), f"at <most> {error['squared_error'].max():.2g}")
 
-
-CLAIMS = (Claim("Toys learn", "Section 1: they do", "the error is under 0.1", ("error",), learns),)
-ITEMS = (Item("figure1", "Error against width", ("error",), claims=CLAIMS),)
-
-if __name__ == "__main__":
-    drawing.main(globals())
 '''
+ITEMS = """
+from acp_repro.pipeline.paper import Claim, Item
+from toy import figure1
+
+CLAIM = Claim("Toys learn", "Section 1: they do", "the error is under 0.1", ("error",), figure1.learns)
+ITEMS = (Item("figure1", figure1.make, "Error against width", ("error",), claims=(CLAIM,)),)
+"""
 YAML = "description: a toy\npaper: toy\ngrid:\n  - {width: [3, 7]}\n"
 
 
@@ -130,7 +129,7 @@ def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
     package = folder / "site" / "toy"
     package.mkdir(parents=True)
-    modules = {"paper": PAPER, "task": TASK, "error": ERROR, "figure1": FIGURE}
+    modules = {"paper": PAPER, "task": TASK, "error": ERROR, "figure1": FIGURE, "items": ITEMS}
     for name, text in {"__init__": "", **modules}.items():
         (package / f"{name}.py").write_text(text)
     info = folder / "site" / "toy-1.0.dist-info"
@@ -179,7 +178,11 @@ def test_the_whole_chain_of_a_paper_from_elsewhere(work):
     assert "Toys learn" in page and "✓ met" in page and "width7-seed0" in page
     assert "FoX" not in page and "Forgetting" not in page
     again = run(work, "make", "report", "SUITE=toy")
-    assert "acp_repro.train" not in again and "acp_repro.measure" not in again and "toy.figure1" not in again
+    assert (
+        "acp_repro.train" not in again
+        and "acp_repro.measure" not in again
+        and "analysis figure1" not in again
+    )
 
 
 @pytest.mark.slow
@@ -191,7 +194,7 @@ def test_make_takes_the_file_of_a_suite_and_writes_nothing_beside_it(work, tmp_p
     assert f"make figure1 SUITE={file}<" in (work / "figures/my.own/report.html").read_text()
     assert list(tmp_path.iterdir()) == [file]
     again = run(work, "make", "report", f"SUITE={file}")
-    assert "acp_repro" not in again and "toy.figure1" not in again
+    assert "acp_repro" not in again and "analysis figure1" not in again
     assert "rm -rf runs/my.own " in run(work, "make", "clean", f"SUITE={tmp_path}/my.own.yaml")
 
 

@@ -1,6 +1,6 @@
 """What the chain knows of a paper: its runs, what is measured on them, and what is drawn from that.
 
-One :class:`Paper` object leads to all of it. Each figure, table and quantity has its own file, which is
+One :class:`Paper` object leads to all of it. What draws and judges is declared in the analysis and is
 imported when it is needed. Make's rules, the default choice of the measure command, the report, `make help`
 and the errors are made from it. None of this imports torch or a drawing library.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,8 +195,6 @@ class Claim:
         test: ``FILE::FUNCTION``, which shows what needs no record: what is proved or follows from a formula.
         refuted: what the test shows instead, if the paper is wrong as printed.
         untested: why it cannot be judged here.
-        control: whether it is not a claim of the paper, but a check that other claims on the same records can
-            be judged.
     """
 
     claim: str
@@ -210,17 +207,17 @@ class Claim:
     test: str = ""
     refuted: str = ""
     untested: str = ""
-    control: bool = False
 
 
 @dataclass(frozen=True)
 class Item:
     """A figure or table: ``make NAME`` draws ``figures/SUITE/NAME.png`` (a table: ``.md``).
 
-    It is an entry of ``ITEMS`` in a module of the paper's analysis, beside ``make`` that draws it.
+    It is an entry of ``ITEMS`` in ``items`` of the paper's analysis.
 
     Attributes:
         name: ``figure2``, ``table4``; the target of Make and the stem of the files.
+        make: ``make(found)`` draws it: gives a figure or an ``analysis.drawing.Table``, and the caption.
         title: for the report and ``make help``.
         quantities: the records that it is drawn from.
         runs: the runs of the suite that it is drawn from. Each needs all records that are about it.
@@ -232,6 +229,7 @@ class Item:
     """
 
     name: str
+    make: Callable[..., Any]
     title: str
     quantities: tuple[str, ...] = ()
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
@@ -313,12 +311,11 @@ class Paper:
         run_columns: columns of every record that identify its run; keys of ``Run.columns()``.
         measures: the package of its quantities, a module for each.
         measured: the names of its quantities, in the order in which they are measured.
-        contents: the names of its figures and tables, in the order in which they are shown.
         task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's task.
             Imported when something is trained.
-        analysis: the package of its figures and tables: each is in a module whose name begins with ``figure``
-            or ``table``. It may also have ``text_claims``, whose ``CLAIMS`` are the paper's other statements,
-            and ``models``, which describes its models in the report (see ``analysis.report.gather``).
+        analysis: the package of its figures and tables. Its module ``items`` has ``ITEMS`` in their order,
+            and may have ``CLAIMS``, the paper's other statements. Its module ``models``, if there is one,
+            describes its models in the report (see ``analysis.report.gather``).
         pages: what is made from weights, without a record.
     """
 
@@ -331,43 +328,28 @@ class Paper:
     run_columns: tuple[str, ...]
     measures: str
     measured: tuple[str, ...]
-    contents: tuple[str, ...]
     task: str
     analysis: str
     pages: tuple[Page, ...] = ()
 
     @functools.cached_property
-    def _placed(self) -> dict[str, tuple[Item, ModuleType]]:
-        """Each item with its module; imports them all."""
-        package = self.part()
-        if package is None:
+    def items(self) -> tuple[Item, ...]:
+        """Its figures and tables."""
+        if (declared := self.part("items")) is None:
             raise SuiteError(
                 f"paper {self.name}: the package of its figures, {self.analysis}, is not here; run from the "
                 "project's folder"
             )
-        stems = [module.name for module in pkgutil.iter_modules(package.__path__)]
-        modules = [self.part(stem) for stem in stems if stem.startswith(("figure", "table"))]
-        placed = {item.name: (item, drawn) for drawn in modules for item in getattr(drawn, "ITEMS", ())}
-        if other := set(placed) ^ set(self.contents):
-            raise SuiteError(
-                f"paper {self.name}: {', '.join(sorted(other))}: must be in its contents, and in ITEMS of "
-                f"a module figure* or table* of {self.analysis}"
-            )
-        return {name: placed[name] for name in self.contents}
+        return declared.ITEMS
 
     @property
-    def items(self) -> tuple[Item, ...]:
-        """Its figures and tables, collected from the modules of ``analysis``."""
-        return tuple(item for item, _ in self._placed.values())
-
-    @functools.cached_property
     def claims(self) -> tuple[Claim, ...]:
         """Its statements besides figures and tables, in its own order."""
-        return getattr(self.part("text_claims"), "CLAIMS", ())
+        return getattr(self.part("items"), "CLAIMS", ())
 
-    def part(self, name: str = "") -> ModuleType | None:
-        """A module of ``analysis``, or the package itself; None if there is none of that name."""
-        full = f"{self.analysis}.{name}" if name else self.analysis
+    def part(self, name: str) -> ModuleType | None:
+        """A module of ``analysis``; None if there is none of that name."""
+        full = f"{self.analysis}.{name}"
         try:
             found = importlib.util.find_spec(full)
         except ModuleNotFoundError:  # nor its parent package
@@ -395,17 +377,10 @@ class Paper:
         Raises:
             UnknownName: the paper has no such figure or table.
         """
-        self.check_item(name)
-        return self._placed[name][0]
-
-    def check_item(self, name: str) -> None:
-        """Checks a name as :meth:`item` does, but imports nothing.
-
-        Raises:
-            UnknownName: the paper has no such figure or table.
-        """
-        if name not in self.contents:
-            raise UnknownName.among(f"paper {self.name} has no item {name!r}", name, self.contents)
+        known = {item.name: item for item in self.items}
+        if name not in known:
+            raise UnknownName.among(f"paper {self.name} has no item {name!r}", name, known)
+        return known[name]
 
     def required(self, names: Iterable[str]) -> list[str]:
         """Those quantities of ``names`` without which nothing is drawn or judged."""
@@ -418,16 +393,6 @@ class Paper:
     def load_task(self) -> Callable[[Run], Any]:
         """The function that makes the task of a run; imports torch."""
         return _named(self.task)
-
-    def module_of(self, item: Item) -> ModuleType:
-        """The module that defines an item."""
-        return self._placed[item.name][1]
-
-    def draw_command(self, item: Item) -> str:
-        """The arguments of ``python -m`` that draw an item: its module, and its name if the module's name
-        differs."""
-        module = self.module_of(item).__name__
-        return module if module.endswith(f".{item.name}") else f"{module} {item.name}"
 
 
 def _named(place: str) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
+from acp_repro.pipeline.papers.acp.cost import attention_share_of_flops
+
 from .. import style
 from ..tables import one_each
 from ..verdict import Verdict
 from . import models
 
-LONGER = "Abstract: longer context lengths yield greater computational savings"
-NOT_BY_THE_GRID = "and no smaller share of what the grid of blocks allows"
+SHARE_POINTS = 2.0  # what "roughly" is taken to mean of attention's share of all FLOPs
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -51,3 +52,15 @@ def grows(table: pd.DataFrame, sign: str = "") -> Verdict:
         met = met and all((rows["of_grid_percent"].diff().iloc[1:] >= 0).all() for rows in several)
     where = " past the start of training" if len(deciding) < len(table) else ""
     return Verdict.of(met, words + ("" if several else f" (one context length only{where})"))
+
+
+def attention_share() -> Verdict:
+    """Met if the formula gives attention the shares that the paper prints, within :data:`SHARE_POINTS`."""
+    table = models.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
+    table = table.astype({"context_length_tokens": int})
+    percent = [
+        100 * attention_share_of_flops(models.paper_size(row.size), row.context_length_tokens)
+        for row in table.itertuples()
+    ]
+    met = ((table["low"] - percent).abs() <= SHARE_POINTS).all()
+    return Verdict.of(bool(met), listed(table.assign(percent=percent), digits=1))

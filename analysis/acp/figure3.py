@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from acp_repro.common.statistics import equivalence, over_draws
-from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each
@@ -197,59 +196,3 @@ def losses_match(loss: pd.DataFrame) -> Verdict:
     found = equivalence(estimate, LOSS_WITHIN_NATS)
     mean = f"mean of {len(counted)} pairs {estimate.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] (90 %)"
     return Verdict.of(found.shown, f"{ours}; {mean}, margin {LOSS_WITHIN_NATS:g}{note}")
-
-
-_CRITERION = (
-    "two one-sided tests at 5 % show that the mean difference of held-out losses is under "
-    f"{LOSS_WITHIN_NATS} nats a token. The unit of the tests is a pair of trainings. A pair with two "
-    "versions of the code, marked †, is not counted. The margin is half of the largest difference between "
-    "the paper's own pairs on Wikitext (Tables 1 and 3, in nats a word). Half, because a word is fewer than "
-    "two tokens. The claim fails where the opposite test shows more. With one pair, or two of the same bits, "
-    "it cannot be told"
-)
-_MATCH = "Section 4.2: the curves almost match exactly, within the expected variance across runs"
-CLAIMS = (Claim("ACP does not change the loss", _MATCH, _CRITERION, ("loss",), losses_match),)
-EVERY_PAIR = Claim(
-    "ACP does not change the loss, all pairs together",
-    _MATCH,
-    f"the pairs of Figures 3, 8 and 11 of all suites are one sample. T{_CRITERION[1:]}",
-    ("loss",),
-    losses_match,
-    item="figure3",
-    pooled=True,
-)
-
-QUANTITIES = ("loss", "loss_curve")
-ITEMS = (
-    Item(
-        "figure3",
-        "Loss with and without ACP, FoX (Pro)",
-        QUANTITIES,
-        lambda suite: suite.pairs("pro", True),
-        "FoX (Pro) both with ACP and exact",
-        CLAIMS,
-        ("760M", 16384),
-    ),
-    Item(
-        "figure8",
-        "Loss with and without ACP, further sizes of FoX (Pro)",
-        QUANTITIES,
-        lambda suite: suite.pairs("pro", False),
-        "a second size of FoX (Pro) both with ACP and exact",
-        CLAIMS,
-        ("360M", 16384),
-    ),
-    Item(
-        "figure11",
-        "Loss with and without ACP, FoX (LLaMA)",
-        QUANTITIES,
-        lambda suite: suite.pairs("llama"),
-        "FoX (LLaMA) both with ACP and exact",
-        CLAIMS,
-        ("760M", 16384),
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from acp_repro.common.grid import GLOBAL, LOCAL, head_kind, largest_pruned_ratio
-from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import UnfitRecords, one_each
@@ -194,39 +193,3 @@ def most_heads_local(pruned_ratio: pd.DataFrame) -> Verdict:
         return TOO_COARSE
     local = head_kinds(pruned_ratio) == "local"
     return Verdict.of(bool(local.mean() > 0.5), f"{local.sum()} of {len(local)} heads")
-
-
-KINDS_IN_WORDS = (
-    f"A head is local if {100 * LOCAL:g} % or more of what the grid of blocks allows is pruned. It is "
-    f"global if under {100 * GLOBAL:g} % of it is"
-)
-ITEMS = (
-    Item(
-        "figure4",
-        "Savings of single heads",
-        ("pruned_ratio",),
-        lambda suite: [suite.heads_run],
-        claims=(
-            Claim(
-                "Heads are either local or global",
-                "Section 4.3: a clear bimodal pattern, most heads are local or global",
-                "there are local and global heads, and together they are more than the heads between. "
-                f"{KINDS_IN_WORDS}",
-                ("pruned_ratio",),
-                heads_bimodal,
-            ),
-            Claim(
-                "Most heads are local",
-                "Section 4.3: a majority of the heads are local heads",
-                f"more than half of the heads are local. {KINDS_IN_WORDS}",
-                ("pruned_ratio",),
-                most_heads_local,
-            ),
-        ),
-        paper_model=("760M", 4096),
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

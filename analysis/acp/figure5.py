@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, holm, homogeneity
-from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..verdict import Status, Verdict
@@ -17,7 +16,6 @@ from .figure4 import (
     BINS,
     EDGES,
     KINDS,
-    KINDS_IN_WORDS,
     LIMIT_LINE,
     TOO_COARSE,
     WORDS,
@@ -133,47 +131,3 @@ def local_and_global_heads(pruned_ratio: pd.DataFrame) -> Verdict:
     least = f"local heads prune {100 * local.min():.1f} % of their blocks or more"
     heads = "1 head prunes" if none == 1 else f"{none} heads prune"
     return Verdict.of(bool(local.min() > 0.5) and none > 0, f"{least}; {heads} none")
-
-
-ITEMS = (
-    Item(
-        "figure5",
-        "Savings of single heads in each layer",
-        ("pruned_ratio",),
-        lambda suite: [suite.heads_run],
-        claims=(
-            Claim(
-                "In the first two layers all heads are local",
-                "Section 4.3, Figure 5",
-                f"every head of the first two layers is local. {KINDS_IN_WORDS}",
-                ("pruned_ratio",),
-                first_layers_local,
-            ),
-        ),
-        paper_model=("760M", 4096),
-    ),
-)
-LIKE_THE_MODEL = Claim(
-    "Layers are like the whole model, but for the first two",
-    "Section 4.3: the distribution for each layer matches the distribution for the entire model",
-    "in every run with ACP past the start of training the kinds of heads (local, global, between) differ "
-    "little between the layers past the second. The 95 % upper bound of the effect is under "
-    f"{LAYERS_EFFECT:g} (Cohen's w; a medium effect). The claim fails where in one of the other runs heads "
-    "that are shuffled among these layers differ as much in fewer than 5 % of cases, after Holm's correction "
-    "for these runs. Where neither is so, layers have too few heads, and it cannot be told",
-    ("pruned_ratio",),
-    layers_match_model,
-    item="figure2",
-)
-PRUNE_MOST_OR_NONE = Claim(
-    "Local heads prune most blocks, and a global head none",
-    "Section 4.3, Figure 6: local heads, most off-diagonal blocks pruned; a global head, none",
-    "every local head prunes more than half of its blocks, and at least one head prunes none",
-    ("pruned_ratio",),
-    local_and_global_heads,
-    item="figure5",
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

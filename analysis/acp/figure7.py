@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Status, Verdict
@@ -168,50 +166,3 @@ def _swept(epsilon_sweep: pd.DataFrame) -> pd.DataFrame:
 
 def _e_to(exponent: float) -> str:
     return f"$e^{{{exponent:g}}}$"
-
-
-ITEMS = (
-    Item(
-        "figure7",
-        "Savings against epsilon",
-        ("epsilon_sweep",),
-        lambda suite: [suite.sweep_run],
-        claims=(
-            Claim(
-                "Savings fall with epsilon",
-                "Section 4.3: with smaller epsilon the computational savings decrease",
-                "no smaller epsilon prunes more, and the smallest prunes less than the largest",
-                ("epsilon_sweep",),
-                savings_fall_with_epsilon,
-            ),
-            Claim(
-                "A larger epsilon gains only marginally",
-                "Section 4.3: marginal gain from $e^{-1}$ over the default $e^{-10}$",
-                f"$e^{{-1}}$ prunes less than {sweeps.MARGINAL_POINTS:g} percentage points more than "
-                "$e^{-10}$",
-                ("epsilon_sweep",),
-                default_nearly_optimal,
-            ),
-            Claim(
-                "Pruning at $e^{-10}$ does not change the loss",
-                "Section 3: the impact of ACP on attention outputs is negligible",
-                f"the loss at $e^{{-10}}$ is within {SAME_LOSS_NATS:g} nats of the loss at the smallest "
-                "epsilon",
-                ("epsilon_sweep",),
-                loss_unmoved,
-            ),
-            Claim(
-                "The pruned attention weight stays below every epsilon",
-                sweeps.APPENDIX_A,
-                "at every epsilon of the sweep the largest pruned mass of any row is below it",
-                ("epsilon_sweep",),
-                swept_mass_below_epsilon,
-            ),
-        ),
-        paper_model=("125M", 16384),
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from acp_repro.common.grid import largest_pruned_ratio
-from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..tables import one_each
@@ -71,28 +70,3 @@ def block_size_negligible(block_size: pd.DataFrame) -> Verdict:
         return Verdict(Status.UNDECIDED, "blocks of 32 or of 64 are not measured")
     met = abs(percent[32] - percent[64]) < MARGINAL_POINTS
     return Verdict.of(bool(met), ", ".join(f"{share:.1f} % at {size}" for size, share in percent.items()))
-
-
-ITEMS = (
-    Item(
-        "figureA2",
-        "What the size of blocks costs",
-        ("block_size",),
-        lambda suite: [suite.sweep_run],
-        claims=(
-            Claim(
-                "The block size hardly matters",
-                "Appendix B: blocks are much smaller than the sequence, so the difference is negligible",
-                f"savings with blocks of 32 and of 64 differ by less than {MARGINAL_POINTS:g} percentage "
-                "points",
-                ("block_size",),
-                block_size_negligible,
-            ),
-        ),
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

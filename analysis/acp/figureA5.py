@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..verdict import Status, Verdict
 from . import models, training_logs
@@ -159,30 +157,3 @@ def throughput_settles(training_log: pd.DataFrame) -> Verdict:
             Status.SHORT, f"{ours} (the first is {slower:.1f} % faster, not over {SETTLED_PERCENT:g} %)"
         )
     return Verdict(Status.MET, ours)
-
-
-ITEMS = (
-    Item(
-        "figureA5",
-        "Pruned share and loss against tokens trained",
-        ("training_log",),
-        lambda suite: suite.longest_trained,
-        "FoX (Pro) with ACP that it trains",
-        paper_model=("125M", 16384),
-        ours=True,
-    ),
-)
-SETTLES = Claim(
-    "Throughput falls at the beginning of training and then stays level",
-    "Section 4.1: decreases for a short period at the beginning of training and then plateaus",
-    f"with ACP the first tenth of a training is faster than the last by more than {SETTLED_PERCENT:g} %. No "
-    f"tenth of its second half is further than {SETTLED_PERCENT:g} % from the last. Speeds are medians of "
-    "steps. A smaller fall, which is yet more than the second half varies, is one of another size",
-    ("training_log",),
-    throughput_settles,
-    item="figureA5",
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Status, Verdict, in_range
@@ -168,47 +166,3 @@ def _saved(row) -> str:
 def _in_words(table: pd.DataFrame, words) -> str:
     lengths = [(row, f"{row.Index[0]} x {style.length_label(row.Index[1])}") for row in table.itertuples()]
     return "; ".join(f"{where}: {words(row)}" for row, where in lengths)
-
-
-ITEMS = (
-    Item("figure_decode", "Time and memory of a decoding step", ("decode_time",), ours=True, extra=True),
-)
-SHRINKS = Claim(
-    "Dropping pruned keys and values saves memory while decoding",
-    "Appendix F and Section 6: thus reducing memory consumption and memory accesses",
-    "at every batch and length the cache of a whole model allocates fewer bytes with ACP. The gates are "
-    "drawn so that two heads in three are local",
-    ("decode_time",),
-    cache_shrinks,
-    item="figure_decode",
-)
-SPED_UP = Claim(
-    "Attention takes 50 % to 60 % less time in a decoding step",
-    "=decoding.attention_time_reduction",
-    "the time of attention falls by the paper's range. Batches have at least 16 prompts of at least 16k "
-    "tokens. The gates are drawn so that two heads in three are local",
-    ("decode_time",),
-    decoding_attention_sped_up,
-    item="figure_decode",
-)
-GAINS_GROW = Claim(
-    "Attention in decoding gains most with long prefill and large batches",
-    "Appendix F: wall-clock time improvement is most obvious there",
-    "ACP saves a larger share of attention's time for the longer of two prompts of one batch. The same "
-    "holds for the larger of two batches of one prompt. A share that is less than a tenth smaller counts too",
-    ("decode_time",),
-    decoding_gains_grow,
-    item="figure_decode",
-)
-NOT_FASTER = Claim(
-    "Decoding as a whole is not clearly faster",
-    "Appendix F: no clear improvement in end-to-end decoding throughput, as kernel launches bound it",
-    "no whole step is more than a tenth faster with ACP",
-    ("decode_time",),
-    decoding_not_faster,
-    item="figure_decode",
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

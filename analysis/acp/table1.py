@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL
-from acp_repro.pipeline.paper import Claim, Item
 from acp_repro.pipeline.papers.acp.evaluation.catalogue import COLUMNS, PAPER_TASKS, Column
 from acp_repro.pipeline.papers.acp.evaluation.local_files import FILES
 
@@ -244,56 +243,3 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
     )
     ours = "; ".join(filter(None, (f"{counts}: {each}" if each else counts, unlike)))
     return Verdict.of(True if len(other) else None, ours)
-
-
-CLAIMS = (
-    Claim(
-        "ACP does not change downstream results",
-        "Section 4.2: the downstream task performances of models with and without ACP are similar",
-        "in every column two one-sided tests at 5 %, with Holm's correction for all columns, show a mean "
-        "difference smaller than the largest of the paper's own pairs in that column. The unit of the tests "
-        "is a pair of trainings. A pair with two versions of the code is not counted. Accuracies of which no "
-        "exact model is better than guessing are left out, and the perplexities of their tasks, and those "
-        "above the size of the vocabulary. The claim fails where the opposite test shows more in a column, "
-        "with the same correction. With one pair, with two of the same bits, or with fewer than half of the "
-        "columns left, it cannot be told",
-        ("lm_eval_items",),
-        tasks_match,
-    ),
-)
-SEEDS_DIFFER = Claim(
-    "Downstream results vary between seeds of one setting",
-    "Section 4.2, of Madaan et al. (2024): high variance across training runs",
-    "a column differs between two seeds of one setting by more than chance. A paired test over the same "
-    f"items must give p < {paired.TASKS_P_VALUE:g} after Holm's correction for all columns and settings. "
-    "Where no column differs, it cannot be told",
-    ("lm_eval_items",),
-    seeds_differ,
-    item="table1",
-)
-
-QUANTITIES = ("lm_eval", "lm_eval_items")
-ITEMS = (
-    Item(
-        "table1",
-        "LM evaluation harness, FoX (Pro)",
-        QUANTITIES,
-        lambda suite: suite.evaluated("pro"),
-        "FoX (Pro) with ACP",
-        CLAIMS,
-        ("760M", 16384),
-    ),
-    Item(
-        "table3",
-        "LM evaluation harness, FoX (LLaMA)",
-        QUANTITIES,
-        lambda suite: suite.evaluated("llama"),
-        "FoX (LLaMA) with ACP",
-        CLAIMS,
-        ("760M", 16384),
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, in_range
@@ -69,28 +67,3 @@ def search_is_cheap(attention_time: pd.DataFrame) -> Verdict:
     low, high = models.PUBLISHED.range("table4", "boundary_search_share")
     ours = by_length.listed(table, digits=1)
     return in_range(models.settled(table)["percent"], low, high, ours, less_is_better=True)
-
-
-ITEMS = (
-    Item(
-        "table4",
-        "Time spent on the boundary search",
-        ("attention_time",),
-        lambda suite: suite.with_acp("pro"),
-        "FoX (Pro) with ACP",
-        (
-            Claim(
-                "The boundary search is cheap",
-                "=boundary_search_share",
-                "at every size and context length it takes 2 to 6 % of the attention time",
-                ("attention_time",),
-                search_is_cheap,
-            ),
-        ),
-        ("760M", 16384),
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from acp_repro.common.statistics import interval
-from acp_repro.pipeline.paper import Item
 
 from .. import drawing, style
 from . import needle_facts, needle_statistics, versions
@@ -152,19 +151,3 @@ def _both(table: pd.DataFrame, column: str, form: str) -> pd.Series:
     names = [column.format(method) for method in needle_statistics.METHODS]
     acp, exact = (table.reindex(columns=names)[name].map(form.format).replace("nan", "–") for name in names)
     return acp + " / " + exact
-
-
-ITEMS = (
-    Item(
-        "tableA1",
-        "Every pair trained with needles",
-        ("needle", "needle_facts", "step_losses"),
-        lambda suite: suite.needle_trainings,
-        "a pair that trains with needles (needle_share), with ACP and exact",
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

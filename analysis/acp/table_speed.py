@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import UnfitRecords, side_by_side
 from ..verdict import Verdict, in_range
@@ -133,33 +131,3 @@ def _judge(table: pd.DataFrame, quantity: str, theirs: str, more: str = "", sign
 
 
 DRAWN = f"gates are drawn so that {_range(SHARE_PERCENT)} % of the blocks are pruned."
-ITEMS = (
-    Item(
-        "table_speed",
-        "Speed at the paper's pruned share",
-        ("kernel_time", "training_step"),
-        claims=(
-            Claim(
-                "At the paper's pruned share attention takes 50 % to 70 % less time",
-                "=figure2.attention_time_reduction",
-                f"{DRAWN} Our attention saves 50 to 70 % at every context length, forward and backward",
-                ("kernel_time",),
-                attention_saved,
-            ),
-            Claim(
-                "At the paper's pruned share training throughput rises by 10 % to 40 %",
-                "=figure2.throughput_gain",
-                f"{DRAWN} Our training gains 10 to 40 % at every context length, with and without gradient "
-                "checkpointing",
-                ("training_step",),
-                training_sped_up,
-            ),
-        ),
-        ours=True,
-        extra=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

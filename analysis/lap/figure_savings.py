@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import side_by_side
 from ..verdict import Status, Verdict
@@ -171,42 +169,3 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
         for c in columns
     )
     return Verdict.of(all(worst[c] < 1 and of_all[c] <= LESS for c in columns), ours)
-
-
-_EFFICIENT = "Section Conclusion: the model becomes more efficient"
-_LESS = (
-    f". This holds wherever at most {FASTER_BELOW:.0%} of the tokens are kept, and each is at most {LESS} of "
-    "what the same form needs if all tokens are kept"
-)
-_TIME = (
-    f"{_LESS}. From the shortest texts to the longest, time must grow at least half as fast as the tokens. "
-    "Where it does not, the host sets the pace, and time cannot be told"
-)
-CLAIMS = tuple(
-    Claim(f"Dropping tokens saves the {what}", _EFFICIENT, criterion, ("removal_time",), check)
-    for what, criterion, check in (
-        ("encoder time", f"the encoder with removal is faster than with masks{_TIME}", encoder_time),
-        ("encoder memory", f"with removal its peak is lower than with masks{_LESS}", encoder_memory),
-        ("decoder time", f"the decoder with removal is faster than with masks{_TIME}", decoder_time),
-        (
-            "decoder memory",
-            f"with removal it needs less than with masks, at its peak and from token to token{_LESS}",
-            decoder_memory,
-        ),
-    )
-)
-
-ITEMS = (
-    Item(
-        "figure_savings",
-        "What removal saves",
-        ("removal_time",),
-        lambda suite: [suite.main_run],
-        claims=CLAIMS,
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.paper import Item
 from acp_repro.pipeline.papers.lap.measure.attribution import SHOWN
 
 from .. import drawing, style
@@ -73,17 +72,3 @@ each token that the model writes from memory alone. The text is the first of {be
 {len(matches)} short held-out ones. {kept} of its {tokens} tokens are kept. Rows are in the order of the text.
 {style.provenance(records)}"""
     return draw(first), caption
-
-
-ITEMS = (
-    Item(
-        "figure_shap",
-        "Which vector each written word comes from",
-        ("attribution",),
-        lambda suite: [suite.main_run],
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from acp_repro.common.statistics import Interval
-from acp_repro.pipeline.paper import Claim, Item
 
 from .. import drawing, style
 from ..verdict import Status, Verdict
@@ -141,44 +140,3 @@ def _count(records: pd.DataFrame) -> int:
 def _words(share: Interval) -> str:
     """ "63.2 % (62.1 to 64.5)"."""
     return f"{100 * share.mean:.1f} % ({100 * share.low:.1f} to {100 * share.high:.1f})"
-
-
-_OF = (
-    f". This is measured on at least {LONG_TEXTS} held-out texts of {LONG_TOKENS} tokens or more. At least "
-    f"{CAME_BACK:.0%} of the tokens of each were written at their place. In brackets stands a 95 % interval "
-    "over texts, by a bootstrap"
-)
-CLAIMS = (
-    Claim(
-        "Each kept vector attends to a slice of the text",
-        "Section SHAP: each token tends to specialize, attending to a slice of the sentence",
-        "half of the positive attribution of a kept vector falls on one run of tokens, anywhere in the text. "
-        f"In the mean over vectors, without EOS, it covers at most {SLICE_OF_TEXT:.0%} of the text, and at "
-        f"most {OF_SCATTERED:.0%} of what the same values cover at random places of the text" + _OF,
-        ("attribution",),
-        own_slice,
-    ),
-    Claim(
-        "EOS gathers from the whole text",
-        "Section SHAP: and the final token, EOS, pulls in the big picture",
-        "in the mean over texts, each third of the text has at least a sixth of the positive attribution of "
-        "EOS. A sixth is half of what an even spread gives it" + _OF,
-        ("attribution",),
-        eos_is_global,
-    ),
-)
-
-ITEMS = (
-    Item(
-        "figure_slices",
-        "Where in the text a vector's attribution lies",
-        ("attribution",),
-        lambda suite: [suite.main_run],
-        claims=CLAIMS,
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

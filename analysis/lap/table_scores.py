@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Status, Verdict
@@ -149,65 +147,3 @@ def free_running(reconstruction: pd.DataFrame) -> Verdict:
     if len(others):
         ours += f"; without gates {style.span(100 * others['exact_match'])}%"
     return Verdict.of((runs["exact_match"] > 0.5).any(), ours)
-
-
-_RESULTS = "Section Results: accuracy 0.98, BLEU 0.95, ROUGE 0.94 on the test set"
-_GRADUALLY = (
-    "Section Differentiable Masking: we just gradually reduce their influence; Results: retained vs. dropped"
-)
-CLAIMS = (
-    Claim(
-        "Given the true tokens before, texts are reconstructed almost completely",
-        _RESULTS,
-        f"a gated run reaches an accuracy of {ACCURACY}, a BLEU of {BLEU} and a ROUGE of {ROUGE}. The true "
-        "tokens before are given (teacher forcing). Tokens are really removed, and at most 95 % are kept",
-        ("reconstruction",),
-        article_scores,
-    ),
-    Claim(
-        "A small model keeps its accuracy with fewer tokens",
-        "Section Results: preserves key information while significantly reducing sequence length",
-        f"a gated run has a teacher-forced accuracy of at least {SMALL_ACCURACY}. Tokens are really removed, "
-        f"and at most {SMALL_KEPT:.0%} of them are kept",
-        ("reconstruction",),
-        small_goal,
-    ),
-    Claim(
-        "What soft masks suppress may be removed",
-        _GRADUALLY,
-        f"accuracy with tokens removed is at most {GAP} below that with the soft mask. This holds in every "
-        "run with soft masks, by either reading of the gate. The reading tested is that of the article's own "
-        "code, which evaluates with hard masks. There a token whose log gate is below -1 is gone",
-        ("reconstruction",),
-        soft_gap,
-    ),
-    Claim(
-        "What hard concrete gates close may be removed",
-        _GRADUALLY,
-        f"accuracy with tokens removed is at most {GAP} below that with the soft mask. This holds in every "
-        "run with hard concrete gates. Both are alike by construction: a closed gate is a mask of minus "
-        "infinity",
-        ("reconstruction",),
-        hard_concrete_gap,
-    ),
-    Claim(
-        "Texts can be written from the compressed memory alone",
-        "Section Architecture: the decoder is forced to use the compressed memory; it is scored forced",
-        "when a gated run writes freely, more than half of the held-out texts come back word for word",
-        ("reconstruction",),
-        free_running,
-    ),
-)
-
-ITEMS = (
-    Item(
-        "table_scores",
-        "Accuracy, BLEU and ROUGE on held-out text, soft, removed and free",
-        ("reconstruction",),
-        claims=CLAIMS,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -118,7 +118,7 @@ def _steps(item: Item, suite: Suite) -> list[str]:
     measured = [quantity.name for quantity in quantities if not quantity.command]
     steps = [f"python -m acp_repro.measure {' '.join(measured)} --suite {suite.option}"] if measured else []
     steps += [quantity.command_for(suite.name) for quantity in quantities if quantity.command]
-    return [*steps, f"python -m {suite.paper.draw_command(item)} --suite {suite.option}"]
+    return [*steps, f"python -m analysis {item.name} --suite {suite.option}"]
 
 
 def judge(

@@ -69,8 +69,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 
 
 def _claims(report: Report) -> list[str]:
-    """Controls are shown beside their figures alone."""
-    judged = [(e, found) for e in report.entries for found in e.judgements if not found.claim.control]
+    judged = [(e, found) for e in report.entries for found in e.judgements]
     title = "## What the paper claims, checked"
     if not judged:
         return [title, "No claim of the paper is written down as a criterion."]
@@ -104,9 +103,7 @@ def _section(entry: Entry, report: Report) -> list[str]:
         blocks.append(f"> Not drawn yet. `{again}` measures what is missing and draws it.")
     judged = [found for found in entry.judgements if found.status != Status.ABSENT]
     blocks += ["### The paper and these runs"] * bool(judged)
-    number = 0
-    for found in judged:
-        number += not found.claim.control
+    for number, found in enumerate(judged, 1):
         id = f"{suite.paper.name}.{item.name}.{number}"
         blocks += _card(found, f"`make claim ID={id} SUITE={suite.option}`")
     if entry.made and entry.scale:
@@ -128,10 +125,9 @@ def _section(entry: Entry, report: Report) -> list[str]:
 
 
 def _card(found: Judgement, again: str) -> list[str]:
-    control = " *a control, no claim of the paper*" if found.claim.control else ""
     rows = [("Paper", found.paper), ("Criterion", found.claim.holds_if), ("Here", found.ours)]
-    rows += [] if control else [("Again", again)]
-    return [f"#### {_badge(found)} {found.claim.claim}{control}", _table(("", ""), rows)]
+    rows.append(("Again", again))
+    return [f"#### {_badge(found)} {found.claim.claim}", _table(("", ""), rows)]
 
 
 def _elsewhere(report: Report) -> list[str]:

@@ -124,7 +124,7 @@ def _loaded() -> Iterator[Suite]:
 
 def numbered(paper: Paper) -> list[tuple[str, Claim, Item | None]]:
     """(id, claim, item) of every claim of a paper, those of its text last, with no item."""
-    groups = [(item, [c for c in item.claims if not c.control]) for item in paper.items]
+    groups = [(item, item.claims) for item in paper.items]
     return [
         (f"{paper.name}.{item.name if item else 'text'}.{number}", claim, item)
         for item, claims in (*groups, (None, paper.claims))

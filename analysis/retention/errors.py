@@ -23,11 +23,6 @@ from ..verdict import Verdict
 _TASK = ["dataset", "backbone"]
 SETTING = [*_TASK, "method", "budget", "gates"]
 # Sentences of their own, behind a criterion.
-IN_WORDS = (
-    "The tests are at 5 %, with Holm's correction. They pair items of dev and test, or scores where records "
-    "hold no items, and count how seeds differ. One task that contradicts the claim makes it fail; one that "
-    "cannot tell leaves it open"
-)
 COUNTED = "dev items counted where records hold them"
 _ONE_TRAINING = "; there is one training of each, and another may differ as much"
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Item
-
 from .. import drawing, style
 from . import models, table1
 
@@ -103,19 +101,3 @@ allows all three places. In its table random pruning loses 3.7 and 8.1 points on
 where tokens still matter.
 {models.own_tasks(records)}{style.provenance(records)}"""
     return draw(records), caption
-
-
-ITEMS = (
-    Item(
-        "figure_gates",
-        "Where the gate stands",
-        ("pruned_dense", "bag_of_words"),
-        lambda suite: suite.dense,
-        "a dense model",
-        ours=True,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

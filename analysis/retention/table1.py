@@ -7,8 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict
@@ -198,62 +196,3 @@ def beats_h2o(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
 def _beats(score: pd.DataFrame, bag: pd.DataFrame, method: str) -> Verdict:
     found = _against(score, bag, method)
     return errors.above(found) if found else Verdict.of(None, "no task has both at the same place and budget")
-
-
-_IN_WORDS = (
-    f"{errors.IN_WORDS}. A task is left out if the dense model scores {UNLEARNT_POINTS} points less than a "
-    "bag of words, the best of six settings on the test split. The tasks of all suites count together"
-)
-CLAIMS = (
-    Claim(
-        "Pruning preserves more than 95 % of the dense score",
-        "Abstract: keeping only 30-50 % of tokens preserves > 95 % of full-model performance",
-        f"on every task, the mean over seeds of Adaptive Retention is at least {100 * KEPT_OF_DENSE:g} % of "
-        f"the dense model's. {_IN_WORDS}",
-        ("score", "bag_of_words"),
-        keeps_dense_score,
-        pooled=True,
-    ),
-    Claim(
-        "Learned retention beats random pruning",
-        "Section 4.3: consistently outperforms H2O and Random across tasks and budgets",
-        "on every task, the mean score of Adaptive Retention is above that of random pruning, both "
-        f"fine-tuned. {_IN_WORDS}",
-        ("score", "bag_of_words"),
-        beats_random,
-        pooled=True,
-    ),
-    Claim(
-        "Learned retention beats H2O",
-        "Section 4.3: consistently outperforms H2O and Random across tasks and budgets",
-        "on every task, the mean score of Adaptive Retention is above that of H2O, both fine-tuned. "
-        f"{_IN_WORDS}",
-        ("score", "bag_of_words"),
-        beats_h2o,
-        pooled=True,
-    ),
-)
-
-_NEEDS = "a dense model and pruned ones at this budget"
-ITEMS = (
-    Item(
-        "table1",
-        "Results at 50 % of the tokens",
-        ("score", "bag_of_words"),
-        lambda suite: suite.of_table(0.5),
-        _NEEDS,
-        CLAIMS,
-    ),
-    Item(
-        "table2",
-        "Results at 30 % of the tokens",
-        ("score", "bag_of_words"),
-        lambda suite: suite.of_table(0.3),
-        _NEEDS,
-        CLAIMS,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
-
 from .. import drawing, style
 from ..tables import one_each
 from ..verdict import Verdict, in_range
@@ -153,36 +151,3 @@ def memory_falls(speed: pd.DataFrame) -> Verdict:
         for r, s in zip(table.itertuples(), saved, strict=True)
     )
     return in_range(100 * saved, *MEMORY_SAVED_PERCENT, words)
-
-
-CLAIMS = (
-    Claim(
-        "Throughput rises 1.8 times at 30 %",
-        "Table 4: 1.80x",
-        f"at the longest length measured, at 30 %, it is {THROUGHPUT:g} times the dense model's. More is "
-        "beyond the paper's number",
-        ("speed",),
-        throughput_rises,
-    ),
-    Claim(
-        "The scorer costs less than 2 % of the time",
-        "Section Limitations, (ii): < 2 % latency in our profiles",
-        "at the longest length measured, the scorer takes under 2 % of a batch's time",
-        ("speed",),
-        scorer_is_cheap,
-    ),
-    Claim(
-        "Peak memory falls by 35 to 45 %",
-        "Abstract: cutting peak memory by about 35-45 %",
-        "at the longest length measured, without the weights, by {} to {} %. More is beyond the paper's "
-        "range".format(*MEMORY_SAVED_PERCENT),
-        ("speed",),
-        memory_falls,
-    ),
-)
-
-ITEMS = (Item("table4", "Compute cost", ("speed",), lambda suite: suite.timed(), claims=CLAIMS),)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

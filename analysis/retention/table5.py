@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from acp_repro.pipeline.paper import Claim, Item
 from acp_repro.pipeline.papers.retention.suite import RetentionRun
 
 from .. import drawing, style
@@ -59,44 +58,9 @@ def budget_holds(tokens_kept: pd.DataFrame) -> Verdict:
     return Verdict.of((over <= 0).all(), words)
 
 
-CLAIMS = (
-    Claim(
-        "The tokens kept fit the budget",
-        "Figure 1: the top M_l = floor(rho T_l) tokens of each layer; Tables 5 and 6 keep more than 30 %",
-        "with the constant and the geometric schedule no layer keeps more than the budget",
-        ("tokens_kept",),
-        budget_holds,
-    ),
-)
-
-
 def _one_a_budget(runs: Iterable[RetentionRun]) -> list[RetentionRun]:
     """The schedules depend on nothing else."""
     of_budget: dict[float, RetentionRun] = {}
     for run in runs:
         of_budget.setdefault(run.budget, run)
     return list(of_budget.values())
-
-
-ITEMS = (
-    Item(
-        "table5",
-        "Tokens kept in each layer",
-        ("tokens_kept",),
-        lambda suite: _one_a_budget(r for r in suite.adaptive if r.backbone.num_hidden_layers != 12),
-        "Adaptive Retention in an encoder of another depth than 12",
-        CLAIMS,
-    ),
-    Item(
-        "table6",
-        "Tokens kept in each of 12 layers",
-        ("tokens_kept",),
-        lambda suite: _one_a_budget(r for r in suite.adaptive if r.backbone.num_hidden_layers == 12),
-        "Adaptive Retention in an encoder of 12 blocks",
-        CLAIMS,
-    ),
-)
-
-
-if __name__ == "__main__":
-    drawing.main(globals())

@@ -211,12 +211,8 @@ def test_verdict_on_retrieval(acp, exact, status):
     assert verdict.status == status and "of the words with ACP" in verdict.ours
 
 
-def test_verdict_on_what_was_learnt():
+def test_one_haystack_cannot_tell():
     records = pair(512, lambda s, d: 0.0, lambda s, d: 0.85)
-    assert figure3_right.needle_learnt(records).status == Status.MET
-    assert figure3_right.needle_learnt(pair(512, lambda s, d: 1.0, lambda s, d: 0.75)).status == Status.MISSED
-    shorter = records[records["evaluated_length_tokens"] < 512]
-    assert figure3_right.needle_learnt(shorter).status == Status.UNDECIDED
     alone = records[records["haystack_sample"] == 0].assign(run="one model")
     assert figure3_right.retrieval_kept(alone).status == Status.UNDECIDED
 

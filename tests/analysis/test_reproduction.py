@@ -14,12 +14,12 @@ from acp_repro.pipeline.paper import Claim
 from acp_repro.pipeline.registry import find_paper, paper_names
 from acp_repro.pipeline.suite import load_suite, suite_names
 from analysis import drawing, style
-from analysis.acp import figure2, figure3, figure3_right, figure7, models, text_claims
+from analysis.acp import by_length, claims, figure2, figure3, figure7, models
 from analysis.report.gather import paper_words
 from analysis.reproduction.__main__ import main
 from analysis.reproduction.gather import Line, Section, gather, of_text, strongest
 from analysis.reproduction.missing import gaps
-from analysis.reproduction.page import render, summary
+from analysis.reproduction.page import render
 from analysis.verdict import Status, Word
 from tests.analysis import synthetic
 
@@ -42,16 +42,11 @@ def test_the_page_is_what_the_records_give(sections):
     )
 
 
-def test_the_readme_quotes_the_summary(sections):
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert summary(next(s for s in sections if s.paper.name == "acp")) in readme
-
-
 def test_every_claim_of_every_paper_has_its_line(sections):
     assert [section.paper.name for section in sections] == sorted(paper.name for paper in PAPERS)
     for section in sections:
         paper = section.paper
-        claims = [(claim, item) for item in paper.items for claim in item.claims if not claim.control]
+        claims = [(claim, item) for item in paper.items for claim in item.claims]
         assert [(line.claim, line.item) for line in section.lines] == [
             *claims,
             *((c, None) for c in paper.claims),
@@ -92,11 +87,11 @@ def test_published_captions_are_what_is_written_today(name, monkeypatch):
     old = []
     for item in drawn:
         found = drawing.find(name, item.name)
-        _, caption = suite.paper.module_of(item).make(found)
+        _, caption = item.make(found)
         plt.close("all")
         text = item.path(name).with_suffix(".md").read_text(encoding="utf-8")
         if not text.startswith(caption.strip() + "\n"):
-            old.append(f"python -m {suite.paper.draw_command(item)} --suite {name}")
+            old.append(f"python -m analysis {item.name} --suite {name}")
     assert drawn and not old, "\n".join(old)
 
 
@@ -115,16 +110,6 @@ def test_claims_of_the_text_are_judged_in_one_way(paper):
             assert re.search(rf"^def {function}\(", (ROOT / file).read_text(encoding="utf-8"), re.M), (
                 claim.test
             )
-
-
-def test_words_of_text_claims_give_the_numbers_that_are_checked():
-    (claim,) = (c for c in text_claims.CLAIMS if c.check is text_claims.attention_share)
-    table = models.PUBLISHED.table.query("quantity == 'attention_share_of_flops'")
-    for row in table.itertuples():
-        assert f"{row.low:g} %" in claim.paper
-        assert f"{row.low:g} %" in claim.claim
-    times = "{:g} to {:g} times".format(*models.PUBLISHED.range("figure2", "attention_speedup"))
-    assert times in figure2.SPED_UP.holds_if
 
 
 @pytest.mark.parametrize("status", Status)
@@ -179,7 +164,7 @@ def test_the_suite_that_can_tell_and_has_most_runs_counts():
         (Claim("", "", "it is so", test="tests/a.py::b"), Word.PROVED, "a test shows it, whatever the model"),
         (Claim("", "", "it is so", test="tests/a.py::b", refuted="a misprint"), Word.MISPRINT, "a misprint"),
         (
-            next(claim for claim in text_claims.CLAIMS if claim.check is text_claims.attention_share),
+            next(claim for claim in claims.TEXT if claim.check is by_length.attention_share),
             Word.PROVED,
             "760M: 16.6 % at 4k, 44.3 % at 16k",
         ),
@@ -216,7 +201,6 @@ def test_lines_say_numbers_scale_and_records(mini):
     assert "| **same direction, another size** |" in render([section])
     (sweep,) = lines_of(section, figure7.default_nearly_optimal)
     assert sweep.ours == "no published records of `epsilon_sweep`; `make figure7 SUITE=mini` makes them"
-    assert not lines_of(section, figure3_right.needle_learnt)  # a control
     headline, row, *_ = (line for line in render([section]).splitlines() if line.startswith("| About 70 %"))
     assert (headline.count(" | "), row.count(" | ")) == (2, 6)
     assert "pruned_ratio of [2 runs](results/mini)" in row
@@ -269,7 +253,7 @@ def test_a_pooled_claim_is_judged_once_on_all_suites(mini):
         state.write_record(copy, path.read_bytes().replace(b"mini", b"other"), 1)
     (section,) = gather()
     alone, *_, line = lines_of(section, figure3.losses_match)
-    assert alone.claim in figure3.CLAIMS and line.claim is figure3.EVERY_PAIR
+    assert alone.claim in claims.FIGURE3 and line.claim in claims.TEXT
     assert "mean of 2 pairs" in alone.ours and "mean of 3 pairs +0.0003 [" in line.ours
     assert (line.word, line.runs, len(line.again.commands)) == (Word.MEASURED, 6, 4)
     page = render([section])

@@ -22,13 +22,6 @@ PAPER = Paper(
         *("lm_eval_items", "needle", "needle_facts", "training_log", "step_losses"),
         *("kernel_time", "training_step", "fork", "decode_time"),
     ),
-    contents=(
-        *("figure1", "figure2", "figure3", "figure3_right", "figure4", "figure5", "figure6", "figure7"),
-        *("figure8", "figure9", "figure10", "figure11", "figure11_right"),
-        *("table1", "table2", "table3", "table4"),
-        *("figureA1", "figureA2", "figureA5", "figureA6", "tableA1", "figureA7"),
-        *("figure_kernel", "figure_scaling", "figure_decode", "table_speed"),
-    ),
     task=f"{__package__}.task:FoXTask",
     analysis="analysis.acp",
     pages=(

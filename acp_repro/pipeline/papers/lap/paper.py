@@ -17,10 +17,6 @@ PAPER = Paper(
     run_columns=("compression", "gate", "training_mask", "seed"),
     measures=f"{__package__}.measure",
     measured=(*("dynamics", "reconstruction", "probe", "attribution", "kept_words", "removal_time"),),
-    contents=(
-        *("figure_dynamics", "table_scores", "figure_probing", "figure_shap"),
-        *("figure_curve", "figure_slices", "figure_words", "figure_savings"),
-    ),
     task=f"{__package__}.task:PruningTask",
     analysis="analysis.lap",
 )

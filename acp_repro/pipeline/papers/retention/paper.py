@@ -31,10 +31,6 @@ PAPER = Paper(
         *("masked_loss", "score", "bag_of_words", "pruned_dense", "tokens_kept", "slackness", "speed"),
         *("estimator", "variance", "complexity"),
     ),
-    contents=(
-        *("table1", "table2", "table3", "table4", "table5", "table6", "figure2", "figure_gates"),
-        *("figureC", "figureD", "figureE", "figureH", "tableI"),
-    ),
     task=f"{__package__}.task:task_of",
     analysis="analysis.retention",
 )
