@@ -52,12 +52,7 @@ class Table(NamedTuple):
 
 
 def find(suite_name: str, item_name: str) -> Found:
-    """The records of an item.
-
-    Raises:
-        SuiteError: no such suite or item, or the suite has not the runs that the item is about.
-        RecordError: a record is missing; names the command that makes it.
-    """
+    """The records of an item."""
     suite = load_suite(suite_name)
     item = suite.paper.item(item_name)
     if not (runs := item.runs(suite)):

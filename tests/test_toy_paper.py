@@ -175,7 +175,7 @@ def test_the_whole_chain_of_a_paper_from_elsewhere(work):
     assert "<h1>Toys that &lt;Learn&gt;, re-run: suite toy</h1>" in page and "at &lt;most&gt; " in page
     assert '<a href="https://example.org/toys">https://example.org/toys</a>' in page
     assert "<td>7</td>" in page and 'src="data:image/png' in page
-    assert "Toys learn" in page and "✓ met" in page and "width7-seed0" in page
+    assert "Toys learn" in page and "✓ measured" in page and "width7-seed0" in page
     assert "FoX" not in page and "Forgetting" not in page
     again = run(work, "make", "report", "SUITE=toy")
     assert (

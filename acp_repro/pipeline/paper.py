@@ -189,11 +189,13 @@ class Claim:
         quantities: the records that it is judged by, in the order in which ``check`` takes them.
         check: the criterion: takes a table of records for each quantity, None for an optional one without
             records, and gives an ``analysis.verdict.Verdict``.
-        item: for a claim in ``Paper.claims``, the item on whose runs it is judged.
-        pooled: whether it is judged once on the runs of every published suite, and not suite by suite; one in
-            ``Paper.claims`` on those of all items with its ``check``.
-        test: ``FILE::FUNCTION``, which shows what needs no record: what is proved or follows from a formula.
+        items: for a claim in ``Paper.claims``, the names of the items on whose runs it is judged.
+        pooled: whether it is judged once on the runs of all its items and suites, and not suite by suite.
+        test: ``FILE::FUNCTION``, which shows what needs no record.
+        proof: where the proof is, or the proof itself, of what is proved besides.
         refuted: what the test shows instead, if the paper is wrong as printed.
+        short: the answer of a test in a few words.
+        changed: how the criterion changed after scores were seen.
         untested: why it cannot be judged here.
     """
 
@@ -202,10 +204,13 @@ class Claim:
     holds_if: str = ""
     quantities: tuple[str, ...] = ()
     check: Callable[..., Any] | None = None
-    item: str = ""
+    items: tuple[str, ...] = ()
     pooled: bool = False
     test: str = ""
+    proof: str = ""
     refuted: str = ""
+    short: str = ""
+    changed: str = ""
     untested: str = ""
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from .. import drawing, style
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import models, needle_facts, needle_statistics, paired
 from .needle_statistics import FOUND_RECALL
 
@@ -132,29 +133,26 @@ like "and". Below: {below}. {means}.{trained} {numbers}. {over}{asked} {style.pr
 
 def retrieval_kept(needle: pd.DataFrame, facts: pd.DataFrame | None = None) -> Verdict:
     """Judged by :func:`needle_facts.kept` if there are ``facts``. Else met if ACP's recall is not below the
-    exact one by more than chance, wherever that one finds :data:`FOUND_RECALL` of the words.
-
-    Chance is what pairs of trainings vary by, or haystacks where one model is evaluated both ways. Undecided
-    where exact attention never finds it, with one pair of trainings or one haystack, or where they vary so
-    much that a loss of :data:`RECALL_POINTS` would not show."""
+    exact one by more than chance, wherever that one finds :data:`FOUND_RECALL` of the words."""
     table = needle_statistics.differences(needle)
     ours = needle_statistics.in_words(table)
     if facts is not None:
         verdict = needle_facts.kept(facts)
         ours = f"{verdict.ours}. One fact, without older pairs (Table A1): {ours}"
-        return Verdict(verdict.status, ours)
+        return replace(verdict, ours=ours)
     finds = table[table["recall_exact"] >= 100 * FOUND_RECALL]
     if finds.empty:
-        return Verdict(Status.UNDECIDED, f"exact attention does not find the needle either. {ours}")
+        why = "exact attention does not find the needle either"
+        return Verdict(Word.UNTOLD, f"{why}. {ours}", why)
     if (finds["apart"] & (finds["seeds"] < 2)).any():
-        return Verdict(Status.UNDECIDED, f"{paired.ONE_PAIR}. {ours}")
+        return Verdict(Word.UNTOLD, f"{paired.ONE_PAIR}. {ours}", paired.ONE_PAIR)
     if finds["recall_high"].isna().any():
-        return Verdict(Status.UNDECIDED, f"one haystack has no interval. {ours}")
+        return Verdict(Word.UNTOLD, f"one haystack has no interval. {ours}")
     if (finds["recall_high"] < 0).any():
-        return Verdict(Status.MISSED, ours)
+        return Verdict(Word.CONTRADICTED, ours)
     if (finds["recall_low"] <= -RECALL_POINTS).any():
         return Verdict(
-            Status.UNDECIDED,
+            Word.UNTOLD,
             f"too few haystacks or seeds: a loss of {RECALL_POINTS:g} points would not show. {ours}",
         )
-    return Verdict(Status.MET, ours)
+    return Verdict(Word.MEASURED, ours)

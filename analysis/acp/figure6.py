@@ -124,4 +124,4 @@ def weights_sparse(decay: pd.DataFrame, attention_weights: pd.DataFrame) -> Verd
     """Met if under :data:`SPARSE_PERCENT` of the causal entries of A are recorded, those over 0.1."""
     lengths = decay.groupby(["run", "layer", "head"])["position"].nunique()
     percent = 100 * len(attention_weights) / (lengths * (lengths + 1) / 2).sum()
-    return Verdict.of(bool(percent < SPARSE_PERCENT), f"{percent:.2g} % of the entries")
+    return Verdict.of(bool(percent < SPARSE_PERCENT), f"{percent:.2g} % of the entries are over 0.1")

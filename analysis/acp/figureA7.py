@@ -36,16 +36,7 @@ def difference(run: FoXRun, base: FoXRun) -> str:
 
 
 def shares(records: pd.DataFrame, runs: Sequence[FoXRun]) -> pd.DataFrame:
-    """One row a training: its words, the pruned share and the kinds of its heads.
-
-    Args:
-        records: ``pruned_ratio`` records of all ``runs``; the first run is the base.
-
-    Returns:
-        ``run``, ``what`` (of :func:`difference`; "seed N" for the base and its other seeds), ``is_base``,
-        ``percent`` pruned, ``moved_points`` from the mean of the base's seeds, and ``global``, ``between``,
-        ``local``, shares of the heads.
-    """
+    """One row a training: its words, the pruned share and the kinds of its heads."""
     rows = []
     for run in runs:
         own = records[records["run"] == run.name]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from acp_repro.pipeline.paper import Item
 
+from ..published import claims_of
 from . import (
-    claims,
     figure1,
     figure2,
     figure3,
@@ -28,14 +28,14 @@ from . import (
     tableA1,
 )
 
-CLAIMS = claims.TEXT
+OF = claims_of(__package__)
+CLAIMS = OF["text"]
+HEADS, SWEEP = (lambda suite: [suite.heads_run]), (lambda suite: [suite.sweep_run])
 SAVINGS = ("pruned_ratio", "attention_time", "throughput")
 LOSSES = ("loss", "loss_curve")
 TASKS = ("lm_eval", "lm_eval_items")
 ITEMS = (
-    Item(
-        "figure1", figure1.make, "Attention with and without ACP", ("decay",), lambda suite: [suite.heads_run]
-    ),
+    Item("figure1", figure1.make, "Attention with and without ACP", ("decay",), HEADS),
     Item(
         "figure2",
         figure2.make,
@@ -43,7 +43,7 @@ ITEMS = (
         SAVINGS,
         lambda suite: suite.with_acp("pro"),
         "FoX (Pro) with ACP",
-        claims.FIGURE2,
+        OF["figure2"],
         ("760M", 16384),
     ),
     Item(
@@ -53,7 +53,7 @@ ITEMS = (
         LOSSES,
         lambda suite: suite.pairs("pro", True),
         "FoX (Pro) both with ACP and exact",
-        claims.FIGURE3,
+        OF["figure3"],
         ("760M", 16384),
     ),
     Item(
@@ -63,7 +63,7 @@ ITEMS = (
         ("needle",),
         lambda suite: suite.needle_runs("pro", longest=True),
         "FoX (Pro)",
-        claims.FIGURE3_RIGHT,
+        OF["figure3_right"],
         ("760M", 16384),
     ),
     Item(
@@ -71,8 +71,8 @@ ITEMS = (
         figure4.make,
         "Savings of single heads",
         ("pruned_ratio",),
-        lambda suite: [suite.heads_run],
-        claims=claims.FIGURE4,
+        HEADS,
+        claims=OF["figure4"],
         paper_model=("760M", 4096),
     ),
     Item(
@@ -80,8 +80,8 @@ ITEMS = (
         figure5.make,
         "Savings of single heads in each layer",
         ("pruned_ratio",),
-        lambda suite: [suite.heads_run],
-        claims=claims.FIGURE5,
+        HEADS,
+        claims=OF["figure5"],
         paper_model=("760M", 4096),
     ),
     Item(
@@ -89,8 +89,8 @@ ITEMS = (
         figure6.make,
         "Decay, boundary and attention of some heads",
         ("decay", "attention_weights"),
-        lambda suite: [suite.heads_run],
-        claims=claims.FIGURE6,
+        HEADS,
+        claims=OF["figure6"],
         paper_model=("760M", 4096),
     ),
     Item(
@@ -98,8 +98,8 @@ ITEMS = (
         figure7.make,
         "Savings against epsilon",
         ("epsilon_sweep",),
-        lambda suite: [suite.sweep_run],
-        claims=claims.FIGURE7,
+        SWEEP,
+        claims=OF["figure7"],
         paper_model=("125M", 16384),
     ),
     Item(
@@ -109,7 +109,7 @@ ITEMS = (
         LOSSES,
         lambda suite: suite.pairs("pro", False),
         "a second size of FoX (Pro) both with ACP and exact",
-        claims.FIGURE3,
+        OF["figure3"],
         ("360M", 16384),
     ),
     Item(
@@ -119,7 +119,7 @@ ITEMS = (
         ("needle",),
         lambda suite: suite.needle_runs("pro", longest=False),
         "FoX (Pro) at a second context length, shorter",
-        claims.FIGURE3_RIGHT,
+        OF["figure3_right"],
         ("760M", 8192),
     ),
     Item(
@@ -129,7 +129,7 @@ ITEMS = (
         SAVINGS,
         lambda suite: suite.with_acp("llama"),
         "FoX (LLaMA) with ACP",
-        claims.FIGURE2,
+        OF["figure2"],
         ("760M", 16384),
     ),
     Item(
@@ -139,7 +139,7 @@ ITEMS = (
         LOSSES,
         lambda suite: suite.pairs("llama"),
         "FoX (LLaMA) both with ACP and exact",
-        claims.FIGURE3,
+        OF["figure3"],
         ("760M", 16384),
     ),
     Item(
@@ -149,7 +149,7 @@ ITEMS = (
         ("needle",),
         lambda suite: suite.needle_runs("llama", longest=True),
         "FoX (LLaMA)",
-        claims.FIGURE3_RIGHT,
+        OF["figure3_right"],
         ("760M", 16384),
     ),
     Item(
@@ -159,7 +159,7 @@ ITEMS = (
         TASKS,
         lambda suite: suite.evaluated("pro"),
         "FoX (Pro) with ACP",
-        claims.TABLE1,
+        OF["table1"],
         ("760M", 16384),
     ),
     Item("table2", table2.make, "Sizes"),
@@ -170,7 +170,7 @@ ITEMS = (
         TASKS,
         lambda suite: suite.evaluated("llama"),
         "FoX (LLaMA) with ACP",
-        claims.TABLE1,
+        OF["table1"],
         ("760M", 16384),
     ),
     Item(
@@ -180,7 +180,7 @@ ITEMS = (
         ("attention_time",),
         lambda suite: suite.with_acp("pro"),
         "FoX (Pro) with ACP",
-        claims.TABLE4,
+        OF["table4"],
         ("760M", 16384),
     ),
     Item(
@@ -188,8 +188,8 @@ ITEMS = (
         figureA1.make,
         "Pruned mass of every head against the bound",
         ("pruned_mass",),
-        lambda suite: [suite.sweep_run],
-        claims=claims.FIGUREA1,
+        SWEEP,
+        claims=OF["figureA1"],
         ours=True,
     ),
     Item(
@@ -197,8 +197,8 @@ ITEMS = (
         figureA2.make,
         "What the size of blocks costs",
         ("block_size",),
-        lambda suite: [suite.sweep_run],
-        claims=claims.FIGUREA2,
+        SWEEP,
+        claims=OF["figureA2"],
         ours=True,
     ),
     Item(
@@ -218,7 +218,7 @@ ITEMS = (
         ("needle", "needle_facts"),
         lambda suite: suite.trained_with_needles,
         "a pair that trains with needles (needle_share), with ACP and exact",
-        claims.FIGUREA6,
+        OF["figureA6"],
         ours=True,
     ),
     Item(
@@ -263,7 +263,7 @@ ITEMS = (
         table_speed.make,
         "Speed at the paper's pruned share",
         ("kernel_time", "training_step"),
-        claims=claims.TABLE_SPEED,
+        claims=OF["table_speed"],
         ours=True,
         extra=True,
     ),

@@ -10,7 +10,7 @@ from acp_repro.pipeline.papers.acp.evaluation.local_files import FILES
 
 from .. import drawing, style
 from ..tables import one_each
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import models, paired, versions
 
 _SHOWN_VERDICT = {paired.SAME: "", paired.AS_RUNS: " (as runs)", paired.DIFFERS: " **differs**"}
@@ -21,12 +21,7 @@ _VALUES = [
 
 
 def tabulate(item: str, lm_eval: pd.DataFrame, lm_eval_items: pd.DataFrame) -> drawing.Table:
-    """One row per run, below each pair its difference, below all the paper's rows.
-
-    Args:
-        item: ``table1`` or ``table3``, whose numbers of the paper are shown.
-        lm_eval, lm_eval_items: records of the runs.
-    """
+    """One row per run, below each pair its difference, below all the paper's rows."""
     columns = [column for column in COLUMNS if column.task in set(lm_eval["task"])]
     ours, apart, paper = _ours(lm_eval), _differences(lm_eval_items), _paper(item, columns)
     values = pd.concat([t for t in (ours, apart, paper) if len(t)], ignore_index=True).reindex(
@@ -199,7 +194,7 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
     Undecided if fewer than half of the columns tell anything."""
     table = paired.differences(lm_eval_items)
     if table.empty:
-        return Verdict(Status.UNDECIDED, paired.NO_PAIR)
+        return Verdict(Word.UNTOLD, paired.NO_PAIR)
     keys = [*paired.SETTING, "seed"]
     unlike = {pair: words for pair, words in versions.unlike(lm_eval_items, keys).items() if words}
     note = versions.notes(unlike, "; ", paired.NOT_COUNTED)
@@ -208,13 +203,13 @@ def tasks_match(lm_eval_items: pd.DataFrame) -> Verdict:
     known, every = len(columns), len(columns) + len(unknown)
     left_out = f"; not known: {', '.join(unknown)}" if unknown else ""
     if why := paired.too_few(table["difference"].abs().groupby([table[key] for key in keys]).max()):
-        return Verdict(Status.UNDECIDED, why + left_out + note)
+        return Verdict(Word.UNTOLD, why + left_out + note, why)
     pairs = f"{len(table[keys].drop_duplicates())} pairs"
     if not every:
-        return Verdict(Status.UNDECIDED, f"no column of the paper's{note}")
+        return Verdict(Word.UNTOLD, f"no column of the paper's{note}")
     if 2 * known < every:
         ours = f"{pairs}: the exact models know {known} of {every} columns, less than half{left_out}{note}"
-        return Verdict(Status.UNDECIDED, ours)
+        return Verdict(Word.UNTOLD, ours, f"the exact models know {known} of {every} columns")
     within, beyond = (columns[f"adjusted_{name}"] < LEVEL for name in ("p_value", "beyond_p_value"))
     ours = f"{pairs}: {within.sum()} of {known} columns differ by less than the paper's own pairs"
     for word, some in (("beyond", columns[beyond]), ("open", columns[~within & ~beyond])):
@@ -231,7 +226,7 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
     """Met if a column differs between two seeds of one setting beyond chance; else undecided."""
     table = paired.between_seeds(lm_eval_items)
     if table.empty:
-        return Verdict(Status.UNDECIDED, "no setting is measured with two seeds")
+        return Verdict(Word.UNTOLD, "no setting is measured with two seeds")
     other = table[table["adjusted_p_value"] < paired.TASKS_P_VALUE]
     seeds = lm_eval_items.assign(seed=lm_eval_items["log_pruning_tolerance"].isna())  # a pair are two seeds
     unlike = versions.notes(versions.unlike(seeds, _PAIR))
@@ -242,4 +237,5 @@ def seeds_differ(lm_eval_items: pd.DataFrame) -> Verdict:
         for row in other.itertuples()
     )
     ours = "; ".join(filter(None, (f"{counts}: {each}" if each else counts, unlike)))
-    return Verdict.of(True if len(other) else None, ours)
+    short = f"{len(other)} of {len(table)} metrics differ between two seeds"
+    return Verdict.of(True if len(other) else None, ours, short)

@@ -15,11 +15,7 @@ COLUMNS = [
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """One row per context length, one column per size, ours and then the paper's.
-
-    Args:
-        records: ``attention_time`` records. What the paper or we did not measure stays empty.
-    """
+    """One row per context length, one column per size, ours and then the paper's."""
     ours = statistics.search_share(records).assign(source="measured")
     paper = models.PUBLISHED.table.query("item == 'table4' and size.notna()")
     paper = paper.rename(columns={"low": "percent"}).assign(source="paper")

@@ -23,15 +23,7 @@ KEY = ["size", "context_length_tokens"]
 
 
 def attention(kernel_time: pd.DataFrame) -> pd.DataFrame:
-    """Milliseconds of attention, forward and backward, and the percentage that ACP takes off.
-
-    Returns:
-        one row per shape, length and implementation (ours, or ``official``): :data:`KEY`, ``implementation``,
-        ``acp``, ``exact``, ``pruned_percent`` and ``percent``.
-
-    Raises:
-        UnfitRecords: a length was not timed at :data:`SHARE_PERCENT`.
-    """
+    """Milliseconds of attention, forward and backward, and the percentage that ACP takes off."""
     shapes = [f"{row.heads} heads of {row.head_dim}" for row in kernel_time.itertuples()]
     records = kernel_time.assign(size=shapes, context_length_tokens=kernel_time["length_tokens"])
     table = _sides(records, "forward_backward_ms", "kernel_time")
@@ -127,7 +119,8 @@ def _judge(table: pd.DataFrame, quantity: str, theirs: str, more: str = "", sign
     both = [by_length.listed(by_length.in_order(some), sign=sign) for some in (ours, table.drop(ours.index))]
     words = f"{both[0]}{more}; {theirs}: {both[1] or 'not measured'}"
     drawn = f"gates drawn so that {style.span(ours['pruned_percent'])} % is pruned"
-    return in_range(ours["percent"], *models.PUBLISHED.range("figure2", quantity), f"{words}; {drawn}")
+    ends = models.PUBLISHED.range("figure2", quantity)
+    return in_range(ours["percent"], *ends, f"{words}; {drawn}", n=len(ours), unit="timed shape")
 
 
 DRAWN = f"gates are drawn so that {_range(SHARE_PERCENT)} % of the blocks are pruned."

@@ -9,7 +9,7 @@ import pandas as pd
 
 from .. import drawing, style
 from ..tables import one_each
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import models
 from .table_scores import gated
 
@@ -143,12 +143,12 @@ def lambda_compresses(reconstruction: pd.DataFrame) -> Verdict:
     groups = [group.sort_values("compression") for _, group in runs.groupby(["gate", "seed"])]
     groups = [group for group in groups if len(group) > 1]
     if not groups:
-        return Verdict(Status.UNDECIDED, "no two runs with hard concrete gates differ in lambda alone")
+        return Verdict(Word.UNTOLD, "no two runs with hard concrete gates differ in lambda alone")
     ours = "; ".join(
         f"λ {r.compression:g}: {r.kept_ratio:.0%}" for group in groups for r in group.itertuples()
     )
     kept = [group["kept_ratio"].to_numpy() for group in groups]
     if any((shares > np.minimum.accumulate(shares) + CHANCE).any() for shares in kept):
-        return Verdict(Status.MISSED, ours)
+        return Verdict(Word.CONTRADICTED, ours)
     clear = all(shares[-1] < shares[0] - CHANCE for shares in kept)
-    return Verdict(Status.MET if clear else Status.UNDECIDED, ours)
+    return Verdict(Word.MEASURED if clear else Word.UNTOLD, ours)

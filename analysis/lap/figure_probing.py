@@ -10,7 +10,7 @@ from acp_repro.common.statistics import LEVEL, p_above_guessing, share_error
 
 from .. import drawing, style
 from ..tables import one_each
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ def probe_close(probe: pd.DataFrame) -> Verdict:
     close = kept >= whole - CLOSE
     if whole - CLOSE <= chance:  # then what has learnt nothing is close as well
         ours += f"; all tokens lead the larger class by no more than {CLOSE}, so being close shows nothing"
-        return Verdict(Status.UNDECIDED, ours)
+        return Verdict(Word.UNTOLD, ours, "all tokens lead the larger class by too little")
     if not learnt & set(WHOLE) or (close and "kept_votes" not in learnt):
-        return Verdict(Status.UNDECIDED, ours)
-    return Verdict.of(close, ours)
+        return Verdict(Word.UNTOLD, ours, "a classifier has not learnt")
+    return Verdict.of(close, ours, f"kept {kept:.3f}, all tokens {whole:.3f}")

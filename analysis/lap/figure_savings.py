@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from .. import drawing, style
 from ..tables import side_by_side
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -138,8 +139,13 @@ def encoder_time(removal_time: pd.DataFrame) -> Verdict:
 
 
 def encoder_memory(removal_time: pd.DataFrame) -> Verdict:
-    """Met if the encoder with removal is smaller wherever few tokens are kept."""
-    return _saves(removal_time, "encoder_peak_bytes")
+    """Met if the encoder with removal is smaller wherever few tokens are kept. Its peak lies in the blocks
+    before the gates that remove: a peak that stays tells nothing of what follows."""
+    found = _saves(removal_time, "encoder_peak_bytes")
+    if found.word is not Word.CONTRADICTED:
+        return found
+    short = "the peak lies before the gates that remove"
+    return replace(found, word=Word.UNTOLD, ours=f"{short}: {found.ours}", short=short)
 
 
 def decoder_time(removal_time: pd.DataFrame) -> Verdict:
@@ -161,11 +167,13 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
         worst[column] = few["relative"].max()
         of_all[column] = (few["relative"] / few["length_tokens"].map(all_kept)).max()
     if any(pd.isna(value) for value in (*worst.values(), *of_all.values())):
-        return Verdict(Status.UNDECIDED, "no kept share was that small")
+        return Verdict(Word.UNTOLD, "no kept share was that small")
     if not told(removal_time, columns):
-        return Verdict(Status.UNDECIDED, "time hardly grows with the tokens, so it cannot be told")
+        return Verdict(Word.UNTOLD, "time hardly grows with the tokens, so it cannot be told")
+    short = "; ".join(f"at most {of_all[c]:.2f} of that with all tokens" for c in columns[:1])
     ours = "; ".join(
         f"{PANELS[c]} at most {worst[c]:.2f} of that with masks, {of_all[c]:.2f} of that with all tokens kept"
         for c in columns
     )
-    return Verdict.of(all(worst[c] < 1 and of_all[c] <= LESS for c in columns), ours)
+    met = all(worst[c] < 1 and of_all[c] <= LESS for c in columns)
+    return Verdict.of(met, ours, short, n=removal_time["length_tokens"].nunique(), unit="timed length")

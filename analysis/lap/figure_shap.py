@@ -43,11 +43,7 @@ def draw(records: pd.DataFrame) -> Figure:
 
 
 def most_added(text: pd.DataFrame) -> str:
-    """The kept vector that adds most to more written tokens than any other, as a sentence.
-
-    Args:
-        text: ``attribution`` records of one text.
-    """
+    """The kept vector that adds most to more written tokens than any other, as a sentence."""
     most = text.loc[text.groupby("written_position")["shap_nats"].idxmax()]
     counts = most["kept_position"].value_counts(sort=False).sort_index()
     token = text.loc[text["kept_position"] == counts.idxmax(), "kept_token"].iloc[0]

@@ -9,7 +9,7 @@ import pandas as pd
 from acp_repro.common.statistics import Interval
 
 from .. import drawing, style
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import slices
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def own_slice(attribution: pd.DataFrame) -> Verdict:
     """Met if vectors, EOS apart, have half of their attribution on a short run of the text."""
     table, few = _long(attribution)
     if few or table["is_eos"].all():
-        return Verdict(Status.UNDECIDED, few or "no vector but EOS has positive attribution")
+        return Verdict(Word.UNTOLD, few or "no vector but EOS has positive attribution")
     table = table[~table["is_eos"].astype(bool)]
     width, chance = (
         slices.over_texts(vectors, vectors["width"])
@@ -109,7 +109,7 @@ def eos_is_global(attribution: pd.DataFrame) -> Verdict:
     """Met if EOS has a fair part of its attribution on every third of the text."""
     table, few = _long(attribution)
     if few or not table["is_eos"].any():
-        return Verdict(Status.UNDECIDED, few or "EOS has no positive attribution")
+        return Verdict(Word.UNTOLD, few or "EOS has no positive attribution")
     eos = table[table["is_eos"]]
     thirds = [slices.of_third(eos, third) for third in range(slices.THIRDS)]
     ours = "first, second and last third: " + ", ".join(map(_words, thirds))

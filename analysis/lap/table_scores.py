@@ -6,7 +6,7 @@ import pandas as pd
 
 from .. import drawing, style
 from ..tables import one_each
-from ..verdict import Status, Verdict
+from ..verdict import Verdict, Word
 from . import models
 from .figure_dynamics import SMALL_ACCURACY
 
@@ -29,11 +29,7 @@ DECODING = {
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """One row per run and way of decoding, then the article's row.
-
-    Args:
-        records: ``reconstruction`` records.
-    """
+    """One row per run and way of decoding, then the article's row."""
     one_each(records, ["run", "decoding"], "table_scores")
     values = records[["run", "decoding", *COLUMNS]]
     names = [
@@ -76,7 +72,7 @@ def _of_run(records: pd.DataFrame, name: str) -> str:
     )
 
 
-NO_GATES = Verdict(Status.UNDECIDED, "no run with gates is measured")
+NO_GATES = Verdict(Word.UNTOLD, "no run with gates is measured")
 
 
 def gated(reconstruction: pd.DataFrame, decoding: str) -> pd.DataFrame:
@@ -118,7 +114,7 @@ def _gap(reconstruction: pd.DataFrame, training_mask: str) -> Verdict:
     soft, removed = (gated(reconstruction, name) for name in ("soft", "removed"))
     runs = removed.index[removed["training_mask"] == training_mask]
     if runs.empty:
-        return Verdict(Status.ABSENT, "no such run is in the suite")
+        return Verdict(Word.UNTOLD, "no such run is in the suite")
     before, after = soft["token_accuracy"][runs], removed["token_accuracy"][runs]
     words = {
         name: f"{before[name]:.3f} soft, {after[name]:.3f} removed, {removed['kept_ratio'][name]:.0%} kept"
@@ -130,11 +126,6 @@ def _gap(reconstruction: pd.DataFrame, training_mask: str) -> Verdict:
 def soft_gap(reconstruction: pd.DataFrame) -> Verdict:
     """Met if soft masks may become removal, by either reading of the gate."""
     return _gap(reconstruction, "soft")
-
-
-def hard_concrete_gap(reconstruction: pd.DataFrame) -> Verdict:
-    """Met if hard concrete gates may become removal."""
-    return _gap(reconstruction, "hard_concrete")
 
 
 def free_running(reconstruction: pd.DataFrame) -> Verdict:

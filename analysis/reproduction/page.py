@@ -1,155 +1,227 @@
-"""The page as Markdown."""
+"""The ledger as Markdown: REPRODUCTION.md, a page of claims for each paper, and the README's table."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from acp_repro.pipeline.paper import Paper, Suite
+
+from .. import style
+from ..ledger import Row
 from ..verdict import Word
-from .gather import Line, Section
 from .missing import ANSWERED, gaps
 
+CLAIMS = Path("docs/claims")
 MEANINGS = {
-    Word.PROVED: "a proof or a formula gives it, whatever the model, and a test shows it on this code",
-    Word.MEASURED: "the models of the line meet the criterion: the paper's range, or its words where it has "
-    "none",
-    Word.ANOTHER_SIZE: "the models of the line show the effect that the paper reports, with a larger or a "
-    "smaller number than its range",
+    Word.PROVED: "mathematics gives it, whatever the model; a test shows it on this code too",
+    Word.CHECKED: "a test of this code shows it",
+    Word.MEASURED: "the models of the line meet the criterion: the paper's range, or its words",
+    Word.ANOTHER_SIZE: "the effect that the paper reports, larger or smaller than its range",
     Word.UNTOLD: "the records cannot show it, or there are none: the line says why",
     Word.CONTRADICTED: "the models of the line do not meet the criterion",
     Word.MISPRINT: "the paper is wrong as printed; the line says what is right",
 }
-# What a reader in a hurry wants to know, in this order.
-HEADLINES = ("acp.figureA1.1", "acp.text.19", "acp.figure2.1", "acp.figure2.3", "acp.figureA6.1")
-HEADER = ("Claim", "The paper", "Here", "Measured on", "Verdict", "Shown by", "Measure it again")
+MARKERS = {
+    "savings": ("<!-- from claims.json: make reproduction -->", "<!-- end -->"),
+    "answers": ("<!-- answers from claims.json -->", "<!-- end of answers -->"),
+}
+# The README's questions: the row that answers, and its scale.
+QUESTIONS = (
+    ("Is pruning safe?", "acp.figureA1.1", "760M at 4k, every head"),
+    ("Does ACP change the loss of a training?", "acp.text.19", "125M to 760M, 4k to 16k, nats"),
+    ("Do the same weights retrieve alike with it?", "acp.figureA6.2", "125M at 4k, 24 facts in long texts"),
+    (
+        "How much attention time does it save at the paper's pruned share?",
+        "acp.table_speed.1",
+        "12 heads, H100",
+    ),
+    ("How much faster is a step of decoding?", "acp.text.35", "125M, 64 x 16k and 16 x 64k, H200"),
+    ("Are heads local or global?", "acp.figure4.1", "760M at 4k"),
+)
 
 
-def render(sections: Sequence[Section]) -> str:
-    """The whole page."""
-    lines = {line.id: line for section in sections for line in section.lines}
-    headlines = [_cells(lines[id]) for id in HEADLINES if id in lines]
+def summary(rows: Iterable[Row]) -> str:
+    """ "62 claims: 12 proved; 8 checked by a test; ..."."""
+    words = Counter(row.verdict for row in rows)
+    plural = {Word.MISPRINT: "misprints"}
+    counts = [f"{words[w]} {plural.get(w, w) if words[w] > 1 else w}" for w in Word if words[w]]
+    return f"{words.total()} claims: {'; '.join(counts)}"
+
+
+def reproduction(
+    rows: Sequence[Row], models: Iterable[Mapping], papers: Sequence[Paper], suites: Sequence[Suite]
+) -> str:
+    """REPRODUCTION.md."""
+    of_paper = {paper.name: [row for row in rows if row.id.startswith(f"{paper.name}.")] for paper in papers}
+    counts = [
+        [paper.title, *(str(Counter(r.verdict for r in of_paper[paper.name])[word] or "–") for word in Word)]
+        for paper in papers
+    ]
+    changed = [[f"[{row.id}]({_link(row)})", row.changed] for row in rows if row.changed]
+    missing = [
+        [paper.name, *gap]
+        for paper in papers
+        for gap in gaps(
+            paper.name, of_paper[paper.name], [suite for suite in suites if suite.paper.name == paper.name]
+        )
+    ]
     parts = [
         "# Reproduction: what holds of what the papers claim",
-        "Each line of this page is one claim of a paper, with our number and a verdict. The first table has "
-        "the most important claims. The second counts all of them.",
-        _markdown(("Claim", "Here", "Verdict"), ([cell[0], cell[2], cell[4]] for cell in headlines)),
-        _markdown(("Paper", "claims", *Word), map(_counts, sections)),
-        _markdown(("verdict", "means"), MEANINGS.items()),
-        "## How to read it",
-        "- `make reproduction` writes this page from the published records. Nothing on it is written by "
-        "hand. Each claim and its criterion stand in its figure's Python file, in `analysis/acp/`, "
-        "`analysis/lap/` or `analysis/retention/`. The reports "
-        "(`figures/SUITE/report.md`) show the figures.\n"
-        "- A verdict holds at the scale that stands beside it, and no further.\n"
-        "- A *suite*, such as `h100`, is a set of trainings with its records. *Start of training* marks a "
-        "model that saw few tokens for its size. Where a line has other models too, its range and growth are "
-        "judged on those others alone. *Exact* is attention without pruning.\n"
-        "- Square brackets hold a 95 % interval. The loss, the downstream results and the many facts of "
-        "ACP have a 90 % interval, as one-sided tests at 5 % need.\n"
-        "- Where several suites have records of a claim, one decides. Of those that can tell it is the one "
-        "with the most shapes and contexts past the start of training. With equal numbers it is the one with "
-        "the most runs, then the one with the largest model, then the one whose models saw the most tokens. "
-        "Where another suite comes to another verdict, or cannot tell, the line gives its numbers. A claim "
-        "that two figures show counts twice. "
-        "*All pairs together* are those of all suites but `h200-needle`, whose text holds needles, judged "
-        "once. So are the tasks of Adaptive Retention's "
-        "Tables 1 and 2, with the encoder in brackets.\n"
-        "- `make claim ID=acp.figure2.1` measures a line again. It trains runs that lack weights, measures, "
-        "and prints the old and the new number and verdict. With `SUITE=cpu` it takes the small models of a "
-        "laptop. The last column gives the training time behind the records. It includes the measuring where "
-        "the records say it.",
-        *(part for section in sections for part in _section(section)),
+        "One line a claim: what the paper says, what came here, the verdict, and on how many trainings or "
+        "models it rests. The link leads to the criterion, all numbers, the records and the command that "
+        "measures it again. `make reproduction` writes this page, [claims.json](claims.json), "
+        "[docs/claims/](docs/claims) and the table of the [README](README.md) from the published records.",
+        _table(("Paper", *Word), counts),
+        _table(("verdict", "means"), MEANINGS.items()),
+        "A verdict holds at the scale of its line and no further. Of several suites (sets of trainings) "
+        "the one nearest to the paper's own size and context decides, whatever its answer; its page "
+        "quotes the others. n counts trainings unless a line says otherwise.",
+    ]
+    for paper in papers:
+        note = Path(__file__).with_name(f"{paper.name}.md").read_text(encoding="utf-8").strip()
+        parts += [f"## {paper.title}", note, _lines(of_paper[paper.name])]
+    parts += [
+        "## Criteria that changed after scores were seen",
+        _table(("claim", "what changed"), changed),
+        "## Trained models",
+        "The published trainings of the ACP paper: size, context, tokens, held-out loss in nats, pruned "
+        "share.",
+        _models(models),
         "## What is missing",
-        "Nobody has trained or measured these. The right column says what would.",
-        _markdown(("Paper", "Missing", "Made by"), (row for section in sections for row in _gaps(section))),
+        _table(("paper", "missing", "made by"), missing),
         "## What is answered",
         "The code of these studies is at the tag `v1-full`: `git worktree add ../v1-full v1-full`. Their "
         "records and pictures stay.",
-        "\n".join(
-            f"- {study}: {answer}."
-            for section in sections
-            for study, answer in ANSWERED.get(section.paper.name, ())
-        ),
+        "\n".join(f"- {line}" for line in ANSWERED),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def summary(section: Section) -> str:
-    """ "62 claims: 18 proved or computed; 25 measured in the paper's range; ..."."""
-    words = Counter(line.word for line in section.lines)
-    plural = {Word.MISPRINT: "misprints"}
-    counts = [
-        f"{words[word]} {plural.get(word, word) if words[word] > 1 else word}" for word in Word if words[word]
-    ]
-    return f"{len(section.lines)} claims: {'; '.join(counts)}."
+def _models(models: Iterable[Mapping]) -> str:
+    header = ("suite", "run", "tokens", "loss, nats", "pruned", "GPU minutes", "commit")
+    rows = (
+        (
+            one["suite"],
+            one["run"],
+            style.count_label(one["tokens"]),
+            f"{one['loss_nats']:.4f}" if "loss_nats" in one else "–",
+            f"{one['pruned_percent']:.1f} %" if "pruned_percent" in one else "–",
+            f"{one['gpu_minutes']:.0f}",
+            one.get("commit", "–"),
+        )
+        for one in models
+    )
+    return _table(header, rows)
 
 
-def _counts(section: Section) -> list[str]:
-    words = Counter(line.word for line in section.lines)
-    return [section.paper.title, str(len(section.lines)), *(str(words[word] or "–") for word in Word)]
-
-
-def quick(section: Section) -> str:
-    """ "43 can be measured again .... 20 of these ..."."""
-    found = [line.again for line in section.lines if line.again and line.again.quick]
-    tests = sum(not again.suite for again in found)
-    words = f"{len(found)} can be measured again with less than half an hour of training on one GPU"
-    return (
-        f"{words}. {tests} of these are tests, which take under a minute each on two CPU cores."
-        if tests
-        else f"{words}."
+def _lines(rows: Iterable[Row]) -> str:
+    header = ("claim", "here", "verdict", "n", "more")
+    return _table(
+        header,
+        (
+            (
+                row.claim + (f" *({row.where})*" if row.where else ""),
+                row.ours,
+                f"**{row.verdict}**",
+                _count(row),
+                f"[{row.id.partition('.')[2]}]({_link(row)})",
+            )
+            for row in rows
+        ),
     )
 
 
-def _section(section: Section) -> list[str]:
-    paper, lines = section.paper, section.lines
-    parts = [f"## {paper.title}", f"[The paper]({paper.url}) makes {summary(section)} {quick(section)}"]
-    for title, some in (
-        ("Its figures and tables", [line for line in lines if line.item]),
-        ("What its text says besides", [line for line in lines if not line.item]),
-    ):
-        if some:
-            parts += [f"### {title}", _table(some)]
-    criteria = {line.claim.claim: line.claim.holds_if for line in lines if line.claim.holds_if}
-    listed = "\n".join(f"- **{claim}**: {words}." for claim, words in criteria.items())
-    return [*parts, "### When a claim holds", listed]
+def _count(row: Row) -> str:
+    if row.n is None or row.unit == "test":
+        return row.unit or "–"
+    return f"{row.n:,}" if row.unit == "training" else f"{row.n:,} {row.unit}{'s' * (row.n > 1)}"
 
 
-def _gaps(section: Section) -> Iterator[list[str]]:
-    for gap in gaps(section):
-        yield [section.paper.name, *(words.replace("|", "\\|") for words in gap)]
+def _link(row: Row) -> str:
+    return f"{CLAIMS}/{row.id.partition('.')[0]}.md#{row.id.replace('.', '')}"
 
 
-def _table(lines: Iterable[Line]) -> str:
-    return _markdown(HEADER, map(_cells, lines))
+def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
+    """docs/claims/PAPER.md: an entry with an anchor for each claim."""
+    parts = [
+        f"# Claims of {paper.title}",
+        f"[The paper]({paper.url}) makes {summary(rows)}. Each entry has the paper's words, the criterion, "
+        "all numbers, the records and what measures it again. Square brackets hold a 95 % interval unless "
+        "they say otherwise. *Start of training* marks a model that saw few tokens for its size.",
+    ]
+    for row in rows:
+        parts += [f"### {row.id}", f"**{row.claim}**{f' ({row.where})' if row.where else ''}"]
+        facts = {
+            "Paper": row.paper,
+            "Criterion": row.criterion,
+            "Verdict": f"**{row.verdict}** ({row.icml}){f', n = {row.n:,} {row.unit}' if row.n else ''}",
+            "Here": row.ours,
+            "Numbers": row.numbers if row.numbers != row.ours else "",
+            **{f"Suite {name}": f"{verdict}: {numbers}" for name, verdict, numbers in row.others},
+            "Models": row.scale,
+            "Changed": row.changed,
+            "Records": _records(row),
+            "Again": f"`make claim ID={row.id}`: {row.cost}" if row.commands else row.cost,
+        }
+        parts.append("\n".join(f"- {name}: {_minus(words)}" for name, words in facts.items() if words))
+    return "\n\n".join(parts) + "\n"
 
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
-
-
-def _cells(line: Line) -> list[str]:
-    item = line.item
-    where = f"<br>*{item.label}{', ours' if item.ours else ''}*" if item else ""
-    cells = (line.claim.claim + where, line.paper, line.ours, line.scale, f"**{line.word}**", _shown_by(line))
-    cells += (f"`make claim ID={line.id}`: {line.again.cost}" if line.again else "",)
-    minus = re.compile(r"(?<=[\s\[])-(?=\d)")
-    return [minus.sub("−", " ".join(cell.split())).replace("|", "\\|") or "–" for cell in cells]
-
-
-def _shown_by(line: Line) -> str:
+def _records(row: Row) -> str:
     """A link to the test, or for each quantity to the folder of its run, or to that of all its runs."""
-    if line.claim.test:
-        return f"[`{line.claim.test}`]({line.claim.test.partition('::')[0]})"
-    files: dict[str, list[tuple[str, Path]]] = {}
-    for quantity, run, path in line.records:
-        files.setdefault(quantity, []).append((run, path))
+    if row.test:
+        return f"[`{row.test}`](../../{row.test.partition('::')[0]})"
+    by_quantity: dict[str, list[Path]] = {}
+    for path in map(Path, row.records):
+        by_quantity.setdefault(path.name.partition(".")[0], []).append(path)
     links = []
-    for quantity, found in files.items():
-        name = f"{len(found)} runs" if len(found) > 1 else found[0][0]
-        target = Path(os.path.commonpath([path.parent for _, path in found]))
-        links.append(f"{quantity} of [{name}]({target.as_posix()})")
+    for quantity, found in by_quantity.items():
+        folder = Path(os.path.commonpath([path.parent for path in found])).as_posix()
+        name = f"{len(found)} runs" if len(found) > 1 else found[0].parent.name
+        links.append(f"{quantity} of [{name}](../../{folder})")
     return "; ".join(links)
+
+
+def readme(text: str, rows: Mapping[str, Row]) -> str:
+    """README with what stands between its markers filled from the ledger."""
+    answers = (
+        (question, f"{rows[id].ours} ({rows[id].verdict})", scale, f"[{id}]({_link(rows[id])})")
+        for question, id, scale in QUESTIONS
+    )
+    tables = {
+        "savings": _savings(rows),
+        "answers": _table(("question", "answer", "scale", "evidence"), answers),
+    }
+    for name, (start, end) in MARKERS.items():
+        head, _, rest = text.partition(start)
+        text = f"{head}{start}\n\n{tables[name]}\n\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def _savings(rows: Mapping[str, Row]) -> str:
+    """Pruned share, attention time and training speed of 125M at each context."""
+    lines = (
+        ("blocks skipped", "acp.figure2.2", "about 70 %"),
+        ("attention time saved", "acp.figure2.3", "50 to 70 %"),
+        ("training faster by", "acp.figure2.4", "10 to 40 %"),
+    )
+    contexts = ("4k", "8k", "16k")
+    body = (
+        (name, *(f"{rows[id].values[f'125M at {length}']:.0f} %" for length in contexts), paper)
+        for name, id, paper in lines
+    )
+    return _table(("125M", *contexts, "paper"), body)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = (header, ["---"] * len(header), *rows)
+    cells = ([_minus(" ".join(cell.split())).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def _minus(words: str) -> str:
+    return re.sub(r"(?<=[\s\[(])-(?=\d)", "−", words)

@@ -24,6 +24,7 @@ _TASK = ["dataset", "backbone"]
 SETTING = [*_TASK, "method", "budget", "gates"]
 # Sentences of their own, behind a criterion.
 COUNTED = "dev items counted where records hold them"
+_COUNTED = ((True, "holds on"), (False, "fails on"), (None, "open on"))
 _ONE_TRAINING = "; there is one training of each, and another may differ as much"
 
 
@@ -143,12 +144,7 @@ def above(
     words: Callable[[Comparison], str] = lambda one: f"{one.place}: {one.points}",
     missed_below: Callable[[Comparison], float] = lambda one: 0.0,
 ) -> Verdict:
-    """Whether each difference is above 0, a verdict for each.
-
-    Args:
-        words: of one of them.
-        missed_below: a difference that is not shown to be above 0 misses where it is shown to be below this.
-    """
+    """Whether each difference is above 0, a verdict for each."""
     below = [one.estimate._replace(mean=-one.estimate.mean) for one in found]
     bounds = [-missed_below(one) for one in found]
     shown = holm([2 * one.estimate.p_above(0) for one in found]) < LEVEL
@@ -180,4 +176,6 @@ def _sorted_out(
     doubts = f"; not paired by item: {bare}" if bare else ""
     doubts += "" if all(one.row.freedom for one in found) else _ONE_TRAINING
     met = False if False in each else None if None in each else True
-    return Verdict.of(met, "; ".join(parts) + doubts)
+    counts = [(sum(value is of for value in each), words) for of, words in _COUNTED]
+    short = ", ".join(f"{word} {n}" for n, word in counts if n) + f" of {len(found)} settings"
+    return Verdict.of(met, "; ".join(parts) + doubts, short, n=len(found), unit="setting")

@@ -61,4 +61,4 @@ def unbiased(estimator: pd.DataFrame) -> Verdict:
     low, high = 100 * table["relative_bias"].min(), 100 * table["relative_bias"].max()
     error = 100 * table["relative_bias_error"].max()
     words = f"the bias is {low:.1f} to {high:.1f} % of the gradient, its standard error at most {error:.2f} %"
-    return Verdict.of(ok.all(), words)
+    return Verdict.of(ok.all(), words, f"biased by {low:.1f} to {high:.1f} %", n=len(table), unit="problem")

@@ -51,4 +51,9 @@ slope of {slope(records):.3f}. Appendix E bounds it by C/B, which is a slope of 
 
 def variance_falls(variance: pd.DataFrame) -> Verdict:
     found = slope(variance)
-    return Verdict.of(math.isclose(found, -1, abs_tol=SLOPE_WITHIN), f"slope {found:.3f}")
+    return Verdict.of(
+        math.isclose(found, -1, abs_tol=SLOPE_WITHIN),
+        f"slope {found:.3f}",
+        n=variance["batch_samples"].nunique(),
+        unit="batch size",
+    )

@@ -81,11 +81,7 @@ def random_scores(records: pd.DataFrame) -> str:
 
 
 def of_learnt(records: pd.DataFrame, bag: pd.DataFrame) -> str:
-    """What random tokens score on tasks that the dense model has learnt, and a sentence on the others.
-
-    Args:
-        records, bag: ``pruned_dense`` and ``bag_of_words`` records.
-    """
+    """What random tokens score on tasks that the dense model has learnt, and a sentence on the others."""
     dense = records[records["pruning"] == "none"].assign(split="test")
     others = pd.MultiIndex.from_frame(records[["dataset", "backbone"]]).isin(table1.unlearnt(dense, bag))
     return random_scores(records[~others]) + table1.left_out(dense, bag)

@@ -22,11 +22,7 @@ _KEY = [*_TASK, "method", "gates", "metric"]
 
 def tabulate(records: pd.DataFrame, bag: pd.DataFrame, item: str) -> drawing.Table:
     """One row a method and place of its gates, one column a task and score; below, a bag of words, and what
-    the paper prints.
-
-    Args:
-        records, bag: ``score`` and ``bag_of_words`` records.
-    """
+    the paper prints."""
     test = records[records["split"] == "test"]
     one_each(test, [*_KEY, "seed"], item)
     ours = models.means(test, _KEY).assign(source="measured")
@@ -173,7 +169,7 @@ def _sentences(ours: str) -> str:
 
 
 def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
-    found = _against(score, bag, "dense", KEPT_OF_DENSE)
+    found = _against(score[score["split"] == "test"], bag, "dense", KEPT_OF_DENSE)
     if not found:
         return Verdict.of(None, "no task has both a dense model and Adaptive Retention")
 
@@ -183,6 +179,13 @@ def keeps_dense_score(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
         return f"{one.place}: {mean:.1f} ± {half:.1f} of {dense:.1f} ({100 * mean / dense:.1f} %)"
 
     return errors.above(found, words)
+
+
+def level_with_infor_coef(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:
+    found = _against(score, bag, "infor_coef")
+    if not found:
+        return Verdict.of(None, "no task has both at the same place and budget")
+    return errors.within(found, LEVEL_POINTS, lambda one: f"{one.place}: {one.points}")
 
 
 def beats_random(score: pd.DataFrame, bag: pd.DataFrame) -> Verdict:

@@ -18,12 +18,7 @@ _LOST = ["lost_points", "lost_low", "lost_high"]  # with the ends of the interva
 
 def tabulate(scores: pd.DataFrame, speed: pd.DataFrame) -> drawing.Table:
     """One row an ablation and budget: scores on the test split, points lost (see :func:`_losses`), throughput
-    against dense, peak memory; beside them the paper's.
-
-    Args:
-        scores: ``score`` records.
-        speed: ``speed`` records, of one seed; the longest length counts.
-    """
+    against dense, peak memory; beside them the paper's."""
     test = scores[scores["split"] == "test"]
     one_each(test, [*_KEY, "seed"], "table3")
     values = models.means(test, _KEY)

@@ -10,16 +10,13 @@ from ..verdict import Verdict, in_range
 from . import models
 
 THROUGHPUT = 1.8  # times dense, at 30 %
+EXTRA_THROUGHPUT = (0.4, 0.8)  # of 30 % over 50 %, as a ratio to dense
 MEMORY_SAVED_PERCENT = (35, 45)
 _MEMORY = "memory saved, weights aside"
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """One row a method, budget and length: time, throughput against dense, scorer, memory, and training.
-
-    Args:
-        records: ``speed`` records.
-    """
+    """One row a method, budget and length: time, throughput against dense, scorer, memory, and training."""
     key = ["dataset", "backbone", "method", "budget", "gates", "length_tokens"]
     values = one_each(records[[*key, *_USED]], key, "table4").copy()
     tokens = values["batch_examples"] * values["length_tokens"]
@@ -130,7 +127,21 @@ def throughput_rises(speed: pd.DataFrame) -> Verdict:
         f"{r.dataset}, {r.gates.replace('_', ' ')}, {r.length_tokens:,} tokens: {x:.2f}x"
         for r, x in zip(table.itertuples(), ratio, strict=True)
     )
-    return in_range(ratio, THROUGHPUT, THROUGHPUT, words, unit=" times", nothing=1.0)
+    more = {"n": len(ratio), "nothing": 1.0}
+    return in_range(ratio, THROUGHPUT, THROUGHPUT, words, suffix=" times", **more)
+
+
+def budget_choice(speed: pd.DataFrame) -> Verdict:
+    """What 30 % of the tokens add to the throughput of 50 %, as a ratio to the dense model's."""
+    table = _longest(speed)
+    ratio = (table["dense_batch_ms"] / table["batch_ms"]).rename("ratio")
+    key = ["dataset", "gates", "budget"]
+    wide = pd.concat([table[key], ratio], axis=1).set_index(key)["ratio"].unstack("budget")
+    extra = (wide[0.3] - wide[0.5]).dropna() if {0.3, 0.5} <= set(wide) else pd.Series(dtype=float)
+    if extra.empty:
+        return Verdict.of(None, "no task is timed at both budgets")
+    words = "; ".join(f"{task}, {gates.replace('_', ' ')}: {x:+.2f}x" for (task, gates), x in extra.items())
+    return in_range(extra, *EXTRA_THROUGHPUT, words, suffix="x", n=len(extra))
 
 
 def scorer_is_cheap(speed: pd.DataFrame) -> Verdict:
@@ -138,7 +149,8 @@ def scorer_is_cheap(speed: pd.DataFrame) -> Verdict:
     if table.empty:
         return Verdict.of(None, "Adaptive Retention is not timed")
     share = 100 * table["scorer_ms"] / table["batch_ms"]
-    return Verdict.of((share < 2).all(), f"{share.min():.1f} to {share.max():.1f} % of a batch's time")
+    words = f"{share.min():.1f} to {share.max():.1f} % of a batch's time"
+    return Verdict.of((share < 2).all(), words, n=len(share))
 
 
 def memory_falls(speed: pd.DataFrame) -> Verdict:
@@ -150,4 +162,4 @@ def memory_falls(speed: pd.DataFrame) -> Verdict:
         f"{r.dataset}, {r.gates.replace('_', ' ')}, {100 * r.budget:g} %: {100 * s:.0f} % less"
         for r, s in zip(table.itertuples(), saved, strict=True)
     )
-    return in_range(100 * saved, *MEMORY_SAVED_PERCENT, words)
+    return in_range(100 * saved, *MEMORY_SAVED_PERCENT, words, n=len(saved))

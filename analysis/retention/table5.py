@@ -15,11 +15,7 @@ from . import models
 
 
 def tabulate(records: pd.DataFrame, item: str) -> drawing.Table:
-    """One row a layer, one column a budget and schedule, in percent of the tokens; beside them the paper's.
-
-    Args:
-        records: ``tokens_kept`` records of one run a budget.
-    """
+    """One row a layer, one column a budget and schedule, in percent; beside them the paper's."""
     one_each(records, ["budget", "schedule", "layer"], item)
     values = records[["budget", "schedule", "layer", "kept_share"]].copy()
     printed = models.PUBLISHED.table.query("item == @item").set_index("quantity")["low"]
@@ -55,7 +51,8 @@ def budget_holds(tokens_kept: pd.DataFrame) -> Verdict:
         f"{100 * worst['budget']:g} % "
         f"({worst['schedule']}, layer {worst['layer']})"
     )
-    return Verdict.of((over <= 0).all(), words)
+    short = f"at most {100 * worst['kept_share']:.1f} % kept of a budget of {100 * worst['budget']:g} %"
+    return Verdict.of((over <= 0).all(), words, short)
 
 
 def _one_a_budget(runs: Iterable[RetentionRun]) -> list[RetentionRun]:

@@ -11,11 +11,7 @@ from . import models
 
 
 def tabulate(records: pd.DataFrame) -> drawing.Table:
-    """One row a method, budget and length.
-
-    Args:
-        records: ``speed`` records.
-    """
+    """One row a method, budget and length."""
     key = ["dataset", "backbone", "method", "budget", "gates", "length_tokens"]
     columns = ["example_flop", "dense_example_flop", "batch_ms", "dense_batch_ms"]
     values = one_each(records[[*key, *columns]], key, "tableI")
@@ -75,4 +71,6 @@ def saves_more_when_longer(speed: pd.DataFrame) -> Verdict:
     if not lines:
         return Verdict.of(None, words or "not timed at two lengths")
     met = all((line["ratio"] >= 1).all() and line["ratio"].is_monotonic_increasing for line in lines)
-    return Verdict.of(met, words)
+    first, last = (pd.Series([line["ratio"].iloc[end] for line in lines]) for end in (0, -1))
+    short = f"{style.span(first, '.1f')} times, at the longest {style.span(last, '.1f')} times"
+    return Verdict.of(met, words, short, n=len(lines))

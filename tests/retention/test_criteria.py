@@ -8,6 +8,7 @@ import pytest
 
 from acp_repro.pipeline.papers.retention.measure.score import RIGHT, WRONG
 from analysis.retention import errors, figure2, figureC, table1, table3, table4, tableI
+from analysis.verdict import Word
 
 
 def bag(**of_tasks):
@@ -19,6 +20,7 @@ def bag(**of_tasks):
     return pd.DataFrame(rows, columns=["dataset", "score_percent"]).assign(**same)
 
 
+MET, MISSED, UNTOLD, OTHER = Word.MEASURED, Word.CONTRADICTED, Word.UNTOLD, Word.ANOTHER_SIZE
 NO_BAG = bag()
 
 
@@ -52,9 +54,9 @@ def test_models_are_compared_item_by_item():
     ours = np.arange(400) < 320
     table = with_items(ar=[ours], h2o=[other])
     unpaired = table.assign(items_hash=None, items_right=None)
-    assert table1.beats_h2o(unpaired, NO_BAG).status.value == "undecided"
+    assert table1.beats_h2o(unpaired, NO_BAG).word == UNTOLD
     verdict = table1.beats_h2o(table, NO_BAG)
-    assert verdict.status.value == "met" and "not paired" not in verdict.ours
+    assert verdict.word == MET and "not paired" not in verdict.ours
     assert "not paired" in table1.beats_h2o(unpaired, NO_BAG).ours
     other_set = table.assign(items_hash=["one set", "another"])
     assert "not paired" in table1.beats_h2o(other_set, NO_BAG).ours
@@ -66,7 +68,7 @@ def test_a_task_that_the_dense_model_has_not_learnt_is_left_out():
     other = scores(dense=[40.0], ar=[80.0, 80.0], random=[20.0, 20.0])
     assert "cuad" not in table1.beats_random(pd.concat([below, other]), bag(cuad=46.1, d=44.9)).ours
     assert "d, input" in table1.beats_random(pd.concat([below, other]), bag(cuad=46.1, d=44.9)).ours
-    assert table1.beats_random(below, bag(cuad=46.1)).status.value == "undecided"
+    assert table1.beats_random(below, bag(cuad=46.1)).word == UNTOLD
     shallow = below.assign(backbone="shallow", score_percent=below["score_percent"] + 9)  # has learnt it
     words = pd.concat([bag(cuad=46.1), bag(cuad=46.1).assign(backbone="shallow")])
     two = table1.beats_random(pd.concat([below, shallow, other]), words).ours
@@ -79,8 +81,8 @@ def test_items_of_dev_count_as_those_of_test():
     right, wrong = np.arange(100) < 90, np.arange(100) < 85
     test = with_items(ar=[right], h2o=[wrong])
     both = pd.concat([test, with_items("dev", ar=[right], h2o=[wrong])])
-    assert table1.beats_h2o(test, NO_BAG).status.value == "undecided"
-    assert table1.beats_h2o(both, NO_BAG).status.value == "met"
+    assert table1.beats_h2o(test, NO_BAG).word == UNTOLD
+    assert table1.beats_h2o(both, NO_BAG).word == MET
 
 
 def test_seeds_that_differ_leave_items_in_doubt():
@@ -90,9 +92,9 @@ def test_seeds_that_differ_leave_items_in_doubt():
         return np.arange(1000) < 1000 * share
 
     sure = with_items(ar=[right(0.8)], h2o=[right(0.76)], dense=[right(0.85)] * 3)
-    assert table1.beats_h2o(sure, NO_BAG).status.value == "met"
+    assert table1.beats_h2o(sure, NO_BAG).word == MET
     apart = with_items(ar=[right(0.8)], h2o=[right(0.76)], dense=[right(x) for x in (0.82, 0.85, 0.88)])
-    assert table1.beats_h2o(apart, NO_BAG).status.value == "undecided"
+    assert table1.beats_h2o(apart, NO_BAG).word == UNTOLD
 
 
 def test_the_spread_of_seeds_is_of_the_items_that_are_compared():
@@ -100,9 +102,9 @@ def test_the_spread_of_seeds_is_of_the_items_that_are_compared():
     right = {n: np.arange(1000) < n for n in (700, 760, 800, 840, 850)}
     test = with_items(ar=[right[800]], h2o=[right[760]], dense=[right[850]] * 2)
     dev = with_items("dev", ar=[right[800]], h2o=[right[760]], dense=[right[840], right[700]])
-    assert table1.beats_h2o(test, NO_BAG).status.value == "met"
+    assert table1.beats_h2o(test, NO_BAG).word == MET
     both = pd.concat([test, dev[::-1]])
-    assert table1.beats_h2o(both, NO_BAG).status.value == "undecided"
+    assert table1.beats_h2o(both, NO_BAG).word == UNTOLD
     spread = errors.settings(both).query("method == 'dense'")["spread"].item()
     assert spread == pytest.approx(7 / math.sqrt(2))  # 84.5 and 77.5 % of dev and test
     lost = both[(both["split"] == "test") | (both["seed"] == 0)]  # a seed without its dev row
@@ -120,7 +122,7 @@ def test_every_task_has_its_own_verdict():
         words.startswith("holds on 1 of 2: up, input") and "; cannot be told on 1 of 2: level, input" in words
     )
     verdict = table1.beats_h2o(pd.concat(tables), NO_BAG)
-    assert verdict.status.value == "not met" and "; does not hold on 1 of 3: down, input" in verdict.ours
+    assert verdict.word == MISSED and "; does not hold on 1 of 3: down, input" in verdict.ours
 
 
 def test_eight_null_comparisons_seldom_contradict():
@@ -130,19 +132,19 @@ def test_eight_null_comparisons_seldom_contradict():
         for task in range(8):
             ours, other = draw.random((2, 300)) < 0.8
             tables.append(with_items(ar=[ours], h2o=[other]).assign(dataset=f"task{task}"))
-        found.append(table1.beats_h2o(pd.concat(tables), NO_BAG).status.value)
-    assert found.count("not met") <= 0.05 * len(found)
+        found.append(table1.beats_h2o(pd.concat(tables), NO_BAG).word)
+    assert found.count(MISSED) <= 0.05 * len(found)
 
 
 def test_an_ablation_fails_where_the_printed_loss_is_ruled_out():
     """Table 3 prints a loss of 1.4 points on SST-2 at 30 % for the method without its relaxation."""
     right = np.arange(20_000) < 15_000
     level = with_items(ar=[right], ar_no_relaxation=[right]).assign(dataset="sst2")
-    assert table3.ablations_lose(level).status.value == "not met"
+    assert table3.ablations_lose(level).word == MISSED
     few = with_items(ar=[right[::200]], ar_no_relaxation=[right[::200]]).assign(dataset="sst2")
-    assert table3.ablations_lose(few).status.value == "undecided"
+    assert table3.ablations_lose(few).word == UNTOLD
     # A task that the paper does not have has no printed loss to rule out.
-    assert table3.ablations_lose(level.assign(dataset="d")).status.value == "undecided"
+    assert table3.ablations_lose(level.assign(dataset="d")).word == UNTOLD
 
 
 def test_tables_1_and_2_say_where_rivals_are_level_or_below():
@@ -182,14 +184,14 @@ def test_a_plateau_needs_items_enough_to_rule_out_a_slope():
         rows = [with_items(ar=[ours]).assign(temperature=0.66), moved.assign(temperature=1.0)]
         return pd.concat(rows).assign(stretch_low=-0.1, stretch_high=1.1)
 
-    assert figure2.plateau(records(8000, 0.8)).status.value == "met"
-    assert figure2.plateau(records(100, 0.8)).status.value == "undecided"
-    assert figure2.plateau(records(8000, 0.7)).status.value == "not met"
+    assert figure2.plateau(records(8000, 0.8)).word == MET
+    assert figure2.plateau(records(100, 0.8)).word == UNTOLD
+    assert figure2.plateau(records(8000, 0.7)).word == MISSED
     other = with_items(ar=[np.arange(8000) < 6000]).assign(
         temperature=0.66, stretch_low=-0.1, stretch_high=1.1
     )
     seeds = pd.concat([records(8000, 0.8), other.assign(seed=1)])
-    assert figure2.plateau(seeds).status.value == "undecided"  # another training is 5 points off
+    assert figure2.plateau(seeds).word == UNTOLD  # another training is 5 points off
 
 
 def test_an_error_is_of_examples_and_of_seeds():
@@ -207,29 +209,29 @@ def test_an_error_is_of_examples_and_of_seeds():
 @pytest.mark.parametrize(
     ("other", "status"),
     [
-        ([70.0, 70.0], "met"),
-        ([78.5, 78.5], "undecided"),
-        ([90.0, 90.0], "not met"),
-        ([60.0, 88.0], "undecided"),
-        ([76.2], "undecided"),  # 1.3 standard errors off
-        ([75.0, 75.0], "undecided"),  # 1.7
-        ([74.0, 74.0], "met"),  # 2.02
-        ([83.8], "undecided"),
-        ([70.0], "met"),
-        ([86.0], "not met"),
+        ([70.0, 70.0], MET),
+        ([78.5, 78.5], UNTOLD),
+        ([90.0, 90.0], MISSED),
+        ([60.0, 88.0], UNTOLD),
+        ([76.2], UNTOLD),  # 1.3 standard errors off
+        ([75.0, 75.0], UNTOLD),  # 1.7
+        ([74.0, 74.0], MET),  # 2.02
+        ([83.8], UNTOLD),
+        ([70.0], MET),
+        ([86.0], MISSED),
     ],
 )
 def test_what_is_within_the_error_cannot_be_told(other, status):
-    assert table1.beats_h2o(scores(ar=[80.0, 80.0], h2o=other), NO_BAG).status.value == status
+    assert table1.beats_h2o(scores(ar=[80.0, 80.0], h2o=other), NO_BAG).word == status
 
 
-@pytest.mark.parametrize(("other", "status"), [([82.9], "undecided"), ([90.0], "not met"), ([70.0], "met")])
+@pytest.mark.parametrize(("other", "status"), [([82.9], UNTOLD), ([90.0], MISSED), ([70.0], MET)])
 def test_every_comparison_wants_what_a_95_percent_interval_shows(other, status):
     table = scores(ar=[80.0, 80.0], dense=[s / 0.95 for s in other], random=other, ar_fixed=other)
     table.loc[table["method"] == "dense", "budget"] = 1.0
     for check in (table1.keeps_dense_score, table1.beats_random):
-        assert check(table, NO_BAG).status.value == status
-    assert table3.ablations_lose(table).status.value == status
+        assert check(table, NO_BAG).word == status
+    assert table3.ablations_lose(table).word == status
 
 
 def speeds(**of_tasks):
@@ -245,32 +247,32 @@ def speeds(**of_tasks):
 @pytest.mark.parametrize(
     ("times", "status"),
     [
-        ({"long": [5.0, 4.0], "short": [5.0]}, "met"),
-        ({"long": [4.0, 5.0], "short": [5.0]}, "not met"),
-        ({"short": [5.0]}, "undecided"),
+        ({"long": [5.0, 4.0], "short": [5.0]}, MET),
+        ({"long": [4.0, 5.0], "short": [5.0]}, MISSED),
+        ({"short": [5.0]}, UNTOLD),
     ],
 )
 def test_tasks_of_one_length_do_not_decide_over_lengths(times, status):
     verdict = tableI.saves_more_when_longer(speeds(**times))
-    assert verdict.status.value == status and "short, input, 30 %: 2.00x at 512" in verdict.ours
+    assert verdict.word == status and "short, input, 30 %: 2.00x at 512" in verdict.ours
 
 
 def test_one_comparison_of_many_contradicts_only_after_holm():
     table = scores(ar=[80.0, 80.0], h2o=[86.0, 86.0])  # 2.3 standard errors the wrong way
-    assert table1.beats_h2o(table, NO_BAG).status.value == "not met"
+    assert table1.beats_h2o(table, NO_BAG).word == MISSED
     tasks = [table.assign(dataset=name) for name in "efghij"]
     for other in tasks:
         other.loc[other["method"] == "h2o", "score_percent"] = 79.0
-    assert table1.beats_h2o(pd.concat([table, *tasks]), NO_BAG).status.value == "undecided"
+    assert table1.beats_h2o(pd.concat([table, *tasks]), NO_BAG).word == UNTOLD
 
 
 def test_more_than_the_paper_saved_is_beyond():
     table = speeds(long=[10 / 2.7]).assign(peak_memory_bytes=36.0, dense_peak_memory_bytes=100.0)
-    assert table4.throughput_rises(table).status.value == "beyond"
-    assert table4.throughput_rises(speeds(long=[10 / 1.5])).status.value == "short"
-    assert table4.throughput_rises(speeds(long=[10.5])).status.value == "not met"
-    assert table4.memory_falls(table).status.value == "beyond"
-    assert table4.memory_falls(table.assign(peak_memory_bytes=60.0)).status.value == "met"
+    assert table4.throughput_rises(table).word == OTHER
+    assert table4.throughput_rises(speeds(long=[10 / 1.5])).word == OTHER
+    assert table4.throughput_rises(speeds(long=[10.5])).word == MISSED
+    assert table4.memory_falls(table).word == OTHER
+    assert table4.memory_falls(table.assign(peak_memory_bytes=60.0)).word == MET
 
 
 def test_the_axis_of_the_slack_is_that_of_its_points():

@@ -195,4 +195,5 @@ QUANTITY = Quantity(
     lambda suite: sorted(suite.runs, key=lambda run: run.log_pruning_tolerance is not None)[:1],
     untrained=lambda run: True,
     large=True,
+    optional=True,
 )
