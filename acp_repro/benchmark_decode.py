@@ -15,7 +15,7 @@ from pathlib import Path
 from .common.command import choose_device, command, positive, run_command
 from .common.docs import plain
 from .pipeline.provenance import device_name
-from .pipeline.records import keep_other_machines, write_suite_records
+from .pipeline.records import write_suite_records
 from .pipeline.registry import find_paper
 from .pipeline.suite import load_suite
 
@@ -31,8 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     import torch
 
     from .model import FoXConfig
-    from .pipeline.benchmark.breakdown import breakdown
-    from .pipeline.benchmark.decode import make_decode_problem, make_model, measure_attention, measure_model
+    from .pipeline.benchmark.decode import make_decode_problem, measure_attention, measure_model
     from .pipeline.benchmark.rivals import available
 
     device = choose_device(options.device)
@@ -46,9 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
     quantity = paper.quantity("decode_time")
     shapes = options.shapes or (SHAPES_GPU if gpu else SHAPES_CPU)
 
-    for batch, length in (text.split("x") for text in shapes if suite):
-        planned = {"batch": [int(batch)], "length_tokens": [int(length)], "scope": options.scopes}
-        keep_other_machines(suite, quantity, provenance["device"], planned)
     rivals = {}
     for name in RIVALS if gpu else ():
         call = available(name, device)
@@ -75,8 +71,6 @@ def main(arguments: list[str] | None = None) -> int:
                 for one in measure_model(config, options.gates, batch, length, options.repeats, device):
                     records.append(one)
                     print(_line(one))
-                if options.breakdown:
-                    print(breakdown(*make_model(config, options.gates, batch, length, device)))
         finally:  # if a long table ends early, its records are kept
             if options.suite and records:
                 write()
@@ -141,11 +135,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         choices=("bimodal", "local", "global", "one-global"),
         help="which heads are local: two thirds, all, none, all but one (default: %(default)s)",
     )
-    add(
-        "--breakdown",
-        action="store_true",
-        help="also print where the model's prefill spends its time, with and without ACP",
-    )
     add("--repeats", type=positive, default=20, metavar="N", help="default: %(default)s")
     add("--device", help="cpu, cuda (default: a GPU if there is one)")
     add(
@@ -153,10 +142,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help="write results/NAME/benchmark/decode_time.csv, for `make figure_decode SUITE=NAME`",
     )
-    options = parser.parse_args(arguments)
-    if options.breakdown and "model" not in options.scopes:
-        parser.error("--breakdown needs a model: add it to --scopes")
-    return options
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from .pipeline.errors import SuiteError
 from .pipeline.paper import Quantity
 from .pipeline.papers.acp.suite import FoXRun, FoXSuite
 from .pipeline.provenance import device_name, made_on
-from .pipeline.records import benchmark_rows, keep_other_machines, write_suite_records
+from .pipeline.records import benchmark_rows, write_suite_records
 from .pipeline.run import PARALLEL
 from .pipeline.suite import load_suite
 
@@ -54,10 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return _measure(runs, options, write)
     _check_ranks(options.nproc, device.type)
-    for run in () if options.csv else runs:
-        shape = dict(zip(SHAPE, ([value] for value in _shape(run)), strict=True))
-        planned = {**shape, "vocab_size": options.vocab_size, "ranks": options.nproc}
-        keep_other_machines(suite, quantity, device_name(device), planned)
     from .pipeline.training.distributed import launch_ranks
 
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +89,7 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
 
     After each model it writes all as the records of the suite: what ends the command costs one model at most.
     """
-    from .pipeline.papers.acp.training_steps import measure
+    from .pipeline.papers.acp.training_steps import time_steps
     from .pipeline.training.distributed import on_rank_zero, process_group, world_size
 
     with process_group(options.device) as device:
@@ -105,7 +101,7 @@ def _measure(runs: list, options: argparse.Namespace, write: Callable[..., Path]
             write(records, **made_on(device))
 
         for run, words in itertools.product(runs, options.vocab_size):
-            for record in measure(
+            for record in time_steps(
                 run,
                 words,
                 device,

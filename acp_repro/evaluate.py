@@ -11,9 +11,9 @@ import argparse
 from pathlib import Path
 
 from .common.command import choose_device, command, positive, run_command
-from .common.errors import UsageError
+from .common.errors import UsageError, UserError
 from .pipeline.papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
-from .pipeline.papers.acp.evaluation.catalogue import BOOK_TASKS, PAPER_TASKS
+from .pipeline.papers.acp.evaluation.catalogue import BOOK_TASKS, PAPER_TASKS, check_tokenizer
 
 OUTPUT = Path("runs/evaluations")
 
@@ -24,17 +24,21 @@ def main(arguments: list[str] | None = None) -> int:
     if options.output and options.output.exists() and not options.output.is_dir():
         raise UsageError(f"--output: {options.output} is a file; give a folder")
     from .pipeline.papers.acp.checkpoint_folder import Checkpoint
-    from .pipeline.papers.acp.fits import check_tokenizer
-    from .pipeline.papers.acp.measure.lm_eval import NoHarness
-    from .pipeline.papers.acp.unfinished import identity
 
     device = choose_device(options.device)
     checkpoint = Checkpoint.find(options.checkpoint)
     try:
-        from .pipeline.papers.acp.evaluation.evaluation import evaluate, harness_model, print_results
+        from .pipeline.papers.acp.evaluation.evaluation import (
+            evaluate,
+            harness_model,
+            identity,
+            print_results,
+        )
         from .pipeline.papers.acp.evaluation.tasks import load_tasks
     except ModuleNotFoundError as error:
-        raise NoHarness(error) from None
+        raise UserError(
+            f"the tasks need the LM Evaluation Harness ({error}); make .venv/installed-eval"
+        ) from None
     tokenizer = _tokenizer(checkpoint, options.tokenizer)
     whose = options.tokenizer or str(checkpoint.folder)
     check_tokenizer(tokenizer.vocab_size, checkpoint.config.vocab_size, whose)

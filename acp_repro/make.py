@@ -72,16 +72,17 @@ def _make(suite: Suite, words: str, target: plan.Drawn | None) -> int:
 
 
 def _help(suite_name: str) -> int:
-    """Lists every item of the suite's paper with its title; one line where the items cannot be read."""
+    """Lists what can be made from the suite, with titles; one line where the items cannot be read."""
     print(
         f"  SUITE={suite_name} is the suite at hand; choose another with SUITE=name (experiments/name.yaml) "
         "or SUITE=file.yaml"
     )
     print("Figures and tables, each made with all that it needs:")
     try:
-        paper = load_suite(suite_name).paper
-        lines = [f"    make {one.name:<15} {one.title}" for one in (*paper.items, *paper.pages)]
-        print("\n".join([f"  of {paper.title}:", *lines]))
+        suite = load_suite(suite_name)
+        able = [*(item for item in suite.paper.items if item.runs(suite)), *suite.paper.pages]
+        lines = [f"    make {one.name:<15} {one.title}" for one in able]
+        print("\n".join([f"  of {suite.paper.title}:", *lines]))
     except ImportError:
         print("  make figure2 is one; make setup installs what lists them all")
     return 0

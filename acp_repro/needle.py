@@ -3,8 +3,7 @@
 CHECKPOINT is a FoX checkpoint folder in the authors' format with a tokenizer.json beside the weights, or a
 run folder such as runs/cpu/NAME. A sentence is hidden at several depths of texts of several lengths, and the
 model is asked for it at the end. Prints, by length and depth, the share of its words that the answers have.
-Also prints how much more probable the right answer is with the needle than without. With --csv a stopped test
-can continue.
+Also prints how much more probable the right answer is with the needle than without.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .common.errors import UsageError
 from .pipeline.papers.acp.checkpoint_options import DEFAULT_CONTEXT_LENGTH, checkpoint_parser
 
 
-@command("the same command continues where it was, if it had --csv")
+@command()
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     _check_new(options.csv)
@@ -27,11 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     from .common.files import write_text
     from .pipeline.papers.acp.checkpoint_folder import Checkpoint, one_thread_if_small
-    from .pipeline.papers.acp.fits import check_tokenizer
-    from .pipeline.papers.acp.needle import report, trial
-    from .pipeline.papers.acp.needle.haystack import checkpoint_haystacks, fingerprints
+    from .pipeline.papers.acp.evaluation.catalogue import check_tokenizer
+    from .pipeline.papers.acp.needle import trial
+    from .pipeline.papers.acp.needle.haystack import checkpoint_haystacks
     from .pipeline.papers.acp.needle.prompt import hide, tokenise_needles
-    from .pipeline.papers.acp.unfinished import Unfinished, digest, identity
 
     checkpoint = Checkpoint.find(options.checkpoint)
     tokenizer = checkpoint.own_tokenizer()
@@ -44,15 +42,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.exact and checkpoint.config.log_pruning_tolerance is None:
         raise UsageError(f"--exact: {checkpoint.folder} prunes nothing; leave the option out")
     depths = list(dict.fromkeys(options.depths or ())) or [0, 0.25, 0.5, 0.75, 1]
-    key = identity(model, checkpoint.weights_sha256) | {
-        "wording": options.mode,
-        "depths": depths,
-        "haystacks": fingerprints(haystacks),
-        "device": str(device),
-    }
-    # Named by what is measured, so that a test may continue under another name.
-    path = options.csv and options.csv.with_name(f".needle-{digest(key)}.unfinished")
-    unfinished = Unfinished(path, key)
     one_thread_if_small(model)
     held_out = checkpoint.run and checkpoint.source()
     haystack = options.haystack and str(Path(options.haystack).resolve())
@@ -67,10 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
         dtype=checkpoint.autocast_dtype(device),
         batch_tokens=options.batch_tokens,
         description="needle",
-        unfinished=unfinished,
     )
     table = pd.DataFrame(rows)
-    print(report.in_words(table))
+    print(trial.needle_table(table))
     if options.csv:
         _check_new(options.csv)  # another process may have created it first
         table = table.assign(
@@ -81,21 +69,13 @@ def main(arguments: list[str] | None = None) -> int:
         )
         write_text(options.csv, table.to_csv(index=False))
         print(f"csv: {options.csv.resolve()}")
-    unfinished.finish()
     return 0
 
 
 def _check_new(path: Path | None) -> None:
-    """Checks that ``path`` does not exist, because no result is overwritten.
-
-    Raises:
-        UsageError: it does.
-    """
+    """No result is overwritten."""
     if path and path.exists():
-        raise UsageError(
-            f"--csv: {path} exists already; give another name in that folder, or delete it "
-            "(finished parts of this test are kept)"
-        )
+        raise UsageError(f"--csv: {path} exists already; give another name, or delete it")
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

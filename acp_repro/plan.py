@@ -1,6 +1,7 @@
 """Estimates the cost of a suite: ``python -m acp_repro.plan --suite paper --gpu h100``.
 
-Parameters, FLOPs, memory and GPU-hours of every run of ACP, from formulas; nothing is built or trained.
+Parameters, FLOPs, memory and GPU-hours of every run of ACP, from formulas; nothing is built or trained. Runs
+in float32 are for a CPU, and have no GPU-hours.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
         fits = _MARGIN * cost.memory <= 1e9 * _MEMORY_GB[gpu]
         counts = (f"{cost.parameters / 1e6:,.1f}", f"{cost.tokens / 1e6:,.1f}", f"{cost.steps:,}")
         rows.append((run.name, *counts, *(f"{x:.3g}" for x in numbers), "yes" if fits else "no"))
-    print(f"{suite.name}: {suite.description}", *aligned(rows, left=[0]), sep="\n")
+    on_gpu = any(run.training.dtype != "float32" for run in suite.runs)
+    shown = rows if on_gpu else [row[:6] for row in rows]
+    print(f"{suite.name}: {suite.description}", *aligned(shown, left=[0]), sep="\n")
+    if not on_gpu:
+        return 0
     hours = sum(cost.gpu_hours for cost in costs)
     print(
         f"{len(costs)} runs: {hours:,.4g} GPU-hours, {hours / ranks:,.4g} hours one after another on {ranks} "

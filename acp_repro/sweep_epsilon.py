@@ -25,7 +25,6 @@ from .pipeline.papers.acp.settings import MeasureConfig
 from .pipeline.papers.acp.suite import FoXSuite
 from .pipeline.provenance import made_on, origin
 from .pipeline.records import read_files
-from .pipeline.registry import find_paper
 from .pipeline.suite import load_suite
 from .pipeline.training.measuring import bring_up_to_date
 
@@ -70,6 +69,7 @@ def _of_suite(options: argparse.Namespace) -> list[dict]:
 def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
     from .pipeline.papers.acp.checkpoint_folder import Checkpoint
     from .pipeline.papers.acp.checkpoint_run import TrainedCheckpoint
+    from .pipeline.papers.acp.measure.pruned_ratio import measure_epsilon_sweep
 
     device = choose_device(options.device)
     checkpoint = Checkpoint.find(options.checkpoint)
@@ -78,8 +78,7 @@ def _of_checkpoint(options: argparse.Namespace) -> list[dict]:
     tokens = max(length, options.tokens or (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS))
     ids = checkpoint.input_ids(length, tokens, text=options.text, token_ids=options.token_ids)
     trained = TrainedCheckpoint(checkpoint, ids, device, MeasureConfig(sweep_tokens=tokens))
-    quantity = find_paper("acp").quantity(QUANTITY)
-    rows = quantity.measure(trained, log_pruning_tolerances=options.log_pruning_tolerance)
+    rows = measure_epsilon_sweep(trained, options.log_pruning_tolerance)
     if options.csv:
         source = {
             "checkpoint": str(checkpoint.folder),

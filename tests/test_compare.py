@@ -168,10 +168,6 @@ def test_what_our_own_command_and_records_keep_can_be_compared(two):
         (["a", "b", "--metrics", "acc_norm"], "'acc_norm' is no mean over items in both; "),
         (["a", "b", "--metrics", "mcc"], "'mcc' is no mean over items in both; "),
         (["a", "other"], "a and other have no task in common: arc_easy, piqa, wikitext; copa"),
-        (
-            ["a", "bare/samples_piqa.jsonl"],
-            "piqa.jsonl has no items of a task; write them with lm-eval --log_samples",
-        ),
         (["a", "strangers"], "piqa acc: a and strangers have no item in common"),
         (["a", "twice"], "hold piqa both; give one of them"),
         (["a", "broken/samples_piqa.jsonl"], "samples_piqa.jsonl, line 2: no sample of lm-eval"),
@@ -194,7 +190,7 @@ def test_what_cannot_be_compared_is_one_line(two, capsys, arguments, message):
     samples(Path("longer"), "wikitext", {"word_perplexity": [[-300.0, 7]]})
     samples(Path("damaged"), "copa", {"perplexity": [-1.0, math.nan]})
     line = path.read_text()
-    for name, text in (("broken", f"{line}{{\n"), ("again", line * 2), ("bare", '{"doc_id": 0}')):
+    for name, text in (("broken", f"{line}{{\n"), ("again", line * 2)):
         Path(name).mkdir()
         Path(f"{name}/samples_piqa.jsonl").write_text(text)
     try:

@@ -32,7 +32,7 @@ PAGES = [
 PRESENT = [page for page in PAGES if page.name != "lab-notebook.md"]
 FOLDERS = "acp_repro|analysis|docs|experiments|figures|notebooks|pretrained|results|scripts|tests"
 # What the chain makes is there after it ran.
-MADE = re.compile(r"(figures|results)/(?!h100)|experiments/toy\.yaml")  # toy: of tests/test_toy_paper.py
+MADE = re.compile(r"(figures|results)/(?!h100)|experiments/toy\.yaml")  # toy: of CONTRIBUTING.md
 STANDS_FOR_OTHERS = re.compile(r"\b[A-Z]{3,}\b|[*{]")
 
 texts = {page: page.read_text(encoding="utf-8") for page in PRESENT}
@@ -173,7 +173,7 @@ def test_make_targets_exist(page):
 @pytest.mark.parametrize("page", PRESENT, **ids)
 def test_suites_exist(page):
     suites = {path.stem for path in (ROOT / "experiments").glob("*.yaml")}
-    suites |= {"NAME", "name", "SUITE", "S", "toy"}  # tests/test_toy_paper.py writes toy
+    suites |= {"NAME", "name", "SUITE", "S", "toy"}  # toy: of CONTRIBUTING.md
     for line in command_lines(texts[page]):
         assert set(re.findall(r"(?:SUITE=|--suite )([\w-]+)", line)) <= suites, line
 

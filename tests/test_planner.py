@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from acp_repro.pipeline.run import Run
 from acp_repro.pipeline.suite import load_suite, suite_names
 from analysis import drawing
 from tests.analysis import synthetic
-from tests.suites import YAML, write_suite
+from tests.suites import YAML, run_here, write_suite
 
 ROOT = Path(__file__).parent.parent
 RUN, EXACT = "pro-tiny-128-acp", "pro-tiny-128-exact"
@@ -72,6 +74,7 @@ def work(tmp_path_factory):
         python.chmod(0o755)
         (folder / ".venv/installed").touch()
         patch.setenv("PYTHONPATH", str(folder))
+        patch.setattr(make, "run_words", run_here)
         assert make.main(["figure2", "--suite", "mini"]) == 0
         yield folder
 
@@ -196,16 +199,15 @@ def test_a_full_disk_between_a_record_and_its_proof_leaves_it_stale(savings, mon
         drawing.draw("mini", "figure2")
 
 
-def test_two_at_once_both_end_well(work):
-    write_suite(work, name="both")
-    command = [sys.executable, "-m", "acp_repro.make", "figure4", "--suite", "both"]
-    both = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in "ab"
-    ]
-    output = [process.communicate(timeout=300)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], output
-    assert "".join(output).count("python -m acp_repro.train") == 1
-    assert "".join(output).count("waiting: another process makes something of suite both") == 1
+def test_two_at_once_take_turns(work, monkeypatch):
+    said, waits = [], threading.Event()
+    monkeypatch.setattr("builtins.print", lambda *words, **_: (said.append(words[0]), waits.set()))
+    with ThreadPoolExecutor() as pool:
+        with state.exclusive("make-mini", ""):
+            other = pool.submit(make.main, ["figure2", "--suite", "mini"])
+            assert waits.wait(60) and not other.done()
+        assert other.result(60) == 0
+    assert said[0] == "waiting: another process makes something of suite mini"
 
 
 @needs_make
@@ -280,19 +282,6 @@ def test_what_came_with_the_project_is_not_deleted(work, capsys):
     assert make.main(["clean", "--suite", "ours"]) == 2
     assert "came with the project; make clean SUITE=ours FORCE=1 deletes it" in capsys.readouterr().err
     assert make.main(["clean", "--suite", "ours", "--force"]) == 0 and not Path("results/ours").exists()
-
-
-def test_weights_that_come_with_the_project_are_never_trained(work, capsys):
-    write_suite(
-        work, YAML.replace("grid:", "weights: {folder: ready, trained_by: mini}\ngrid:"), name="ready"
-    )
-    assert make.main(["figure2", "--suite", "ready"]) == 1
-    assert "it comes with the project: git checkout -- ready" in capsys.readouterr().err
-    shutil.copytree(f"runs/mini/{RUN}/model", f"ready/{RUN}")
-    assert kinds(load_suite("ready"), "figure2")[:2] == (
-        set(),
-        {(RUN, q) for q in PAPER.item("figure2").quantities},
-    )
 
 
 def test_the_harness_is_installed_before_the_first_record_that_needs_it(work, monkeypatch):

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import pickle
-import re
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,10 @@ from acp_repro.common import files
 from acp_repro.model import load_config
 from acp_repro.pipeline import state
 from acp_repro.pipeline.errors import RecordError, SuiteError
-from acp_repro.pipeline.paper import first_seeds
 from acp_repro.pipeline.papers.acp.task import FoXTask
 from acp_repro.pipeline.records import read_records, write_records
 from acp_repro.pipeline.suite import load_suite
 from acp_repro.suite import main as suite_main
-from analysis.acp.models import at_start
 from tests.suites import YAML, with_measure, write_suite
 
 ROOT = Path(__file__).parent.parent
@@ -47,24 +44,6 @@ def test_the_grid_makes_the_runs_and_pairs_differ_in_one_key(load):
     assert suite.select(acp=True) == [acp] and suite.select(architecture="llama") == []
     assert suite.pairs("pro") == suite.pairs("pro", largest=True) == [acp, exact]
     assert suite.pairs("pro", largest=False) == [] and suite.heads_run == suite.sweep_run == acp
-
-
-def test_a_size_may_share_qk_norm_weights_and_have_words_of_its_own(load):
-    text = YAML.replace("learning_rate: 1e-2}", "learning_rate: 1e-2}\n" + "  other: {KEYS}")
-    keys = "num_hidden_layers: 2, hidden_size: 32, head_dim: 16, tokens: 1536, learning_rate: 1e-2"
-    text = text.replace("size: [tiny]", "size: [tiny, other]")
-    more = "qk_norm_share_param_across_head: true, vocab_size: 300"
-    plain, other = load(text.replace("KEYS", f"{keys}, {more}")).runs[::2]
-    assert not plain.model_config(9).qk_norm_share_param_across_head and plain.data.tokenizer == "bytes"
-    assert other.model_config(9).qk_norm_share_param_across_head and other.data.bpe_size == 300
-    # Records of before these keys have settings without them, and are current all the same.
-    before = json.loads(json.dumps(plain.as_dict()))
-    for key in ("qk_norm_share_param_across_head", "vocab_size"):
-        del before["size"][key]
-    assert not state.differences(before, plain)
-    assert "size.vocab_size: None, now 300" in state.differences(before, other)
-    with pytest.raises(SuiteError, match="sizes.other.vocab_size: .*258"):
-        load(text.replace("KEYS", f"{keys}, vocab_size: 100"))
 
 
 def test_a_run_may_begin_with_one_weight_moved(load):
@@ -215,31 +194,6 @@ def test_the_paper_suite_is_the_36_runs(monkeypatch, capsys):
     assert capsys.readouterr().out.split() == [run.name for run in suite.runs]
 
 
-def test_the_h100_suite_has_the_pairs_that_its_figures_need(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    suite = load_suite("h100")
-    pairs = {run.name.rsplit("-exact", 1)[0] for run in suite.runs if not run.log_pruning_tolerance}
-    small = {"pro-125m-4k", "pro-125m-8k", "pro-125m-16k"}
-    assert pairs == small | {"pro-360m-16k"}  # Figure 3 has the larger, Figure 8 the others
-    # The noise of the seed is read from two runs that differ in nothing else; savings from one of them.
-    acp = [suite.run("pro-125m-16k-acp"), suite.run("pro-125m-16k-acp-seed1")]
-    assert suite.with_all_seeds(acp[:1]) == acp and first_seeds(acp) == acp[:1]
-    # Figures 4 to 7 look at a model that is trained, not at the large one that is only timed.
-    assert suite.heads_run.size_name == suite.sweep_run.size_name == "125M"
-
-
-def test_the_suite_of_sizes_has_what_the_papers_figures_show(load):
-    """Past the start of training, once all runs are trained: 760M at 4k for Figures 4 to 6, three sizes for
-    2, pairs for 3 and 8."""
-    text = (ROOT / "experiments/h200-sizes.yaml").read_text()
-    suite = load(re.sub("(?m)^not_run:.*\n", "", text))
-    assert suite.heads_run.name == "pro-760m-4k-acp"
-    assert not any(at_start(run.size.tokens, run.size_name) for run in suite.runs)
-    lengths = {(run.size_name, run.context_length) for run in suite.with_acp("pro")}
-    assert lengths >= {("760M", 4096), ("760M", 16_384)} | {("360M", n) for n in (4096, 8192, 16_384)}
-    assert {"pro-360m-4k-exact", "pro-760m-4k-exact"} <= {run.name for run in suite.pairs("pro")}
-
-
 def test_the_pretrained_suite_is_what_its_trainer_trains(monkeypatch):
     monkeypatch.chdir(ROOT)
     for run in load_suite("pretrained").runs:
@@ -268,93 +222,31 @@ def test_names_tell_length_tolerance_and_seed(load):
     ]
 
 
-def test_every_suite_of_the_project_loads():
-    for path in (ROOT / "experiments").glob("*.yaml"):
-        suite = load_suite(str(path))
-        assert suite.name == path.stem and suite.runs
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "hidden_size: 32",
-            "hiden_size: 32",
-            r"sizes.tiny.hiden_size: unknown key; did you mean hidden_size\?",
-        ),
-        (
-            "hidden_size: 32",
-            "hidden_size: wide",
-            "sizes.tiny.hidden_size: must be a whole number, got 'wide'$",
-        ),
-        (
-            "hidden_size: 32",
-            "hidden_size: 40",
-            "sizes.tiny.hidden_size: 40 must be a multiple of head_dim 16",
-        ),
+        ("hidden_size: 32", "hiden_size: 32", r"tiny.hiden_size: unknown key; did you mean hidden_size"),
+        ("hidden_size: 32", "hidden_size: wide", "tiny.hidden_size: must be a whole number, got .wide.$"),
+        ("hidden_size: 32", "hidden_size: 40", "tiny.hidden_size: 40 must be a multiple of head_dim 16"),
         ("hidden_size: 32, ", "", "sizes.tiny.hidden_size: missing"),
         ("tokens: 1536", "tokens: -1", "sizes.tiny.tokens: must be a whole number of at least 1, got -1"),
-        ("tokens: 1536", "tokens: true", "sizes.tiny.tokens: must be a whole number, got True"),
         ("size: [tiny]", "size: [huge]", r"grid\[0\].size: no size 'huge' under sizes, which has tiny"),
         ("size: [tiny]", "size: tiny", r"grid\[0\].size: must be a list, such as \[tiny\], got 'tiny'"),
-        (
-            "warmup_tokens: 512",
-            "warmup_tokens: 1537",
-            "training.warmup_tokens: 1537 are more than the 1536 tokens of sizes.tiny",
-        ),
+        ("warmup_tokens: 512", "warmup_tokens: 1537", "training.warmup_tokens: 1537 are more than the 1536"),
         ("[128]", "[100]", "micro_batch_tokens: 128 must be a multiple of the context length 100"),
-        (
-            "[-10, null]",
-            "[10]",
-            r"grid\[0\].log_pruning_tolerance\[0\]: must be a finite number below 0, the log",
-        ),
         ("[-10, null]", "[-10, -10]", "must be a list of different values"),
-        ("[-10, null]", "[-10], architecture: [gpt]", r"architecture\[0\]: must be pro or llama, got 'gpt'"),
-        (
-            "micro_batch_tokens: 128",
-            "micro_batch_tokens: 96",
-            "micro_batch_tokens: 96 must divide batch_tokens 256",
-        ),
         ("corpus: text", "corpus: web", "data.corpus"),
-        ("grid:", "weights: x\ngrid:", "weights: must be a mapping of keys or null, got .x."),
-        ("grid:", "weights: {foldr: x}\ngrid:", r"weights.foldr: unknown key; did you mean folder\?"),
+        ("grid:", "weights: x\ngrid:", "weights: must be a mapping of keys, got .x."),
         ("description: a test", "description: a test\ndescription: twice", "'description' is given twice"),
         ("description: a test", "description: [", "not valid YAML"),
-        (
-            "grid:",
-            "grid:\n  - {size: [tiny], context_length: [128]}",
-            "makes the run pro-tiny-128-acp a second time",
-        ),
-        ("[-10, null]", f"[-10], seed: [{2**63}]", rf"seed\[0\]: must be .* from 0 to 2.63 - 1, got {2**63}"),
+        ("description: a test", f"description: {'[' * 400}{']' * 400}", "not valid YAML"),
+        ("description: a test", "description: &all [*all]", "write it out instead of an alias"),
+        ("grid:", "grid:\n  - {size: [tiny], context_length: [128]}", "makes the run .* a second time"),
         ("[-10, null]", f"[-10, null], seed: {list(range(600))}", "grid: makes 1,200 runs; at most 1,000"),
         ("grid:", "#" * 2**15 + "\ngrid:", "bytes; a suite has at most"),
-        ("description: a test", f"description: {'1' * 5000}", "not valid YAML"),
-        ("description: a test", "description: 2026-13-45", "not valid YAML"),
-        ("description: a test", f"description: {'[' * 400}{']' * 400}", "not valid YAML"),
-        ("description: a test", f"description: {'[' * 210}{']' * 210}", "not valid YAML"),
-        ("description: a test", "description: &all [*all]", "write it out instead of an alias"),
-        (
-            "  - {size: [tiny], context_length: [128], log_pruning_tolerance: [-10, null]}",
-            "  []",
-            "has no run",
-        ),
         ("grid:", "not_run: ['*']\ngrid:", "grid: has no run but those of not_run; add one"),
-        (
-            "timing_repeats: 1",
-            "timing_repeats: 1, needle_lengths: x",
-            "needle_lengths: must be a whole number or a list, got",
-        ),
         ("dtype: float32", "dtype: float23", "dtype: must be bfloat16 or float32, .*; did you mean float32"),
-        (
-            "learning_rate: 1e-2",
-            "learning_rate: .inf",
-            "learning_rate: must be a finite number above 0, got inf",
-        ),
-        (
-            "learning_rate: 1e-2",
-            "learning_rate: 1e-2, vocab_size: x",
-            "vocab_size: must be a whole number or null, got 'x'",
-        ),
+        ("loss_tokens: 256", "needle_depths: [2]", r"needle_depths\[0\]: must be a number in \[0, 1\]"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
@@ -362,20 +254,6 @@ def test_what_is_wrong_is_one_line_with_file_and_key(load, old, new, message):
     with pytest.raises(SuiteError, match=message) as caught:
         load(YAML.replace(old, new, 1))
     assert str(caught.value).startswith("experiments/mini.yaml: ") and "\n" not in str(caught.value)
-
-
-def test_a_file_without_a_mapping_of_keys_is_refused(load):
-    for text in ("# nothing yet\n", "- size\n"):
-        with pytest.raises(SuiteError, match="must be a mapping of keys, got .*; begin with a copy of "):
-            load(text)
-
-
-def test_names_that_cannot_be_folders_and_targets_of_make_are_refused(load, tmp_path):
-    with pytest.raises(SuiteError, match=r"a run cannot be named 'pro-a b/c-128-acp'; use letters"):
-        load(YAML.replace("  tiny:", "  a b/c:").replace("[tiny]", "[a b/c]"))
-    write_suite(tmp_path, name="my suite")
-    with pytest.raises(SuiteError, match="my suite.yaml: a suite's name may have only letters"):
-        load_suite("my suite")
 
 
 def test_a_file_elsewhere_goes_by_its_name_and_is_asked_for_by_its_path(load, tmp_path):
@@ -394,12 +272,3 @@ def test_a_file_elsewhere_goes_by_its_name_and_is_asked_for_by_its_path(load, tm
         read_records(suite, "loss")
     for name in ("mini", "experiments/mini.yaml"):
         assert load_suite(name).runs[0].command.endswith(f"--suite mini --run {run.name}")
-
-
-def test_unknown_suites_and_runs_are_answered_with_what_there_is(load):
-    suite = load(YAML)
-    with pytest.raises(SuiteError, match="no such suite; there are mini"):
-        load_suite("cpuu")
-    with pytest.raises(SuiteError, match="did you mean pro-tiny-128-acp?"):
-        suite.run("pro-tiny-128-apc")
-    assert dataclasses.is_dataclass(suite)

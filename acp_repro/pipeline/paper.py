@@ -1,8 +1,7 @@
-"""What the chain knows of a paper: its runs, what is measured on them, and what is drawn from that.
+"""What the pipeline knows of a paper: its runs, what is measured on them, and what is drawn from that.
 
-One :class:`Paper` object leads to all of it. What draws and judges is declared in the analysis and is
-imported when it is needed. Make's rules, the default choice of the measure command, the report, `make help`
-and the errors are made from it. None of this imports torch or a drawing library.
+Make's rules, the default choice of the measure command, the report, `make help` and the errors are made from
+one :class:`Paper` object. None of this imports torch or a drawing library.
 """
 
 from __future__ import annotations
@@ -27,13 +26,8 @@ NO_RUN = "benchmark"  # the folder of what is measured of a whole suite
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite file, validated and multiplied out into its runs.
-
-    Attributes:
-        name: the file's name without its suffix, a ``SuiteName``.
-        file: the file as the dataclass ``paper.file``.
-        runs: of its grid, without ``not_run``, which the file names as gaps.
-    """
+    """A suite file, validated and multiplied out into its runs. ``not_run`` are those that the file names as
+    gaps."""
 
     name: str
     paper: Paper
@@ -66,11 +60,7 @@ class Suite:
         return self.file.weights
 
     def run(self, name: str) -> Run:
-        """The run called ``name``.
-
-        Raises:
-            UnknownName: there is none; the message lists the names.
-        """
+        """The run called ``name``."""
         for run in self.runs:
             if run.name == name:
                 return run
@@ -78,19 +68,15 @@ class Suite:
         raise UnknownName.among(f"suite {self.name} has no run {name!r}", name, known)
 
     def check(self) -> None:
-        """For a paper's own class: checks the suite as a whole.
-
-        Raises:
-            ValueError: something is wrong that only the whole suite shows.
-        """
+        """For a paper's own class: checks the suite as a whole."""
 
     def prerequisites(self, run: Run) -> list[Run]:
         """For a paper's own class: runs of the suite whose weights must exist before ``run`` begins."""
         return []
 
     @property
-    def aside(self) -> str:
-        """For a paper's own class: in the words of an error, which runs of the grid only some items use."""
+    def restriction(self) -> str:
+        """For a paper's own class: which runs of the grid only some items use, for an error."""
         return ""
 
     def with_all_seeds(self, runs: Iterable[Run]) -> list[Run]:
@@ -114,16 +100,14 @@ def first_seeds(runs: Iterable[Run]) -> list[Run]:
 class Quantity:
     """Something that is measured: ``results/SUITE/RUN/NAME.csv``.
 
-    It is ``QUANTITY`` of the module of its name in the paper's package ``measures``, beside ``measure``.
-
     Attributes:
-        name: of the quantity, its module and the file of its records.
-        columns: the measured columns, as words of one string or one by one. A name ends with its unit;
-            counts, ratios and indices need none.
-        measure: ``measure(trained, **options)`` gives the rows; None if ``command`` makes them.
+        name: of the quantity and the file of its records.
+        columns: the measured columns, as words of one string. A name ends with its unit; counts, ratios and
+            indices need none.
+        measure: ``MODULE:FUNCTION``, imported when it measures: ``function(trained, **options)`` gives the
+            rows. Empty if ``command`` makes them.
         runs: the runs of a suite that it is about.
         group: a name shared by quantities that should be measured with one load of the weights.
-        timed: whether it is a time or a rate, which needs the machine for itself.
         untrained: whether it depends on a run's shape alone, so that no training is needed. ``measure`` then
             gets a ``Trained`` without task and model, and makes a model with fresh weights.
         large: whether it has thousands of rows with one provenance, so that the file is gzipped.
@@ -141,10 +125,9 @@ class Quantity:
 
     name: str
     columns: str | tuple[str, ...]
-    measure: Callable[..., list[dict[str, Any]]] | None = None
+    measure: str = ""
     runs: Callable[[Suite], list[Run]] = lambda suite: list(suite.runs)
     group: str = ""
-    timed: bool = False
     untrained: Callable[[Run], bool] = lambda run: False
     large: bool = False
     options: tuple[str, ...] = ()
@@ -314,8 +297,7 @@ class Paper:
         suite: the class of a loaded suite, with the paper's own checks.
         make_run: a point of the grid as a run: ``make_run(file, suite_name, **point)``.
         run_columns: columns of every record that identify its run; keys of ``Run.columns()``.
-        measures: the package of its quantities, a module for each.
-        measured: the names of its quantities, in the order in which they are measured.
+        quantities: what is measured, in this order.
         task: ``MODULE:NAME`` of its ``training.task.Task``, or of a function that gives a run's task.
             Imported when something is trained.
         analysis: the package of its figures and tables. Its module ``items`` has ``ITEMS`` in their order,
@@ -331,8 +313,7 @@ class Paper:
     suite: type[Suite]
     make_run: Callable[..., Run]
     run_columns: tuple[str, ...]
-    measures: str
-    measured: tuple[str, ...]
+    quantities: tuple[Quantity, ...]
     task: str
     analysis: str
     pages: tuple[Page, ...] = ()
@@ -362,26 +343,14 @@ class Paper:
         return importlib.import_module(full) if found else None
 
     def quantity(self, name: str) -> Quantity:
-        """The quantity called ``name``.
-
-        Raises:
-            UnknownName: the paper measures no such quantity.
-        """
-        if name not in self.measured:
-            raise UnknownName.among(f"paper {self.name} has no quantity {name!r}", name, self.measured)
-        return importlib.import_module(f"{self.measures}.{name}").QUANTITY
-
-    @property
-    def quantities(self) -> tuple[Quantity, ...]:
-        """Its quantities, from the modules of ``measures``."""
-        return tuple(map(self.quantity, self.measured))
+        """The quantity called ``name``."""
+        names = {quantity.name: quantity for quantity in self.quantities}
+        if name not in names:
+            raise UnknownName.among(f"paper {self.name} has no quantity {name!r}", name, names)
+        return names[name]
 
     def item(self, name: str) -> Item:
-        """The figure or table called ``name``.
-
-        Raises:
-            UnknownName: the paper has no such figure or table.
-        """
+        """The figure or table called ``name``."""
         known = {item.name: item for item in self.items}
         if name not in known:
             raise UnknownName.among(f"paper {self.name} has no item {name!r}", name, known)
@@ -397,10 +366,10 @@ class Paper:
 
     def load_task(self) -> Callable[[Run], Any]:
         """The function that makes the task of a run; imports torch."""
-        return _named(self.task)
+        return load_object(self.task)
 
 
-def _named(place: str) -> Any:
+def load_object(place: str) -> Any:
     """The object that ``MODULE:NAME`` names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

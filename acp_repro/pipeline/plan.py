@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..common import files
 from . import state
-from .errors import RecordError, SuiteError, UnknownName
+from .errors import SuiteError, UnknownName
 from .paper import FIGURES, NO_RUN, RESULTS, Item, Page, Quantity, Suite
 from .registry import paper_module
 from .run import EXPERIMENTS, Run
@@ -30,11 +30,7 @@ Target = Run | Record | Drawn
 
 
 def targets(suite: Suite, goals: Sequence[str]) -> list[Target]:
-    """The targets of Make's goals: names of items and pages, and names such as ``figures`` for several.
-
-    Raises:
-        SuiteError: nothing has that name, or the suite has no run for it; the message says which it lacks.
-    """
+    """The targets of Make's goals: names of items and pages, and names such as ``figures`` for several."""
     paper, usual = suite.paper, usual_items(suite)
     known: dict[str, list[Target]] = {
         **{
@@ -72,8 +68,8 @@ def why_not(suite: Suite, item: Item) -> str:
     file = suite.path
     if suite.not_run and item.runs(dataclasses.replace(suite, runs=suite.runs + suite.not_run)):
         return f"{item.name}: not_run in {file} names what it needs: {item.runs_needed}"
-    aside = f" ({suite.aside})" if suite.aside else ""
-    return f"{item.name}: the grid of {file} has no run of {item.runs_needed}{aside}"
+    restriction = f" ({suite.restriction})" if suite.restriction else ""
+    return f"{item.name}: the grid of {file} has no run of {item.runs_needed}{restriction}"
 
 
 def records_of(suite: Suite, items: Iterable[Item]) -> list[Record]:
@@ -107,9 +103,6 @@ def missing(suite: Suite, wanted: Collection[Target]) -> list[Target]:
     """The targets behind ``wanted`` that are not current, each after those that it needs.
 
     Weights are missing only where something that is not current needs them: records outlive their weights.
-
-    Raises:
-        RecordError: a record is not the one that was measured.
     """
     graph: dict[Target, Sequence[Target]] = {}
     waiting = [*wanted]
@@ -140,7 +133,9 @@ def is_current(suite: Suite, target: Target) -> bool:
             return state.is_current(suite, run, quantity)
     path = output(suite, target)
     made_of = fingerprint(suite, target)
-    return path.is_file() and state.read_json(_beside(path)) == made_of | {"sha256": files.sha256_of(path)}
+    return path.is_file() and state.read_json(_proof_path(path)) == made_of | {
+        "sha256": files.sha256_of(path)
+    }
 
 
 def training_groups(suite: Suite, runs: Sequence[Run]) -> Iterator[list[Run]]:
@@ -157,18 +152,9 @@ Step = tuple[str, Drawn | None]
 
 
 def stages(suite: Suite, stale: Sequence[Target], train_options: str = "") -> list[list[Step]]:
-    """The commands that make what :func:`missing` found, with what each draws; a stage needs those before it.
-
-    Raises:
-        RecordError: weights that come with the project are missing.
-    """
+    """The commands that make what is missing, with what each draws; a stage needs those before it."""
     runs = [run for run in suite.runs if run in stale]
     records = [target for target in stale if isinstance(target, tuple)]
-    if runs and suite.weights is not None:
-        raise RecordError(
-            f"{runs[0].weights_file} is missing; it comes with the project: git checkout -- "
-            f"{suite.weights.folder}"
-        )
     extras = sorted({q.library[1] for _, q in records if not q.has_library})
     drawn = [item for item in suite.paper.items if item in stale]
     every = [
@@ -215,16 +201,13 @@ def output(suite: Suite, target: Drawn) -> Path:
 
 
 def write_proof(suite: Suite, target: Drawn, made_of: dict[str, str]) -> None:
-    """Writes the JSON beside a figure, a table or a page.
-
-    Args:
-        made_of: its fingerprint from before it was made.
-    """
+    """Writes the JSON beside a figure, a table or a page; ``made_of`` is its fingerprint from before it was
+    made."""
     path = output(suite, target)
-    files.write_json(_beside(path), made_of | {"sha256": files.sha256_of(path)})
+    files.write_json(_proof_path(path), made_of | {"sha256": files.sha256_of(path)})
 
 
-def _beside(path: Path) -> Path:
+def _proof_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
@@ -236,7 +219,6 @@ def fingerprint(suite: Suite, target: Drawn) -> dict[str, str]:
             records = records_of(suite, [target])
             inputs = [q.path(name, NO_RUN if run is None else run.name) for run, q in records]
             code.update(sources(target.make.__module__), sources(paper_module(paper.name)))
-            code.update(*(sources(f"{paper.measures}.{q}", paper.measures) for q in target.quantities))
         case Page():
             inputs = [target.run(suite).folder / "done.json"]
             code.update(sources(target.module))
@@ -265,13 +247,9 @@ _hash_of_code = functools.cache(files.sha256_of)
 
 
 @functools.cache
-def sources(module: str, within: str = "") -> frozenset[Path]:
-    """The files that a module is made of: its own, those it imports, and the data and templates beside them.
-
-    Args:
-        within: follow only imports of modules in this package.
-    """
-    packages = (within,) if within else ("acp_repro", "analysis", module.partition(".")[0])
+def sources(module: str) -> frozenset[Path]:
+    """The files of a module and of all that it imports, and the data and templates beside them."""
+    packages = ("acp_repro", "analysis", module.partition(".")[0])
     found: dict[str, Path] = {}
     waiting = [module, f"{module}.__main__"]  # a package that is run
     while waiting:

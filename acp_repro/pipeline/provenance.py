@@ -24,12 +24,8 @@ ORIGIN_COLUMNS = (
 
 
 def origin(device: str, dtype: str, uses_gpu: bool) -> dict[str, Any]:
-    """The values of :data:`ORIGIN_COLUMNS` for what is measured now.
-
-    Args:
-        device: the name of the processor or accelerator.
-        uses_gpu: also record which triton and ptxas made the kernels.
-    """
+    """The values of :data:`ORIGIN_COLUMNS` for what is measured now; on a GPU also which triton and ptxas
+    made the kernels."""
     return {
         "origin": "measured",
         "device": device,

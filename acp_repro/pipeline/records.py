@@ -1,9 +1,6 @@
 """Records: measured values as tidy CSV with their whole provenance. The only reader and writer.
 
-    runs/SUITE/RUN  ->  results/SUITE/RUN/QUANTITY.csv  ->  figures/SUITE/...
-
-Every row carries its provenance, and every measured column names its unit. A missing value stays missing;
-nothing is filled in. This module needs no torch, so that `analysis` can read records without it.
+A missing value stays missing. This module needs no torch, so that `analysis` can read records without it.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ import csv
 import gzip
 import io
 import math
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -42,18 +38,7 @@ def write_records(
     seconds: float | None = None,
     path: Path | None = None,
 ) -> Path:
-    """Writes ``results/SUITE/RUN/QUANTITY.csv`` whole, or not at all, and its proof beside it.
-
-    Args:
-        rows: the measured columns of ``quantity``, all of them in each row.
-        device: the name of the processor or accelerator.
-        uses_gpu: also record the versions of triton and ptxas that made the kernels.
-        seconds: what measuring took.
-        path: another file to write, without a proof.
-
-    Raises:
-        RecordError: a row lacks a column or has one too many, or holds NaN, or there is no row.
-    """
+    """Writes ``results/SUITE/RUN/QUANTITY.csv`` whole, with a proof, or ``path``, without one."""
     shared = {
         "suite": run.suite,
         "run": run.name,
@@ -79,13 +64,9 @@ def write_suite_records(
     uses_gpu: bool = False,
     path: Path | None = None,
 ) -> Path:
-    """Writes ``results/SUITE/benchmark/QUANTITY.csv``, for a whole suite; otherwise as :func:`write_records`.
+    """Writes ``results/SUITE/benchmark/QUANTITY.csv``, for a whole suite, or ``path``.
 
     Rows of that file with another ``Quantity.key`` than each of ``rows`` stay, in front.
-
-    Args:
-        suite: its name; may be None if ``path`` is given.
-        path: another file to write, the whole of it.
     """
     shared = {"suite": suite, **origin(device, dtype, uses_gpu)}
     key, kept = quantity.key.split(), []
@@ -103,11 +84,7 @@ def _values(row: Mapping[str, Any], columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def benchmark_rows(suite: str, paper: Paper, quantity: Quantity) -> list[dict[str, str]]:
-    """The rows of ``results/SUITE/benchmark/QUANTITY.csv``, as text; none if there is no file.
-
-    Raises:
-        RecordError: it has other columns, or is not as it was measured.
-    """
+    """The rows of ``results/SUITE/benchmark/QUANTITY.csv``, as text; none if there is no file."""
     path = quantity.path(suite)
     if not path.is_file():
         return []
@@ -120,43 +97,17 @@ def benchmark_rows(suite: str, paper: Paper, quantity: Quantity) -> list[dict[st
         return list(rows)
 
 
-def keep_other_machines(
-    suite: Suite, quantity: Quantity, device: str, planned: Mapping[str, Iterable[Any]]
-) -> None:
-    """Keeps rows of a suite's file from being replaced by those of another machine.
-
-    Args:
-        planned: columns and the values for which they are to be measured; empty: the whole file.
-
-    Raises:
-        RecordError: one of these rows was measured on another device.
-    """
-    wanted = {column: set(map(str, values)) for column, values in planned.items()}
-    rows = benchmark_rows(suite.name, suite.paper, quantity)
-    rows = [row for row in rows if all(row[column] in values for column, values in wanted.items())]
-    if others := {row["device"] for row in rows} - {device}:
-        raise RecordError(
-            f"{quantity.path(suite.name)} was measured on {' and '.join(sorted(others))}, and this would "
-            f"replace records of it by those of {device}. Move that file away first, or name another suite"
-        )
-
-
 def _content(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()) -> tuple[bytes, int]:
     """What the file at ``path`` is to hold, and how many rows."""
-    complete, expected = [], set(quantity.columns)
     # A record without a run may fill the columns of a run.
     free = set(paper.run_columns) - set(shared)
-    for row in rows:
-        if set(row) - free != expected:
-            raise RecordError(
-                f"{quantity.name}: a record must have the columns {sorted(expected)}, got {sorted(row)}"
-            )
+    complete = [{**shared, **row} for row in rows]
+    assert complete, f"{quantity.name}: nothing was measured"
+    for row in complete:
+        assert row.keys() - shared.keys() - free == set(quantity.columns), f"{quantity.name}: {row}"
         # NaN in a file would be read as a missing value, and leave a mean in silence.
-        if bad := [name for name, x in row.items() if isinstance(x, Real) and not math.isfinite(x)]:
-            raise RecordError(f"{quantity.name}: {bad[0]} is no finite number, so nothing is written: {row}")
-        complete.append({**shared, **row})
-    if not complete:
-        raise RecordError(f"{quantity.name}: nothing was measured for {shared.get('run', path)}")
+        finite = all(math.isfinite(x) for x in row.values() if isinstance(x, Real))
+        assert finite, f"{quantity.name}: not finite, so nothing is written: {row}"
     text = io.StringIO()
     writer = csv.DictWriter(text, paper.columns(quantity), lineterminator="\n")
     writer.writeheader()
@@ -170,17 +121,8 @@ def _content(path: Path, paper: Paper, quantity: Quantity, shared, rows, kept=()
 def read_records(
     suite: Suite, quantity: str, runs: Iterable[Run] | None = None, *, partial: bool = False
 ) -> pandas.DataFrame:
-    """The records of a quantity, in the order of the suite's runs.
-
-    Args:
-        runs: whose records; default: all runs that the quantity is about. Records of runs that the suite no
-            longer has are never read.
-        partial: leave out runs without a record instead of failing; at least one must have one.
-
-    Raises:
-        RecordError: a run has no record, or one without a proof, or of another version; the message names
-            the command that makes it.
-    """
+    """The records of a quantity in the order of the suite's runs: of ``runs``, or of all that it is about.
+    ``partial`` leaves out runs without a record; at least one must have one."""
     kind = suite.paper.quantity(quantity)
     if kind.command:
         paths = {None: kind.path(suite.name, NO_RUN)}
@@ -188,12 +130,10 @@ def read_records(
         paths = {run: kind.path(suite.name, run.name) for run in (kind.runs(suite) if runs is None else runs)}
     missing = [run for run, path in paths.items() if not path.is_file()]
     if not paths or (missing and not partial) or len(missing) == len(paths):
-        here = "" if Path("experiments").is_dir() else " (run from the project's folder)"
         which = ", ".join(run.name for run in missing if run is not None)
-        where = f"{RESULTS / suite.name}{' for ' + which if which else ''}{here}"
         raise RecordError(
-            f"no records of {quantity} in {where}; make them with "
-            f"`{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
+            f"no records of {quantity} in {RESULTS / suite.name}{' for ' + which if which else ''}; make "
+            f"them with `{kind.command_for(suite.name, [] if runs is None else filter(None, missing))}`"
         )
     there = [path for run, path in paths.items() if run not in missing]
     for path in there:
@@ -208,37 +148,13 @@ def _check_proof(path: Path, otherwise: str) -> None:
         )
 
 
-def read_file(path: Path, columns: Sequence[str]) -> pandas.DataFrame:
-    """Some columns of one file of records, in any folder and of any suite.
-
-    Raises:
-        RecordError: it is damaged, or lacks these columns.
-    """
-    import pandas
-
-    try:
-        return pandas.read_csv(path, usecols=list(columns))
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise RecordError(f"{path} cannot be read ({' '.join(str(error).split())})") from error
-
-
 def read_files(suite: Suite, kind: Quantity, paths: list[Path]) -> pandas.DataFrame:
-    """The records in some files of one quantity.
-
-    Raises:
-        RecordError: one is damaged, or of another version.
-    """
+    """The records in some files of one quantity."""
     import pandas
 
     columns, frames = list(suite.paper.columns(kind)), []
     for path in paths:
-        try:
-            frame = pandas.read_csv(path, dtype={"size": str, "commit": str})
-        except (OSError, EOFError, ValueError, zlib.error) as error:  # pandas' own errors are ValueErrors
-            raise RecordError(
-                f"{path} cannot be read ({' '.join(str(error).split())}); put it back, or delete it and run "
-                f"`{kind.command_for(suite.name)}`"
-            ) from error
+        frame = pandas.read_csv(path, dtype={"size": str, "commit": str})
         lacking = set(kind.later) - set(frame.columns)
         if list(frame.columns) != [name for name in columns if name not in lacking]:
             raise RecordError(

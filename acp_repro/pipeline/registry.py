@@ -1,9 +1,6 @@
-"""Papers by name: those in ``acp_repro.pipeline.papers``, and those of other packages.
+"""Papers by name: those in ``acp_repro.pipeline.papers``, and those of other packages, with an entry point:
 
-Another package adds a paper with an entry point. Its suites then have ``paper: NAME``::
-
-    [project.entry-points."acp_repro.papers"]
-    NAME = "their_package.paper:PAPER"
+``[project.entry-points."acp_repro.papers"] NAME = "their_package.paper:PAPER"``
 """
 
 from __future__ import annotations
@@ -35,11 +32,7 @@ def paper_module(name: str) -> str:
 
 
 def find_paper(name: str) -> Paper:
-    """The paper called ``name``.
-
-    Raises:
-        UnknownName: there is none; the message lists the names.
-    """
+    """The paper called ``name``."""
     if name not in paper_names():
         raise UnknownName.among(f"no paper {name!r}", name, paper_names())
     for point in importlib.metadata.entry_points(group=GROUP, name=name):

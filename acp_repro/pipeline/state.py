@@ -38,11 +38,7 @@ def has_weights(run: Run) -> bool:
 
 
 def proof(path: Path) -> dict[str, Any]:
-    """What ``settings.json`` says of the record at ``path``; empty if nothing, as after an interruption.
-
-    Raises:
-        RecordError: the record is not the one that was measured.
-    """
+    """What ``settings.json`` says of the record at ``path``; empty if nothing, as after an interruption."""
     content = read_json(path.with_name(PROOFS))
     record = content.get("records", {}).get(path.name, {})
     if record and (content.get("folder"), record.get("sha256")) != (_folder(path), files.sha256_of(path)):
@@ -54,14 +50,8 @@ def proof(path: Path) -> dict[str, Any]:
 
 
 def is_current(suite: Suite, run: Run | None, quantity: Quantity) -> bool:
-    """Whether a record need not be measured again. Missing weights do not count against it.
-
-    Args:
-        run: None for a quantity of the whole suite, which has no settings.
-
-    Raises:
-        RecordError: see :func:`proof`.
-    """
+    """Whether a record need not be measured again. Missing weights do not count against it. ``run`` is None
+    for a quantity of the whole suite, which has no settings."""
     path = quantity.path(suite.name, NO_RUN if run is None else run.name)
     if not path.is_file() or not (found := proof(path)):
         return False
@@ -89,13 +79,13 @@ def _digest(recorded: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def differences(before: Any, of: Any) -> list[str]:
+def differences(before: Any, settings: Any) -> list[str]:
     """The differences between recorded settings and those of a run or of the measures now, a line each.
 
-    A key that did not exist when the record was made counts as its default. Keys of ``WHICH`` say which run
-    is looked at, and change no record.
+    A key that is new counts as its default. Keys of ``WHICH`` say which run is looked at, and change no
+    record.
     """
-    return list(_differences(before, _settings(of), of))
+    return list(_differences(before, _settings(settings), settings))
 
 
 def _differences(before: Any, now: Any, of: Any, where: str = "") -> Iterator[str]:
@@ -142,11 +132,7 @@ def write_record(
     seconds: float | None = None,
 ) -> Path:
     """Writes a record and its proof. An interruption leaves it without one, so it is measured again.
-
-    Args:
-        measured: what it is a record of; None for a quantity of the whole suite, which has no settings.
-        seconds: what measuring took.
-    """
+    ``measured`` is None for a quantity of the whole suite, which has no settings."""
     proofs = path.with_name(PROOFS)
     state = read_json(proofs) | {"folder": _folder(path)}
     records = state.pop("records", {})
@@ -228,22 +214,6 @@ def measured_run(run: Run) -> MeasuredRun | None:
     peak = max((p for p in [*peaks, done.get("peak_memory_bytes")] if p), default=None)
     seconds = done.get("gpu_seconds", done["seconds"] * ranks)
     return MeasuredRun(seconds, ranks, peak, description.get("device", "?"))
-
-
-def read_log(quantity: str, run: Run) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl.
-
-    Raises:
-        RecordError: there is none, or it cannot be read; the message names the quantity and the command that
-            trains.
-    """
-    path = run.folder / "metrics.jsonl"
-    try:
-        return files.read_json_lines(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(
-            f"{quantity}: {path} cannot be read ({error}); train with `{run.command}`"
-        ) from None
 
 
 def _recorded_run(run: Run) -> MeasuredRun | None:

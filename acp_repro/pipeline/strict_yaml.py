@@ -36,11 +36,7 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The content of a YAML file that holds a mapping, in JSON's types.
-
-    Raises:
-        SuiteError: it is not YAML, or not a mapping, or too large.
-    """
+    """The content of a YAML file that holds a mapping, in JSON's types."""
     import yaml
     from pydantic_core import from_json
 
@@ -88,50 +84,39 @@ def _loader() -> type:
 
 
 def build(cls: type[T], content: dict[str, Any], path: Path) -> T:
-    """``content`` of the file at ``path`` as an instance of the dataclass ``cls``.
-
-    Raises:
-        SuiteError: an unknown key, a wrong type, or a value that ``cls`` does not allow.
-    """
+    """``content`` of the file at ``path`` as an instance of the dataclass ``cls``."""
     from pydantic import TypeAdapter, ValidationError
 
     try:  # as JSON, where a list may become a tuple
         return TypeAdapter(cls).validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        raise SuiteError(f"{path}: {_in_words(cls, error.errors())}") from None
+        raise SuiteError(f"{path}: {_in_words(cls, content, error.errors())}") from None
 
 
-def _in_words(cls: type, errors: list[dict[str, Any]]) -> str:
+def _in_words(cls: type, content: dict[str, Any], errors: list[dict[str, Any]]) -> str:
     """One line for pydantic's findings.
 
     An unknown key comes before what is missing because of it, and a deeper place before a shallower one. What
     is wrong with a value of the right type comes before other types.
     """
-    placed = [(error, *_place(cls, error["loc"])) for error in errors]
-    error, keys, hint = min(
+    placed = [(error, _keys(content, error["loc"])) for error in errors]
+    error, keys = min(
         placed, key=lambda one: (one[0]["type"] not in _UNKNOWN, -len(one[1]), one[0]["type"] != "must")
     )
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in keys).lstrip(".")
-    if error["type"] in _UNKNOWN:
-        owner = next(one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one))
-        known = [field.name for field in dataclasses.fields(owner)]
-        key = error["loc"][-1]
-        near = did_you_mean(key, known) or f"; known keys: {', '.join(known)}"
-        return f"{where}.{key}: unknown key{near}".lstrip(".")
-    if error["type"] in ("missing", "missing_argument"):
-        return f"{where}: missing; it has no default"
-    if error["type"] == "value_error":
+    kind = error["type"]
+    where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
+    if kind in _UNKNOWN:
+        return f"{where}: unknown key{did_you_mean(keys[-1], _all_keys(cls))}"
+    if kind in ("missing", "missing_argument"):
+        return f"{where}.{error['loc'][-1]}: missing; it has no default".lstrip(".")
+    if kind == "value_error":
         return f"{where}.{error['ctx']['error']}".lstrip(".")
-    same = [other for other, place, _ in placed if place == keys]
-    if error["type"] == "must":
-        same = [other for other in same if other["type"] == "must"]
-    wanted = dict.fromkeys(map(_wanted, same))
-    if type(None) in typing.get_args(hint):
-        wanted["null"] = None
-    value, known = error["input"], [word for word in typing.get_args(hint) if isinstance(word, str)]
-    if list(wanted) == [_LIST] and not isinstance(value, dict):
-        wanted = {f"{_LIST}, such as [{value}]": None}
-    return f"{where}: must be {' or '.join(wanted)}, got {value!r}{did_you_mean(value, known)}"
+    same = [e for e, place in placed if place == keys and (kind != "must" or e["type"] == "must")]
+    wanted, value = list(dict.fromkeys(map(_wanted, same))), error["input"]
+    if wanted == [_LIST] and not isinstance(value, dict):
+        wanted = [f"{_LIST}, such as [{value}]"]
+    near = did_you_mean(value, re.findall("'(.+?)'", str(error.get("ctx"))))
+    return f"{where}: must be {' or '.join(wanted)}, got {value!r}{near}"
 
 
 def _wanted(error: dict[str, Any]) -> str:
@@ -141,26 +126,23 @@ def _wanted(error: dict[str, Any]) -> str:
     return error["ctx"]["expected"].replace("'", "") if name == "literal_error" else _NAMES.get(name, name)
 
 
-_hints = functools.cache(typing.get_type_hints)
-
-
-def _place(cls: type, loc: Sequence[str | int]) -> tuple[list[str | int], Any]:
-    """The keys of ``loc`` that are in the file, and the type of the value there.
-
-    pydantic also names the members of a union, which are left out.
-    """
+def _keys(content: Any, loc: Sequence[str | int]) -> list[str | int]:
+    """The keys of ``loc`` that are in the file: pydantic also names the members of a union."""
     keys: list[str | int] = []
-    hint: Any = cls
     for part in loc:
-        for one in (hint, *typing.get_args(hint)):
-            origin = typing.get_origin(one)
-            if dataclasses.is_dataclass(one):
-                inside = _hints(one).get(part)
-            else:
-                inside = (
-                    typing.get_args(one)[-1] if (origin, type(part)) in ((list, int), (dict, str)) else None
-                )
-            if inside is not None:
-                keys, hint = [*keys, part], inside
-                break
-    return keys, hint
+        try:
+            content = content[part]
+        except (KeyError, IndexError, TypeError):
+            continue
+        keys.append(part)
+    return keys
+
+
+def _all_keys(cls: Any) -> set[str]:
+    """Every key that a file of this dataclass may have."""
+    inner = typing.get_args(cls)
+    keys: set[str] = set()
+    if dataclasses.is_dataclass(cls):
+        keys = {field.name for field in dataclasses.fields(cls)}
+        inner = tuple(typing.get_type_hints(cls).values())
+    return keys.union(*map(_all_keys, inner))

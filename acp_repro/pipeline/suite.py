@@ -57,11 +57,7 @@ def suite_names() -> list[str]:
 
 
 def load_suite(name: str) -> Suite:
-    """``experiments/NAME.yaml``, or a path that ends in ``.yaml``, validated and multiplied out.
-
-    Raises:
-        SuiteError: one line with file, key and the fix.
-    """
+    """``experiments/NAME.yaml``, or a path that ends in ``.yaml``, validated and multiplied out."""
     path = suite_path(name)
     if not path.is_file():
         raise SuiteError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from acp_repro.pipeline.papers.lap.measure.attribution import SHOWN
+from acp_repro.pipeline.papers.lap.quantities import SHOWN_TEXTS
 
 from .. import drawing, style
 
@@ -55,7 +55,7 @@ def most_added(text: pd.DataFrame) -> str:
 
 def make(found: drawing.Found) -> tuple[Figure, str]:
     records = found.records["attribution"]
-    records = records[records["text"] < SHOWN]  # of the long ones not every pair has a record
+    records = records[records["text"] < SHOWN_TEXTS]  # of the long ones not every pair has a record
     written = records.drop_duplicates(["text", "written_position"])
     matches = written.groupby("text")["matches_text"].mean()
     chosen = matches.idxmax()  # the first of those that came back best

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from acp_repro.common.statistics import LEVEL, Estimate, equivalence, holm, over_items, share_error
-from acp_repro.pipeline.papers.retention.measure.score import RIGHT
+from acp_repro.pipeline.papers.retention.quantities import RIGHT
 
 from ..verdict import Verdict
 

@@ -16,6 +16,7 @@ from acp_repro.common.errors import UserError
 from acp_repro.pipeline.data.corpora import short_sentences, stdlib_sentences
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.errors import SuiteError
+from acp_repro.pipeline.paper import load_object
 from acp_repro.pipeline.papers.lap.paper import PAPER
 from acp_repro.pipeline.papers.lap.task import PruningTask
 from acp_repro.pipeline.papers.lap.texts import Batches, load_texts
@@ -405,7 +406,7 @@ def test_every_quantity_figure_and_claim(suite, monkeypatch):
                     suite,
                     run,
                     quantity,
-                    quantity.measure(trained),
+                    load_object(quantity.measure)(trained),
                     device="cpu",
                     dtype="float32",
                     trained_tokens=trained.trained_tokens,
@@ -461,7 +462,7 @@ def test_a_run_becomes_a_folder_of_the_project(suite, tmp_path, capsys):
     with pytest.raises(RecordError, match="reconstruction"):
         publish(suite, run, tmp_path / "lap-tiny")
     trained = PruningTask(run).trained(suite, torch.device("cpu"))
-    rows = quantity.measure(trained)
+    rows = load_object(quantity.measure)(trained)
     about = {"device": "cpu", "dtype": "float32", "trained_tokens": trained.trained_tokens}
     write_records(suite, run, quantity, rows, **about)
     folder = publish(suite, run, tmp_path / "lap-tiny")

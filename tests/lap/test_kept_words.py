@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from acp_repro.pipeline.papers.lap.measure.kept_words import kind_of, measure
+from acp_repro.pipeline.papers.lap.measure.kept_words import kind_of, measure_kept_words
 from tests.lap.tiny import TEXTS, model
 
 
@@ -35,7 +35,7 @@ def test_counts_are_of_the_models_own_choice():
         heldout_rows=lambda most: rows[:most],
         batches=lambda rows: [ids],
     )
-    records = measure(trained)
+    records = measure_kept_words(trained)
     kept = int(built.encode_ids(ids).kept.sum()) - len(rows)  # EOS apart
     for grouping in ("kind", "frequency", "place"):
         part = [record for record in records if record["grouping"] == grouping]

@@ -7,7 +7,12 @@ import torch
 
 from acp_repro.lap.decoder import Decoding
 from acp_repro.lap.encoder import encode_removed
-from acp_repro.pipeline.papers.lap.measure.removal_time import SHARES, _compare, held_bytes, measure
+from acp_repro.pipeline.papers.lap.measure.removal_time import (
+    SHARES,
+    _compare,
+    held_bytes,
+    measure_removal_time,
+)
 from tests.lap.tiny import TEXTS, model
 from tests.suites import slow_every_other
 
@@ -53,7 +58,7 @@ def test_each_kept_share_is_measured_once(alike):
         measure_settings=SimpleNamespace(timed_lengths=[16, 24], timed_texts=2, timing_repeats=1),
         heldout_rows=lambda _: built.token_ids([TEXTS[2]]).tolist(),
     )
-    rows = measure(trained)
+    rows = measure_removal_time(trained)
     keys = [(row["method"], row["length_tokens"], row["kept_ratio"]) for row in rows]
     assert len(set(keys)) == len(keys) == 4 * (1 if alike else len(SHARES))
     assert (min(row["kept_ratio"] for row in rows) == 1.0) == alike

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from acp_repro.attention.boundary import count_blocks
-from acp_repro.benchmark_attention import main
+from acp_repro.benchmark_attention import main, table
 from acp_repro.model.capture import AttentionInputs
 from acp_repro.pipeline import state
 from acp_repro.pipeline.benchmark import attention as benchmark
 from acp_repro.pipeline.benchmark import rivals, timing
-from acp_repro.pipeline.benchmark.table import table
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
@@ -72,10 +71,6 @@ def test_gates_that_prune_what_the_paper_does(length, heads):
     assert (gates == -0.2).sum() >= heads * 2 // 3
 
 
-def test_gates_that_cannot_prune_so_much_are_all_local():
-    assert benchmark.mean_gates("paper", 3, 128, 16).tolist() == pytest.approx([-0.2] * 3)
-
-
 def test_the_limit_is_the_fastest_without_gates_times_what_is_left():
     rows = [("cudnn", "no gates", 0.0, 10.0), ("triton", "acp", 0.75, 4.0), ("flex", "acp", 0.7, 9.0)]
     names = ["implementation", "method", "pruned_ratio", "forward_backward_ms"]
@@ -110,13 +105,13 @@ def test_flashattention_4_is_given_the_same_problem_with_time_before_heads(monke
 
     fake_fa4(monkeypatch, flash_attn_func=flash_attn_func)
     problem, call = small_problem(), rivals.RIVALS["fa4"].load()
-    (record,) = benchmark.measure(problem, "bimodal", {"fa4": call}, 1)
+    (record,) = benchmark.time_rivals(problem, "bimodal", {"fa4": call}, 1)
     assert record["implementation"] == "fa4" and record["method"] == "no gates"
     assert record["forward_ms"] > 0 and record["forward_backward_ms"] > 0
     assert record["pruned_ratio"] == 0 and record["gate_gradient_error"] is None
 
     fake_fa4(monkeypatch, flash_attn_func=lambda q, k, v, **how: flash_attn_func(q, k * 1.05, v, **how))
-    (line,) = benchmark.measure(problem, "bimodal", {"fa4": rivals.RIVALS["fa4"].load()}, 1)
+    (line,) = benchmark.time_rivals(problem, "bimodal", {"fa4": rivals.RIVALS["fa4"].load()}, 1)
     assert line.startswith("fa4, no gates: wrong: out")
 
 
@@ -129,19 +124,11 @@ def test_a_suite_names_its_gates_and_an_option_other_ones(tmp_path, monkeypatch,
         assert set(read_records(load_suite("mini"), "kernel_time")["gates"]) == {gates}
 
 
-@pytest.mark.parametrize(("gates", "local"), [("bimodal", 2), ("local", 3), ("global", 0), ("one-global", 2)])
-def test_gates(gates, local):
-    problem = small_problem(gates)
-    assert problem.q.shape == (2, 3, 256, 16)
-    assert (problem.log_fgate.mean((0, 2)) < -0.1).sum() == local
-    assert (problem.pruned_ratio("acp") > 0) == (local > 0)
-
-
 @pytest.mark.parametrize("name", ["ours", "eager"])
 def test_what_is_right_passes_and_what_is_wrong_is_named(name):
     problem = small_problem()
     call = rivals.available(name, torch.device("cpu"))
-    wrong, gate_error = benchmark.check(call, problem, None, True)
+    wrong, gate_error = benchmark.check_rival(call, problem, None, True)
     assert wrong is None and gate_error < 1e-4
 
     def scaled(q, k, v, log_fgate, threshold):
@@ -153,10 +140,10 @@ def test_what_is_right_passes_and_what_is_wrong_is_named(name):
     def broken(*_):
         raise RuntimeError("no kernel\nfor this")
 
-    assert "out" in benchmark.check(scaled, problem, None, True)[0]
-    assert "gate gradient is off by 100 %" in benchmark.check(ungated, problem, None, True)[0]
-    assert benchmark.check(broken, problem, None, True)[0] == "does not run: no kernel"
-    (line,) = benchmark.measure(problem, "bimodal", {"eager": scaled}, 1)
+    assert "out" in benchmark.check_rival(scaled, problem, None, True)[0]
+    assert "gate gradient is off by 100 %" in benchmark.check_rival(ungated, problem, None, True)[0]
+    assert benchmark.check_rival(broken, problem, None, True)[0] == "does not run: no kernel"
+    (line,) = benchmark.time_rivals(problem, "bimodal", {"eager": scaled}, 1)
     assert line.startswith("eager, exact: wrong: out")
 
 
@@ -177,46 +164,9 @@ def out_of_memory(after):
 def test_what_runs_out_of_memory_is_a_line_and_gives_its_memory_back(after, monkeypatch):
     given_back = []
     monkeypatch.setattr(benchmark, "give_memory_back", lambda: given_back.append(sys.exc_info()))
-    (line,) = benchmark.measure(small_problem(), "bimodal", {"eager": out_of_memory(after)}, 1)
+    (line,) = benchmark.time_rivals(small_problem(), "bimodal", {"eager": out_of_memory(after)}, 1)
     assert line == "eager, exact: out of memory: CUDA out of memory. Tried to allocate 48.00 GiB."
     assert given_back == [(None, None, None)]  # once nothing holds the error, which holds tensors
-
-
-def test_one_that_fails_costs_no_records_of_others(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    eager = rivals.RIVALS["eager"]._replace(load=lambda: out_of_memory(3))
-    monkeypatch.setitem(rivals.RIVALS, "eager", eager)
-    assert main([*SMALL, "--suite", "mini"]) == 0
-    assert capsys.readouterr().out.count("eager, exact: out of memory") == 2
-    records = read_records(load_suite("mini"), "kernel_time")
-    assert set(records["implementation"]) == {"blockwise"} and set(records["length_tokens"]) == {128, 256}
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("too long"), RuntimeError("lost")])
-def test_a_length_that_fails_costs_no_records_of_others(error, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_suite(tmp_path)
-    make = benchmark.make_problem
-
-    def failing(length, *arguments):
-        if length == 128:
-            raise error
-        return make(length, *arguments)
-
-    monkeypatch.setattr(benchmark, "make_problem", failing)
-    csv = tmp_path / "times.csv"
-    call = [*SMALL[:2], "--lengths", "64", "128", "256", *SMALL[5:], "--suite", "mini", "--csv", str(csv)]
-    if isinstance(error, torch.OutOfMemoryError):
-        assert main(call) == 0
-        assert "128 tokens: out of memory: too long" in capsys.readouterr().out
-        expected = {64, 256}
-    else:
-        with pytest.raises(RuntimeError, match="lost"):
-            main(call)
-        expected = {64}
-    assert set(read_records(load_suite("mini"), "kernel_time")["length_tokens"]) == expected
-    assert set(pd.read_csv(csv)["length_tokens"]) == expected
 
 
 def test_what_stops_a_length_costs_no_records_of_those_before(tmp_path, monkeypatch):
@@ -242,23 +192,12 @@ def test_all_methods_of_all_rivals_take_turns(monkeypatch):
 
     monkeypatch.setattr(benchmark, "interleaved", interleaved)
     calls = {name: rivals.available(name, torch.device("cpu")) for name in ("ours", "eager")}
-    records = list(benchmark.measure(small_problem(), "bimodal", calls, 3))
+    records = list(benchmark.time_rivals(small_problem(), "bimodal", calls, 3))
     ours = [("ours", "acp"), ("ours", "acp auto")]
     all_of_them = [*ours, ("ours", "exact"), ("eager", "exact")]
     assert turns == [all_of_them, all_of_them, ours]  # forward, forward + backward, search
     assert [r["method"] for r in records] == ["acp", "acp auto", "exact", "exact"]
     assert {r["repeats"] for r in records} == {4}
-
-
-def test_rivals_that_are_not_here_say_why(monkeypatch):
-    monkeypatch.setitem(sys.modules, "forgetting_transformer", None)
-    assert rivals.available("flex", torch.device("cpu")) == "needs a CUDA GPU"
-    with pytest.raises(ImportError):
-        rivals.RIVALS["official"].load()
-    monkeypatch.setitem(rivals.RIVALS, "fa4", rivals.RIVALS["fa4"]._replace(needs_gpu=False))
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
-    said = rivals.available("fa4", torch.device("cpu"))
-    assert said.startswith("not installed (") and said.endswith(": pip install flash-attn-4)")
 
 
 def test_flexattention_computes_the_equations():

@@ -1,16 +1,11 @@
 """The benchmark of a decoding step: records, what they say of memory, and their figure."""
 
-import time
-
 import pytest
 import torch
 
 from acp_repro.attention import forgetting_attention
 from acp_repro.benchmark_decode import main
-from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.pipeline import state
 from acp_repro.pipeline.benchmark import decode as benchmark
-from acp_repro.pipeline.benchmark.breakdown import PARTS, prefill_parts
 from acp_repro.pipeline.errors import RecordError
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
@@ -45,38 +40,6 @@ def test_records_without_a_run_and_their_figure(tmp_path, monkeypatch, capsys):
     assert len(figure.axes) == 3 and 'gates "bimodal"' in " ".join(caption.split())
     # A logarithmic axis has no zero, so a bar's length would say nothing.
     assert not any(ax.patches for ax in figure.axes) and figure.axes[0].get_yscale() == "log"
-    path = PAPER.quantity("decode_time").path("mini")
-    elsewhere = path.read_text().replace(records["device"].iloc[0], "another GPU")
-    state.write_record(path, elsewhere.encode(), len(records))
-    assert main([*small, "--suite", "mini"]) == 1
-    said = capsys.readouterr().err
-    assert "decode_time.csv was measured on another GPU" in said and path.read_text() == elsewhere
-
-
-def test_a_breakdown_says_where_the_prefill_spends_its_time(capsys):
-    small = ["--device", "cpu", "--shapes", "2x700", "--repeats", "1"]
-    assert main([*small, "--scopes", "model", "--breakdown"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    first = next(n for n, line in enumerate(lines) if line.startswith("prefill, ms"))
-    table = lines[first : lines.index("", first)]
-    assert [line[:32].strip() for line in table] == ["prefill, ms", *PARTS, "all"]
-    times = [[float(x) for x in line[32:].split() if x != "%"] for line in table[1:]]
-    for column in (0, 2):
-        assert sum(line[column] for line in times[:-1]) == pytest.approx(times[-1][column], abs=0.05)
-    with pytest.raises(SystemExit):
-        main([*small, "--scopes", "attention", "--breakdown"])
-    assert "--breakdown needs a model: add it to --scopes" in capsys.readouterr().err
-
-
-def test_a_breakdown_counts_each_moment_once_and_leaves_no_trace():
-    torch.manual_seed(0)
-    model = FoXForCausalLM(FoXConfig.pro(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_heads=2))
-    prompt = torch.randint(0, 64, (1, 300))
-    begin = time.perf_counter()
-    parts = prefill_parts(model, prompt)
-    assert set(parts) == set(PARTS) and min(parts.values()) > 0
-    assert parts.total() <= 1e3 * (time.perf_counter() - begin)
-    assert not any(x._forward_hooks or x._forward_pre_hooks for x in model.modules())
 
 
 def test_what_was_timed_before_a_failure_is_kept(tmp_path, monkeypatch):
@@ -110,11 +73,5 @@ def test_what_is_wrong_is_not_timed(monkeypatch):
     problem = benchmark.make_decode_problem(1, 200, 2, 16, "bimodal", torch.device("cpu"), torch.float32)
     assert benchmark.output_error(problem, "acp") < 1e-6
     monkeypatch.setattr(benchmark, "decode_reference", lambda q, *_: torch.ones_like(q))
-    with pytest.raises(ArithmeticError, match="an error of"):
+    with pytest.raises(AssertionError, match="an error of"):
         benchmark.measure_attention(problem, "bimodal", 1, {})
-
-
-def test_a_shape_is_a_batch_and_a_length(capsys):
-    with pytest.raises(SystemExit):
-        main(["--shapes", "16by4"])
-    assert "is no BATCHxLENGTH, such as 16x65536" in capsys.readouterr().err

@@ -13,20 +13,17 @@ import torch.nn.functional as F
 from acp_repro import measure as measure_command
 from acp_repro import train as train_command
 from acp_repro.attention.boundary import find_boundary_serial
+from acp_repro.attention.decay import cumulative_log_fgate
 from acp_repro.measure import main as measure
-from acp_repro.model.capture import AttentionInputs, attention_inputs
+from acp_repro.model.capture import AttentionInputs, attention_inputs, watch_attention
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.papers.acp.measure import (
-    attention_weights,
-    decay,
-    loss_curve,
-    pruned_mass,
-    pruned_ratio,
-)
-from acp_repro.pipeline.papers.acp.measure.decay import Head, choose_heads
+from acp_repro.pipeline.papers.acp.measure import heads, losses, pruned_mass, speed
+from acp_repro.pipeline.papers.acp.measure.heads import Head, choose_heads
+from acp_repro.pipeline.papers.acp.measure.pruned_ratio import measure_pruned_ratio
 from acp_repro.pipeline.papers.acp.trained import TrainedFoX
+from acp_repro.pipeline.records import read_records, write_records
 from acp_repro.pipeline.suite import load_suite
-from tests.suites import YAML, records, trained_run, write_suite
+from tests.suites import YAML, records, slow_every_other, trained_run, write_suite
 
 ACP, EXACT, LONG = "pro-tiny-128-acp", "pro-tiny-128-exact", "pro-tiny-256-acp"
 SUITE = (
@@ -85,19 +82,16 @@ def test_one_command_makes_one_pass_over_the_text(monkeypatch):
     assert len(passes) == 1
 
 
-def test_a_long_curve_is_thinned_and_a_short_context_refused():
+def test_a_long_curve_is_thinned():
     def stand_in(length):
         losses = torch.arange(length, dtype=torch.float64)
         return SimpleNamespace(once=lambda _: (losses, 7), run=SimpleNamespace(name="a-run"))
 
-    rows = loss_curve.measure(stand_in(16384))
+    rows = losses.measure_loss_curve(stand_in(16384))
     positions = [row["position"] for row in rows]
     assert positions[:2] == [50, 66] and positions[-1] <= 16384 - 51 and len(rows) <= 1024
     # The mean of a window of a straight line is its middle.
     assert [row["loss_nats"] for row in rows] == positions
-    with pytest.raises(RecordError, match=r"a-run has a context of 100 tokens.*window of 101"):
-        loss_curve.measure(stand_in(100))
-    assert loss_curve.moving_average(torch.tensor([1.0, 2.0, 6.0]), 2).tolist() == [1.5, 4.0]
 
 
 def test_heads_are_chosen_by_savings():
@@ -119,9 +113,9 @@ def test_decay_and_weights_are_those_of_the_model():
     trained = load(LONG)
     for block in trained.model.model.layers:  # so that one head of each layer forgets at once
         torch.nn.init.constant_(block.attn.fgate_proj.bias[:1], -3.0)
-    ratios = {Head(r["layer"], r["head"]): r["pruned_ratio"] for r in pruned_ratio.measure(trained)}
-    table = pandas.DataFrame(decay.measure(trained))
-    weights = pandas.DataFrame(attention_weights.measure(trained))
+    ratios = {Head(r["layer"], r["head"]): r["pruned_ratio"] for r in measure_pruned_ratio(trained)}
+    table = pandas.DataFrame(heads.measure_decay(trained))
+    weights = pandas.DataFrame(heads.measure_attention_weights(trained))
     chosen = list(dict.fromkeys(zip(table["layer"], table["head"], strict=True)))
     # Of 256 tokens the first blocks are all blocks.
     assert chosen == choose_heads(ratios, ratios) and table["pruned_ratio"].iloc[0] > 0.2
@@ -158,9 +152,9 @@ def test_weights_do_not_depend_on_how_rows_are_cut(rows, monkeypatch):
     q, k, v = (torch.randn(1, 1, 65, 16, generator=generator) * 2 for _ in range(3))
     log_fgate = F.logsigmoid(torch.randn(1, 1, 65, generator=generator))
     inputs = AttentionInputs(q, k, v, log_fgate, None)
-    whole = list(attention_weights.large_weights(inputs))
+    whole = list(heads.large_weights(inputs))
     monkeypatch.setattr(pruned_mass, "_CHUNK_NUMBERS_CPU", 65 * rows)
-    cut = list(attention_weights.large_weights(inputs))
+    cut = list(heads.large_weights(inputs))
     assert [entry[:2] for entry in cut] == [entry[:2] for entry in whole]
     assert [e[2] for e in cut] == pytest.approx([e[2] for e in whole], rel=1e-12)
     assert whole[0] == (0, 0, 1.0)  # the first query sees nothing but itself
@@ -187,7 +181,7 @@ def test_heads_can_be_named(capsys):
 
 
 def test_an_exact_run_has_no_savings_to_choose_by(capsys):
-    assert measure(["decay", "--suite", "mini", "--run", EXACT]) == 1
+    assert measure(["decay", "--suite", "mini", "--run", EXACT]) == 2
     assert "name them with --heads" in capsys.readouterr().err
     assert measure(["decay", "--suite", "mini", "--run", EXACT, "--heads", "0.0"]) == 0
     table = records("decay", EXACT)
@@ -213,3 +207,62 @@ def test_each_quantity_knows_the_runs_that_it_is_about():
         ("pro-tiny-256-exact", "loss"),
     ]
     assert wanted(suite, "decay", "--run", EXACT) == [(EXACT, "decay")]
+
+
+def test_pruned_ratio_is_the_serial_count_over_the_heldout_text():
+    trained = trained_run(ACP)
+    table = pandas.DataFrame(measure_pruned_ratio(trained)).set_index(["layer", "head"])
+    expected = torch.zeros(2, 2, dtype=torch.int64)
+    for input_ids, _ in trained.heldout_batches(256, 2):
+        for layer, inputs in enumerate(attention_inputs(trained.model, input_ids)):
+            c = cumulative_log_fgate(inputs.log_fgate)
+            threshold = inputs.threshold.expand(c.shape[:2])
+            expected[layer] += find_boundary_serial(c, threshold, 128, 64, 64).sum((0, 2))
+    for layer in range(2):
+        for head in range(2):
+            row = table.loc[(layer, head)]
+            assert row["pruned_blocks"] == expected[layer, head]
+            assert row["causal_blocks"] == 3 * 2  # two sequences of two blocks a side
+    assert (table["measured_tokens"] == 256).all()
+
+
+def test_watching_leaves_the_model_as_it_was():
+    trained = trained_run(ACP)
+    ids = torch.randint(0, 257, (1, 64))
+    before, seen = trained.model(ids), []
+    with watch_attention(trained.model, lambda layer, _: seen.append(layer)):
+        assert torch.equal(trained.model(ids), before)
+    trained.model(ids)
+    assert seen == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("measure_speed", "columns"),
+    [
+        (speed.measure_attention_time, ["forward_ms", "backward_ms"]),
+        (speed.measure_throughput, ["throughput_tokens_per_s"]),
+    ],
+)
+def test_the_order_favours_neither_method(monkeypatch, measure_speed, columns):
+    trained = trained_run(ACP)
+    slow_every_other(monkeypatch)
+    acp, exact = measure_speed(trained)
+    assert [acp[name] for name in columns] == pytest.approx([exact[name] for name in columns])
+
+
+def test_missing_links_name_the_command_that_makes_them(capsys):
+    exact = "pro-tiny-256-exact"
+    assert measure(["throughput", "--suite", "mini", "--run", exact]) == 1
+    assert f"python -m acp_repro.train --suite mini --run {exact}" in capsys.readouterr().err
+    suite = load_suite("mini")
+    with pytest.raises(RecordError, match=f"for .*{exact}; make them with .*--run {exact}`"):
+        read_records(suite, "loss", suite.runs)
+    assert set(read_records(suite, "loss", suite.runs, partial=True)["run"]) == {ACP, EXACT, LONG}
+
+
+def test_no_number_that_is_not_finite_is_written():
+    suite = load_suite("mini")
+    item = {"task": "piqa", "metric": "acc", "item": 7, "value": math.nan, "weight": 1}
+    facts = {"device": "x", "dtype": "float32", "trained_tokens": 1}
+    with pytest.raises(AssertionError, match="lm_eval_items: not finite"):
+        write_records(suite, suite.runs[0], suite.paper.quantity("lm_eval_items"), [item], **facts)

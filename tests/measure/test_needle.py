@@ -1,8 +1,6 @@
 """The needle test: what a model is asked, and the quantities that come of it."""
 
-import contextlib
 import dataclasses
-import errno
 import json
 import math
 from pathlib import Path
@@ -12,20 +10,15 @@ import pytest
 import torch
 
 from acp_repro.model import FoXConfig, FoXForCausalLM
-from acp_repro.pipeline import state
-from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.papers.acp import fits
-from acp_repro.pipeline.papers.acp.measure import needle, needle_facts, step_losses, training_log
+from acp_repro.pipeline.papers.acp.measure import losses
 from acp_repro.pipeline.papers.acp.needle import trial
 from acp_repro.pipeline.papers.acp.needle.prompt import WORDINGS, hide, tokenise_needles
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.papers.acp.task import FoXTask
 from acp_repro.pipeline.papers.acp.trained import TrainedFoX
-from acp_repro.pipeline.papers.acp.unfinished import Unfinished
 from acp_repro.pipeline.suite import load_suite
-from acp_repro.pipeline.training import measuring
 from tests.measure.test_needle_text import BYTES, DEED, LENGTH, NEEDLES, bytes_needle
-from tests.suites import records, with_measure, write_suite
+from tests.suites import with_measure, write_suite
 
 # --- asking a model
 
@@ -72,13 +65,7 @@ class Copier:
 
 def ask(model, trials=None, **changes):
     hay = BYTES.encode("the fox and the dog. " * 100).astype(np.int64)
-    arguments = {
-        "decode": BYTES.decode,
-        "dtype": "float32",
-        "batch_tokens": 1500,
-        "description": "",
-        "unfinished": None,
-    }
+    arguments = {"decode": BYTES.decode, "dtype": "float32", "batch_tokens": 1500, "description": ""}
     trials = trials or hide([bytes_needle()], [hay, hay[21:]])
     return trial.try_needle(model, trials, [700, 600], [0, 0.5, 1], **arguments | changes)
 
@@ -118,72 +105,6 @@ def test_likelihood_is_that_of_the_whole_pass():
     torch.testing.assert_close(found, -losses.sum(1), rtol=1e-5, atol=1e-5)
 
 
-def test_a_test_that_is_stopped_goes_on_where_it_was(tmp_path):
-    path, model = tmp_path / "state" / "unfinished", Copier()
-    whole = ask(model)
-    calls, interrupted = model.calls, Copier()
-    stop = Unfinished(path, {"a": 1})
-    add = stop.add
-
-    def stop_later(found):
-        add(found)
-        if "700 0" in found:
-            raise KeyboardInterrupt
-
-    stop.add = stop_later
-    with pytest.raises(KeyboardInterrupt):
-        ask(interrupted, unfinished=stop)
-    with path.open("a") as file:
-        file.write('["600 1", [{"half')  # a kill while writing
-    resumed, state_of = Copier(), Unfinished(path, {"a": 1})
-    assert ask(resumed, unfinished=state_of) == whole
-    assert resumed.calls + interrupted.calls == calls and resumed.calls < calls
-    assert "700 1" in Unfinished(path, {"a": 1}) and "700 1" not in Unfinished(path, {"a": 2})
-    state_of.finish()
-    assert not path.exists()
-
-
-def test_what_is_kept_survives_a_disk_that_is_full_when_it_goes_on(tmp_path, monkeypatch):
-    path = tmp_path / "unfinished"
-    Unfinished(path, {"a": 1}).add({"700 1": [1]})
-    with path.open("a") as file:
-        file.write('["600 1", [{"half')
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        for name in ("write_text", "write_bytes"):
-            patch.setattr(Path, name, lambda path, *_, **__: (path.open("w").close(), full()))
-        with contextlib.suppress(OSError):
-            Unfinished(path, {"a": 1})
-    assert "700 1" in Unfinished(path, {"a": 1})
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-    ],
-)
-def test_a_context_that_does_not_fit_in_memory_is_one_line_before_the_others_are_tried(error):
-    class Small(Copier):
-        def __call__(self, input_ids, *args, **kwargs):
-            if input_ids.shape[1] > 600:
-                raise error
-            return super().__call__(input_ids, *args, **kwargs)
-
-    small = Small()
-    with pytest.raises(fits.TooLong, match="a context of 700 tokens does not fit"):
-        ask(small)
-    assert small.calls <= 1  # the prompt without its needle, which is shorter
-    with pytest.raises(fits.TooLong, match="a context of 64 tokens does not fit"), fits.enough_memory(64):
-        raise error
-    with pytest.raises(RuntimeError, match="another"), fits.enough_memory(64):
-        raise RuntimeError("another")
-
-
 # --- the quantities
 
 
@@ -201,7 +122,7 @@ def trained(tmp_path, monkeypatch):
 
 
 def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
-    rows = needle.measure(trained)
+    rows = trial.measure_needle(trained)
     assert all(set(row) == set(PAPER.quantity("needle").columns) for row in rows)
     assert [row["method"] for row in rows] == ["acp"] * 2 + ["exact"] * 2
     assert trained.model.config.log_pruning_tolerance == -10
@@ -213,40 +134,9 @@ def test_one_model_is_tried_with_and_without_pruning(trained, monkeypatch):
     trained.suite = with_measure(trained.suite, needle_haystack="essays")
     monkeypatch.setattr(trial, "generate", lambda model, prompts, room: prompts)
     with pytest.raises(ValueError, match="measure.needle_haystack: essays does not exist"):
-        needle.measure(trained)
-    (state.MAKE.parent / "essays").write_text("An essay says this and that. " * 30)
-    assert {row["haystack"] for row in needle.measure(trained)} == {"essays"}
-
-
-def test_weights_trained_with_acp_are_asked_all_facts_with_and_without_pruning(trained, monkeypatch):
-    monkeypatch.setattr(trial, "generate", lambda model, prompts, room: prompts)  # quick, and says nothing
-    trained.suite = with_measure(trained.suite, needle_depths=[1.0])
-    rows = needle_facts.measure(trained)
-    assert all(set(row) == set(PAPER.quantity("needle_facts").columns) for row in rows)
-    facts = list(range(len(WORDINGS["facts"])))
-    assert [(row["method"], row["fact"]) for row in rows] == [(m, f) for m in ("acp", "exact") for f in facts]
-    assert {row["mode"] for row in rows} == {"facts"} and trained.model.config.log_pruning_tolerance == -10
-    trained.run = dataclasses.replace(trained.run, log_pruning_tolerance=None)
-    assert {row["method"] for row in needle_facts.measure(trained)} == {"exact"}
-
-
-def test_what_is_found_is_kept_until_its_record_is_written(trained, monkeypatch):
-    stale = [(trained.run, PAPER.quantity("needle"))]
-    lengths, cell = [], trial._cell
-    monkeypatch.setattr(trial, "_cell", lambda *asked: (lengths.append(asked[2]), cell(*asked))[1])
-    monkeypatch.setattr(measuring, "_trained", lambda *_: trained)
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(measuring, "write_records", full)
-        with pytest.raises(OSError, match="No space left"):
-            measuring.bring_up_to_date(trained.suite, stale, "cpu", again=True)
-    assert lengths == [500, 500]  # with ACP and without
-    measuring.bring_up_to_date(trained.suite, stale, "cpu", again=True)
-    assert lengths == [500, 500] and len(records("needle")) == 4
-    assert not list(state.MAKE.rglob("*.jsonl"))
+        trial.measure_needle(trained)
+    Path("essays").write_text("An essay says this and that. " * 30)
+    assert {row["haystack"] for row in trial.measure_needle(trained)} == {"essays"}
 
 
 @pytest.mark.parametrize("pruned", [True, False])
@@ -268,7 +158,7 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
         for i in range(401)
     ]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    rows = training_log.measure(trained)
+    rows = losses.measure_training_log(trained)
     assert all(set(row) == set(PAPER.quantity("training_log").columns) for row in rows)
     steps = sorted({row["step"] for row in rows})
     assert steps[-1] == 400 and len(steps) <= 100 and {row["training_device"] for row in rows} == {"a chip"}
@@ -281,9 +171,6 @@ def test_a_log_is_thinned_to_its_looks(trained, pruned):
     assert rows[-1]["averaged_steps"] == gap and rows[-1]["loss_nats"] == 400 - (gap - 1) / 2
     assert rows[-1]["throughput_tokens_per_s"] == 1400 - (gap - 1) / 2
     assert sum({row["step"]: row["averaged_steps"] for row in rows}.values()) == 401
-    each = step_losses.measure(trained)
+    each = losses.measure_step_losses(trained)
     assert [row["step"] for row in each] == list(range(401)) and each[-1]["loss_nats"] == 400
     assert set(each[0]) == set(PAPER.quantity("step_losses").columns)
-    (folder / "metrics.jsonl").unlink()
-    with pytest.raises(RecordError, match="cannot be read .* train with `python -m acp_repro.train"):
-        training_log.measure(trained)

@@ -1,7 +1,6 @@
 """``python -m acp_repro.needle``: what it prints and keeps, and what it says of bad input."""
 
 import dataclasses
-import json
 import shutil
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from acp_repro.model import FoXConfig, FoXForCausalLM, save_pretrained
 from acp_repro.needle import main as command
 from acp_repro.pipeline.data import ByteTokenizer
-from acp_repro.pipeline.papers.acp.needle import trial
 
 
 @pytest.fixture(scope="module")
@@ -57,44 +55,6 @@ def test_command(checkpoint, capsys):
     assert "exact answers 0 of 2" in capsys.readouterr().out
 
 
-def test_a_stopped_test_goes_on_with_the_same_model_and_text_alone(checkpoint, capsys, monkeypatch, tmp_path):
-    fox = shutil.copytree(checkpoint / "fox", tmp_path / "fox")
-    hay, other_order = (shutil.copy(checkpoint / "text.txt", tmp_path / name) for name in ("hay", "order"))
-    other_order.write_text(hay.read_text().replace("What a fox forgets", "What a forgets fox"))
-    lengths, cell = [], trial._cell
-
-    def count(model, trial, length, *rest):
-        if len(lengths) == 1 and stop:
-            raise KeyboardInterrupt
-        lengths.append(length)
-        return cell(model, trial, length, *rest)
-
-    def test(name, stopped, text=hay):
-        nonlocal stop
-        stop = stopped
-        lengths.clear()
-        text = ["--haystack", str(text), "--samples", "1", "--depths", "1"]
-        code = command([str(fox), *text, "--lengths", "500", "600", "--csv", str(tmp_path / name)])
-        return code, lengths
-
-    stop = True
-    monkeypatch.setattr(trial, "_cell", count)
-    assert test("a.csv", stopped=True) == (130, [600])
-    config = json.loads((fox / "config.json").read_text())
-    (fox / "config.json").write_text(json.dumps(config | {"norm_eps": 0.1}))
-    assert test("a.csv", stopped=True) == (130, [600])  # the same weights under another config
-    (fox / "config.json").write_text(json.dumps(config))
-    assert test("z.csv", False, other_order) == (0, [600, 500])  # the same words in another order
-    (tmp_path / "b.csv").write_text("of something else")
-    assert test("b.csv", stopped=False) == (2, [])
-    assert test("c.csv", stopped=False) == (0, [500])
-    left = [path for path in tmp_path.iterdir() if path.suffix == ".unfinished"]
-    assert len(left) == 1  # of the other config
-    left[0].write_bytes(b"\xff\xfe")
-    (fox / "config.json").write_text(json.dumps(config | {"norm_eps": 0.1}))
-    assert test("d.csv", stopped=False) == (0, [600, 500]) and not left[0].exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -106,13 +66,9 @@ def test_a_stopped_test_goes_on_with_the_same_model_and_text_alone(checkpoint, c
         ),
         (["{}/fox", "--haystack", "{}/no"], "--haystack: "),
         (["{}/fox", "--csv", "{}"], "is a folder; give a file"),
-        (["{}/fox", "--csv", "-"], "- names no file here; give one, or /dev/stdout"),
         (["{}/fox", "--depths", "2"], "not a number from 0 to 1"),
-        (["{}/fox", "--mode", "hard"], "invalid choice"),
         (["{}/other"], "has no tokenizer.json of this project"),
         (["{}/damaged"], "damaged/tokenizer.json: damaged"),
-        (["{}/fox", "--csv", "{}/text.txt/x.csv", "--lengths", "500"], "text.txt is a file and no folder"),
-        (["{}/fox", "--samples", "9" * 30], "or is too large"),
     ],
 )
 def test_bad_input_is_one_line(checkpoint, capsys, arguments, message):

@@ -53,29 +53,15 @@ def test_the_needle_goes_behind_the_last_full_stop_before_its_depth():
         assert before == (size if depth == 1 else text.rindex(".", 0, place) + 1 if depth else 0)
 
 
-def test_without_a_full_stop_the_needle_stands_at_its_depth_and_modes_differ():
-    easy, standard = bytes_needle(), bytes_needle("standard")
-    hay = np.full(2000, ord("x"))
-    assert BYTES.decode(easy.prompt(hay, 800, 0.5)).index("\nWhat") == round(0.5 * easy.haystack_tokens(800))
-    text = BYTES.decode(standard.prompt(hay, 800, 0.5))
-    assert text.endswith("\nWhat is the best thing to do in San Francisco? Answer:")
-    assert f"x\nThe best thing to do in San Francisco is {DEED}.\nx" in text
-    with pytest.raises(UsageError, match="mode 'hard' is not known; use easy, standard or facts"):
-        bytes_needle("hard")
-
-
 def test_contexts_and_haystacks_that_are_too_short_say_what_would_do():
     needle = bytes_needle()
     least = 600 - needle.haystack_tokens(600) + 1
     with pytest.raises(UsageError, match=f"use a length of at least {least}"):
         needle.prompt(np.zeros(100), least - 1, 0)
-    assert needle.haystack_tokens(least) == 1
     with pytest.raises(UsageError, match="the haystack has 10 tokens, and a context of 600 takes"):
         needle.prompt(np.zeros(10), 600, 0)
     assert trial.default_lengths([needle], 11_000) == [1000 * i for i in range(1, 12)]
-    assert trial.default_lengths([needle], 1100, 1) == [1100]
-    lengths = trial.default_lengths([needle], 1100)
-    assert len(lengths) == 11 and lengths[0] == 2 * (least - 1) and lengths[-1] == 1100
+    assert trial.default_lengths([needle], 1100)[0] == 2 * (least - 1)
 
 
 @pytest.mark.parametrize(
@@ -167,39 +153,6 @@ def test_a_document_has_its_length_and_states_each_fact_before_it_asks():
     assert (documents.needle_document(short, BYTES, np.random.default_rng(1)) == short).all()
 
 
-def test_some_answers_of_every_kind_have_words_that_are_in_no_text():
-    words = [
-        a + b for a in ("river", "mountain", "shadow", "window") for b in ("side", "less", "ward", "fall")
-    ]
-    starts, ends = {word[:3] for word in words}, {word[-2:] for word in words}
-    coined = {True: [], False: []}
-    for _, (_, asked) in zip(range(800), documents.facts(np.random.default_rng(0), words), strict=False):
-        deed = asked.split(" Answer: ")[1].removesuffix(".\n").split()
-        new = [w for w in deed if w.istitle() and w[:3].lower() in starts and w[-2:] in ends]
-        assert not set(new) & set(words)
-        coined[any(word in words for word in deed)].append(bool(new))
-    assert all(0.1 < sum(of_kind) / len(of_kind) < 0.35 for of_kind in coined.values())  # quotations, and not
-    assert len(coined[True]) > 2 * len(coined[False])
-
-
-def test_facts_are_asked_for_near_and_far():
-    filler, distances = BYTES.encode("x " * 20_000), []
-    for seed in range(8):
-        text = BYTES.decode(documents.needle_document(filler, BYTES, np.random.default_rng(seed)))
-        for answer in set(re.findall(r"(?:Answer: |\n)([A-Z][^\n?]*\.)\n", text)):
-            distances.append((text.rindex(answer) - text.index(answer)) / len(text))
-    shares = np.histogram(distances, [0, 1 / 32, 1 / 8, 1 / 2, 1])[0] / len(distances)
-    assert (shares > 0.06).all() and shares[2:].sum() > 0.6
-
-
-def test_some_documents_open_with_a_fact():
-    filler, opening = BYTES.encode("x " * 2000), 0
-    for seed in range(40):
-        text = BYTES.decode(documents.needle_document(filler, BYTES, np.random.default_rng(seed)))
-        opening += not text.startswith("x x")
-    assert 4 <= opening <= 18  # a quarter of them
-
-
 def test_a_run_with_needles_has_them_in_its_share_and_pairs_read_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path, NEEDLES)
@@ -231,16 +184,3 @@ def test_a_run_with_needles_has_them_in_its_share_and_pairs_read_the_same(tmp_pa
     with pytest.raises(SuiteError, match=r"needle_share\[0\]: must be a number in \[0, 1\], got 2"):
         write_suite(tmp_path, NEEDLES.replace("[0, 0.5]", "[2]"))
         load_suite("mini")
-
-
-def test_settings_of_needles_that_cannot_be(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for wrong, message in (
-        ("needle_depths: [2]", r"needle_depths\[0\]: must be a number in \[0, 1\]"),
-        ("needle_depths: [0.5, 0.5]", "needle_depths: must be a list of different values"),
-        ("needle_lengths: [512, 512]", "needle_lengths: must be a list of different values"),
-        ("needle_samples: 0", "needle_samples: must be a whole number of at least 1"),
-    ):
-        with pytest.raises(SuiteError, match=message):
-            write_suite(tmp_path, YAML.replace("loss_tokens: 256", f"loss_tokens: 256, {wrong}"))
-            load_suite("mini")

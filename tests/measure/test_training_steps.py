@@ -1,7 +1,5 @@
 """Whole training steps on random tokens: their records, what stands still, and the figure's arithmetic."""
 
-import json
-
 import pandas as pd
 import pytest
 import torch
@@ -9,7 +7,6 @@ import torch
 from acp_repro.benchmark_training import main as command
 from acp_repro.benchmark_training import recorded
 from acp_repro.pipeline import state
-from acp_repro.pipeline.errors import RecordError, SuiteError
 from acp_repro.pipeline.papers.acp import training_steps
 from acp_repro.pipeline.papers.acp.paper import PAPER
 from acp_repro.pipeline.records import read_records
@@ -31,7 +28,7 @@ def test_records_of_both_methods_and_weights_that_stand_still(run, monkeypatch):
     made = []
     real = training_steps._ours
     monkeypatch.setattr(training_steps, "_ours", lambda *args: made.append(real(*args)) or made[-1])
-    acp, exact = training_steps.measure(run, 301, CPU, repeats=2, steps=1, official=False)
+    acp, exact = training_steps.time_steps(run, 301, CPU, repeats=2, steps=1, official=False)
     shape = {"architecture", "size", "context_length_tokens"}
     assert set(acp) == {*shape, *PAPER.quantity("training_step").columns}
     assert (acp["method"], exact["method"]) == ("acp", "exact") and acp["vocab_size"] == 301
@@ -43,15 +40,6 @@ def test_records_of_both_methods_and_weights_that_stand_still(run, monkeypatch):
     assert (gate.weight == 0).all() and made[0].model.lm_head.weight.shape[0] == 301
     nats = torch.nn.functional.logsigmoid(gate.bias)
     assert nats.tolist() == pytest.approx([-0.2, -1e-4], rel=1e-3)  # of two heads, one is local
-
-
-def test_gates_are_drawn_as_asked(run, monkeypatch):
-    made = []
-    real = training_steps._ours
-    monkeypatch.setattr(training_steps, "_ours", lambda *args: made.append(real(*args)) or made[-1])
-    list(training_steps.measure(run, 301, CPU, repeats=1, steps=1, official=False, gates="paper"))
-    nats = torch.nn.functional.logsigmoid(made[0].blocks[-1].attn.fgate_proj.bias)
-    assert nats.tolist() == pytest.approx([-0.2, -0.2], rel=1e-3)  # 128 tokens: all there are
 
 
 def test_every_number_of_ranks_is_measured_into_one_record(run, monkeypatch, capsys):
@@ -78,26 +66,6 @@ def test_what_was_measured_before_a_failure_is_kept(run, monkeypatch):
     assert list(read_records(load_suite("mini"), "training_step")["method"]) == ["acp", "exact"]
 
 
-def test_other_records_stay_and_those_of_another_machine_are_not_replaced(run, tmp_path, capsys):
-    path = tmp_path / "results/mini/benchmark/training_step.csv"
-    words = ["--suite", "mini", "--repeats", "1", "--steps", "1", "--device", "cpu", "--vocab-size"]
-
-    def time(*vocabularies: str) -> list[tuple]:
-        (rows := tmp_path / "rows.json").unlink(missing_ok=True)
-        assert command([*words, *vocabularies, "--rows", str(rows)]) == 0
-        return list(pd.read_csv(path)[["vocab_size", "method", "device"]].itertuples(index=False, name=None))
-
-    (_, _, here), other = time("301", "640")[0], "NVIDIA H200"
-    text = path.read_text()
-    text = text.replace(here, other) + text.splitlines()[1].replace(",acp,301,", ",acp,302,") + "\n"
-    state.write_record(path, text.encode(), 5)
-    old = [(301, "acp", other), (301, "exact", other), (640, "acp", other), (640, "exact", other)]
-    kept = [*old, (302, "acp", here)]
-    assert time("512") == time("512") == [*kept, (512, "acp", here), (512, "exact", here)]
-    assert command([*words, "512", "301"]) == 1
-    assert f"was measured on {other}, and this would replace records of it" in capsys.readouterr().err
-
-
 def test_without_a_name_one_run_of_each_shape_with_records_of_this_device_is_timed(run, tmp_path):
     write_suite(tmp_path, YAML.replace("context_length: [128]", "context_length: [64, 128]"))
     suite = load_suite("mini")
@@ -110,38 +78,6 @@ def test_without_a_name_one_run_of_each_shape_with_records_of_this_device_is_tim
         state.write_record(quantity.path("mini"), text.encode(), 4)
         (found,) = recorded(suite, quantity, "here")
         assert found.context_length == (short if on == "here" else long).context_length
-    state.write_record(quantity.path("mini"), b"size\n", 1)
-    with pytest.raises(RecordError, match="not the columns of this version; move that file away"):
-        recorded(suite, quantity, "here")
-
-
-def test_the_authors_model_must_be_there_and_alone(run, monkeypatch):
-    with pytest.raises(SuiteError, match="--official: forgetting_transformer.* cannot be imported"):
-        list(training_steps.measure(run, 301, CPU, repeats=1, steps=1, official=True))
-    monkeypatch.setattr(training_steps, "world_size", lambda: 2)
-    with pytest.raises(SuiteError, match="compared on one rank"):
-        training_steps._official(run, run.model_config(301), CPU)
-
-
-def test_a_rank_leaves_its_records_in_a_file(run, tmp_path):
-    rows = tmp_path / "rows.json"
-    words = ["--suite", "mini", "--vocab-size", "301", "--repeats", "1", "--steps", "1", "--device", "cpu"]
-    assert command([*words, "--rows", str(rows)]) == 0
-    assert [row["method"] for row in json.loads(rows.read_text())] == ["acp", "exact"]
-
-
-def test_records_are_on_the_disk_before_the_next_model_is_measured(run, monkeypatch, tmp_path):
-    real, found = training_steps.measure, []
-
-    def counted(run, words, *rest, **options):
-        if words == 512:
-            found.append(len(read_records(load_suite("mini"), "training_step")))
-        return real(run, words, *rest, **options)
-
-    monkeypatch.setattr(training_steps, "measure", counted)
-    words = ["--suite", "mini", "--vocab-size", "301", "512", "--repeats", "1", "--steps", "1"]
-    assert command([*words, "--device", "cpu", "--rows", str(tmp_path / "rows.json")]) == 0
-    assert found == [2]
 
 
 def test_linear_growth_is_counted_from_the_fewest_ranks():
@@ -160,7 +96,3 @@ def test_linear_growth_is_counted_from_the_fewest_ranks():
     assert found.set_index("parallel")["of_linear"].to_dict() == {"none": 1.0, "ddp": 0.9, "fsdp": 0.95}
     curves = {mode: list(curve["ranks"]) for (_, mode), curve in figure_scaling._curves(found)}
     assert curves == {"ddp": [1, 4], "fsdp": [1, 4]}
-    said = figure_scaling._against(pd.DataFrame(rows[2:3]), found)
-    assert said.startswith("On one GPU, the rate is 2.00 times that of the authors' model in the same run. ")
-    assert said.endswith(": 2.00 with ACP. ")
-    assert figure_scaling._against(pd.DataFrame(rows[:0], columns=list(rows[0])), found) == ""

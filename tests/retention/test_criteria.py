@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from acp_repro.pipeline.papers.retention.measure.score import RIGHT, WRONG
+from acp_repro.pipeline.papers.retention.quantities import RIGHT, WRONG
 from analysis.retention import errors, figure2, figureC, table1, table3, table4, tableI
 from analysis.verdict import Word
 

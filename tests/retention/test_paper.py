@@ -20,9 +20,9 @@ from acp_repro.common.errors import UsageError
 from acp_repro.pipeline.data.files import DataError
 from acp_repro.pipeline.errors import SuiteError
 from acp_repro.pipeline.papers.retention import backbones, simulations
-from acp_repro.pipeline.papers.retention.measure.score import RIGHT
-from acp_repro.pipeline.papers.retention.measure.speed import measure as measure_speed
+from acp_repro.pipeline.papers.retention.measure.speed import measure_speed
 from acp_repro.pipeline.papers.retention.paper import PAPER
+from acp_repro.pipeline.papers.retention.quantities import RIGHT
 from acp_repro.pipeline.papers.retention.settings import SMALLEST_VOCABULARY, BackboneConfig
 from acp_repro.pipeline.papers.retention.task import load_model
 from acp_repro.pipeline.papers.retention.texts import Texts, train_tokenizer

@@ -62,8 +62,7 @@ class Problem(NamedTuple):
         return {"exact": None, "no gates": None, "acp auto": "auto"}.get(method, self.threshold)
 
     def search(self, method: str) -> Tensor:
-        """(B, H, M) int32: the running sum and boundary search that ours does before its kernels on this
-        device."""
+        """(B, H, M) int32: the running sum and boundary search that ours does before its kernels."""
         return self._given(method).search()
 
     def pruned_ratio(self, method: str) -> float:
@@ -81,12 +80,9 @@ class Problem(NamedTuple):
 
 
 def mean_gates(gates: str, heads: int, length: int = 0, head_dim: int = 64, **options: Any) -> Tensor:
-    """(H,) float, the mean log gate of each head, local heads first.
-
-    Args:
-        length, head_dim: of the attention. With :data:`PAPER` the number of local heads depends on them, and
-            one head between local and global makes up what whole heads miss.
-    """
+    """(H,) float, the mean log gate of each head, local heads first. With :data:`PAPER` the number of local
+    heads depends on the attention's shape, and one head between local and global makes up what whole heads
+    miss."""
     mean = torch.full((heads,), _GLOBAL, **options)
     if gates != PAPER:
         mean[: GATES[gates](heads)] = _LOCAL
@@ -103,8 +99,7 @@ def mean_gates(gates: str, heads: int, length: int = 0, head_dim: int = 64, **op
 def make_problem(
     length: int, heads: int, head_dim: int, gates: str, tokens: int, device: torch.device, dtype: torch.dtype
 ) -> Problem:
-    """``max(1, tokens // length)`` sequences (B, H, T, D) of ``dtype``; log gates are exponentially
-    distributed."""
+    """``max(1, tokens // length)`` sequences (B, H, T, D); log gates are exponentially distributed."""
     generator = torch.Generator(device).manual_seed(0)
     batch = max(1, tokens // length)
 
@@ -131,11 +126,8 @@ class Error(NamedTuple):
 
 
 def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool) -> dict[str, Error]:
-    """Error of the output and each gradient against the equations in float64.
-
-    It is taken on the first sequence, with an upstream gradient at its last rows only. Then everything
-    follows from these rows, at the full length, and the dense equations fit into memory.
-    """
+    """Error of the output and each gradient against the equations in float64, on the first sequence, with an
+    upstream gradient at its last rows only, so that the dense equations fit into memory."""
     first = [x[:1] for x in problem.inputs]
     if not gated:
         first[3] = torch.zeros_like(first[3])
@@ -162,18 +154,17 @@ def errors(call: Call, problem: Problem, threshold: Tensor | str | None, gated: 
     return result
 
 
-def check(
+def check_rival(
     call: Call, problem: Problem, threshold: Tensor | str | None, gated: bool
 ) -> tuple[str | None, float | None]:
     """Why a rival is not timed (it is wrong, or does not run) or None, and the error of its gate gradient.
 
-    The gate gradient is only recorded. Kernels that leave out the row sums of dS are off by some percent
-    there (docs/lab-notebook.md). That limits their use, but does not change their speed.
+    That error is only recorded: kernels that leave out the row sums of dS are off by some percent there.
     """
     try:
         found = errors(call, problem, threshold, gated)
     except Exception as error:  # any error of a rival; the others are timed nevertheless
-        return why_not(error), None
+        return shorten_error(error), None
     gate = found.pop("dlog_fgate", Error(0.0, 0.0)).relative if gated else None
     if gate is not None and not gate < 0.5:
         return f"wrong: its gate gradient is off by {100 * gate:.0f} %", gate
@@ -181,21 +172,18 @@ def check(
     return f"wrong: {', '.join(wrong)} off" if wrong else None, gate
 
 
-def why_not(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     """The error in one line."""
     what = "out of memory" if is_out_of_memory(error) else "does not run"
     return f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
 
 
-def measure(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: int):
+def time_rivals(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: int):
     """Yields one record, or one line of text on why there is none, for each method of each rival.
 
     All methods of all rivals take turns: forward, forward + backward (the boundary search inside), and the
-    search alone. Then the same by the host's clock, the forward without gradients. A method that fails, at
-    any point, has no record, and its memory is freed.
-
-    Args:
-        calls: by the names of :data:`.rivals.RIVALS`.
+    search alone; then by the host's clock. A method that fails, at any point, has no record, and its memory
+    is freed.
     """
     batch, heads, length, head_dim = problem.q.shape
     device, gpu = problem.q.device, problem.q.device.type == "cuda"
@@ -214,14 +202,14 @@ def measure(problem: Problem, gates: str, calls: Mapping[str, Call], repeats: in
         try:
             work()
         except Exception as error:  # the whole batch may not fit, even after a passed check
-            failed[key] = why_not(error)
+            failed[key] = shorten_error(error)
         if key in failed:
             give_memory_back()
 
     def look(key: Key) -> None:
         name, method = key
         gated = method != "no gates"
-        wrong, gate_errors[key] = check(calls[name], problem, problem.threshold_of(method), gated)
+        wrong, gate_errors[key] = check_rival(calls[name], problem, problem.threshold_of(method), gated)
         if wrong:
             failed[key] = wrong
         else:

@@ -77,12 +77,8 @@ def interleaved(
     warm_ups: int = 1,
     title: str | None = None,
 ) -> dict[Name, list[float]]:
-    """Milliseconds of each call in each turn; the calls go in the order of :func:`orders`.
-
-    Args:
-        warm_ups: turns before these, which do not count.
-        title: title of a progress bar; None shows none.
-    """
+    """Milliseconds of each call in each turn, in the order of :func:`orders`, after ``warm_ups`` turns that
+    do not count. ``title`` is of a progress bar; None shows none."""
     times: dict[Name, list[float]] = {name: [] for name in calls}
     turns = [list(calls)] * warm_ups + list(orders(calls, repeats))
     with tqdm(
@@ -98,10 +94,7 @@ def interleaved(
 
 
 def peak_memory(work: Call, device: torch.device) -> int:
-    """The largest sum of bytes of tensors that are alive at once in ``work``, in addition to those before it.
-
-    On a GPU PyTorch's allocator counts; on a CPU its profiler, which records every allocation.
-    """
+    """The most bytes of tensors that are alive at once in ``work``, in addition to those before it."""
     if device.type == "cuda":
         _wait(device)
         before = torch.cuda.memory_allocated(device)

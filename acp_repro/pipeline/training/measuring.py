@@ -14,7 +14,7 @@ from typing import Any
 from ...common.command import choose_device
 from ...common.errors import UserError
 from .. import state
-from ..paper import Quantity, Suite
+from ..paper import Quantity, Suite, load_object
 from ..provenance import made_on
 from ..records import write_records
 from ..run import Run
@@ -68,7 +68,9 @@ def _measure(
         for _, quantity in pairs:
             begun = time.perf_counter()
             try:
-                rows = quantity.measure(trained, **options)
+                if not quantity.has_library:
+                    raise UserError("needs {}: pip install -e '.[{}]'".format(*quantity.library))
+                rows = load_object(quantity.measure)(trained, **options)
             except Exception as error:
                 if len(stale) == 1:
                     raise

@@ -18,10 +18,8 @@ MFU = 0.3  # an assumption, of executed FLOPs: small models reach less, large on
 
 
 def attention_share_of_flops(size: SizeConfig, context_length: int) -> float:
-    """Attention's part, 0 to 1, of the FLOPs of a token of FoX (Pro), nothing pruned (Section 4.2).
-
-    The vocabulary is the authors' tokeniser's, the default of ``FoXConfig``.
-    """
+    """Attention's part, 0 to 1, of the FLOPs of a token of FoX (Pro), nothing pruned, with the authors'
+    vocabulary (Section 4.2)."""
     config = FoXConfig.pro(
         hidden_size=size.hidden_size, num_hidden_layers=size.num_hidden_layers, num_heads=size.num_heads
     )
@@ -44,7 +42,7 @@ class Cost:
 
 def run_cost(run: FoXRun, gpu: str, ranks: int) -> Cost:
     """The cost of ``run`` on so many GPUs; they are taken to scale without loss."""
-    config = run.model_config(run.data.vocab_size or _words_of(Path(run.data.tokenizer_file)))
+    config = run.model_config(run.data.vocab_size or _count_words(Path(run.data.tokenizer_file)))
     tokens = run.steps * run.training.batch_tokens
     pruned = 0.0 if run.log_pruning_tolerance is None else PRUNED_RATIO
     executed = tokens * config.flops_per_token(run.context_length, 1.0 - pruned)
@@ -59,7 +57,7 @@ def run_cost(run: FoXRun, gpu: str, ranks: int) -> Cost:
     )
 
 
-def _words_of(tokenizer: Path) -> int:
+def _count_words(tokenizer: Path) -> int:
     return len(json.loads(tokenizer.read_text())["model"]["vocab"]) + 1  # BOS
 
 
@@ -73,11 +71,8 @@ def states_bytes(run: FoXRun, config: FoXConfig, ranks: int) -> float:
 
 
 def _activation_bytes(run: FoXRun, config: FoXConfig) -> float:
-    """What a micro-batch keeps at the start of the backward pass, in compiled blocks, and its logits.
-
-    The residual stream is float32. Inputs and outputs of matrix products are in the lower precision. Results
-    that are cheap to compute again (norms, gates' sigmoids) are not kept.
-    """
+    """What a micro-batch keeps at the start of the backward pass, in compiled blocks, and its logits. Results
+    that are cheap to compute again (norms, gates' sigmoids) are not kept."""
     tokens, width, layers = run.training.micro_batch_tokens, config.hidden_size, config.num_hidden_layers
     half = 2 if run.training.dtype == "bfloat16" else FLOAT32
     shifts = config.use_k_shift + config.use_v_shift

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from acp_repro.pipeline.paper import Page, Paper
 
+from .quantities import QUANTITIES
 from .settings import File
 from .suite import FoXSuite, make_run
 
@@ -15,13 +16,7 @@ PAPER = Paper(
     suite=FoXSuite,
     make_run=make_run,
     run_columns=("architecture", "size", "context_length_tokens", "log_pruning_tolerance", "seed"),
-    measures=f"{__package__}.measure",
-    measured=(
-        *("pruned_ratio", "attention_time", "throughput", "loss_curve", "loss", "decay"),
-        *("attention_weights", "epsilon_sweep", "pruned_mass", "block_size", "lm_eval"),
-        *("lm_eval_items", "needle", "needle_facts", "training_log", "step_losses"),
-        *("kernel_time", "training_step", "fork", "decode_time"),
-    ),
+    quantities=QUANTITIES,
     task=f"{__package__}.task:FoXTask",
     analysis="analysis.acp",
     pages=(

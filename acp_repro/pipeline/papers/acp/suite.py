@@ -38,9 +38,7 @@ class FoXRun(Run):
     @property
     def name(self) -> str:
         """For example ``pro-760m-16k-acp``; its exact pair ends in ``exact``, a further seed in ``-seed1``.
-
-        ``-needles10`` are runs that train with needles in 10 % of their sequences.
-        """
+        ``-needles10`` trains with needles in 10 % of its sequences."""
         length = self.context_length
         tokens = f"{length // 1024}k" if length % 1024 == 0 else str(length)
         tolerance = self.log_pruning_tolerance
@@ -70,7 +68,6 @@ class FoXRun(Run):
         return -(-self.size.tokens // self.training.batch_tokens)
 
     def columns(self) -> dict[str, Any]:
-        """See ``Run.columns``."""
         return {
             "architecture": self.architecture,
             "size": self.size_name,
@@ -101,7 +98,6 @@ class FoXRun(Run):
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """See ``Run.as_dict``."""
         resolved = super().as_dict()
         for name in SIZE_OVERRIDES:  # stands under training
             resolved["size"].pop(name)
@@ -109,11 +105,7 @@ class FoXRun(Run):
 
 
 def make_run(file: File, suite: str, where: str, *, size: str, context_length: int, **point: Any) -> FoXRun:
-    """A point of the grid as a run.
-
-    Raises:
-        ValueError: the point is not allowed; the message begins with the key.
-    """
+    """A point of the grid as a run."""
     if size not in file.sizes:
         raise ValueError(f"{where}.size: no size {size!r} under sizes, which has {', '.join(file.sizes)}")
     shape = file.sizes[size]
@@ -156,7 +148,6 @@ class FoXSuite(Suite):
     runs: tuple[FoXRun, ...]
 
     def check(self) -> None:
-        """See ``Suite.check``."""
         for key in ("heads_run", "sweep_run"):
             try:
                 getattr(self, key)
@@ -190,16 +181,14 @@ class FoXSuite(Suite):
             and (acp is None or (run.log_pruning_tolerance is not None) == acp)
         ]
 
-    def in_order(self, *some: Iterable[FoXRun]) -> list[FoXRun]:
+    def union(self, *some: Iterable[FoXRun]) -> list[FoXRun]:
         """The runs of several lists, each once, in the order of the suite."""
         chosen = {run for runs in some for run in runs}
         return [run for run in self.runs if run in chosen]
 
     def with_acp(self, architecture: str) -> list[FoXRun]:
-        """One run with ACP of each size and context length: the lowest seed, at the paper's epsilon.
-
-        If the grid does not have that epsilon, the smallest one.
-        """
+        """One run with ACP of each size and context length: the lowest seed, at the paper's epsilon or the
+        smallest."""
         runs = first_seeds(self.select(architecture=architecture, acp=True))
         best: dict[tuple, FoXRun] = {}
         for run in sorted(
@@ -210,11 +199,7 @@ class FoXSuite(Suite):
 
     def pairs(self, architecture: str, largest: bool | None = None) -> list[FoXRun]:
         """Runs that exist both with ACP (log epsilon = -10) and exact, otherwise equal (Figure 3), with
-        further seeds.
-
-        Args:
-            largest: only the largest size (True), all other sizes (False), or all sizes (None).
-        """
+        further seeds; ``largest`` takes only the largest size (True) or all others (False)."""
         paired = _paired(self.select(architecture=architecture))
         top = _largest(paired)
         return self.with_all_seeds([run for run in paired if largest is None or (run in top) == largest])
@@ -229,11 +214,8 @@ class FoXSuite(Suite):
 
     def needle_runs(self, architecture: str, longest: bool) -> list[FoXRun]:
         """Runs of the needle test: of the largest size that has pairs; without pairs, runs with ACP.
-
-        Args:
-            longest: at the longest context of that size (Figures 3 and 11). False: at the shorter ones, of
-                the largest size that has such (Figure 9).
-        """
+        ``longest`` takes the longest context of that size (Figures 3 and 11), else the shorter ones
+        (Figure 9)."""
         runs = first_seeds(self.pairs(architecture)) or self.with_acp(architecture)
         top = max((run.context_length for run in _largest(runs)), default=0)
         if longest:
@@ -250,31 +232,25 @@ class FoXSuite(Suite):
         """The runs of :attr:`trained_with_needles`, and the null: exact runs from a changed weight."""
         pairs = self.trained_with_needles
         null = [r for r in self.runs if r.nudged and r.needle_share and r.log_pruning_tolerance is None]
-        return self.in_order(pairs, null) if pairs else []
+        return self.union(pairs, null) if pairs else []
 
     @property
     def arms(self) -> list[FoXRun]:
-        """Trainings with ACP that differ from the first in one thing that could change the pruned share, or
-        in the seed.
-
-        Empty if all are alike in their learning rate, words, text and QK-norm.
-        """
+        """Trainings with ACP that differ in one thing that could change the pruned share, or in the seed;
+        none if all are alike in learning rate, words, text and QK-norm."""
         runs = [run for run in self.runs if run.log_pruning_tolerance == PAPER_TOLERANCE]
         runs = [run for run in runs if _shape(run) == _shape(runs[0])]
         return runs if len({_suspects(run) for run in runs}) > 2 else []
 
     @property
-    def aside(self) -> str:
-        """See ``Suite.aside``."""
+    def restriction(self) -> str:
         with_needles = any(run.needle_share for run in self.runs)
         return "runs that train with needles are for Figure A6 alone" if with_needles else ""
 
     @property
     def longest_trained(self) -> list[FoXRun]:
-        """The run of FoX (Pro) with ACP that saw the most tokens, and its exact pair.
-
-        Of several the largest model counts, then the longest context. If some have a pair, only those count.
-        """
+        """The run of FoX (Pro) with ACP that saw the most tokens, and its exact pair. Of several the largest
+        model counts, then the longest context. If some have a pair, only those count."""
         runs = self.with_acp("pro")
         runs = [run for run in runs if self.has_exact_pair(run)] or runs
         if not runs or self.weights is not None:  # ready weights have no log

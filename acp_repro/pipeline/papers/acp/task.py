@@ -45,7 +45,6 @@ class FoXTask(Task):
         self._config = run.model_config(self.corpus.vocab_size)
 
     def build(self) -> FoXForCausalLM:
-        """See ``Task.build``."""
         if self.run.data.heldout != 0:  # if its documents are too short, fail before hours of training
             try:
                 self.corpus.sequences("heldout", self.run.context_length)
@@ -106,7 +105,6 @@ class FoXTask(Task):
         }
 
     def describe(self, model: nn.Module) -> dict[str, Any]:
-        """See ``Task.describe``."""
         return {
             "parameters": self._config.num_parameters(),
             "data": self.corpus.describe(self.run.context_length),
@@ -118,11 +116,9 @@ class FoXTask(Task):
         self.corpus.save_tokenizer(folder)
 
     def load(self, folder: Path, device: torch.device) -> FoXForCausalLM:
-        """See ``Task.load``."""
         return load_pretrained(folder).to(device)
 
     def trained(self, suite: Suite, device: torch.device) -> TrainedFoX:
-        """See ``Task.trained``."""
         self._check_text()
         found = super().trained(suite, device)
         return TrainedFoX(suite, self.run, self, found.model, device, found.trained_tokens)
@@ -142,11 +138,8 @@ class FoXTask(Task):
 
 
 def nudge(model: FoXForCausalLM) -> None:
-    """Changes one weight, the first of the first query projection, to the next number of bfloat16.
-
-    This is the smallest change that the products see: a unit of float32 is lost when weights are rounded to
-    bfloat16.
-    """
+    """Changes one weight, the first of the first query projection, to the next number of bfloat16: the
+    smallest change that the products see."""
     weight = model.model.layers[0].attn.q_proj.weight
     with torch.no_grad():
         first = weight[0, 0].bfloat16()
@@ -154,17 +147,8 @@ def nudge(model: FoXForCausalLM) -> None:
 
 
 def pruned_ratio_per_layer(model: nn.Module, input_ids: Tensor) -> list[float]:
-    """The share of causal blocks that each layer prunes on this text, mean over sequences and heads.
-
-    With sharded weights every rank must call it.
-
-    Args:
-        model: a ``FoXForCausalLM``, or a wrapper of one whose forward takes the same arguments.
-        input_ids: (B, T) integer, on the model's device.
-
-    Returns:
-        One number in 0 to 1 a layer; an empty list for an exact model.
-    """
+    """The share of causal blocks that each layer prunes on ``input_ids`` (B, T), mean over sequences and
+    heads; empty for an exact model. With sharded weights every rank must call it."""
     ratios: dict[int, Tensor] = {}
 
     def see(layer: int, inputs: AttentionInputs) -> None:

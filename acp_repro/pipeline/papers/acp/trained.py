@@ -25,11 +25,8 @@ class TrainedFoX(Trained):
     model: FoXForCausalLM
 
     def methods(self, both: bool = False) -> Iterator[str]:
-        """Yields ``acp`` or ``exact``, the run's own method, and sets the model to it.
-
-        Then yields ``exact`` with the same weights, if the run has ACP and no exact pair in the suite, or
-        with ``both``. Meanwhile the model prunes nothing.
-        """
+        """Yields ``acp`` or ``exact``, the run's own method, and sets the model to it. Then yields ``exact``
+        with the same weights, if the run has ACP and no exact pair in the suite, or with ``both``."""
         own = self.run.log_pruning_tolerance
         yield "exact" if own is None else "acp"
         if own is not None and (both or not self.suite.has_exact_pair(self.run)):
@@ -44,10 +41,8 @@ class TrainedFoX(Trained):
     ) -> Batches:
         """(input_ids, labels) of held-out sequences: ``tokens`` tokens at most, but at least one sequence.
 
-        Args:
-            rows: sequences in a batch; default: as many tokens as a micro-batch of training has.
-            same_text_as: a length that the contexts of several runs divide, which then all read the same
-                text: whole pieces of that length.
+        ``rows`` is a batch's size; default: a micro-batch of training. With ``same_text_as``, a length that
+        the contexts of several runs divide, they all read whole pieces of that length.
         """
         length = self.run.context_length
         piece = same_text_as or length
@@ -57,11 +52,7 @@ class TrainedFoX(Trained):
         return sequences.iter_batches(rows, tokens, same_text_as).to(self.device)
 
     def losses(self, batches: Batches, what: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """The loss (B, T) float32 in nats of every label, and the labels (B, T) int64, of each batch.
-
-        Args:
-            what: the name on the progress bar.
-        """
+        """The loss (B, T) float32 in nats of every label, and the labels (B, T) int64, of each batch."""
         for input_ids, labels in tqdm(batches, desc=f"{self.run.name}: {what}", unit="batch"):
             with torch.no_grad(), autocast(self.device, self.run.training.dtype):
                 loss = self.model.loss_per_token(input_ids, labels)
@@ -70,19 +61,9 @@ class TrainedFoX(Trained):
     def one_pass(
         self, see: Callable[[int, AttentionInputs], None], what: str, batches: Batches | None = None
     ) -> tuple[float, int]:
-        """Runs the model over held-out text, as it would run without being watched.
-
-        Args:
-            see: called as ``see(layer, inputs)`` before every attention of every batch.
-            what: the name on the progress bar.
-            batches: at least one; default: ``measure.sweep_tokens`` of the text. A label of -100 has no loss.
-
-        Returns:
-            Mean loss in nats of the labels, and the number of tokens.
-
-        Raises:
-            ValueError: there is no batch, or no label.
-        """
+        """Runs the model over held-out text: the mean loss in nats of the labels, and the number of tokens.
+        ``see(layer, inputs)`` is called before every attention. The default is ``measure.sweep_tokens`` of
+        text."""
         if batches is None:
             batches = self.heldout_batches(self.measure_settings.sweep_tokens)
         total, labelled, tokens = 0.0, 0, 0
@@ -91,6 +72,4 @@ class TrainedFoX(Trained):
                 total += loss.double().sum().item()
                 labelled += (labels != IGNORED_LABEL).sum().item()
                 tokens += labels.numel()
-        if not labelled:
-            raise ValueError("no text to measure on: there is no label")
         return total / labelled, tokens

@@ -1,8 +1,7 @@
 """Whole training steps on random tokens: a run's shape with any vocabulary and on any number of ranks.
 
-Weights start as in training, except the gates. These are fixed, and ``gates`` says which heads are local. So
-a step costs as much as in a trained model, without training. The learning rate is 0. Steps are timed as in a
-run: compiled blocks, optimiser, and sums over ranks inside.
+Weights start as in training, but gates are fixed, so that a step costs as much as in a trained model. The
+learning rate is 0. Steps are timed as in a run: compiled blocks, optimiser, and sums over ranks inside.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Steps(NamedTuple):
     compiled: bool
 
 
-def measure(
+def time_steps(
     run: FoXRun,
     vocab_size: int,
     device: torch.device,
@@ -62,16 +61,9 @@ def measure(
     """One record for each implementation, with ACP and exact, as they are measured; every rank yields them
     all.
 
-    Each rank takes ``micro_batch_tokens`` a step, for any number of ranks. ``repeats`` medians of ``steps``
-    steps, the methods in turn. Memory is the peak of a rank, weights and optimiser included.
-
-    Args:
-        official: also time the authors' model, on one rank, without torch.compile, as their trainer runs it.
-        parallel: how several ranks share a step, ``ddp`` or ``fsdp``; ``auto`` uses the run's setting.
-        gates: which heads are local, as in ``benchmark_attention``.
-
-    Raises:
-        SuiteError: the authors' code is requested, and cannot be imported or has several ranks.
+    Each rank takes ``micro_batch_tokens`` a step. ``repeats`` medians of ``steps`` steps, the methods in
+    turn. Memory is the peak of a rank, weights and optimiser included. ``official`` also times the authors'
+    model, on one rank, without torch.compile, as their trainer runs it.
     """
     if parallel != "auto":
         run = dataclasses.replace(run, training=dataclasses.replace(run.training, parallel=parallel))
@@ -81,12 +73,12 @@ def measure(
         torch.manual_seed(run.seed)  # the same weights on every rank
         made = make(run, config, device)
         fix_gates(made.blocks, mean_gates(gates, config.num_heads, run.context_length, config.head_dim))
-        yield from _measure(made, run, config, device, tolerance, repeats, steps)
+        yield from _time_steps(made, run, config, device, tolerance, repeats, steps)
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _measure(
+def _time_steps(
     made: Steps,
     run: FoXRun,
     config: FoXConfig,
@@ -155,11 +147,7 @@ def _measure(
 
 
 def fix_gates(blocks: list[nn.Module], log_gates: Tensor) -> None:
-    """Gates of one value a head.
-
-    Args:
-        log_gates: (H,), of the heads of every block.
-    """
+    """Gates of one value a head, (H,), in every block."""
     for block in blocks:
         gate = block.attn.fgate_proj
         with torch.no_grad():

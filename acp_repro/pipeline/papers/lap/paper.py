@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from acp_repro.pipeline.paper import Paper
 
+from .quantities import QUANTITIES
 from .settings import File
 from .suite import PruningSuite, make_run
 
@@ -15,8 +16,7 @@ PAPER = Paper(
     suite=PruningSuite,
     make_run=make_run,
     run_columns=("compression", "gate", "training_mask", "seed"),
-    measures=f"{__package__}.measure",
-    measured=(*("dynamics", "reconstruction", "probe", "attribution", "kept_words", "removal_time"),),
+    quantities=QUANTITIES,
     task=f"{__package__}.task:PruningTask",
     analysis="analysis.lap",
 )

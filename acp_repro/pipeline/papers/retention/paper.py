@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from acp_repro.pipeline.paper import Paper
 
+from .quantities import QUANTITIES
 from .settings import File
 from .suite import RetentionSuite, make_run
 
@@ -26,11 +27,7 @@ PAPER = Paper(
         "stretch_high",
         "seed",
     ),
-    measures=f"{__package__}.measure",
-    measured=(
-        *("masked_loss", "score", "bag_of_words", "pruned_dense", "tokens_kept", "slackness", "speed"),
-        *("estimator", "variance", "complexity"),
-    ),
+    quantities=QUANTITIES,
     task=f"{__package__}.task:task_of",
     analysis="analysis.retention",
 )

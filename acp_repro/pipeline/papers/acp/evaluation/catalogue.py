@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from acp_repro.common.errors import UserError
 from acp_repro.pipeline.errors import UnknownName
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of Tables 1 and 3.
-
-    Attributes:
-        task, metric: as the harness names them.
-        header: as the paper prints it.
-        quantity: of the column in ``paper_values.csv``; empty if the paper does not have it.
-        guess: the accuracy of guessing. This is one answer of so many, or the more frequent one of yes and
-            no, or a random word of the passage (Paperno et al., 2016, of LAMBADA).
-    """
+    """One column of Tables 1 and 3. ``quantity`` is the column's in ``paper_values.csv``. ``guess`` is the
+    accuracy of guessing: one answer of so many, the more frequent one of yes and no, or a random word of
+    the passage."""
 
     task: str
     metric: str
@@ -52,14 +47,20 @@ COLUMNS = (
 BOOK_TASKS = ("book_perplexity", "book_last_word")  # ours, from the book that comes with the project
 PAPER_TASKS = tuple(dict.fromkeys(c.task for c in COLUMNS if c.task not in BOOK_TASKS))
 TASKS = (*PAPER_TASKS, *BOOK_TASKS)
+PADDED_IDS = 256  # a model may have this many more ids than its tokenizer, to round their number up
+
+
+def check_tokenizer(tokenizer_ids: int, model_ids: int, whose: str) -> None:
+    """Refuses a tokenizer with more ids than the model, or fewer than rounding up explains."""
+    if not 0 <= model_ids - tokenizer_ids < PADDED_IDS:
+        raise UserError(
+            f"{whose}: the model has {model_ids} token ids and the tokenizer {tokenizer_ids}, so it "
+            "is not the model's; give the tokenizer.json that the model was trained with"
+        )
 
 
 def check_names(names: Iterable[str], known: Iterable[str] = TASKS) -> None:
-    """Checks names of tasks.
-
-    Raises:
-        UnknownName: some of ``names`` are not tasks; the message gives similar names.
-    """
+    """Refuses names of tasks that are not known, with similar names."""
     known = tuple(known)
     unknown = [name for name in dict.fromkeys(names) if name not in known]
     if unknown:

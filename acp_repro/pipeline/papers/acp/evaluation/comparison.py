@@ -7,16 +7,16 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from acp_repro.common.errors import UsageError
 from acp_repro.common.statistics import LEVEL, equivalence, finite, holm, over_items, paired_difference
 from acp_repro.pipeline.errors import UnknownName
-from acp_repro.pipeline.records import read_file
 
 RECORDS = "lm_eval_items.csv.gz"
 COLUMNS = (
@@ -35,13 +35,8 @@ _DATE = re.compile(r"_\d{4}-\d\d-\d\dT[\d.+-]+$")
 
 @dataclass
 class Items:
-    """The items of one metric of one task.
-
-    Attributes:
-        values: by number (value, weight): a score with weight 1, or a log-likelihood in nats with its number
-            of words or bytes.
-        documents: by number a hash of the item's document, if the evaluation has one.
-    """
+    """The items of one metric of one task: by number (value, weight), as in ``evaluation.Metric``, and a hash
+    of the item's document, if the evaluation has one."""
 
     values: dict[int, tuple[float, float]] = field(default_factory=dict)
     documents: dict[int, str] = field(default_factory=dict)
@@ -56,11 +51,8 @@ Evaluation = dict[tuple[str, str], Items]  # by (task, metric)
 
 
 def shown(mean: float, metric: str) -> float:
-    """A metric from the mean of its items.
-
-    For a perplexity this is exp of minus the log-likelihood of a word, or that in bits. Otherwise it is the
-    mean itself.
-    """
+    """A metric from the mean of its items: of a perplexity exp of minus the log-likelihood of a word, or that
+    in bits."""
     if is_perplexity(metric):
         return math.exp(-mean)
     return mean * _sign(metric)
@@ -72,34 +64,26 @@ def is_perplexity(metric: str) -> bool:
 
 
 def _sign(metric: str) -> float:
-    """The factor that turns a difference of means into one of the metric, or of the logarithms of
-    perplexities."""
+    """Turns a difference of means into one of the metric, or of logarithms of perplexities."""
     if metric.partition("@")[0] == "bits_per_byte":
         return -1 / math.log(2)
     return -1.0 if is_perplexity(metric) else 1.0
 
 
 def read(path: Path) -> Evaluation:
-    """The items of an evaluation.
-
-    Args:
-        path: ``samples_TASK_DATE.jsonl`` of the harness, a file that ``python -m acp_repro.evaluate`` keeps,
-            a record ``lm_eval_items.csv.gz``; or a folder that holds such files, at any depth.
-
-    Raises:
-        UsageError: the path does not exist, a file is damaged, or a folder holds two evaluations of a task.
-    """
+    """The items of an evaluation: ``samples_TASK_DATE.jsonl`` of the harness, a file that ``python -m
+    acp_repro.evaluate`` keeps, a record ``lm_eval_items.csv.gz``, or a folder that holds such files."""
     if not path.exists():
         raise UsageError(
             f"{path}: no such file or folder; give samples_*.jsonl, runs/evaluations/NAME or "
             "results/SUITE/RUN"
         )
     if path.is_file():
-        return _of_file(path)
+        return _read_file(path)
     found: Evaluation = {}
     found_in: dict[str, Path] = {}
-    for file in sorted(p for p in path.rglob("*") if _reader(p)):
-        for key, items in _of_file(file).items():
+    for file in sorted(p for p in path.rglob("*") if _choose_reader(p)):
+        for key, items in _read_file(file).items():
             if (other := found_in.setdefault(key[0], file)) != file:
                 raise UsageError(f"{other} and {file} hold {key[0]} both; give one of them")
             found[key] = items
@@ -111,17 +95,17 @@ def read(path: Path) -> Evaluation:
     return found
 
 
-def _reader(path: Path):
+def _choose_reader(path: Path):
     name = path.name
     if re.fullmatch(r"samples_.*\.jsonl(\.gz)?", name):
-        return _of_samples
+        return _read_samples
     if re.fullmatch(r".+-[0-9a-f]{8,}\.json", name):
-        return _of_kept
-    return _of_records if name == RECORDS else None
+        return _read_kept
+    return _read_records if name == RECORDS else None
 
 
-def _of_file(path: Path) -> Evaluation:
-    if (reader := _reader(path)) is None:
+def _read_file(path: Path) -> Evaluation:
+    if (reader := _choose_reader(path)) is None:
         raise UsageError(
             f"{path} is none of these: samples_*.jsonl of lm-eval, what `python -m acp_repro.evaluate` "
             f"keeps, {RECORDS}; give one of them"
@@ -143,7 +127,7 @@ def task_of(path: Path) -> str:
     return _DATE.sub("", stem)
 
 
-def _of_samples(path: Path) -> Iterator[tuple]:
+def _read_samples(path: Path) -> Iterator[tuple]:
     task = task_of(path)
     try:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -156,19 +140,14 @@ def _of_samples(path: Path) -> Iterator[tuple]:
         try:
             sample = json.loads(line)
             number = int(sample["doc_id"])
-            kind, metrics = sample.get("filter", "none"), sample.get("metrics") or _numbers(sample)
-            values = {name: _value(name, sample.get(name)) for name in metrics}
+            kind = sample.get("filter", "none")
+            values = {name: _value(name, sample.get(name)) for name in sample["metrics"]}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{path}, line {place}: no sample of lm-eval ({error})") from error
         for name, value in values.items():
             if value is not None:
                 metric = name if kind == "none" else f"{name}@{kind}"
                 yield task, metric, number, value, str(sample.get("doc_hash") or "")
-
-
-def _numbers(sample: Mapping) -> list[str]:
-    """Metrics in a sample of lm-eval before 0.4.8, which does not name them."""
-    return [name for name, value in sample.items() if name != "doc_id" and _value(name, value) is not None]
 
 
 def _value(name: str, value) -> tuple[float, float] | None:
@@ -181,20 +160,21 @@ def _value(name: str, value) -> tuple[float, float] | None:
     return None
 
 
-def _of_kept(path: Path) -> Iterator[tuple]:
+def _read_kept(path: Path) -> Iterator[tuple]:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))["result"]
-        task, metrics = result["task"], {name: m["items"] for name, m in result["metrics"].items()}
-        metrics = {name: [(float(v), float(w)) for v, w in items] for name, items in metrics.items()}
+        for name, metric in result["metrics"].items():
+            for number, (value, weight) in enumerate(metric["items"]):
+                yield result["task"], name, number, (float(value), float(weight)), ""
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: nothing that `python -m acp_repro.evaluate` keeps ({error})") from error
-    for name, items in metrics.items():
-        for number, value in enumerate(items):
-            yield task, name, number, value, ""
 
 
-def _of_records(path: Path) -> Iterator[tuple]:
-    table = read_file(path, ("task", "metric", "item", "value", "weight"))
+def _read_records(path: Path) -> Iterator[tuple]:
+    try:
+        table = pd.read_csv(path, usecols=["task", "metric", "item", "value", "weight"])
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UsageError(f"{path} cannot be read ({' '.join(str(error).split())})") from error
     for row in table.itertuples():
         yield row.task, row.metric, row.item, (row.value, row.weight), ""
 
@@ -202,18 +182,10 @@ def _of_records(path: Path) -> Iterator[tuple]:
 def choose(
     a: Evaluation, b: Evaluation, names: tuple[str, str], tasks: Collection[str], metrics: Collection[str]
 ) -> list[tuple[str, str]]:
-    """The requested (task, metric) that both have; all if none is requested.
-
-    Raises:
-        UnknownName: a requested name is not in both.
-        UsageError: they have nothing in common.
-    """
+    """The requested (task, metric) that both have; all if none is requested."""
     both = sorted(set(a) & set(b))
     if not both:
         listed = "; ".join(", ".join(sorted({task for task, _ in side})) for side in (a, b))
-        for name, side in zip(names, (a, b), strict=True):
-            if not side:
-                raise UsageError(f"{name} has no items of a task; write them with lm-eval --log_samples")
         raise UsageError(f"{names[0]} and {names[1]} have no task in common: {listed}")
     for place, (asked, what) in enumerate(((tasks, "task"), (metrics, "mean over items"))):
         known = dict.fromkeys(key[place] for key in both)
@@ -227,15 +199,8 @@ def choose(
 def compare(
     a: Evaluation, b: Evaluation, names: tuple[str, str], keys: list[tuple[str, str]], margin: float
 ) -> tuple[list[dict], list[str]]:
-    """A minus B for each metric, and notes of what was left out.
-
-    Returns:
-        a row of :data:`COLUMNS` each; ``difference`` and ``margin`` are in the metric's units, or of the
-        logarithms of perplexities.
-
-    Raises:
-        UsageError: the two have no item of a task in common, or count it differently, or one is NaN.
-    """
+    """A minus B for each metric, a row of :data:`COLUMNS` each, and notes of what was left out.
+    ``difference`` and ``margin`` are in the metric's units, or of the logarithms of perplexities."""
     rows, notes = [], []
     for key in keys:
         task, metric = key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import time
@@ -28,7 +29,6 @@ from acp_repro.model import FoXForCausalLM
 from acp_repro.model.pretrained import config_to_official
 from acp_repro.pipeline.data.tokenizer import BPETokenizer, Tokenizer
 
-from ..unfinished import digest
 from .tasks import LoadedTask
 
 HARNESS_VERSION = lm_eval.__version__
@@ -36,12 +36,8 @@ CPU_BATCH = 4  # requests; on a GPU the harness looks for the most that fit
 
 
 def harness_model(model: FoXForCausalLM, tokenizer: Tokenizer, *, max_length: int, dtype: str) -> HFLM:
-    """The harness's view of a model, which runs where its weights are.
-
-    Args:
-        max_length: tokens of context. A longer prompt loses its beginning, with BOS.
-        dtype: ``bfloat16`` (by autocast) or ``float32``.
-    """
+    """The harness's view of a model, which runs where its weights are. A prompt longer than ``max_length``
+    tokens loses its beginning, with BOS."""
     with torch.device("meta"):
         config = ForgettingTransformerConfig(**config_to_official(model.config), use_cache=False)
         fox = ForgettingTransformerForCausalLM(config)
@@ -60,15 +56,23 @@ def harness_model(model: FoXForCausalLM, tokenizer: Tokenizer, *, max_length: in
     )
 
 
+def identity(model: FoXForCausalLM, weights_sha256: str) -> dict[str, Any]:
+    """The key of a model, for results that are kept: the same weights with another config are another."""
+    return {"weights": weights_sha256, "config": dataclasses.asdict(model.config)}
+
+
+def digest(key: Any) -> str:
+    """A short name of a value of JSON's types."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+
+
 @dataclass(frozen=True)
 class Metric:
-    """One metric of a task.
+    """One metric of a task, as the harness gives it, with the standard error of sampling the items; None if
+    unknown.
 
-    Attributes:
-        value: as the harness gives it: a share, a perplexity.
-        standard_error: of sampling the items, in the units of ``value``; None if unknown.
-        items: for each item (number, weight): correct or not with weight 1, or the log-likelihood in nats
-            with its number of words or bytes.
+    ``items`` are (number, weight): correct or not with weight 1, or the log-likelihood in nats with its
+    number of words or bytes.
     """
 
     value: float
@@ -78,13 +82,8 @@ class Metric:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The result of one task.
-
-    Attributes:
-        source: where the items came from, see ``LoadedTask``.
-        metrics: by the harness's names; a metric of another filter than the first has it after an ``@``.
-        truncated: requests that lost their beginning because they are longer than the context.
-    """
+    """The result of one task. A metric of another filter than the first has it after an ``@``. ``truncated``
+    requests lost their beginning because they are longer than the context."""
 
     task: str
     source: str
@@ -104,15 +103,12 @@ def evaluate(
     again: bool = False,
     say: Callable[[str], object] = lambda line: None,
 ) -> list[TaskResult]:
-    """The results of ``tasks``, in their order.
+    """The results of ``tasks``, in their order, of the first ``items`` items each, as with the harness's
+    ``--limit``.
 
-    Args:
-        items: only the first so many of each task, as with the harness's ``--limit``.
-        kept: a folder of one file a task, written when the task is finished. A file of the same model, items
-            and settings is used instead of a new evaluation; files of other settings stay beside it.
-        identity: stands for the model and its weights; must change with them.
-        again: first delete the kept results of these tasks.
-        say: called with one line for each finished task.
+    ``kept`` is a folder of one file a finished task. A file of the same model (``identity``), items and
+    settings is used instead of a new evaluation, unless ``again``. ``say`` is called with one line for each
+    task.
     """
     keys = [_key(lm, task, items, identity or {}) for task in tasks]
     paths = [
@@ -194,9 +190,8 @@ def _evaluate(lm: HFLM, loaded: LoadedTask, items: int | None) -> TaskResult:
 def _metric(value: float, numbers: list[Any], aggregation: Callable) -> Metric:
     """A metric with its standard error, from the numbers that the harness averages.
 
-    For a mean it is that of the harness (``mean_stderr``). A perplexity is exp of a mean, or of a ratio of
-    sums whose terms are drawn together. Its items are articles, not words, because words of one article are
-    not independent.
+    A perplexity is exp of a mean, or of a ratio of sums whose terms are drawn together. Its items are
+    articles, not words, because words of one article are not independent.
     """
     pairs = [(float(n[0]), float(n[1])) if isinstance(n, tuple) else (_number(n), 1.0) for n in numbers]
     error = None

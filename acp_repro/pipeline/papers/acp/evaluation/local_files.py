@@ -1,8 +1,8 @@
 """The paper's tasks from files in a folder, for machines that cannot reach the Hub. Standard library only.
 
-The files hold the sets in the forms of other projects. These are prompts of llm-foundry, the six lines an
-item of llama.cpp's HellaSwag, and WikiText as it was published. Each is converted back to the columns that
-the set has on the Hub. So the harness's own definition of the task makes the prompts.
+The files have the forms of other projects: prompts of llm-foundry, the six lines an item of llama.cpp's
+HellaSwag, WikiText as published. Each is converted back to the columns that the set has on the Hub, so the
+harness's own definition of the task makes the prompts.
 """
 
 from __future__ import annotations
@@ -23,21 +23,11 @@ class TaskData(UserError, ValueError):
     """A file of a task is missing or has the wrong content."""
 
 
-class NoDistractors(TaskData):
-    """SciQ's file has the questions and not the wrong answers to choose from."""
-
-
 @dataclass(frozen=True)
 class LocalFile:
-    """Where a task's items are in the data folder, and how they become the Hub's columns.
-
-    Attributes:
-        path: under the data folder.
-        split: the split of the harness's definition that is evaluated.
-        items: how many the whole set has, as on the Hub.
-        read: makes documents from the file's text; raises KeyError or ValueError if it cannot.
-        note: how its prompts differ from those of the Hub's files; empty if they do not.
-    """
+    """Where a task's items are in the data folder, and how ``read`` turns the text into documents with the
+    Hub's columns. ``split`` is what the harness evaluates; the whole set has ``items``; ``note`` says how
+    its prompts differ from those of the Hub's files."""
 
     path: str
     split: str
@@ -47,39 +37,21 @@ class LocalFile:
 
 
 def check_files(tasks: Iterable[str], folder: str | Path) -> None:
-    """Checks that the files of some tasks exist.
-
-    Raises:
-        TaskData: the folder or some files are missing; the message names all of them.
-    """
-    folder = Path(folder)
-    missing = {task: FILES[task].path for task in tasks if not (folder / FILES[task].path).is_file()}
-    if missing and not folder.is_dir():
-        path = next(iter(missing.values()))
-        raise TaskData(f"{folder}: no such folder of task data (it would hold {path} and others)")
+    """Refuses a folder that lacks the file of a task."""
+    missing = [name for name in tasks if not (Path(folder) / FILES[name].path).is_file()]
     if missing:
-        paths, names = (", ".join(some) for some in (missing.values(), missing))
-        one = len(missing) == 1
         raise TaskData(
-            f"{folder}: {paths} {'is' if one else 'are'} missing, so {names} cannot be evaluated; add "
-            f"{'it' if one else 'them'}, or leave {'this task' if one else 'these tasks'} out (--tasks, or "
-            "lm_eval_tasks under measure in a suite file)"
+            f"{folder}: no {', '.join(FILES[name].path for name in missing)} here, so {', '.join(missing)} "
+            "cannot be evaluated; add what is missing, or leave these tasks out"
         )
 
 
 def read_documents(task: str, folder: str | Path) -> list[Document]:
-    """The items of a task with the columns of its set on the Hub.
-
-    Raises:
-        TaskData: the folder or the file is missing or damaged; NoDistractors for SciQ without them.
-    """
-    check_files([task], folder)
+    """The items of a task with the columns of its set on the Hub."""
     file = FILES[task]
     path = Path(folder) / file.path
     try:
         documents = list(file.read(path.read_text(encoding="utf-8")))
-    except TaskData as error:
-        raise type(error)(f"{path}: {error}") from None
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise TaskData(f"{path}: not the items of {task} ({type(error).__name__}: {error})") from error
     if not documents:
@@ -89,37 +61,7 @@ def read_documents(task: str, folder: str | Path) -> list[Document]:
 
 def _json_lines(make: Callable[[Document], Document]) -> Callable[[str], Iterator[Document]]:
     """Reads JSON lines; ``make`` turns each into a document."""
-
-    def read(text: str) -> Iterator[Document]:
-        for number, line in enumerate(text.split("\n"), 1):
-            if not line.strip():
-                continue
-            try:
-                item = json.loads(line)
-            except ValueError:
-                raise TaskData(f"line {number} is not JSON") from None
-            try:
-                yield make(item)
-            except TaskData:
-                raise
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise TaskData(
-                    f"line {number} is not an item of this task ({type(error).__name__}: {error})"
-                ) from None
-
-    return read
-
-
-def _text(item: Document, key: str) -> str:
-    if not isinstance(item[key], str):
-        raise TypeError(f"{key!r} is {item[key]!r} in place of text")
-    return item[key]
-
-
-def _texts(item: Document, key: str) -> list[str]:
-    if not isinstance(item[key], list) or not all(isinstance(text, str) for text in item[key]):
-        raise TypeError(f"{key!r} is {item[key]!r} in place of a list of texts")
-    return item[key]
+    return lambda text: (make(json.loads(line)) for line in text.split("\n") if line.strip())
 
 
 def _between(text: str, before: str, after: str) -> str:
@@ -153,12 +95,12 @@ def _wikitext(text: str) -> Iterator[Document]:
 
 
 def _lambada(item: Document) -> Document:
-    return {"text": f"{_text(item, 'context')} {_text(item, 'continuation')}"}
+    return {"text": f"{item['context']} {item['continuation']}"}
 
 
 def _piqa(item: Document) -> Document:
-    first, second = choices = _texts(item, "choices")
-    goal = _between(_text(item, "query"), "Question: ", "\n")
+    first, second = choices = item["choices"]
+    goal = _between(item["query"], "Question: ", "\n")
     return {"goal": goal, "sol1": first, "sol2": second, "label": _gold(item, choices)}
 
 
@@ -187,9 +129,9 @@ def _hellaswag(text: str) -> Iterator[Document]:
 
 def _winogrande(item: Document) -> Document:
     """Two contexts that end in the two names, and the text that follows both."""
-    first, second = _texts(item, "context_options")
+    first, second = item["context_options"]
     return {
-        "sentence": f"_ {_text(item, 'continuation')}",
+        "sentence": f"_ {item['continuation']}",
         "option1": first,
         "option2": second,
         "answer": str(1 + _gold(item, [first, second])),
@@ -197,26 +139,26 @@ def _winogrande(item: Document) -> Document:
 
 
 def _arc(item: Document) -> Document:
-    return {"question": _between(_text(item, "query"), "Question: ", ""), **_choices(item)}
+    return {"question": _between(item["query"], "Question: ", ""), **_choices(item)}
 
 
 def _openbookqa(item: Document) -> Document:
-    return {"question_stem": _text(item, "query"), **_choices(item)}
+    return {"question_stem": item["query"], **_choices(item)}
 
 
 def _choices(item: Document) -> Document:
-    choices = _texts(item, "choices")
+    choices = item["choices"]
     labels = [str(number) for number in range(len(choices))]
     return {"choices": {"text": choices, "label": labels}, "answerKey": labels[_gold(item, labels)]}
 
 
 def _copa(item: Document) -> Document:
     """ "Premise, because" or "Premise, therefore"; the harness expects no comma."""
-    query = _text(item, "query")
+    query = item["query"]
     premise, comma, connector = query.rpartition(", ")
     if not comma:
         raise ValueError(f"{query[:40]!r}... has no ', because' or ', therefore'")
-    first, second = choices = _texts(item, "choices")
+    first, second = choices = item["choices"]
     return {
         "premise": f"{premise}.",
         "question": {"because": "cause", "therefore": "effect"}[connector],
@@ -227,19 +169,17 @@ def _copa(item: Document) -> Document:
 
 
 def _boolq(item: Document) -> Document:
-    passage, _, question = _text(item, "query").rpartition("\nQuestion: ")
+    passage, _, question = item["query"].rpartition("\nQuestion: ")
     return {
         "passage": _between(passage, "Passage: ", ""),
         "question": _between(question, "", "?"),
-        "label": _gold(item, _texts(item, "choices")),
+        "label": _gold(item, item["choices"]),
     }
 
 
-def _sciq(text: str) -> Iterator[Document]:
+def _sciq(item: Document) -> Document:
     columns = ("question", "support", "correct_answer", "distractor1", "distractor2", "distractor3")
-    if text.strip() and "distractor1" not in text:
-        raise NoDistractors("has no wrong answers (distractor1 to 3) to choose from")
-    yield from _json_lines(lambda item: {column: _text(item, column) for column in columns})(text)
+    return {column: item[column] for column in columns}
 
 
 FILES = {
@@ -252,7 +192,7 @@ FILES = {
     "arc_challenge": LocalFile("lm_eval/arc_challenge.jsonl", "test", 1172, _json_lines(_arc)),
     "copa": LocalFile("lm_eval/copa.jsonl", "validation", 100, _json_lines(_copa)),
     "openbookqa": LocalFile("lm_eval/openbook_qa.jsonl", "test", 500, _json_lines(_openbookqa)),
-    "sciq": LocalFile("sciq/sciq_test.jsonl", "test", 1000, _sciq),
+    "sciq": LocalFile("sciq/sciq_test.jsonl", "test", 1000, _json_lines(_sciq)),
     "boolq": LocalFile(
         "lm_eval/boolq.jsonl",
         "validation",

@@ -20,7 +20,7 @@ from acp_repro.common.errors import UserError
 
 from . import book
 from .catalogue import BOOK_TASKS, PAPER_TASKS, TASKS, check_names
-from .local_files import FILES, NoDistractors, check_files, read_documents
+from .local_files import FILES, TaskData, check_files, read_documents
 
 _HARNESS = Path(lm_eval.tasks.__file__).parent
 # Where the harness defines the paper's tasks, because reading all its 14,000 definitions takes seven seconds.
@@ -51,18 +51,10 @@ _BOOK_PERPLEXITY = {
 }
 
 
-class TaskUnavailable(UserError, RuntimeError):
-    """The items of a task are not available here; one line that says what to do."""
-
-
 @dataclass(frozen=True)
 class LoadedTask:
-    """A task of the harness with its items.
-
-    Attributes:
-        source: where the items come from: ``hub``, a path under the data folder, or ``shipped book``.
-        fingerprint: changes with items and prompts, as far as they are known.
-    """
+    """A task of the harness with its items. ``source`` is ``hub``, a path under the data folder, or ``shipped
+    book``; ``fingerprint`` changes with items and prompts, as far as they are known."""
 
     name: str
     task: Task
@@ -70,31 +62,13 @@ class LoadedTask:
     fingerprint: str
 
 
-def known_tasks(names: Sequence[str], data_dir: str | Path | None) -> tuple[str, ...]:
-    """The known tasks, for :func:`check_names`; all of the harness if some are not the paper's.
-
-    Only a machine that gets its items from the Hub can have more than ours.
-    """
-    if data_dir is not None or set(names) <= set(TASKS):
-        return TASKS
-    return (*TASKS, *TaskManager().all_tasks)
-
-
 def load_tasks(
     names: Sequence[str], data_dir: str | Path | None = None
 ) -> tuple[list[LoadedTask], list[str]]:
-    """The tasks with their items, and a note for each that is left out or lacks items.
-
-    Args:
-        names: of the paper's tasks, of ours over the shipped book, or, from the Hub, any of the harness's.
-        data_dir: a folder with the layout of ``local_files.FILES``; None uses the Hub.
-
-    Raises:
-        UnknownName: there is no such task.
-        TaskData: a file is missing or damaged.
-        TaskUnavailable: the Hub cannot be reached; or nothing is left to evaluate.
-    """
-    check_names(names, known_tasks(names, data_dir))
+    """The tasks with their items, and a note for each that is left out or lacks items. ``data_dir`` is a
+    folder with the layout of ``local_files.FILES``; None uses the Hub, which has all tasks of the harness."""
+    more = data_dir is None and not set(names) <= set(TASKS)
+    check_names(names, (*TASKS, *TaskManager().all_tasks) if more else TASKS)
     if data_dir is not None:
         check_files([name for name in names if name not in BOOK_TASKS], data_dir)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -105,20 +79,20 @@ def load_tasks(
         try:
             loaded += (tasks := _load(name, data_dir))
             notes += _incomplete(tasks)
-        except NoDistractors as error:
-            notes.append(f"{name} is left out: {error}")
-    if not loaded:
-        raise TaskUnavailable(f"no task is left to evaluate; {'; '.join(notes)}")
+        except TaskData as error:
+            if name != "sciq" or len(names) == 1:
+                raise
+            notes.append(f"{name} is left out: {error}")  # its file may lack the wrong answers
     return loaded, notes
 
 
 def _load(name: str, data_dir: str | Path | None) -> list[LoadedTask]:
     if name in BOOK_TASKS:
-        return [_local(name, getattr(book, name)(), "test", "shipped book")]
+        return [_load_local(name, getattr(book, name)(), "test", "shipped book")]
     if data_dir is not None:
         file = FILES[name]
-        return [_local(name, read_documents(name, data_dir), file.split, file.path)]
-    return _from_hub(name)
+        return [_load_local(name, read_documents(name, data_dir), file.split, file.path)]
+    return _load_from_hub(name)
 
 
 def _incomplete(tasks: list[LoadedTask]) -> list[str]:
@@ -131,7 +105,7 @@ def _incomplete(tasks: list[LoadedTask]) -> list[str]:
     ]
 
 
-def _local(name: str, documents: list[dict[str, Any]], split: str, source: str) -> LoadedTask:
+def _load_local(name: str, documents: list[dict[str, Any]], split: str, source: str) -> LoadedTask:
     """The harness's definition over documents of ours, as its guide describes for local data sets."""
     lines = "".join(json.dumps(document) + "\n" for document in documents)
     with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +135,7 @@ def _local(name: str, documents: list[dict[str, Any]], split: str, source: str) 
     return LoadedTask(name, task, source, hashlib.sha256(lines.encode()).hexdigest())
 
 
-def _from_hub(name: str) -> list[LoadedTask]:
+def _load_from_hub(name: str) -> list[LoadedTask]:
     if name in PAPER_TASKS:
         folder = (_HARNESS / _DEFINITIONS[name]).parent
         manager = TaskManager(include_path=folder, include_defaults=False)
@@ -171,14 +145,14 @@ def _from_hub(name: str) -> list[LoadedTask]:
         tasks = manager.load([name])["tasks"]
     except Exception as error:  # of the network, of the Hub's client, of datasets, of a task's own code
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise TaskUnavailable(
+        raise UserError(
             f"the items of {name} cannot be fetched from the Hub ({reason}); without a network put the "
             "tasks' files into a folder and name it: --data-dir FOLDER, or lm_eval_data under measure in a "
             "suite file"
         ) from error
-    return [LoadedTask(n, task, "hub", _of_hub(task)) for n, task in tasks.items()]
+    return [LoadedTask(n, task, "hub", _hub_fingerprint(task)) for n, task in tasks.items()]
 
 
-def _of_hub(task: Task) -> str:
+def _hub_fingerprint(task: Task) -> str:
     """The items' own fingerprint by the library `datasets`."""
     return str(getattr(task.eval_docs, "_fingerprint", task.config.dataset_path))

@@ -1,30 +1,25 @@
-"""Downstream tasks of the LM Evaluation Harness (Tables 1 and 3)."""
+"""Downstream tasks of the LM Evaluation Harness, and each of their items (Tables 1 and 3)."""
 
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from acp_repro.common import files
-from acp_repro.common.errors import UserError
 from acp_repro.pipeline import state
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.pipeline.data import prepare
 
-from ..unfinished import identity
+from ..evaluation.catalogue import COLUMNS
+from ..evaluation.evaluation import HARNESS_VERSION, TaskResult, evaluate, harness_model, identity
+from ..evaluation.tasks import load_tasks
+from ..trained import TrainedFoX
 
-if TYPE_CHECKING:
-    from ..evaluation.evaluation import TaskResult
-    from ..trained import TrainedFoX
+_SHOWN = {(column.task, column.metric) for column in COLUMNS}
 
 
-def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a task and metric, with the standard error of sampling its items.
-
-    ``value`` and ``standard_error`` are shares for accuracies, and otherwise perplexities or bits per byte.
-    ``begins_with_bos`` is missing in records whose prompts did not begin with BOS.
-    """
-    from ..evaluation.evaluation import HARNESS_VERSION
-
+def measure_lm_eval(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a task and metric, with the standard error of sampling its items. ``begins_with_bos`` is
+    missing in records whose prompts did not begin with BOS."""
     results = trained.once(evaluate_run)
     return [
         {
@@ -43,29 +38,9 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
-class NoHarness(UserError, RuntimeError):
-    """The LM Evaluation Harness is not installed."""
-
-    def __init__(self, error: ImportError):
-        super().__init__(f"the tasks need the LM Evaluation Harness ({error}); pip install -e '.[eval]'")
-
-
 def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
-    """The results of ``measure.lm_eval_tasks`` with the run's own tokeniser, context length and dtype.
-
-    Finished tasks are kept in ``.make/SUITE/lm_eval/RUN`` until all records are written, so that a stopped
-    evaluation can continue.
-
-    Raises:
-        NoHarness, TaskData, TaskUnavailable: see ``load_tasks``.
-    """
-    from acp_repro.pipeline.data import prepare
-
-    try:
-        from ..evaluation.evaluation import evaluate, harness_model
-        from ..evaluation.tasks import load_tasks
-    except ModuleNotFoundError as error:
-        raise NoHarness(error) from None
+    """The results of ``measure.lm_eval_tasks``. Finished tasks are kept in ``.make/SUITE/lm_eval/RUN`` until
+    all records are written, so that a stopped evaluation can continue."""
     run, asked = trained.run, trained.measure_settings
     tasks, notes = load_tasks(asked.lm_eval_tasks, asked.lm_eval_data)
     for note in notes:
@@ -85,13 +60,13 @@ def evaluate_run(trained: TrainedFoX) -> list[TaskResult]:
     return results
 
 
-LIBRARY = ("lm_eval", "eval")  # the library and our extra
-QUANTITY = Quantity(
-    "lm_eval",
-    "task metric value standard_error items truncated_requests source harness_version begins_with_bos",
-    measure,
-    lambda suite: suite.in_order(suite.evaluated("pro"), suite.evaluated("llama")),
-    group="lm_eval",
-    library=LIBRARY,
-    later=("begins_with_bos",),
-)
+def measure_lm_eval_items(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record an item and metric of the columns of Tables 1 and 3: 1 or 0 for right or wrong; for a
+    perplexity the log-likelihood in nats, and ``weight`` is its number of words."""
+    return [
+        {"task": result.task, "metric": name, "item": number, "value": value, "weight": weight}
+        for result in trained.once(evaluate_run)
+        for name, metric in result.metrics.items()
+        if (result.task, name) in _SHOWN
+        for number, (value, weight) in enumerate(metric.items)
+    ]

@@ -1,26 +1,22 @@
-"""The attention weight that pruning really discards, row by row, beside the bound of Appendix A.
-
-Appendix A proves that no row loses epsilon or more. Here the loss itself is computed, in float64 and without
-pruning. Also computed is how far the threshold could be raised on this text before the bound is reached.
-"""
+"""The attention weight that pruning really discards, row by row in float64, beside the bound of Appendix A,
+and how far the threshold could be raised on this text before the bound is reached."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.attention import reference
+from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.model.capture import AttentionInputs
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from acp_repro.model.capture import AttentionInputs
-
-    from ..trained import TrainedFoX
+from ..trained import TrainedFoX
 
 # Scores held at once, in float64 numbers; the reference makes about four such arrays.
 _CHUNK_NUMBERS_GPU = 2**27
@@ -39,10 +35,7 @@ class _Rows(NamedTuple):
 
 
 def row_chunks(inputs: AttentionInputs, block_q: int = 1) -> Iterator[_Rows]:
-    """All rows in chunks of whole query blocks, so that the dense reference fits in memory.
-
-    In the reference, queries are the last positions of the keys, so the keys end with the chunk.
-    """
+    """All rows in chunks of whole query blocks, so that the dense reference fits in memory."""
     batch, heads, length, head_dim = inputs.q.shape
     budget = _CHUNK_NUMBERS_CPU if inputs.q.device.type == "cpu" else _CHUNK_NUMBERS_GPU
     size = block_q * max(1, budget // (batch * heads * length * block_q))
@@ -53,16 +46,8 @@ def row_chunks(inputs: AttentionInputs, block_q: int = 1) -> Iterator[_Rows]:
 
 
 def pruned_row_mass(inputs: AttentionInputs, block_q: int, block_k: int) -> Tensor:
-    """The attention weight that each row loses to pruned blocks, under its exact weights.
-
-    Returns:
-        (B, H, T) float64, by :func:`acp_repro.attention.reference.pruned_mass`; NaN, missing, in
-        rows that have no pruned block.
-    """
-    import torch
-
-    from acp_repro.attention import reference
-
+    """The attention weight (B, H, T) float64 that each row loses to pruned blocks, under its exact weights;
+    NaN in rows that have no pruned block."""
     boundary = inputs.boundary(block_q, block_k)
     mass = torch.full(inputs.q.shape[:3], torch.nan, dtype=torch.float64, device=inputs.q.device)
     pruned = (boundary > 0).repeat_interleave(block_q, -1)[..., : inputs.q.shape[2]]
@@ -80,23 +65,13 @@ def pruned_row_mass(inputs: AttentionInputs, block_q: int, block_k: int) -> Tens
 def threshold_slack(
     inputs: AttentionInputs, block_q: int, block_k: int, log_pruning_tolerance: float
 ) -> Tensor:
-    """How far delta could be raised on this text before a row loses epsilon.
+    """How far (B, H), in nats, delta could be raised on this text before a row loses epsilon.
 
-    Per sequence and head, this is the largest s in [0, -delta] that keeps the bound. Pruning under delta + s,
-    by blocks of the grid, then leaves the pruned mass of every row under epsilon. It needs no search. Block l
-    of query block m is kept if and only if its largest decay is at least the threshold. Each m has a first
-    block that it cannot lose, and that block has a largest decay. It is 0 if every block before the diagonal
-    can go. So delta + s is the smallest of these decays over m.
-
-    Returns:
-        (B, H) float64, nats.
+    This is the largest s in [0, -delta] that keeps the bound: pruning under delta + s, by blocks of the grid,
+    leaves the pruned mass of every row under epsilon. Each query block m has a first block that it cannot
+    lose, and that block has a largest decay, or 0 if every block before the diagonal can go. So delta + s is
+    the smallest of these decays over m.
     """
-    import torch
-    import torch.nn.functional as F
-
-    from acp_repro.attention import reference
-    from acp_repro.attention.decay import cumulative_log_fgate
-
     batch, heads, length, _ = inputs.q.shape
     c = cumulative_log_fgate(inputs.log_fgate)
     highest = c.new_zeros(batch, heads)
@@ -116,24 +91,12 @@ def threshold_slack(
     return highest - inputs.threshold.expand(batch, heads).double()
 
 
-def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
-    """One record a head, over all rows of the text, at the run's own epsilon and the code's grid.
-
-    The maximum and the quantiles are over the rows that have a pruned block, and missing if there is none.
-    ``threshold_nats`` is delta, its mean if it differs between sequences (FoX without QK-norm).
-    ``threshold_slack_nats`` is the smallest :func:`threshold_slack` of the sequences. It takes 8 bytes of
-    memory a row and head.
-
-    Raises:
-        RecordError: the run has no ACP.
-    """
-    import torch
-
+def measure_pruned_mass(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a head, over all rows of the text, at the run's own epsilon and the code's grid. Maximum and
+    quantiles are over the rows that have a pruned block. ``threshold_nats`` is the mean delta,
+    ``threshold_slack_nats`` the smallest :func:`threshold_slack` of the sequences."""
     config = trained.model.config
-    if config.log_pruning_tolerance is None:
-        raise RecordError(
-            f"pruned_mass: {trained.run.name} prunes nothing; choose a run with ACP (--run NAME)"
-        )
+    assert config.log_pruning_tolerance is not None, "a run that prunes nothing"
     shape = config.num_hidden_layers, config.num_heads
     masses: dict[tuple[int, int], list[np.ndarray]] = {index: [] for index in np.ndindex(shape)}
     slack = torch.full(shape, torch.inf, dtype=torch.float64)
@@ -177,13 +140,3 @@ def _distribution(masses: np.ndarray) -> dict[str, float | int | None]:
         "rows_with_pruning": len(masses),
         **{f"{n}_pruned_mass": v for n, v in zip(quantiles, values, strict=True)},
     }
-
-
-# Masses are sums of attention weights, between 0 and 1.
-QUANTITY = Quantity(
-    "pruned_mass",
-    "layer head measured_rows rows_with_pruning threshold_nats pruned_ratio largest_pruned_mass "
-    "q99_pruned_mass q90_pruned_mass median_pruned_mass threshold_slack_nats",
-    measure,
-    lambda suite: [suite.sweep_run],
-)

@@ -1,29 +1,28 @@
-"""Pruned blocks of every head on held-out text: the saving in FLOPs and memory accesses (Figure 2)."""
+"""Pruned blocks on held-out text (Figure 2): of every head, at any block size, and against epsilon."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import Any
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.model.capture import AttentionInputs, watch_attention
+from acp_repro.pipeline.training.step import autocast
 
-if TYPE_CHECKING:
-    from acp_repro.model.capture import AttentionInputs
+from ..trained import TrainedFoX
+from .pruned_mass import pruned_row_mass
 
-    from ..trained import TrainedFoX
+BLOCKS = (1, 16, 32, 64, 128, 256)
 
 
-def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
+def measure_pruned_ratio(trained: TrainedFoX) -> list[dict[str, Any]]:
     """One record a head: pruned and causal blocks of the forward grid, summed over the text.
 
     The ratio of both approximates the saving (Section 4.1; Appendix B says on how much text).
     """
-    import torch
-
-    from acp_repro.model.capture import watch_attention
-    from acp_repro.pipeline.training.step import autocast
-
     config = trained.model.config
     pruned = torch.zeros(config.num_hidden_layers, config.num_heads, dtype=torch.int64)
     grid, causal, tokens = (0, 0), 0, 0
@@ -57,9 +56,69 @@ def measure(trained: TrainedFoX) -> list[dict[str, Any]]:
     ]
 
 
-QUANTITY = Quantity(
-    "pruned_ratio",
-    "layer head measured_tokens block_q_tokens block_k_tokens pruned_blocks causal_blocks pruned_ratio",
-    measure,
-    lambda suite: suite.in_order(suite.select(acp=True), suite.arms),  # one arm trains with needles
-)
+def measure_block_size(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a block size: pruned over causal blocks of B x B tokens, over all heads, on the same
+    activations.
+
+    Blocks of one token prune all entries that any grid could prune; the difference is a larger block's cost.
+    """
+    assert trained.model.config.log_pruning_tolerance is not None, "a run that prunes nothing"
+    pruned = torch.zeros(len(BLOCKS), dtype=torch.int64, device=trained.device)
+    causal = [0] * len(BLOCKS)
+
+    def see(layer: int, inputs: AttentionInputs) -> None:
+        for index, block in enumerate(BLOCKS):
+            count = inputs.count(block, block)
+            pruned[index] += count.pruned.sum()
+            causal[index] += count.causal * count.pruned.numel()
+
+    _, tokens = trained.one_pass(see, "blocks")
+    return [
+        {"block_tokens": block, "measured_tokens": tokens, "pruned_ratio": part / whole}
+        for block, part, whole in zip(BLOCKS, pruned.tolist(), causal, strict=True)
+    ]
+
+
+def measure_epsilon_sweep(
+    trained: TrainedFoX, log_pruning_tolerances: list[float] | None = None
+) -> list[dict[str, Any]]:
+    """One record for each epsilon, from a pass of the model that prunes with it; by default the suite's.
+
+    ``block_pruned_ratio`` is on the code's own grid; ``token_pruned_ratio`` is what pruning entry by entry
+    would save. ``largest_pruned_mass`` is the most attention weight that any row of any head loses to pruned
+    blocks; missing if nothing is pruned.
+    """
+    config, before = trained.model.config, trained.model.config.log_pruning_tolerance
+    values = log_pruning_tolerances or trained.measure_settings.sweep_log_pruning_tolerances
+    for value in values:  # a wrong one fails here, before minutes of work
+        dataclasses.replace(config, log_pruning_tolerance=value)
+    try:
+        return [_at_epsilon(trained, value) for value in values]
+    finally:
+        trained.model.set_log_pruning_tolerance(before)
+
+
+def _at_epsilon(trained: TrainedFoX, value: float) -> dict[str, Any]:
+    """The record at log epsilon = ``value``; leaves the model with that epsilon."""
+    trained.model.set_log_pruning_tolerance(value)
+    blocks: list[Tensor] = []
+    tokens: list[Tensor] = []
+    masses: list[Tensor] = []
+
+    def see(layer: int, inputs: AttentionInputs) -> None:
+        blocks.append(inputs.count().pruned_ratio.flatten())
+        tokens.append(inputs.count(1, 1).pruned_ratio.flatten())
+        # -1 stands for a missing mass until the end, because a maximum must not be NaN.
+        masses.append(pruned_row_mass(inputs, *inputs.grid()).nan_to_num(nan=-1.0).max())
+
+    loss, measured = trained.one_pass(see, f"log epsilon {value:g}")
+    largest = torch.stack(masses).max().item()
+    # Every sequence has the same length, so the mean of ratios is the ratio of sums.
+    return {
+        "swept_log_pruning_tolerance": value,
+        "block_pruned_ratio": torch.cat(blocks).mean().item(),
+        "token_pruned_ratio": torch.cat(tokens).mean().item(),
+        "loss_nats": loss,
+        "largest_pruned_mass": largest if largest >= 0 else None,
+        "measured_tokens": measured,
+    }

@@ -118,7 +118,7 @@ def _coin(generator: np.random.Generator, words: list[str]) -> str:
     return (first[: 1 + len(first) // 2] + second[len(second) // 2 :]).capitalize()
 
 
-def _with_coined(generator: np.random.Generator, deed: str, words: list[str]) -> str:
+def _coin_words(generator: np.random.Generator, deed: str, words: list[str]) -> str:
     """``deed`` unchanged, or with some of its words replaced by coined ones."""
     if generator.random() >= COINED_ANSWERS:
         return deed
@@ -128,20 +128,15 @@ def _with_coined(generator: np.random.Generator, deed: str, words: list[str]) ->
 
 
 def facts(generator: np.random.Generator, words: list[str]) -> Iterator[tuple[str, str]]:
-    """Endless pairs (the fact, its question with the answer), each of another person and place.
-
-    The second ends with the answer: a model that has read the first can know it.
-
-    Args:
-        words: of the corpus, in their order, for answers to quote; may be empty.
-    """
+    """Endless pairs (the fact, its question with the answer), each of another person and place. Answers quote
+    ``words`` of the corpus, which may be empty."""
     taken = set()
     while True:
         name, place = _pick(generator, NAMES), _pick(generator, PLACES)
         question, answer = FORMS[int(generator.integers(len(FORMS)))]
         quoted, bare = generator.random(2) < (QUOTED_SHARE, STATEMENT_SHARE)
         deed = _quotation(generator, words) if quoted and words else _deed(generator)
-        deed = _with_coined(generator, deed, words or NAMES)
+        deed = _coin_words(generator, deed, words or NAMES)
         if (name, place) in taken and len(taken) < len(NAMES) * len(PLACES):
             continue
         taken.add((name, place))
@@ -159,17 +154,11 @@ def _encoded(pairs: Iterator[tuple[str, str]], tokenizer: Tokenizer) -> Iterator
 
 
 def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.random.Generator) -> np.ndarray:
-    """A document as long as ``filler`` in which facts are stated, and asked for later.
+    """A document as long as ``filler`` (T,) token ids in which facts are stated, and asked for later.
 
-    All distances from a fact to its question occur, from a few tokens to the document's length. Some
-    documents begin with a fact. The rest is the beginning of ``filler``; answers quote its other part.
-
-    Args:
-        filler: (T,) token ids of ordinary text, any integer dtype.
-        tokenizer: of the corpus.
-
-    Returns:
-        (T,) in the dtype of ``filler``; the same tokens if it is too short for one fact.
+    All distances from a fact to its question occur. Some documents begin with a fact. The rest is the
+    beginning of ``filler``; answers quote its other part. A filler that is too short for one fact stays as it
+    is.
     """
     room, events = int(NEEDLE_TOKENS * len(filler)), []
     opens = generator.random() < OPENING_SHARE
@@ -194,15 +183,8 @@ def needle_document(filler: np.ndarray, tokenizer: Tokenizer, generator: np.rand
 
 
 class NeedleSequences:
-    """A run's training batches, with a share of needle documents.
-
-    Which sequences these are depends only on the seed, the batch's number and its size.
-
-    Args:
-        sequences: of the corpus, the filler.
-        tokenizer: the corpus's.
-        share: of the sequences, 0 to 1.
-    """
+    """A run's training batches, with a ``share`` of needle documents. Which sequences these are depends only
+    on the seed, the batch's number and its size."""
 
     def __init__(self, sequences: Sequences, tokenizer: Tokenizer, share: float):
         self._sequences, self._tokenizer, self._share = sequences, tokenizer, share

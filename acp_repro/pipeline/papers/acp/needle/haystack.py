@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -18,17 +17,9 @@ from ..checkpoint_folder import Checkpoint
 def heldout_haystacks(
     corpus: Corpus | LongCrawl64, context_length: int, length: int, samples: int
 ) -> list[np.ndarray]:
-    """``samples`` pieces of at least ``length`` held-out tokens each, far apart if there is room.
-
-    A piece is as many whole sequences of ``context_length`` as needed, one after another in the fixed order
-    of held-out text. A piece may continue in the next document.
-
-    Returns:
-        int64 arrays (n,) of token ids.
-
-    Raises:
-        UsageError: the held-out text is too short.
-    """
+    """``samples`` pieces (n,) int64 of at least ``length`` held-out tokens each, far apart if there is room.
+    A piece is as many whole sequences of ``context_length`` as needed; it may continue in the next
+    document."""
     sequences = corpus.sequences("heldout", context_length)
     each = -(-length // context_length)
     needed, there = samples * each, len(sequences)
@@ -56,16 +47,8 @@ def heldout_haystacks(
 def text_haystacks(
     documents: Iterable[Document], encode: Callable[[str], np.ndarray], length: int, samples: int
 ) -> list[np.ndarray]:
-    """``samples`` pieces of ``length`` tokens of joined texts, which begin at even distances.
-
-    The last piece may continue at the beginning; pieces overlap if the text is shorter than all of them.
-
-    Returns:
-        int64 arrays (length,) of token ids.
-
-    Raises:
-        UsageError: the whole text is shorter than ``length``.
-    """
+    """``samples`` pieces (length,) int64 of joined texts, which begin at even distances. The last piece may
+    continue at the beginning; pieces overlap if the text is shorter than all of them."""
     wanted = samples * length
     # Of a long corpus only the used part is read; of essays, all.
     ids, there = [], 0
@@ -88,30 +71,16 @@ def text_haystacks(
 def file_haystacks(
     path: str, encode: Callable[[str], np.ndarray], length: int, samples: int, key: str
 ) -> list[np.ndarray]:
-    """:func:`text_haystacks` of a file or folder; ``key`` names the setting in errors.
-
-    Raises:
-        DataError, UsageError: the file does not exist, is not text, or is too short.
-    """
+    """:func:`text_haystacks` of a file or folder; ``key`` names the setting in errors."""
     return text_haystacks(TextSource([path], key=key).documents(), encode, length, samples)
 
 
 def checkpoint_haystacks(
     checkpoint: Checkpoint, path: str | None, length: int, samples: int
 ) -> list[np.ndarray]:
-    """Haystacks in the tokens of a checkpoint: from ``path``, else from its run's held-out text, else from a
-    book.
-
-    Raises:
-        DataError, UsageError: there is no text, or it is too short.
-    """
+    """Haystacks in a checkpoint's tokens: from ``path``, else its run's held-out text, else a book."""
     if path is not None:
         return file_haystacks(path, checkpoint.tokenizer.encode, length, samples, "--haystack")
     if checkpoint.run is not None:
         return heldout_haystacks(checkpoint.corpus(), checkpoint.context_length, length, samples)
     return text_haystacks(SampleSource().documents(), checkpoint.tokenizer.encode, length, samples)
-
-
-def fingerprints(haystacks: Iterable[np.ndarray]) -> list[str]:
-    """Hashes of these tokens, (n,) int64 each, in this order, for the key of results that are kept."""
-    return [hashlib.sha256(haystack.tobytes()).hexdigest() for haystack in haystacks]

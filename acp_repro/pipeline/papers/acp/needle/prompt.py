@@ -82,11 +82,7 @@ class Needle:
         return len(self.answer) + len(self.answer) // 2
 
     def haystack_tokens(self, length: int) -> int:
-        """Tokens of haystack in a context of ``length``, beside BOS, needle, question and answer.
-
-        Raises:
-            UsageError: there is no room for any.
-        """
+        """Tokens of haystack in a context of ``length``, beside BOS, needle, question and answer."""
         left = length - 1 - len(self.needle) - len(self.question) - self.room
         if left < 1:
             raise UsageError(
@@ -96,21 +92,12 @@ class Needle:
         return left
 
     def prompt(self, haystack: np.ndarray, length: int, depth: float | None) -> np.ndarray:
-        """BOS, the haystack with the needle in it, and the question.
+        """BOS, the haystack's first tokens with the needle in it, and the question: (T,) int64, the same T
+        for every depth.
 
         The needle goes after ``depth`` of the haystack's tokens, and from there back to after the last full
-        stop, if there is one.
-
-        Args:
-            haystack: (N,) integer token ids, of which as many are used as fit.
-            length: of the whole context in tokens, the answer's room included.
-            depth: 0 is before the haystack, 1 after it. None leaves out only the needle.
-
-        Returns:
-            (T,) int64; the same T for every depth.
-
-        Raises:
-            UsageError: the haystack is shorter than the context.
+        stop, if there is one. None leaves out only the needle. ``length`` is of the whole context, the
+        answer's room included.
         """
         size = self.haystack_tokens(length)
         if len(haystack) < size:
@@ -143,11 +130,7 @@ class Trial(NamedTuple):
 
 
 def tokenise_needles(encode: Encode, bos_id: int, mode: str = "easy") -> list[Needle]:
-    """The wordings of a mode in a model's own tokens: one, or one a fact.
-
-    Raises:
-        UsageError: there is no such mode.
-    """
+    """The wordings of a mode in a model's own tokens: one, or one a fact."""
     if mode not in WORDINGS:
         *others, last = WORDINGS
         raise UsageError(f"needle: mode {mode!r} is not known; use {', '.join(others)} or {last}")

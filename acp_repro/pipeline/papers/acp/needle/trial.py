@@ -7,24 +7,67 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from acp_repro.model import FoXForCausalLM, generate
+from acp_repro.pipeline.data import prepare
 from acp_repro.pipeline.training.step import autocast
 
-from ..fits import enough_memory
-from ..unfinished import Unfinished
-from .prompt import Needle, Trial, first_line
+from ..trained import TrainedFoX
+from .haystack import file_haystacks, heldout_haystacks
+from .prompt import Needle, Trial, first_line, hide, tokenise_needles
+
+_BATCHES = 4  # micro-batches of training in one of inference, which keeps nothing for a backward pass
+
+
+def measure_needle(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record for each method, context length, haystack and depth of the needle. The haystack is the run's
+    held-out text, or ``measure.needle_haystack``."""
+    return try_wordings(trained, "easy", trained.methods())
+
+
+def try_wordings(trained: TrainedFoX, mode: str, methods: Iterable[str]) -> list[dict[str, Any]]:
+    """The records of one of ``prompt.WORDINGS``; before each of ``methods`` the model is set to it."""
+    run, settings, corpus = trained.run, trained.measure_settings, prepare(trained.run.data)
+    encode = corpus.tokenizer.encode
+    needles = tokenise_needles(encode, corpus.bos_id, mode)
+    lengths = settings.needle_lengths
+    if isinstance(lengths, int):
+        lengths = default_lengths(needles, run.context_length, lengths)
+    text, samples = settings.needle_haystack, settings.needle_samples
+    if text is None:
+        haystacks = heldout_haystacks(corpus, run.context_length, max(lengths), samples)
+    else:
+        haystacks = file_haystacks(text, encode, max(lengths), samples, "measure.needle_haystack")
+    rows = []
+    for method in methods:
+        found = try_needle(
+            trained.model,
+            hide(needles, haystacks),
+            lengths,
+            settings.needle_depths,
+            decode=corpus.tokenizer.decode,
+            dtype=run.training.dtype,
+            batch_tokens=_BATCHES * run.training.micro_batch_tokens,
+            description=f"{run.name}: needle, {method}",
+        )
+        shared = {"method": method, "mode": mode, "needle_share": run.needle_share}
+        shared["haystack"] = text or "held-out text"
+        rows += [shared | row for row in found]
+    return rows
+
+
+def measure_needle_facts(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record for each method, context length, fact and depth. A run with ACP is tested as it was trained,
+    and with pruning off: that difference comes from the evaluation, not from training."""
+    return try_wordings(trained, "facts", trained.methods(both=True))
 
 
 def default_lengths(needles: Sequence[Needle], longest: int, count: int = 11) -> list[int]:
-    """``count`` context lengths, evenly spaced up to ``longest``; the first has room for some haystack.
-
-    Raises:
-        UsageError: not even ``longest`` has room for any.
-    """
+    """``count`` context lengths, evenly spaced up to ``longest``; the first has room for some haystack."""
     least = longest - min(needle.haystack_tokens(longest) for needle in needles)  # of all except the haystack
     if count == 1:
         return [longest]
@@ -33,15 +76,7 @@ def default_lengths(needles: Sequence[Needle], longest: int, count: int = 11) ->
 
 
 def answer_log_likelihood(model: FoXForCausalLM, prompts: Tensor, answer: Tensor) -> Tensor:
-    """log p(answer | prompt) in nats, summed over the answer's tokens.
-
-    Args:
-        prompts: (B, T) integer.
-        answer: (N,) integer.
-
-    Returns:
-        (B,) float32 on the model's device.
-    """
+    """log p(answer (N,) | prompts (B, T)) in nats, (B,) float32, summed over the answer's tokens."""
     row = answer.expand(len(prompts), -1)
     # Only logits of the answer's places: those of a long prompt would be the largest array of all.
     hidden = model(torch.cat([prompts, row[:, :-1]], 1), return_hidden=True)[:, -len(answer) :]
@@ -59,39 +94,24 @@ def try_needle(
     dtype: str,
     batch_tokens: int,
     description: str,
-    unfinished: Unfinished | None = None,
 ) -> list[dict[str, Any]]:
-    """One record for each length, trial and depth, in this order.
-
-    Args:
-        trials: of :func:`hide`; each haystack is as long as the longest
-            context takes.
-        depths: see :meth:`Needle.prompt`.
-        decode: token ids to text, for the answers.
-        dtype: ``bfloat16`` (autocast over the weights) or ``float32``.
-        batch_tokens: prompts of one length go together up to this many tokens.
-        description: the text of the progress bar.
-        unfinished: keeps partial results, so that a stopped run can continue.
-
-    Raises:
-        UsageError: a length holds no haystack, or a haystack is too short.
-        TooLong: a length does not fit in memory; names it.
-    """
+    """One record for each length, trial and depth, in this order. Prompts of one length go together up to
+    ``batch_tokens``; ``decode`` turns token ids to text, for the answers."""
     lengths = sorted(lengths)
-    for length in lengths:  # errors are raised before minutes of work
+    for length in lengths:  # what is too short is an error before minutes of work
         for trial in trials:
             trial.needle.prompt(trial.haystack, length, None)
     cells = [(length, index) for length in lengths for index in range(len(trials))]
-    done = unfinished or Unfinished(None, {})
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     with tqdm(total=len(cells) * len(depths), desc=description, unit="prompt", disable=None) as bar:
         # The longest first, so that one that does not fit fails at once.
         for length, index in sorted(cells, reverse=True):
-            name = f"{length} {index}"
-            if name not in done:
-                with enough_memory(length), torch.no_grad():
-                    done.add({name: _cell(model, trials[index], length, depths, decode, dtype, batch_tokens)})
+            with torch.no_grad():
+                found[length, index] = _cell(
+                    model, trials[index], length, depths, decode, dtype, batch_tokens
+                )
             bar.update(len(depths))
-    return [row for length, index in cells for row in done[f"{length} {index}"]]
+    return [row for cell in cells for row in found[cell]]
 
 
 def _cell(
@@ -131,3 +151,25 @@ def _cell(
         }
         for depth, (likely, text) in zip(depths, rows, strict=True)
     ]
+
+
+def needle_table(rows: pd.DataFrame) -> str:
+    """Recall in percent, depths by lengths, the totals, and an answer to read, for the terminal."""
+    recall = rows.pivot_table(index="depth", columns="evaluated_length_tokens", values="answer_recall")
+    lines = ["recall of the needle's words (%), by depth and context length:"]
+    lines.append("   depth" + "".join(f"{length:>9}" for length in recall.columns))
+    for depth, values in recall.iterrows():
+        lines.append(f"{depth:>8.2f}" + "".join(f"{100 * value:>9.0f}" for value in values))
+    gain = rows["answer_log_likelihood_nats"] - rows["answer_log_likelihood_without_needle_nats"]
+    found = rows.loc[rows["answer_recall"].idxmax()]
+    lines += [
+        f"mean recall {100 * rows['answer_recall'].mean():.0f} %, exact answers "
+        f"{int(rows['exact_match'].sum())} of {len(rows)}",
+        f"log-likelihood of the right answer: {gain.mean():+.1f} nats with the needle "
+        f"({rows['answer_log_likelihood_nats'].mean():.1f}) against without "
+        f"({rows['answer_log_likelihood_without_needle_nats'].mean():.1f}), "
+        f"{found['answer_tokens']} tokens",
+        f"best answer ({found['evaluated_length_tokens']} tokens, depth {found['depth']:g}): "
+        f"{found['answer']!r}",
+    ]
+    return "\n".join(lines)

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from acp_repro.common.gradients import without_gradients
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.lap.attribution import shap_values
 
-if TYPE_CHECKING:
-    from ..trained import TrainedPruning
+from ..quantities import SHOWN_TEXTS
+from ..trained import TrainedPruning
 
-
-SHOWN = 5  # texts that are short enough to be drawn word by word
 SHORT = range(12, 41)  # tokens of these
 SAME = 0.9  # share of a long text's tokens that must be written again, or places would mean nothing
 DECIMALS = 2  # of a value in nats
 
 
-def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """One record per text, kept vector and written token; see :func:`chosen` for the texts and :func:`told`
-    for the pairs."""
-    from acp_repro.lap.attribution import shap_values
-
+def measure_attribution(trained: TrainedPruning) -> list[dict[str, Any]]:
+    """One record per text (:func:`chosen`), kept vector and written token (:func:`told`)."""
     tokenizer = trained.task.tokenizer
     records = []
     for number, row in enumerate(tqdm(chosen(trained), desc=f"{trained.run.name}: attribution", leave=False)):
         found = shap_values(trained.model, row, trained.measure_settings.shap_evaluations, trained.run.seed)
         words, kept = tokenizer.tokens(found.written), tokenizer.tokens(row[i] for i in found.positions)
         values = found.values.round(DECIMALS) + 0.0  # without negative zeros
-        pairs = np.ones_like(values, dtype=bool) if number < SHOWN else told(values)
+        pairs = np.ones_like(values, dtype=bool) if number < SHOWN_TEXTS else told(values)
         for vector, position in enumerate(found.positions):
             records += [
                 {
@@ -65,12 +60,12 @@ def told(values: np.ndarray) -> np.ndarray:
 def chosen(trained: TrainedPruning) -> list[list[int]]:
     """Short texts and long texts of the held-out ones, as token ids.
 
-    First the first ``SHOWN`` texts of 12 to 40 tokens, or simply the first texts if there are none. Then the
+    First ``SHOWN_TEXTS`` texts of 12 to 40 tokens, or simply the first texts if there are none. Then the
     first ``shap_texts`` others of ``shap_shortest`` tokens or more. Of those the model must write at least 90
     % of the tokens at their place.
     """
     rows = trained.heldout_rows(10**9)
-    shown = ([row for row in rows if len(row) in SHORT] or rows)[:SHOWN]
+    shown = ([row for row in rows if len(row) in SHORT] or rows)[:SHOWN_TEXTS]
     long = [row for row in rows if len(row) >= trained.measure_settings.shap_shortest and row not in shown]
     found = []
     for input_ids in trained.batches(long):
@@ -83,12 +78,3 @@ def chosen(trained: TrainedPruning) -> list[list[int]]:
             same = sum(one == two for one, two in zip(row[:-1], ours, strict=False))
             found += [row] if same + 1 >= SAME * len(row) else []
     return shown + found[: trained.measure_settings.shap_texts]
-
-
-QUANTITY = Quantity(
-    "attribution",
-    "text text_tokens kept_position kept_token written_position written_token matches_text shap_nats",
-    measure,
-    lambda suite: [suite.main_run],
-    large=True,
-)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from acp_repro.pipeline.paper import Quantity
+import torch
 
-if TYPE_CHECKING:
-    from ..trained import TrainedPruning
+from ..trained import TrainedPruning
 
 FREQUENCY_BANDS = 5
 PLACES = 10
 _PUNCTUATION = set(string.punctuation)
 
 
-def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
+def measure_kept_words(trained: TrainedPruning) -> list[dict[str, Any]]:
     """One record per grouping and group, with how many tokens there are and how many are kept; no EOS.
 
     ``kind``: beginning of a word, inside of a word, number, punctuation. ``frequency``: fifths of the
@@ -75,8 +74,6 @@ def kind_of(word: str, first: bool) -> str:
 
 def _bands(seen: list[int], frequency: Counter) -> dict[int, int]:
     """The fifth of each token id: ids sorted by frequency, cut so that each fifth holds as many tokens."""
-    import torch
-
     counts = Counter(seen)
     ordered = sorted(counts, key=lambda i: (-frequency[i], i))
     ends = torch.tensor([counts[i] for i in ordered]).cumsum(0) / len(seen)
@@ -84,8 +81,3 @@ def _bands(seen: list[int], frequency: Counter) -> dict[int, int]:
         i: min(FREQUENCY_BANDS, int(max(0.0, float(end) - 1e-9) * FREQUENCY_BANDS) + 1)
         for i, end in zip(ordered, ends, strict=True)
     }
-
-
-QUANTITY = Quantity(
-    "kept_words", "grouping group tokens kept_tokens", measure, lambda suite: [suite.main_run]
-)

@@ -6,30 +6,29 @@ MLP is shared by all vectors of a text, and their votes are summed. Baselines ar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from acp_repro.common.errors import UsageError
+import torch
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
 from acp_repro.common.gradients import without_gradients
+from acp_repro.lap.autoencoder import pad
 from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.paper import Quantity
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..trained import TrainedPruning
+from ..texts import encode
+from ..trained import TrainedPruning
 
 HIDDEN = 64  # of the MLP; the article does not give it
 LEARNING_RATE = 2e-3
 
 
-def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
-    """One record per classifier, with its accuracy on held-out texts and that of the larger class.
-
-    Raises:
-        RecordError: the texts have no labels on two sides.
-    """
-    import torch
-
+def measure_probe(trained: TrainedPruning) -> list[dict[str, Any]]:
+    """One record per classifier, with its accuracy on held-out texts and that of the larger class."""
     train = _labelled(trained, "train", trained.measure_settings.probe_texts)
     test = _labelled(trained, "heldout", trained.measure_settings.scored_texts)
     labels = {
@@ -64,8 +63,6 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
 
 def _labelled(trained: TrainedPruning, split: str, most: int) -> list[tuple[str, list[int], int]]:
     """(text, ids, label) of the first texts of a split that have a label and fit the model."""
-    from ..texts import encode
-
     texts = [t for t in getattr(trained.task.texts, split) if t.label is not None]
     found = []
     for text in texts:
@@ -80,8 +77,6 @@ def _labelled(trained: TrainedPruning, split: str, most: int) -> list[tuple[str,
 @without_gradients
 def _features(trained: TrainedPruning, rows: list[list[int]], kind: str) -> list[Tensor]:
     """For each text (M, D) float: the memory, or the encoder's output with every gate open."""
-    from acp_repro.lap.autoencoder import pad
-
     model, features = trained.model, []
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for start in range(0, len(order), trained.measure_settings.batch_texts):
@@ -103,11 +98,6 @@ def _vectors(features: list[Tensor]) -> float:
 
 def _votes(trained: TrainedPruning, features: list[list[Tensor]], labels: dict[str, Tensor]) -> float:
     """Accuracy of sigmoid(sum of MLP(E_i)) on held-out texts."""
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-    from torch.nn.utils.rnn import pad_sequence
-
     torch.manual_seed(trained.run.seed)
     mean = torch.cat(features[0]).mean(0)
     scale = torch.cat(features[0]).std(0) + 1e-6
@@ -136,20 +126,6 @@ def _votes(trained: TrainedPruning, features: list[list[Tensor]], labels: dict[s
 
 
 def _bag_of_words(train: list, test: list, labels: dict[str, Tensor]) -> float:
-    try:
-        from sklearn.feature_extraction.text import CountVectorizer
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-    except ImportError:
-        raise UsageError("the probe's baseline needs scikit-learn: pip install -e '.[lap]'") from None
     model = make_pipeline(CountVectorizer(), LogisticRegression(max_iter=1000))
     model.fit([text for text, _, _ in train], labels["train"].numpy())
     return float(model.score([text for text, _, _ in test], labels["test"].numpy()))
-
-
-QUANTITY = Quantity(
-    "probe",
-    "classifier vectors_per_text train_texts measured_texts accuracy larger_class",
-    measure,
-    lambda suite: suite.probed,
-)

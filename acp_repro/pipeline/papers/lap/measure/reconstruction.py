@@ -1,23 +1,25 @@
-"""How well held-out texts are written again: teacher forced as in the article, and freely."""
+"""How well held-out texts are written again, after training and in the run's own log while it was trained."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from rapidfuzz.distance import Levenshtein
+from rouge_score.rouge_scorer import RougeScorer
+from sacrebleu import corpus_bleu
+from torch import Tensor
 from tqdm import tqdm
 
-from acp_repro.common.errors import UsageError
+from acp_repro.common.files import read_json_lines
 from acp_repro.common.gradients import without_gradients
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.lap.decoder import decode_teacher
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..trained import TrainedPruning
+from ..trained import TrainedPruning
 
 
 @without_gradients
-def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
+def measure_reconstruction(trained: TrainedPruning) -> list[dict[str, Any]]:
     """Three records, by the input of the decoder.
 
     ``soft``: the true earlier tokens, and the memory under the soft mask, as in training. ``removed``: the
@@ -28,10 +30,6 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
     L(S) / L; with hard concrete gates, the share of tokens expected to stay. For the others it is the share
     that is left.
     """
-    import torch
-
-    from acp_repro.lap.decoder import decode_teacher
-
     rows = trained.heldout_rows(trained.measure_settings.scored_texts)
     written: dict[str, list[list[int]]] = {"soft": [], "removed": [], "free": []}
     ratios: dict[str, list[Tensor]] = {"soft": [], "removed": []}
@@ -69,14 +67,13 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
 
 def _scores(trained: TrainedPruning, rows: list[list[int]], found: list[list[int]]) -> dict[str, float]:
     """Accuracy of tokens (0 to 1, mean over tokens), BLEU and ROUGE-L (0 to 1), exact matches, edits."""
-    libraries = _libraries()
     right = sum(a == b for one, two in zip(rows, found, strict=True) for a, b in zip(one, two, strict=False))
     texts, ours = [trained.text(row) for row in rows], [trained.text(row) for row in found]
-    rouge = libraries["rouge_scorer"].RougeScorer(["rougeL"])
-    edits = [libraries["edit_distance"](one, two) for one, two in zip(rows, found, strict=True)]
+    rouge = RougeScorer(["rougeL"])
+    edits = [Levenshtein.distance(one, two) for one, two in zip(rows, found, strict=True)]
     return {
         "token_accuracy": right / sum(map(len, rows)),
-        "bleu": libraries["corpus_bleu"](ours, [texts]).score / 100,
+        "bleu": corpus_bleu(ours, [texts]).score / 100,
         "rouge_l": sum(rouge.score(one, two)["rougeL"].fmeasure for one, two in zip(texts, ours, strict=True))
         / len(texts),
         "exact_match": sum(one == two for one, two in zip(texts, ours, strict=True)) / len(texts),
@@ -84,19 +81,23 @@ def _scores(trained: TrainedPruning, rows: list[list[int]], found: list[list[int
     }
 
 
-def _libraries() -> dict[str, Any]:
-    try:
-        from rapidfuzz.distance.Levenshtein import distance
-        from rouge_score import rouge_scorer
-        from sacrebleu import corpus_bleu
-    except ImportError as error:
-        raise UsageError(f"{error}; the scores need more libraries: pip install -e '.[lap]'") from None
-    return {"edit_distance": distance, "rouge_scorer": rouge_scorer, "corpus_bleu": corpus_bleu}
+SINGLE = ("accuracy", "soft_accuracy")
+BY_GATE = ("kept_ratio", "soft_ratio")
 
 
-# All but the edits are shares, 0 to 1.
-QUANTITY = Quantity(
-    "reconstruction",
-    "decoding measured_texts kept_ratio token_accuracy bleu rouge_l exact_match edits_per_token",
-    measure,
-)
+def measure_dynamics(trained: TrainedPruning) -> list[dict[str, Any]]:
+    """One record per watched step and series; a series of single gates has the gate, counted from 0.
+
+    ``kept_ratio`` and ``soft_ratio`` are shares of the text's tokens before any gate.
+    """
+    rows = []
+    for line in read_json_lines(trained.run.folder / "metrics.jsonl"):
+        if "accuracy" not in line:
+            continue
+        common = {"step": line["step"], "loss_nats": line["loss_nats"]}
+        rows += [{**common, "series": name, "gate_index": None, "value": line[name]} for name in SINGLE]
+        for name in BY_GATE:
+            rows += [
+                {**common, "series": name, "gate_index": g, "value": v} for g, v in enumerate(line[name])
+            ]
+    return rows

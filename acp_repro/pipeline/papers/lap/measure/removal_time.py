@@ -5,24 +5,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from acp_repro.common.gradients import without_gradients
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.lap import PruningAutoencoder
+from acp_repro.lap.autoencoder import pad
+from acp_repro.lap.decoder import Decoding
+from acp_repro.lap.encoder import encode_removed
+from acp_repro.pipeline.benchmark.timing import ORDER, interleaved, peak_memory, wall_ms
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from acp_repro.lap import PruningAutoencoder
-
-    from ..trained import TrainedPruning
+from ..trained import TrainedPruning
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
 DECODED_TOKENS = 16
 
 
 @without_gradients
-def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
+def measure_removal_time(trained: TrainedPruning) -> list[dict[str, Any]]:
     """Records of the encoder and of decoding, each with masks and with removal, at several kept shares.
 
     Held-out texts are joined to texts of each length. The gate's bias sets the share: a lower one drops more
@@ -47,8 +49,6 @@ def measure(trained: TrainedPruning) -> list[dict[str, Any]]:
 
 def _texts(trained: TrainedPruning, length: int) -> Tensor:
     """(B, length) int64: held-out texts one after the other, each piece with its EOS."""
-    from acp_repro.lap.autoencoder import pad
-
     stream = [i for row in trained.heldout_rows(10**9) for i in row[:-1]]
     needed = trained.measure_settings.timed_texts * (length - 1)
     stream = (stream * (needed // len(stream) + 1))[:needed]
@@ -59,7 +59,6 @@ def _texts(trained: TrainedPruning, length: int) -> Tensor:
 
 def _with_share(model: PruningAutoencoder, input_ids: Tensor, share: float) -> PruningAutoencoder:
     """The same weights with the bias at which they keep about this share of these texts."""
-    from acp_repro.lap import PruningAutoencoder
 
     def biased(beta: float) -> PruningAutoencoder:
         settings = dataclasses.replace(model.pruning, beta=beta)
@@ -79,9 +78,6 @@ def _kept(model: PruningAutoencoder, input_ids: Tensor) -> float:
 
 
 def _compare(trained: TrainedPruning, model: PruningAutoencoder, input_ids: Tensor) -> list[dict[str, Any]]:
-    from acp_repro.lap.encoder import encode_removed
-    from acp_repro.pipeline.benchmark.timing import ORDER, interleaved, peak_memory, wall_ms
-
     memory = model.encode_ids(input_ids)
     masked = model.encode_tokens(input_ids, "removed")
     real, eos = input_ids != model.t5.config.pad_token_id, input_ids == model.t5.config.eos_token_id
@@ -121,21 +117,7 @@ def held_bytes(model: PruningAutoencoder, vectors: Tensor) -> int:
 
 
 def _write(model: PruningAutoencoder, vectors: Tensor, mask: Tensor) -> None:
-    import torch
-
-    from acp_repro.lap.decoder import Decoding
-
     state = Decoding(model.t5, vectors, mask, model.pruning.decoder_window)
     tokens = torch.full((len(vectors),), model.t5.config.decoder_start_token_id, device=vectors.device)
     for _ in range(DECODED_TOKENS):
         tokens = state.step(tokens).argmax(-1)
-
-
-QUANTITY = Quantity(
-    "removal_time",
-    "method length_tokens measured_texts repeats kept_ratio encoder_ms decoder_ms "
-    "encoder_peak_bytes decoder_peak_bytes memory_bytes order",
-    measure,
-    lambda suite: [suite.main_run],
-    timed=True,
-)

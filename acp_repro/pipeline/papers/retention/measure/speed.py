@@ -9,23 +9,25 @@ import dataclasses
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from acp_repro.common.gradients import without_gradients
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.pipeline.benchmark.timing import ORDER, interleaved, peak_memory, wall_ms
+from acp_repro.pipeline.training.step import autocast
+from acp_repro.pipeline.training.task import Trained
+from acp_repro.retention import RetentionConfig, encoder_cost, token_budgets
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from acp_repro.pipeline.training.task import Trained
-    from acp_repro.retention import RetentionConfig
+from ..backbones import untrained
+from ..settings import SPECIAL
 
 Step = Callable[[], None]
 _BUSY = 8192  # rows and columns of a matrix whose product takes a GPU a millisecond or more
 
 
-def measure(trained: Trained) -> list[dict[str, Any]]:
+def measure_speed(trained: Trained) -> list[dict[str, Any]]:
     """One record a length: full batches of random tokens, the median of some repeats.
 
     Without a given model, one is made with fresh weights and a head for classes, because the weights do not
@@ -36,8 +38,6 @@ def measure(trained: Trained) -> list[dict[str, Any]]:
     runs. It is missing if its memory does not suffice. Memory is the peak of the pass without weights and
     gradients, and missing on a CPU. FLOPs are those of ``encoder_cost``, for one example.
     """
-    from ..backbones import untrained
-
     if trained.model is None:
         trained = dataclasses.replace(trained, model=untrained(trained.run).to(trained.device))
     settings, longest = trained.measure_settings, trained.run.dataset.max_tokens
@@ -46,13 +46,6 @@ def measure(trained: Trained) -> list[dict[str, Any]]:
 
 
 def _at(trained: Trained, length: int) -> dict[str, Any]:
-    import torch
-
-    from acp_repro.pipeline.benchmark.timing import ORDER
-    from acp_repro.retention import RetentionConfig
-
-    from ..settings import SPECIAL
-
     settings = trained.measure_settings
     rows = settings.speed_batch_examples
     if settings.speed_batch_tokens is not None:
@@ -77,8 +70,6 @@ def _at(trained: Trained, length: int) -> dict[str, Any]:
 
 @without_gradients
 def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
-    from acp_repro.pipeline.benchmark.timing import interleaved, wall_ms
-
     model = trained.model.eval()
     if trained.run.training.dtype == "bfloat16":
         model = copy.deepcopy(model).bfloat16()
@@ -107,11 +98,6 @@ def _inference(trained: Trained, ids: Tensor) -> dict[str, Any]:
 
 def _training(trained: Trained, ids: Tensor) -> dict[str, Any]:
     """A training pass with soft gates (for a baseline with its removal), and the dense pass."""
-    import torch
-
-    from acp_repro.pipeline.benchmark.timing import interleaved, wall_ms
-    from acp_repro.pipeline.training.step import autocast
-
     run, model = trained.run, copy.deepcopy(trained.model).train()
     gates = getattr(model, "retention", None)
     if gates is not None:
@@ -162,8 +148,6 @@ def _scoring_ms(device: torch.device, gates: nn.Module | None, run: Step) -> flo
     A GPU first gets other work, so that it is busy while the host launches the gates' kernels. Otherwise it
     would wait for them at the start of a run, and that time is not theirs.
     """
-    import torch
-
     on_gpu = device.type == "cuda"
     if on_gpu:
         busy = torch.empty(_BUSY, _BUSY, dtype=torch.bfloat16, device=device)
@@ -196,14 +180,10 @@ def _scoring_ms(device: torch.device, gates: nn.Module | None, run: Step) -> flo
 
 
 def _peak(device: torch.device, run: Step) -> int | None:
-    from acp_repro.pipeline.benchmark.timing import peak_memory
-
     return peak_memory(run, device) if device.type == "cuda" else None
 
 
 def _flop(trained: Trained, config: RetentionConfig, length: int) -> float:
-    from acp_repro.retention import encoder_cost, token_budgets
-
     shape = trained.model.config
     layers = shape.num_hidden_layers
     places = config.places(layers)
@@ -220,17 +200,3 @@ def _flop(trained: Trained, config: RetentionConfig, length: int) -> float:
     return encoder_cost(
         tokens, shape.hidden_size, inner, scored=scored, scorer_width=config.scorer_width, windows=windows
     ).flop
-
-
-QUANTITY = Quantity(
-    "speed",
-    "length_tokens batch_examples repeats batch_ms dense_batch_ms scorer_ms "
-    "throughput_tokens_per_s dense_throughput_tokens_per_s peak_memory_bytes "
-    "dense_peak_memory_bytes training_batch_examples training_batch_ms dense_training_batch_ms "
-    "training_peak_memory_bytes dense_training_peak_memory_bytes example_flop dense_example_flop "
-    "order",
-    measure,
-    lambda suite: suite.timed(),
-    timed=True,
-    untrained=lambda run: run.is_timed_untrained,
-)

@@ -1,20 +1,53 @@
-"""The state of the budget's penalty: A, lambda and the gap of Appendices C and G, soft gates against hard."""
+"""The tokens that each schedule keeps, and the state of the budget's penalty (Appendices C and G)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from acp_repro.common.gradients import without_gradients
-from acp_repro.pipeline.paper import Quantity
+from acp_repro.pipeline.training.step import autocast
+from acp_repro.retention import PROFILES, token_budgets
+from acp_repro.retention.gates import open_logits
 
-if TYPE_CHECKING:
-    from ..trained import TrainedRetention
+from ..texts import inputs_of
+from ..trained import TrainedRetention
 
 _ROWS = 32
 
 
+def measure_tokens_kept(trained: TrainedRetention) -> list[dict[str, Any]]:
+    """One record a schedule and block: the tokens that are left, over all tokens; block 0 is the embedding.
+
+    The schedules are ``constant`` and ``geometric`` at the run's budget. If the encoder has as many blocks,
+    the shares of Table 5 or 6 at that budget are added.
+    """
+    layers = trained.model.config.num_hidden_layers
+    lengths = torch.tensor([len(row.ids) for row in trained.texts.encoded("test")])
+    table = {6: "table5", 12: "table6"}.get(layers)
+    name = f"{table}_{100 * trained.run.budget:g}"
+    schedules: dict[str, dict[str, Any]] = {"constant": {}, "geometric": {}}
+    if name in PROFILES:
+        schedules["profile"] = {"profile": name}
+    records = []
+    for schedule, more in schedules.items():
+        config = trained.run.retention_config(schedule=schedule, gates="after_blocks", **more)
+        kept = [lengths, *token_budgets(config, lengths, layers)]
+        records += [
+            {
+                "schedule": schedule,
+                "layer": layer,
+                "kept_share": int(each.sum()) / int(lengths.sum()),
+                "measured_examples": len(lengths),
+            }
+            for layer, each in enumerate(kept)
+        ]
+    return records
+
+
 @without_gradients
-def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
+def measure_slackness(trained: TrainedRetention) -> list[dict[str, Any]]:
     """One record a gate, on examples of the training split, which the bounds are about; dropout is off.
 
     Tokens are means of an example. ``counted_tokens`` is sum p (sigmoid of the score), ``open_tokens`` is sum
@@ -22,13 +55,6 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
     training. ``hard_loss_nats`` is the loss with top-M, which is feasible. So the least feasible loss F* of
     the appendices is at most that.
     """
-    import torch
-
-    from acp_repro.pipeline.training.step import autocast
-    from acp_repro.retention.gates import open_logits
-
-    from ..texts import inputs_of
-
     model, limit = trained.model.eval(), trained.measure_settings.examples
     retention = model.retention
     hard = trained.evaluate(model, "train", limit).loss_nats
@@ -73,12 +99,3 @@ def measure(trained: TrainedRetention) -> list[dict[str, Any]]:
             retention.places, retention.multiplier.tolist(), means, strict=True
         )
     ]
-
-
-QUANTITY = Quantity(
-    "slackness",
-    "gate multiplier unit counted_tokens open_tokens budget_tokens slack_tokens soft_loss_nats "
-    "hard_loss_nats measured_examples",
-    measure,
-    lambda suite: suite.adaptive,
-)

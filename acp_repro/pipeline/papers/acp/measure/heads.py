@@ -1,23 +1,25 @@
-"""The decay c and the pruning boundary of a few heads on one sequence (Figures 1 and 6, top)."""
+"""The decay, boundary and large attention weights of a few heads on one sequence (Figures 1 and 6)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from acp_repro.pipeline.errors import RecordError
-from acp_repro.pipeline.paper import Quantity
+import torch
+from torch import Tensor
 
-from . import pruned_ratio
+from acp_repro.attention.decay import cumulative_log_fgate
+from acp_repro.attention.reference import attention_scores
+from acp_repro.common.errors import UsageError
+from acp_repro.model.capture import AttentionInputs, attention_inputs
+from acp_repro.pipeline.training.step import autocast
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from acp_repro.model.capture import AttentionInputs
-
-    from ..trained import TrainedFoX
+from ..trained import TrainedFoX
+from .pruned_mass import row_chunks
+from .pruned_ratio import measure_pruned_ratio
 
 _START_TOKENS = 1024  # windows of some hundred tokens show here, and nowhere later
+LARGE_WEIGHT = 0.1  # Figure 6: A is very sparse, so only entries over this are shown
 
 
 class Head(NamedTuple):
@@ -27,22 +29,12 @@ class Head(NamedTuple):
     head: int
 
 
-def measure(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None) -> list[dict]:
+def measure_decay(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None) -> list[dict]:
     """One record a position and head, on the first held-out sequence of the run's context length.
 
     ``first_kept_key_position`` is the first token of key block n_m, where m is the position's query block.
-    ``pruned_ratio`` is of this head on this sequence. ``threshold_nats`` is delta, missing for exact
-    attention.
-
-    Args:
-        heads: (layer, head) pairs, recorded in this order; None chooses by savings, most local
-            first (:func:`choose_heads`).
-
-    Raises:
-        RecordError: the model does not have a head, or prunes nothing to choose heads by.
+    ``heads`` are recorded in their order; by default :func:`choose_heads` chooses by savings.
     """
-    from acp_repro.attention.decay import cumulative_log_fgate
-
     records: list[dict[str, Any]] = []
     for head, inputs in inputs_of_heads(trained, heads):
         block_q, block_k = inputs.grid()
@@ -70,19 +62,12 @@ def measure(trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None)
 
 
 def choose_heads(savings: dict[Head, float], start: dict[Head, float]) -> list[Head]:
-    """The most local head, one whose boundary shows at the start, one halfway, and the most global one.
+    """The most local head, one whose boundary shows at the start, one halfway, and the most global one, by
+    each head's pruned ratio (``savings``) and its pruned blocks in the first rows (``start``).
 
-    Pruning with a window of some hundred tokens shows in the first blocks (Figure 1). At long contexts the
-    head halfway prunes nothing there, and a local head all that it can. Halfway is the mean of the largest
-    and the smallest saving, because in a bimodal distribution the median head would be one more local head.
-    In a tie the first head in order of layers is taken.
-
-    Args:
-        savings: each head's pruned ratio.
-        start: each head's pruned blocks in the first rows of blocks.
-
-    Returns:
-        Without repetition, the most local first.
+    Pruning with a window of some hundred tokens shows in the first blocks (Figure 1). Halfway is the mean of
+    the largest and the smallest saving, because in a bimodal distribution the median head would be one more
+    local head. In a tie the first head in order of layers is taken.
     """
     order = sorted(savings)
     most, least = max(order, key=savings.get), min(order, key=savings.get)
@@ -101,17 +86,13 @@ def choose_heads(savings: dict[Head, float], start: dict[Head, float]) -> list[H
 def inputs_of_heads(
     trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None
 ) -> list[tuple[Head, AttentionInputs]]:
-    """Each head with the inputs of its attention on the first sequence: batch and heads of 1.
-
-    Raises:
-        RecordError: see :func:`measure`.
-    """
+    """Each head with the inputs of its attention on the first sequence: batch and heads of 1."""
     config = trained.model.config
     if heads is None:
         heads = trained.once(_heads_by_savings)
     for layer, head in heads:
         if layer >= config.num_hidden_layers or head >= config.num_heads:
-            raise RecordError(
+            raise UsageError(
                 f"{trained.run.name} has no head {layer}.{head}: layers are 0 to "
                 f"{config.num_hidden_layers - 1}, heads 0 to {config.num_heads - 1}"
             )
@@ -121,11 +102,11 @@ def inputs_of_heads(
 
 def _heads_by_savings(trained: TrainedFoX) -> list[Head]:
     if trained.model.config.log_pruning_tolerance is None:
-        raise RecordError(
+        raise UsageError(
             f"{trained.run.name} prunes nothing, so its heads cannot be chosen by savings; name them "
-            "with --heads LAYER.HEAD, or a run with ACP as measure.heads_run of the suite"
+            "with --heads LAYER.HEAD"
         )
-    records = trained.once(pruned_ratio.measure)
+    records = trained.once(measure_pruned_ratio)
     start = {
         Head(layer, head): float(pruned)
         for layer, inputs in enumerate(trained.once(_first_sequence))
@@ -143,36 +124,45 @@ def _pruned_at_the_start(inputs: AttentionInputs) -> Tensor:
 
 def _first_sequence(trained: TrainedFoX) -> list[AttentionInputs]:
     """The inputs of every layer's attention, batch of 1."""
-    from acp_repro.model.capture import attention_inputs
-    from acp_repro.pipeline.training.step import autocast
-
     input_ids, _ = next(iter(trained.heldout_batches(trained.run.context_length, 1)))
     with autocast(trained.device, trained.run.training.dtype):
         return attention_inputs(trained.model, input_ids)
 
 
 def _one_head(inputs: AttentionInputs, head: int) -> AttentionInputs:
-    import torch
-
-    from acp_repro.model.capture import AttentionInputs
-
-    def of_head(x: Tensor) -> Tensor:
+    def slice_head(x: Tensor) -> Tensor:
         return x[:, head : head + 1]
 
     threshold = inputs.threshold
     if threshold is not None:
-        threshold = of_head(torch.broadcast_to(threshold, inputs.q.shape[:2]))
-    return AttentionInputs(*map(of_head, (inputs.q, inputs.k, inputs.v, inputs.log_fgate)), threshold)
+        threshold = slice_head(torch.broadcast_to(threshold, inputs.q.shape[:2]))
+    return AttentionInputs(*map(slice_head, (inputs.q, inputs.k, inputs.v, inputs.log_fgate)), threshold)
 
 
-# Decay is c of Section 2.
-QUANTITY = Quantity(
-    "decay",
-    "layer head pruned_ratio position cumulative_log_fgate_nats threshold_nats block_q_tokens "
-    "block_k_tokens first_kept_key_position",
-    measure,
-    lambda suite: [suite.heads_run],
-    group="heads",
-    large=True,
-    options=("heads",),
-)
+def measure_attention_weights(
+    trained: TrainedFoX, heads: Sequence[tuple[int, int]] | None = None
+) -> list[dict]:
+    """One record for each entry of A over 0.1, rows in order, of the heads of ``decay``. A is exact (Equation
+    2), computed in float64 by the reference from the numbers that the model multiplies."""
+    return [
+        {
+            "layer": head.layer,
+            "head": head.head,
+            "query_position": query,
+            "key_position": key,
+            "attention_weight": weight,
+        }
+        for head, inputs in inputs_of_heads(trained, heads)
+        for query, key, weight in large_weights(inputs)
+    ]
+
+
+def large_weights(inputs: AttentionInputs) -> Iterator[tuple[int, int, float]]:
+    """(query, key, weight) of every entry of A over :data:`LARGE_WEIGHT`, of one head of one sequence."""
+    for rows in row_chunks(inputs):
+        scores = attention_scores(rows.q, rows.k, rows.log_fgate, sm_scale=rows.sm_scale)
+        weights = scores[0, 0].softmax(-1)
+        entries = torch.nonzero(weights > LARGE_WEIGHT)
+        values = weights[tuple(entries.T)].tolist()
+        for (query, key), value in zip(entries.tolist(), values, strict=True):
+            yield rows.start + query, key, value

@@ -1,0 +1,98 @@
+"""Losses of a run: on held-out text, by position, and of every step of its training."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acp_repro.common.files import read_json_lines
+
+from ..trained import TrainedFoX
+
+WINDOW_TOKENS = 101  # Section 4.2 and Figure 3
+MOST_POSITIONS = 1024  # a curve in print shows no more
+MOST_POINTS = 100  # nor a log
+
+
+def measure_loss(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record: the mean over all positions of the held-out text, in nats a token."""
+    losses, tokens = trained.once(loss_by_position)
+    return [{"measured_tokens": tokens, "loss_nats": float(losses.mean())}]
+
+
+def loss_by_position(trained: TrainedFoX) -> tuple[Tensor, int]:
+    """Loss in nats (L,) at every position, averaged over sequences (Figure 3; Appendix B), and the tokens
+    measured. Every context length of the suite reads the same text, whole pieces of the longest length."""
+    # The longest, if the shorter ones divide it.
+    unit = math.lcm(*(run.context_length for run in trained.suite.runs))
+    batches = trained.heldout_batches(trained.measure_settings.loss_tokens, same_text_as=unit)
+    total, sequences = torch.zeros(trained.run.context_length, dtype=torch.float64, device=trained.device), 0
+    for loss, _ in trained.losses(batches, "loss"):
+        total += loss.sum(0, dtype=torch.float64)
+        sequences += len(loss)
+    return (total / sequences).cpu(), sequences * len(total)
+
+
+def measure_loss_curve(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a position: the mean loss of the window of 101 positions centred there, if it is wholly
+    inside the context. At most 1024 are kept: every s-th, with the smallest s that suffices."""
+    losses, tokens = trained.once(loss_by_position)
+    assert len(losses) >= WINDOW_TOKENS, f"the context is shorter than the window of {WINDOW_TOKENS} tokens"
+    means = losses.unfold(0, WINDOW_TOKENS, 1).mean(-1, dtype=torch.float64)
+    step = -(-len(means) // MOST_POSITIONS)
+    return [
+        {
+            "position": position + WINDOW_TOKENS // 2,
+            "window_tokens": WINDOW_TOKENS,
+            "measured_tokens": tokens,
+            "loss_nats": float(means[position]),
+        }
+        for position in range(0, len(means), step)
+    ]
+
+
+def measure_training_log(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record for each layer at every step kept; for an exact run one record a step, without a layer.
+
+    Of the steps with pruned ratios (all steps of an exact run), every s-th and the last are kept, at most
+    100. ``loss_nats`` is the mean of the steps since the last kept one, ``throughput_tokens_per_s`` their
+    median.
+    """
+    run = trained.run
+    lines = read_json_lines(run.folder / "metrics.jsonl")
+    looks = [i for i, line in enumerate(lines) if run.log_pruning_tolerance is None or "pruned_ratio" in line]
+    assert looks, "a log without pruned ratios"
+    step = -(-len(looks) // MOST_POINTS)
+    kept = looks[::-step][::-1]  # the last look always
+    device = json.loads((run.folder / "run.json").read_text())["device"]
+    records, since = [], 0
+    for index in kept:
+        line, window = lines[index], lines[since : index + 1]
+        since = index + 1
+        shared = {
+            "step": line["step"],
+            "tokens": line["tokens"],
+            "averaged_steps": len(window),
+            "loss_nats": statistics.fmean(x["loss_nats"] for x in window),
+            "training_device": device,
+            "throughput_tokens_per_s": statistics.median(x["throughput_tokens_per_s"] for x in window),
+        }
+        layers = enumerate(line.get("pruned_ratio", [None]))
+        records += [
+            {**shared, "layer": None if ratio is None else layer, "pruned_ratio": ratio}
+            for layer, ratio in layers
+        ]
+    return records
+
+
+def measure_step_losses(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a step, with every digit of its mean loss and of its gradient's norm before clipping."""
+    return [
+        {name: line[name] for name in ("step", "tokens", "loss_nats", "grad_norm")}
+        for line in read_json_lines(trained.run.folder / "metrics.jsonl")
+    ]

@@ -1,0 +1,125 @@
+"""Attention time and training throughput with and without ACP, of a trained model (Figure 2, Table 4)."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from statistics import median
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from acp_repro.attention import choose_implementation, forgetting_attention
+from acp_repro.model.capture import AttentionInputs, attention_inputs
+from acp_repro.model.layers import fuse_training
+from acp_repro.pipeline.benchmark.timing import ORDER, interleaved
+from acp_repro.pipeline.training.optimizer import make_optimizer
+from acp_repro.pipeline.training.run_folder import compiles
+from acp_repro.pipeline.training.step import autocast, compiled_blocks, train_step
+
+from ..trained import TrainedFoX
+
+METHODS = ("acp", "exact")
+
+
+def measure_attention_time(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a method (``acp``, ``exact``): milliseconds for all layers on the measured text (Appendix
+    B).
+
+    Both methods get the same inputs and take turns. A number is the sum over layers and batches of the median
+    over repeats. The forward time includes the boundary search, which is also timed by itself.
+    """
+    batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
+    total: Counter = Counter()
+    calls = len(batches) * trained.model.config.num_hidden_layers
+    progress = tqdm(total=calls, desc=f"{trained.run.name}: attention time", unit="layer")
+    with progress, autocast(trained.device, trained.run.training.dtype):
+        for input_ids, _ in batches:
+            for inputs in attention_inputs(trained.model, input_ids):
+                times = _times(inputs, trained.device, trained.measure_settings.timing_repeats)
+                total.update({key: median(values) for key, values in times.items()})
+                progress.update()
+    return [
+        {
+            "implementation": choose_implementation(trained.device),
+            "method": method,
+            "measured_tokens": sum(input_ids.numel() for input_ids, _ in batches),
+            "repeats": len(times["forward", method]),
+            "order": ORDER,
+            "forward_ms": total["forward", method],
+            "backward_ms": total["backward", method],
+            "boundary_search_ms": total["search", method] if method == "acp" else None,
+        }
+        for method in METHODS
+    ]
+
+
+def _times(inputs: AttentionInputs, device: torch.device, repeats: int) -> dict[tuple[str, str], list[float]]:
+    """Milliseconds of one layer by part (``forward``, ``backward``, ``search``) and method."""
+    leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v, inputs.log_fgate)]
+
+    def forward(method: str) -> torch.Tensor:
+        threshold = inputs.threshold if method == "acp" else None
+        return forgetting_attention(*leaves, head_first=True, adaptive_threshold=threshold)
+
+    outs = {method: forward(method) for method in METHODS}
+    dout = torch.randn_like(outs["exact"])
+
+    def backward(method: str) -> None:
+        torch.autograd.grad(outs[method], leaves, dout, retain_graph=True)
+
+    # Parts are separate, so that only the other method runs before a method.
+    parts = {"forward": forward, "backward": backward}
+    times = {
+        (name, method): values
+        for name, part in parts.items()
+        for method, values in interleaved(
+            {method: functools.partial(part, method) for method in METHODS}, device, repeats
+        ).items()
+    }
+    return times | interleaved({("search", "acp"): inputs.search}, device, repeats)
+
+
+def measure_throughput(trained: TrainedFoX) -> list[dict[str, Any]]:
+    """One record a method: tokens a second of whole training steps, optimiser included.
+
+    The final weights are used because throughput drops while gates open and then stays constant (Section
+    4.1). A learning rate of 0 keeps them unchanged. Both methods take turns; the first turn compiles.
+    """
+    run, config = trained.run, trained.run.training
+    batches = list(trained.heldout_batches(trained.measure_settings.timing_tokens))
+    tokens = sum(input_ids.numel() for input_ids, _ in batches)
+    optimizer = make_optimizer(trained.model, config, learning_rate=0.0)
+    fuse_training(trained.model)
+    tolerance = trained.model.config.log_pruning_tolerance
+
+    def steps(tolerance: float | None) -> None:
+        trained.model.set_log_pruning_tolerance(tolerance)
+        for batch in batches:
+            train_step(
+                trained.model,
+                optimizer,
+                trained.task.loss,
+                iter([batch]),
+                1,
+                max_grad_norm=config.max_grad_norm,
+                dtype=config.dtype,
+            )
+
+    calls = {"acp": functools.partial(steps, tolerance), "exact": functools.partial(steps, None)}
+    with compiled_blocks(trained.task.blocks(trained.model), compiles(run, trained.device)):
+        title = f"{run.name}: training throughput"
+        times = interleaved(calls, trained.device, trained.measure_settings.timing_repeats, title=title)
+    trained.model.set_log_pruning_tolerance(tolerance)
+    return [
+        {
+            "implementation": choose_implementation(trained.device),
+            "method": method,
+            "measured_tokens": tokens,
+            "repeats": len(values),
+            "order": ORDER,
+            "throughput_tokens_per_s": tokens / (median(values) / 1e3),
+        }
+        for method, values in times.items()
+    ]

@@ -1,0 +1,172 @@
+"""What every paper does, ours and one from outside: train, resume, measure, draw, and nothing twice."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from acp_repro import make, train
+from acp_repro.pipeline.suite import load_suite
+from acp_repro.pipeline.training import trainer
+from tests.suites import YAML, run_here, write_suite
+
+RETENTION = """
+description: a test
+paper: retention
+datasets:
+  toy: {corpus: cuad, path: toy.jsonl, options: {least: 2}, max_tokens: 24, epochs: 1, batch_examples: 8}
+backbones:
+  mini:
+    {num_hidden_layers: 2, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16, vocab_size: 300}
+grid: [{dataset: [toy], backbone: [mini], method: [ar], budget: [0.5], gates: [after_blocks]}]
+training: {learning_rate: 1e-2, dtype: float32, checkpoint_every_seconds: 0}
+measure: {examples: 16}
+"""
+LAP = """
+description: a test
+paper: lap
+data: {corpus: file, path: texts.jsonl, vocabulary: 300}
+model: {d_model: 32, d_kv: 8, d_ff: 48, num_layers: 3, num_decoder_layers: 1, num_heads: 2}
+pruning: {noise: logistic, beta: 1, tau: 1, max_length: 48}
+grid: [{compression: [1], training_mask: [hard_concrete]}]
+training: {steps: 6, batch_texts: 8, learning_rate: 3e-3, dtype: float32, checkpoint_every_seconds: 0}
+measure: {scored_texts: 24, batch_texts: 8}
+"""
+TOY = """
+description: a test
+paper: toy
+grid: [{width: [3]}]
+training: {dtype: float32, checkpoint_every_seconds: 0}
+"""
+
+
+class Chain(NamedTuple):
+    yaml: str
+    item: str  # of few and quick records
+    title: str  # in `make help`
+    wrong: tuple[str, str, str]  # an edit of the suite, and what its one line says
+
+
+PAPERS = {
+    "acp": Chain(
+        YAML.replace("[-10, null]", "[-10]"),
+        "figure4",
+        "Savings of single heads",
+        ("size: [tiny]", "size: [tiny, huge]", "grid[0].size: no size 'huge'"),
+    ),
+    "retention": Chain(RETENTION, "figureC", "", ("method: [ar]", "method: [arr]", "grid[0].method[0]")),
+    "lap": Chain(
+        LAP, "figure_words", "Which tokens are kept", ("tau: 1", "tau: 0", "pruning.tau: must be a")
+    ),
+    "toy": Chain(TOY, "figure1", "Error against width", ("[3]", "[0]", "grid[0].width[0]: must be a whole")),
+}
+
+
+class Killed(BaseException):
+    """What no code of the trainer answers to."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with all texts. Make's commands run in this process; paper toy is an entry point."""
+    write_suite(tmp_path)
+    rows = [
+        {
+            "file": f"{name}{i}",
+            "type": name,
+            "text": f"the {name} number {i} as agreed and signed " * (1 + i % 3),
+        }
+        for name in ("lease", "sale", "loan")
+        for i in range(24)
+    ]
+    (tmp_path / "toy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [
+        "the",
+        "food",
+        "was",
+        "good",
+        "bad",
+        "cold",
+        "warm",
+        "and",
+        "we",
+        "liked",
+        "hated",
+        "it",
+        "very",
+        "much",
+        "so",
+        "come",
+        "again",
+        "never",
+        "here",
+    ]
+    texts = [{"text": " ".join(words[i % 7 : i % 7 + 4 + i % 9])} for i in range(120)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    package = tmp_path / "site/toy-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[acp_repro.papers]\ntoy = tests.toy.paper:PAPER\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(make, "run_words", run_here)
+    torch.set_num_threads(1)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_paper_goes_from_a_suite_to_a_figure(name, folder, monkeypatch, capsys):
+    paper = PAPERS[name]
+    write_suite(folder, paper.yaml)
+    (folder / "elsewhere").mkdir()
+    twin = folder / "elsewhere/twin.yaml"  # a suite may lie anywhere
+    twin.write_text(paper.yaml)
+    asked = [paper.item, "--suite", "mini"]
+
+    # One line for what is wrong.
+    before, after, words = paper.wrong
+    assert before in paper.yaml
+    write_suite(folder, paper.yaml.replace(before, after), "wrong")
+    for suite, line in (("minii", "no such suite; there are mini, wrong"), ("wrong", words)):
+        assert make.main([paper.item, "--suite", suite]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: experiments/{suite}.yaml: ") and line in error
+        assert error.count("\n") == 1
+
+    # A training that is killed goes on, and ends with the bits of one that was not.
+    (run,) = load_suite("mini").runs
+    steps = []
+
+    def killed(*arguments, **options):
+        steps.append(None)
+        if len(steps) == 4:
+            raise Killed
+        return train_step(*arguments, **options)
+
+    train_step = trainer.train_step
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(trainer, "train_step", killed)
+        make.main(asked)
+    assert not run.weights_file.exists()
+    capsys.readouterr()
+    assert make.main(asked) == 0
+    output = capsys.readouterr().out
+    assert "continuing from step 3" in output
+    assert train.main(["--suite", str(twin)]) == 0
+    (other,) = load_suite(str(twin)).runs
+    assert run.weights_file.read_bytes() == other.weights_file.read_bytes()
+    assert list(twin.parent.iterdir()) == [twin]
+
+    # What is measured and drawn is there, and is not made a second time.
+    suite = load_suite("mini")
+    for kind in map(suite.paper.quantity, suite.paper.item(paper.item).quantities):
+        header, row = kind.path("mini", run.name).read_text().splitlines()[:2]
+        assert tuple(header.split(",")) == suite.paper.columns(kind) and row.startswith(f"mini,{run.name},")
+    picture = Path("figures/mini", f"{paper.item}.png").resolve()
+    assert picture.stat().st_size > 5000 and picture.with_suffix(".pdf").is_file()
+    capsys.readouterr()
+    assert make.main(asked) == 0 and capsys.readouterr().out == f"figure: {picture}\n"
+    assert make.main(["help", "--suite", "mini"]) == 0
+    assert f"make {paper.item:<15} {paper.title}" in capsys.readouterr().out
