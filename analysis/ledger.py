@@ -299,7 +299,7 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
     if len(short) > SHORT:
         short = f"{short[: SHORT - 2].rstrip()} …"
     runs = sum(len(one.runs) for one in found)
-    timed = all(one.suite.paper.quantity(name).timed for one in found for name in one.tables)
+    timed = all(_is_timed(one.suite.paper.quantity(name)) for one in found for name in one.tables)
     files = [
         path.as_posix()
         for one in found
@@ -321,6 +321,12 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
         scale=". ".join(dict.fromkeys(map(_scale, found))),
         records=list(dict.fromkeys(files)),
     )
+
+
+def _is_timed(quantity: Quantity) -> bool:
+    """Whether it is a time or a rate of a model, and not of a training."""
+    times = [name for name in quantity.columns if name.endswith(("_ms", "_per_s"))]
+    return bool(times) and "layer" not in quantity.columns
 
 
 def _models(finding: Finding) -> Any:

@@ -194,20 +194,22 @@ def losses_match(
     found = equivalence(estimate, LOSS_WITHIN_NATS)
     ends = f"[{found.low:+.4f}, {found.high:+.4f}] (90 %)"
     mean = f"mean {estimate.mean:+.4f} {ends}, margin {LOSS_WITHIN_NATS:g}"
-    parts = [f"{short} nats{_parting(loss, step_losses)}{_seeds_apart(loss)}", mean, ours]
+    equal = f"{same} of {len(counted)} pairs have equal bits"
+    apart = f"the others end at most {most:.4f} nats apart{_parting(loss, step_losses)}"
+    parts = [equal, f"{apart}{_seeds_apart(loss)}", mean, ours]
     words = "; ".join(filter(None, (*parts, _forked(fork)))) + note
     return Verdict.of(found.shown, words, short, **more)
 
 
 def _parting(loss: pd.DataFrame, step_losses: pd.DataFrame | None) -> str:
-    """ ", which part at step 37 to 618": the first step at which the losses of a pair differ."""
+    """ ", and part at step 37 to 618": the first step at which the losses of a pair differ."""
     if step_losses is None:
         return ""
     steps = step_losses.merge(loss[["suite", "run"]].drop_duplicates(), on=["suite", "run"])
     exact = steps["log_pruning_tolerance"].isna()
     both = steps[~exact].merge(steps[exact], on=["suite", *PAIR, "step"], suffixes=("", "_exact"))
     first = both[both["loss_nats"] != both["loss_nats_exact"]].groupby(["suite", *PAIR])["step"].min()
-    return f", which part at step {style.span(first, 'd')}" if len(first) else ""
+    return f", and part at step {style.span(first, 'd')}" if len(first) else ""
 
 
 def _seeds_apart(loss: pd.DataFrame) -> str:
