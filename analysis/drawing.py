@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """What an item of a suite is drawn from.
-
-    Attributes:
-        runs: those that the item is about, in the order of the suite.
-        records: by quantity, of these runs; an optional quantity without records is left out.
-    """
+    """What an item of a suite is drawn from."""
 
     suite: Suite
     item: Item

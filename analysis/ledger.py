@@ -69,11 +69,11 @@ class Row:
 
     id: str
     claim: str
-    where: str
     paper: str
-    criterion: str
     ours: str
     verdict: Word
+    where: str = ""
+    criterion: str = ""
     icml: str = ""
     n: int | None = None
     unit: str = ""
@@ -210,11 +210,11 @@ def judge_row(
     row = Row(
         id,
         claim.claim,
-        f"{item.label}{', ours' * item.ours}" if item else "",
         paper_words(claim, paper, item),
-        claim.holds_if,
         "",
         Word.UNTOLD,
+        f"{item.label}{', ours' * item.ours}" if item else "",
+        claim.holds_if,
         changed=claim.changed,
         test=claim.test,
     )
@@ -249,7 +249,7 @@ def _without_records(row: Row, claim: Claim) -> Row:
     if claim.untested:
         return _fill(row, Verdict(Word.UNTOLD, claim.untested, claim.short))
     word = Word.MISPRINT if claim.refuted else Word.PROVED if claim.proof else Word.CHECKED
-    ours = claim.refuted or claim.proof or "the test passes, whatever the model"
+    ours = claim.refuted or claim.proof or "the test passes"
     found = claim.check() if claim.check else Verdict(word, ours, claim.short)
     row = _fill(row, replace(found, word=word) if found.word is Word.MEASURED else found)
     commands = [f"python -m pytest -q {claim.test}"] if claim.test else []
@@ -307,7 +307,7 @@ def _fill(row: Row, verdict: Verdict, found: Sequence[Finding] = ()) -> Row:
         for _, path in record_paths(one.suite, one.suite.paper.quantity(name), one.runs)
         if path.is_file()
     ]
-    unit = verdict.unit or ("timed model" if timed else "training")
+    unit = verdict.unit or ("model" if timed else "training")
     small = verdict.word is Word.MEASURED and runs and not timed and not any(map(_at_paper_scale, found))
     return replace(
         row,
@@ -424,7 +424,7 @@ def _content(path: Path = PATH) -> dict[str, Any]:
 def read() -> dict[str, Row]:
     """The rows of ``claims.json`` by their ID; none where there is no such file."""
     claims = _content().get("claims", ())
-    return {row["id"]: Row(**{"ours": ""} | row | {"verdict": Word(row["verdict"])}) for row in claims}
+    return {row["id"]: Row(**row | {"verdict": Word(row["verdict"])}) for row in claims}
 
 
 def read_models(path: Path = PATH) -> list[dict[str, Any]]:

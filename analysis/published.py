@@ -19,11 +19,7 @@ COLUMNS = ("item", "quantity", "low", "high", "unit", "place", "size", "context_
 
 @dataclass(frozen=True)
 class Published:
-    """The table of one paper; see :func:`published`.
-
-    Attributes:
-        table: one row per number, with :data:`COLUMNS`. Rows without a size are of an item as a whole.
-    """
+    """The table of one paper; see :func:`published`."""
 
     package: str
     table: pd.DataFrame

@@ -18,12 +18,8 @@ def one_each(table: pd.DataFrame, key: Sequence[str], what: str) -> pd.DataFrame
     key = list(key)
     twice = table[table.duplicated(key)][key].drop_duplicates()
     if len(twice):
-        named = "; ".join(
-            ", ".join(f"{column} = {value}" for column, value in row.items())
-            for row in twice.head(3).to_dict("records")
-        )
-        more = f" and {len(twice) - 3} more" if len(twice) > 3 else ""
-        raise UnfitRecords(f"{what}: more than one record for {named}{more}")
+        named = ", ".join(f"{column} = {value}" for column, value in twice.iloc[0].items())
+        raise UnfitRecords(f"{what}: more than one record for {named}")
     return table
 
 

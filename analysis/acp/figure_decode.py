@@ -108,7 +108,7 @@ def cache_shrinks(decode_time: pd.DataFrame) -> Verdict:
         f"GiB allocated, batch x prompt: {ours}{_assumed(decode_time, 'model')}",
         f"{style.span(less)} % less allocated, with drawn gates",
         n=len(less),
-        unit="timed shape",
+        unit="shape",
     )
 
 
@@ -127,7 +127,7 @@ def decoding_attention_sped_up(decode_time: pd.DataFrame) -> Verdict:
         worse = slower[slower > 0]
         found = f"{style.span(worse)} % slower with ACP in {len(worse)} of {len(slower)} shapes"
         ours += f"; the authors' kernel is {found}"
-    return in_range(saved, low, high, ours, n=len(saved), unit="timed shape")
+    return in_range(saved, low, high, ours, n=len(saved), unit="shape")
 
 
 def decoding_gains_grow(decode_time: pd.DataFrame) -> Verdict:
@@ -150,7 +150,7 @@ def decoding_gains_grow(decode_time: pd.DataFrame) -> Verdict:
         _in_words(times, _saved) + _assumed(decode_time, "attention"),
         f"{first:.0f} % less at the smallest, {last:.0f} % at the largest",
         n=len(saved),
-        unit="timed shape",
+        unit="shape",
     )
 
 
@@ -161,7 +161,7 @@ def decoding_not_faster(decode_time: pd.DataFrame) -> Verdict:
     faster = theirs["exact"] / theirs["acp"] if len(theirs) else pd.Series(dtype=float)
     if len(faster):
         short = f"{style.span(faster, '.2f')} times as fast with ACP"
-        return Verdict.of(bool((faster < 1.1).all()), short, short, n=len(faster), unit="timed shape")
+        return Verdict.of(bool((faster < 1.1).all()), short, short, n=len(faster), unit="shape")
     short = "the authors' model was never timed as a whole"
     return Verdict(Word.UNTOLD, f"{short}. Ours, in CUDA graphs: {graphs_help(decode_time).ours}", short)
 
@@ -176,7 +176,7 @@ def graphs_help(decode_time: pd.DataFrame) -> Verdict:
         return Verdict(Word.UNTOLD, ours, f"no prompt of {LONG_TOKENS:,} tokens for {LARGE_BATCH} rows")
     gain = 100 * (large["exact"] / large["acp"] - 1)
     ends = models.PUBLISHED.range("figure2", "throughput_gain")
-    return in_range(gain, *ends, ours, n=len(gain), unit="timed shape")
+    return in_range(gain, *ends, ours, n=len(gain), unit="shape")
 
 
 def _decoding(decode_time: pd.DataFrame, scope: str, value: str, official: bool = False) -> pd.DataFrame:

@@ -1,8 +1,4 @@
-"""The needle test with many facts: from ``needle_facts`` records to numbers and the verdict of Figure A6.
-
-Recall of one question is one choice of a word, asked again and again. So with many facts the likelihood of
-the right answer comes first and recall second.
-"""
+"""The needle test with many facts: from ``needle_facts`` records to numbers and the verdict of Figure A6."""
 
 from __future__ import annotations
 

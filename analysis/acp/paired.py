@@ -1,10 +1,4 @@
-"""Whether two models differ on downstream tasks by more than chance, judged item by item.
-
-The test asks whether these two models differ. Two seeds of one method differ as well. So a difference counts
-for the method only where it is also larger than between runs of one method. These are two seeds of the suite.
-Where it has none, they are the paper's own pairs, because the paper explains their differences by variance
-across runs.
-"""
+"""Whether two models differ on downstream tasks by more than chance, judged item by item."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What ACP saves at the paper's pruned share, with gates drawn for it: attention, and whole training steps.
-
-Figure 2 compares at the share that its models prune, which is larger.
-"""
+"""Attention and training at the pruned share that the paper reports, beside the authors' kernels."""
 
 from __future__ import annotations
 
@@ -120,7 +117,7 @@ def _judge(table: pd.DataFrame, quantity: str, theirs: str, more: str = "", sign
     words = f"{both[0]}{more}; {theirs}: {both[1] or 'not measured'}"
     drawn = f"gates drawn so that {style.span(ours['pruned_percent'])} % is pruned"
     ends = models.PUBLISHED.range("figure2", quantity)
-    return in_range(ours["percent"], *ends, f"{words}; {drawn}", n=len(ours), unit="timed shape")
+    return in_range(ours["percent"], *ends, f"{words}; {drawn}", n=len(ours), unit="shape")
 
 
 DRAWN = f"gates are drawn so that {_range(SHARE_PERCENT)} % of the blocks are pruned."

@@ -176,4 +176,4 @@ def _saves(removal_time: pd.DataFrame, *columns: str) -> Verdict:
         for c in columns
     )
     met = all(worst[c] < 1 and of_all[c] <= LESS for c in columns)
-    return Verdict.of(met, ours, short, n=removal_time["length_tokens"].nunique(), unit="timed length")
+    return Verdict.of(met, ours, short, n=removal_time["length_tokens"].nunique(), unit="length")

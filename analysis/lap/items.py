@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from acp_repro.pipeline.paper import Item
 
 from ..published import claims_of
@@ -16,74 +18,71 @@ from . import (
     table_scores,
 )
 
-OF = claims_of(__package__)
-CLAIMS = OF["text"]
-ITEMS = (
-    Item(
-        "figure_dynamics",
-        figure_dynamics.make,
-        "Training dynamics",
-        ("dynamics",),
-        lambda suite: [suite.main_run],
-        claims=OF["figure_dynamics"],
-    ),
-    Item(
-        "table_scores",
-        table_scores.make,
-        "Accuracy, BLEU and ROUGE on held-out text, soft, removed and free",
-        ("reconstruction",),
-        claims=OF["table_scores"],
-    ),
-    Item(
-        "figure_probing",
-        figure_probing.make,
-        "Probing classifier against its baselines",
-        ("probe",),
-        lambda suite: suite.probed,
-        "texts with labels",
-        OF["figure_probing"],
-    ),
-    Item(
-        "figure_shap",
-        figure_shap.make,
-        "Which vector each written word comes from",
-        ("attribution",),
-        lambda suite: [suite.main_run],
-    ),
-    Item(
-        "figure_curve",
-        figure_curve.make,
-        "Accuracy against compression, soft and removed",
-        ("reconstruction",),
-        lambda suite: list(suite.runs) if suite.gated else [],
-        "gates",
-        OF["figure_curve"],
-        ours=True,
-    ),
-    Item(
-        "figure_slices",
-        figure_slices.make,
-        "Where in the text a vector's attribution lies",
-        ("attribution",),
-        lambda suite: [suite.main_run],
-        claims=OF["figure_slices"],
-        ours=True,
-    ),
-    Item(
-        "figure_words",
-        figure_words.make,
-        "Which tokens are kept",
-        ("kept_words",),
-        lambda suite: [suite.main_run],
-        ours=True,
-    ),
-    Item(
-        "figure_savings",
-        figure_savings.make,
-        "What removal saves",
-        ("removal_time",),
-        lambda suite: [suite.main_run],
-        claims=OF["figure_savings"],
-        ours=True,
-    ),
+CLAIMED = claims_of(__package__)
+CLAIMS = CLAIMED["text"]
+ITEMS = tuple(
+    replace(item, claims=CLAIMED.get(item.name, ()))
+    for item in (
+        Item(
+            "figure_dynamics",
+            figure_dynamics.make,
+            "Training dynamics",
+            ("dynamics",),
+            lambda suite: [suite.main_run],
+        ),
+        Item(
+            "table_scores",
+            table_scores.make,
+            "Accuracy, BLEU and ROUGE on held-out text, soft, removed and free",
+            ("reconstruction",),
+        ),
+        Item(
+            "figure_probing",
+            figure_probing.make,
+            "Probing classifier against its baselines",
+            ("probe",),
+            lambda suite: suite.probed,
+            "texts with labels",
+        ),
+        Item(
+            "figure_shap",
+            figure_shap.make,
+            "Which vector each written word comes from",
+            ("attribution",),
+            lambda suite: [suite.main_run],
+        ),
+        Item(
+            "figure_curve",
+            figure_curve.make,
+            "Accuracy against compression, soft and removed",
+            ("reconstruction",),
+            lambda suite: list(suite.runs) if suite.gated else [],
+            "gates",
+            ours=True,
+        ),
+        Item(
+            "figure_slices",
+            figure_slices.make,
+            "Where in the text a vector's attribution lies",
+            ("attribution",),
+            lambda suite: [suite.main_run],
+            ours=True,
+        ),
+        Item(
+            "figure_words",
+            figure_words.make,
+            "Which tokens are kept",
+            ("kept_words",),
+            lambda suite: [suite.main_run],
+            ours=True,
+        ),
+        Item(
+            "figure_savings",
+            figure_savings.make,
+            "What removal saves",
+            ("removal_time",),
+            lambda suite: [suite.main_run],
+            ours=True,
+        ),
+    )
 )

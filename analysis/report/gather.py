@@ -27,15 +27,7 @@ from ..ledger import Row, record_paths
 
 @dataclass(frozen=True)
 class Entry:
-    """A section of the page.
-
-    Attributes:
-        image, text: the picture, and the caption with the table of a table; None if not drawn.
-        rows: its claims.
-        absent: why the suite cannot have it; empty where it can.
-        records: the files that it is drawn from; ``unmeasured`` says what is still to be measured.
-        steps: the commands that make it, one by one.
-    """
+    """A section of the page."""
 
     item: Item
     image: Path | None

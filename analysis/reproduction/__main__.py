@@ -17,12 +17,10 @@ PATH, README = Path("REPRODUCTION.md"), Path("README.md")
 
 @command()
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m analysis.reproduction", description=__doc__)
-    parser.add_argument("--render", action="store_true", help="only write the pages again, from claims.json")
-    if not parser.parse_args(arguments).render:
-        rows = ledger.judge_all()
-        ledger.run_tests(rows)
-        ledger.write(rows)
+    argparse.ArgumentParser(prog="python -m analysis.reproduction", description=__doc__).parse_args(arguments)
+    rows = ledger.judge_all()
+    ledger.run_tests(rows)
+    ledger.write(rows)
     write_pages(ledger.read(), ledger.read_models())
 
 

@@ -1,7 +1,4 @@
-"""What is still missing: the one list, at the end of REPRODUCTION.md.
-
-Most of it is read from the suites and from the claims without records.
-"""
+"""What is still missing: the one list, at the end of REPRODUCTION.md."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ class Gap(NamedTuple):
 
 
 WRITTEN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-ANSWERED = [line for paper in WRITTEN.values() for line in paper["answered"]]
 
 
 def gaps(name: str, rows: Sequence[Row], suites: Sequence[Suite]) -> tuple[Gap, ...]:
@@ -34,24 +30,16 @@ def gaps(name: str, rows: Sequence[Row], suites: Sequence[Suite]) -> tuple[Gap, 
         *(_of_suite(suite) for suite in suites if suite.file.published is False),
         *(_of_runs(suite) for suite in suites if suite.not_run),
         *(Gap(f"{where}: {row.claim}", row.numbers) for where, row in unmeasured.items()),
-        *(Gap(*gap) for gap in WRITTEN.get(name, {}).get("missing", ())),
+        *(Gap(*gap) for gap in WRITTEN.get(name, ())),
     )
 
 
 def _of_suite(suite: Suite) -> Gap:
     drawn = any(plan.is_usual(suite, i) and i.runs(suite) for i in suite.paper.items)
     how = f"`make all SUITE={suite.name}`" if drawn else f"the commands in [its file]({suite.path})"
-    return Gap(f"suite `{suite.name}`, {len(suite.runs)} runs: {suite.description}", how)
+    return Gap(f"suite `{suite.name}`, {len(suite.runs)} runs", how)
 
 
 def _of_runs(suite: Suite) -> Gap:
-    how = f"take them out of `not_run`; `make all SUITE={suite.name}`"
-    count, alike = len(suite.not_run), {}
-    for run in suite.not_run:
-        alike.setdefault(run.name.removesuffix(f"-seed{run.seed}"), []).append(run)
-    names = (
-        f"{name} (seeds {', '.join(str(run.seed) for run in runs)})" if len(runs) > 1 else runs[0].name
-        for name, runs in alike.items()
-    )
-    words = f"{count} run{'s' * (count > 1)} of suite `{suite.name}` (`not_run` in [its file]({suite.path}))"
-    return Gap(f"{words}: {', '.join(names)}", how)
+    runs = f"{len(suite.not_run)} run{'s' * (len(suite.not_run) > 1)} of suite `{suite.name}`"
+    return Gap(runs, f"[its file]({suite.path}) without `not_run`")

@@ -13,18 +13,9 @@ from acp_repro.pipeline.paper import Paper, Suite
 from .. import style
 from ..ledger import Row
 from ..verdict import Word
-from .missing import ANSWERED, gaps
+from .missing import gaps
 
 CLAIMS = Path("docs/claims")
-MEANINGS = {
-    Word.PROVED: "mathematics gives it, whatever the model; a test shows it on this code too",
-    Word.CHECKED: "a test of this code shows it",
-    Word.MEASURED: "the models of the line meet the criterion: the paper's range, or its words",
-    Word.ANOTHER_SIZE: "the effect that the paper reports, larger or smaller than its range",
-    Word.UNTOLD: "the records cannot show it, or there are none: the line says why",
-    Word.CONTRADICTED: "the models of the line do not meet the criterion",
-    Word.MISPRINT: "the paper is wrong as printed; the line says what is right",
-}
 MARKERS = {
     "savings": ("<!-- from claims.json: make reproduction -->", "<!-- end -->"),
     "answers": ("<!-- answers from claims.json -->", "<!-- end of answers -->"),
@@ -58,10 +49,13 @@ def reproduction(
     """REPRODUCTION.md."""
     of_paper = {paper.name: [row for row in rows if row.id.startswith(f"{paper.name}.")] for paper in papers}
     counts = [
-        [paper.title, *(str(Counter(r.verdict for r in of_paper[paper.name])[word] or "–") for word in Word)]
+        [paper.name, *(str(Counter(r.verdict for r in of_paper[paper.name])[word] or "–") for word in Word)]
         for paper in papers
     ]
-    changed = [[f"[{row.id}]({_link(row)})", row.changed] for row in rows if row.changed]
+    changed: dict[str, list[str]] = {}
+    for row in rows:
+        if row.changed:
+            changed.setdefault(row.changed, []).append(f"`{row.id}`")
     missing = [
         [paper.name, *gap]
         for paper in papers
@@ -71,78 +65,78 @@ def reproduction(
     ]
     parts = [
         "# Reproduction: what holds of what the papers claim",
-        "One line a claim: what the paper says, what came here, the verdict, and on how many trainings or "
-        "models it rests. The link leads to the criterion, all numbers, the records and the command that "
-        "measures it again. `make reproduction` writes this page, [claims.json](claims.json), "
-        "[docs/claims/](docs/claims) and the table of the [README](README.md) from the published records.",
+        "One line a claim. Its link leads to the paper's words, the criterion, all numbers, the records "
+        "and the command that measures it again. The verdicts are [explained "
+        "here](docs/chain.md#every-claim-in-one-ledger). `make reproduction` writes this page, "
+        "[claims.json](claims.json) and the tables of the [README](README.md).",
         _table(("Paper", *Word), counts),
-        _table(("verdict", "means"), MEANINGS.items()),
-        "A verdict holds at the scale of its line and no further. Of several suites (sets of trainings) "
-        "the one nearest to the paper's own size and context decides, whatever its answer; its page "
-        "quotes the others. n counts trainings unless a line says otherwise.",
+        "A verdict holds at the scale of its line. Of several suites (sets of trainings) the one nearest "
+        "to the paper's size and context decides, whatever its answer. n counts trainings unless a line "
+        "says otherwise.",
     ]
     for paper in papers:
         note = Path(__file__).with_name(f"{paper.name}.md").read_text(encoding="utf-8").strip()
         parts += [f"## {paper.title}", note, _lines(of_paper[paper.name])]
     parts += [
         "## Criteria that changed after scores were seen",
-        _table(("claim", "what changed"), changed),
+        _table(("what changed", "claims"), ((words, ", ".join(ids)) for words, ids in changed.items())),
         "## Trained models",
         "The published trainings of the ACP paper: size, context, tokens, held-out loss in nats, pruned "
         "share.",
         _models(models),
         "## What is missing",
         _table(("paper", "missing", "made by"), missing),
-        "## What is answered",
-        "The code of these studies is at the tag `v1-full`: `git worktree add ../v1-full v1-full`. Their "
-        "records and pictures stay.",
-        "\n".join(f"- {line}" for line in ANSWERED),
+        "Studies that are answered are at the tag `v1-full` "
+        "([notebook](docs/lab-notebook.md#studies-that-are-answered)).",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _models(models: Iterable[Mapping]) -> str:
-    header = ("suite", "run", "tokens", "loss, nats", "pruned", "GPU minutes", "commit")
-    rows = (
-        (
-            one["suite"],
-            one["run"],
-            style.count_label(one["tokens"]),
-            f"{one['loss_nats']:.4f}" if "loss_nats" in one else "–",
-            f"{one['pruned_percent']:.1f} %" if "pruned_percent" in one else "–",
-            f"{one['gpu_minutes']:.0f}",
-            one.get("commit", "–"),
-        )
-        for one in models
-    )
+    """A line for each pair: trained with ACP and exact."""
+    pairs: dict[tuple[str, str], dict[str, Mapping]] = {}
+    for one in models:
+        method = "exact" if "-exact" in one["run"] else "acp"
+        pairs.setdefault((one["suite"], one["run"].replace(f"-{method}", "")), {})[method] = one
+    rows = []
+    for (suite, name), pair in pairs.items():
+        both = [pair.get(method, {}) for method in ("acp", "exact")]
+        first = next(filter(None, both))
+        loss = (f"{one['loss_nats']:.4f}" if "loss_nats" in one else "–" for one in both)
+        pruned = f"{both[0]['pruned_percent']:.1f} %" if "pruned_percent" in both[0] else "–"
+        minutes = " + ".join(f"{one['gpu_minutes']:.0f}" for one in both if one)
+        commit = first.get("commit", "–")[:7]
+        rows.append((suite, name, style.count_label(first["tokens"]), *loss, pruned, minutes, commit))
+    header = ("suite", "model", "tokens", "loss, ACP", "loss, exact", "pruned", "GPU minutes", "commit")
     return _table(header, rows)
 
 
-def _lines(rows: Iterable[Row]) -> str:
-    header = ("claim", "here", "verdict", "n", "more")
-    return _table(
-        header,
-        (
-            (
-                row.claim + (f" *({row.where})*" if row.where else ""),
-                row.ours,
-                f"**{row.verdict}**",
-                _count(row),
-                f"[{row.id.partition('.')[2]}]({_link(row)})",
-            )
-            for row in rows
-        ),
+def _lines(rows: Sequence[Row]) -> str:
+    """A table; what tests show in a sentence for each of the two verdicts."""
+    shown = (Word.PROVED, Word.CHECKED)
+    body = (
+        (f"[{row.id.partition('.')[2]}]({_link(row)})", row.claim, row.ours, row.verdict, _count(row))
+        for row in rows
+        if row.verdict not in shown
     )
+    parts = [_table(("", "claim", "here", "verdict", "n"), body)]
+    for word in shown:
+        if some := [f"[{row.claim}]({_link(row)})" for row in rows if row.verdict is word]:
+            parts.append(f"**{word.capitalize()}**, whatever the model: {'; '.join(some)}.")
+    return "\n\n".join(parts)
 
 
 def _count(row: Row) -> str:
-    if row.n is None or row.unit == "test":
-        return row.unit or "–"
-    return f"{row.n:,}" if row.unit == "training" else f"{row.n:,} {row.unit}{'s' * (row.n > 1)}"
+    return "" if row.n is None else f"{row.n:,}" if row.unit == "training" else _plural(row)
+
+
+def _plural(row: Row) -> str:
+    return f"{row.n:,} {row.unit}{'s' * (row.n > 1)}"
 
 
 def _link(row: Row) -> str:
-    return f"{CLAIMS}/{row.id.partition('.')[0]}.md#{row.id.replace('.', '')}"
+    paper, _, name = row.id.partition(".")
+    return f"{CLAIMS}/{paper}.md#{name.replace('.', '')}"
 
 
 def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
@@ -154,11 +148,14 @@ def claims_page(paper: Paper, rows: Sequence[Row]) -> str:
         "they say otherwise. *Start of training* marks a model that saw few tokens for its size.",
     ]
     for row in rows:
-        parts += [f"### {row.id}", f"**{row.claim}**{f' ({row.where})' if row.where else ''}"]
+        parts += [
+            f"### {row.id.partition('.')[2]}",
+            f"**{row.claim}**{f' ({row.where})' if row.where else ''}",
+        ]
         facts = {
             "Paper": row.paper,
             "Criterion": row.criterion,
-            "Verdict": f"**{row.verdict}** ({row.icml}){f', n = {row.n:,} {row.unit}' if row.n else ''}",
+            "Verdict": f"**{row.verdict}** ({row.icml}){f', n = {_plural(row)}' if row.n else ''}",
             "Here": row.ours,
             "Numbers": row.numbers if row.numbers != row.ours else "",
             **{f"Suite {name}": f"{verdict}: {numbers}" for name, verdict, numbers in row.others},
@@ -220,7 +217,7 @@ def _savings(rows: Mapping[str, Row]) -> str:
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = (header, ["---"] * len(header), *rows)
     cells = ([_minus(" ".join(cell.split())).replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join(f"|{'|'.join(line)}|" for line in cells)
 
 
 def _minus(words: str) -> str:

@@ -1,10 +1,4 @@
-"""Whether two settings differ by more than chance: what the criteria of Tables 1 to 3 and of Figure 2 share.
-
-Two things are drawn at random: items and trainings. Items are compared one by one where both sides' records
-hold them. Those of dev count like those of test, because nothing is chosen by dev. Older records have scores
-alone, of the test split, and leave more doubt. Trainings differ by seed. The spread of seeds on a task is
-taken over all settings of the same table that have several, because one with one seed has that doubt too.
-"""
+"""Whether two settings differ by more than chance: for the criteria of Tables 1 to 3 and of Figure 2."""
 
 from __future__ import annotations
 
@@ -29,14 +23,7 @@ _ONE_TRAINING = "; there is one training of each, and another may differ as much
 
 
 class Comparison(NamedTuple):
-    """One setting less another.
-
-    Attributes:
-        row: of :func:`settings`, the columns of the other side ending in ``_other``.
-        estimate: of the difference, in points.
-        scores: what is compared, in percent: of the items of all splits if paired, else of the test split.
-        paired: whether items were compared one by one.
-    """
+    """One setting less another."""
 
     row: Any
     estimate: Estimate
