@@ -223,13 +223,13 @@ def fingerprint(suite: Suite, target: Drawn) -> dict[str, str]:
             inputs = [target.run(suite).folder / "done.json"]
             code.update(sources(target.module))
         case "report":  # the JSON beside a figure stands for its code, and so for that of its claims
-            inputs = [*RESULTS.glob(f"{name}/*/*.csv*"), *FIGURES.glob(f"{name}/*.*")]
+            inputs = [*RESULTS.glob(f"{name}/*/*.csv*"), *FIGURES.glob(f"{name}/*.*"), Path("claims.json")]
             code.update(sources("analysis.report"), sources(f"{paper.analysis}.items"))
         case _:
             inputs = [
                 *RESULTS.glob("*/*/*.csv*"),
                 *EXPERIMENTS.glob("*.yaml"),
-                *Path("analysis").rglob("*.csv"),
+                *(path for kind in ("csv", "toml", "md") for path in Path("analysis").rglob(f"*.{kind}")),
             ]
             code.update(Path("analysis").rglob("*.py"), Path("acp_repro/pipeline/papers").glob("*/*.py"))
     own = output(suite, target).stem
@@ -263,7 +263,7 @@ def sources(module: str) -> frozenset[Path]:
     return frozenset({*found.values(), *data})
 
 
-_DATA = {".csv", ".css", ".j2", ".html", ".js"}
+_DATA = {".csv", ".toml", ".css", ".j2", ".html", ".js"}
 
 
 @functools.cache

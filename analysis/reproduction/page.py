@@ -70,9 +70,8 @@ def reproduction(
         "here](docs/chain.md#every-claim-in-one-ledger). `make reproduction` writes this page, "
         "[claims.json](claims.json) and the tables of the [README](README.md).",
         _table(("Paper", *Word), counts),
-        "A verdict holds at the scale of its line. Of several suites (sets of trainings) the one nearest "
-        "to the paper's size and context decides, whatever its answer. n counts trainings unless a line "
-        "says otherwise.",
+        "Of several suites (sets of trainings) the one nearest to the paper's size and context decides, "
+        "whatever its answer. n counts trainings unless a line says otherwise.",
     ]
     for paper in papers:
         note = Path(__file__).with_name(f"{paper.name}.md").read_text(encoding="utf-8").strip()
@@ -81,8 +80,7 @@ def reproduction(
         "## Criteria that changed after scores were seen",
         _table(("what changed", "claims"), ((words, ", ".join(ids)) for words, ids in changed.items())),
         "## Trained models",
-        "The published trainings of the ACP paper: size, context, tokens, held-out loss in nats, pruned "
-        "share.",
+        "Of the ACP paper; loss in nats on held-out text.",
         _models(models),
         "## What is missing",
         _table(("paper", "missing", "made by"), missing),
@@ -186,12 +184,12 @@ def _records(row: Row) -> str:
 def readme(text: str, rows: Mapping[str, Row]) -> str:
     """README with what stands between its markers filled from the ledger."""
     answers = (
-        (question, f"{rows[id].ours} ({rows[id].verdict})", scale, f"[{id}]({_link(rows[id])})")
+        (question, f"**{rows[id].ours}**", scale, f"[{rows[id].verdict}]({_link(rows[id])})")
         for question, id, scale in QUESTIONS
     )
     tables = {
         "savings": _savings(rows),
-        "answers": _table(("question", "answer", "scale", "evidence"), answers),
+        "answers": _table(("question", "answer", "scale", "verdict"), answers),
     }
     for name, (start, end) in MARKERS.items():
         head, _, rest = text.partition(start)
